@@ -1,0 +1,393 @@
+"""The plug-in protocols: what an engine, a trainer and a scorer must offer.
+
+A plug-in is found by the entry point group `flowrl.backends`; the entry point names a `Plugin`
+whose module imports nothing heavy. `Plugin.check` says whether it can be used here, and the
+`open_*` methods import the real library and make workers.
+
+Invariants that the conformance suite checks:
+
+- Tokens of a sample depend on its prompt, its sampling options, its seed and the weights, never on
+  which other samples share the batch (up to the rounding of the device's arithmetic) or on time.
+- `abort` is idempotent; an aborted request ends with `FinishReason.ABORT` and the tokens it had.
+- A request ends exactly once. Nothing is reported for a request after its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
+from flowrl.ids import RoleName, SampleId
+from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
+
+__all__ = [
+    "BackendStatus",
+    "Capabilities",
+    "FinishReason",
+    "Finished",
+    "GenerateBackend",
+    "GenerateRequest",
+    "OptimizerStep",
+    "Plugin",
+    "PolicyContext",
+    "Progress",
+    "ScoreBackend",
+    "ScoreContext",
+    "ScoreRequest",
+    "ScoreResult",
+    "Service",
+    "TrainBackend",
+    "UpdateSpec",
+]
+
+
+class Service(StrEnum):
+    """What a plug-in can open."""
+
+    GENERATE = "generate"
+    TRAIN = "train"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a plug-in declares, for the planner and for `flowrl backends`.
+
+    Attributes:
+        services: What it opens.
+        devices: Device types it runs on: `cpu`, `cuda`, `npu`.
+        dtypes: Parameter types: `float32`, `bfloat16`, `float16`.
+        layouts: Parallel dimensions it can use: of `tp pp dp cp ep fsdp`.
+        abort: Whether a running request can be stopped with its tokens kept.
+        resume: Whether a request can begin with response tokens it already has.
+        sleep: Whether it can give its device memory back and take it again.
+        shares_weights: Whether generation and training can use one copy of the weights in place.
+    """
+
+    services: frozenset[Service]
+    devices: frozenset[str]
+    dtypes: frozenset[str] = frozenset({"float32"})
+    layouts: frozenset[str] = frozenset()
+    abort: bool = False
+    resume: bool = False
+    sleep: bool = False
+    shares_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendStatus:
+    """Whether a plug-in can be used on this machine.
+
+    Attributes:
+        usable: Everything that it needs is here.
+        version: Of the library behind it, where there is one.
+        problem: What is missing, in one sentence; empty when usable.
+        hint: What to do about it; empty when usable.
+    """
+
+    usable: bool
+    version: str = ""
+    problem: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyContext:
+    """What a policy worker is made from.
+
+    Attributes:
+        role: The role it plays; for messages.
+        model: A Hugging Face model folder. `config.json` and the tokenizer files always exist.
+        fresh: No weights in the folder: initialise them from `seed`.
+        device: `cpu`, `cuda:0`, `npu:0`.
+        dtype: Parameter type: `float32`, `bfloat16`, `float16`.
+        seed: Of everything random in the worker.
+        num_slots: Samples decoded at once.
+        max_length: Tokens of the longest sample, prompt and response together.
+        trainable: Whether an optimizer will be needed.
+        stop_token_ids: Tokens that end a response (they are part of it).
+        num_threads: CPU threads for arithmetic; 0 leaves the library's default.
+    """
+
+    role: RoleName
+    model: Path
+    fresh: bool
+    device: str
+    dtype: str
+    seed: int
+    num_slots: int
+    max_length: int
+    trainable: bool
+    stop_token_ids: tuple[int, ...]
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One attempt at one sample.
+
+    Attributes:
+        attempt: Counted from 0; with the sample it names the request.
+        prompt: int64 `[P]` prompt tokens.
+        response: int64 `[R]` response tokens kept from an aborted attempt, to go on from.
+        sampling: `max_tokens` and `min_tokens` count `response` too.
+        seed: Of this sample's random stream. The draw of response token t depends on `(seed, t)`
+            alone, so a sample that goes on elsewhere draws the same numbers.
+        shares_prompt: Requests with equal keys have equal prompts (a group); a hint for reuse.
+    """
+
+    sample: SampleId
+    attempt: int
+    prompt: Ints
+    response: Ints
+    sampling: Sampling
+    seed: int
+    shares_prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a running request is: `num_tokens` response tokens, kept ones included."""
+
+    sample: SampleId
+    attempt: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a request.
+
+    Attributes:
+        tokens: int64 `[R]` response tokens of this attempt (without those it was given).
+        logprobs: float32 `[R]`, of the temperature-scaled logits before any truncation.
+        versions: `((version, count), ...)`, the weights that produced the tokens, in order.
+    """
+
+    sample: SampleId
+    attempt: int
+    reason: FinishReason
+    tokens: Ints
+    logprobs: Floats
+    versions: tuple[tuple[int, int], ...]
+
+
+@runtime_checkable
+class GenerateBackend(Protocol):
+    """An inference engine: requests in, tokens out, each sample on its own.
+
+    Lifecycle: `submit` at any time; `poll` drives an in-process engine or collects from a remote
+    one; `publish` sets the version of the weights; `close` ends it.
+    """
+
+    @property
+    def num_slots(self) -> int:
+        """Requests decoded at once; further ones wait inside the engine."""
+        ...
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Adds requests; returns at once."""
+        ...
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        """Ends requests with the tokens they have; unknown samples are ignored."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        """What happened since the last call.
+
+        Returns as soon as a request ended, or after a bounded number of decode steps, or after
+        `timeout_s` seconds; at once when no request is there.
+        """
+        ...
+
+    def publish(self, version: int, weights: Path | None) -> None:
+        """Serves weights `version` from now on.
+
+        Args:
+            weights: A folder of safetensors to load, or None when the engine shares the trainer's
+                parameters in place.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Gives device memory of caches back; no request may be running."""
+        ...
+
+    def wake(self) -> None:
+        """Takes the memory again; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSpec:
+    """How a batch is turned into optimizer updates.
+
+    Attributes:
+        loss: What is minimised.
+        kl: Added to it, or None.
+        temperature: Of the rollout; logprobs are taken from logits divided by it.
+        mini_batches: Row numbers of the batch for each update, in order.
+        micro_batch: Samples in one forward pass at most.
+        max_tokens: Of the rollout, for the `constant` aggregation.
+    """
+
+    loss: LossSpec
+    kl: KL | None
+    temperature: float
+    mini_batches: tuple[tuple[int, ...], ...]
+    micro_batch: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """What one optimizer update did; means are over the mini-batch's response tokens.
+
+    Attributes:
+        grad_norm: Before clipping.
+        metrics: Further numbers of the loss by name (`clip_fraction_high`, `ratio_max`, `kl`, ...).
+        num_tokens: Response tokens of the mini-batch.
+        skipped: The gradient was not finite and the update was not made.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_tokens: int
+    skipped: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class TrainBackend(Protocol):
+    """A trainer: holds a policy's parameters and its optimizer."""
+
+    def begin(self, optimizer: AdamW, num_updates: int) -> None:
+        """Starts a stage: a new optimizer; `num_updates` is the length of its schedule."""
+        ...
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
+        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
+        ...
+
+    def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
+        """One optimizer update a mini-batch, in order."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes parameters, optimizer and random state into `folder`: safetensors and JSON."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Reads what `save` wrote; the next update is bit-identical to the one never stopped."""
+        ...
+
+    def offload(self) -> None:
+        """Moves parameters and optimizer off the device; idempotent."""
+        ...
+
+    def reload(self) -> None:
+        """Moves them back; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreContext:
+    """What a scorer is made from: the reward terms of the config, as JSON values."""
+
+    role: RoleName
+    terms: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """One finished sample, as text.
+
+    Attributes:
+        prompt: Text that the response answers.
+        response: Decoded response tokens, without the stop token.
+        answer: The reference answer of the data row.
+        row: Every field of the data row, for the user's own functions.
+        finish: How the response ended.
+        num_tokens: Response tokens.
+    """
+
+    sample: SampleId
+    prompt: str
+    response: str
+    answer: str
+    row: Mapping[str, object]
+    finish: FinishReason
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """A sample's score, and the weighted terms that it is the sum of."""
+
+    sample: SampleId
+    score: float
+    terms: Mapping[str, float]
+
+
+@runtime_checkable
+class ScoreBackend(Protocol):
+    """A scorer. It runs in its own process, under the time limit of the caller."""
+
+    def score(self, request: ScoreRequest) -> ScoreResult:
+        """The sample's score; may raise, which is reported as a `RewardError` with the sample."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Plugin(Protocol):
+    """What an entry point of the group `flowrl.backends` names. Importing it is cheap."""
+
+    @property
+    def name(self) -> str:
+        """As written in `roles.<name>.backend`."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do at all, wherever it is installed."""
+        ...
+
+    def check(self) -> BackendStatus:
+        """Whether it can be used here; imports nothing heavy and never raises."""
+        ...
+
+    def open_generate(
+        self, context: PolicyContext, shared: TrainBackend | None
+    ) -> GenerateBackend:
+        """An engine; with `shared`, one that reads the trainer's parameters in place."""
+        ...
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """A trainer."""
+        ...
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """A scorer."""
+        ...

@@ -1,0 +1,412 @@
+"""The typed tree of a run. Defaults are here; YAML files hold only what differs.
+
+Read once, validated once, never changed after. Sizes have one meaning each:
+
+- `train.steps`: steps of the stage; a step consumes one batch of prompts.
+- `train.prompts_per_step`: prompts (for supervised stages: examples) in a step's batch.
+- `train.group_size`: samples for each prompt.
+- `train.mini_batches`: optimizer updates a step; each takes whole groups, so it divides
+  `prompts_per_step`.
+- `train.micro_batch`: samples in one forward and backward pass at most; changes memory and speed,
+  never the result.
+- `train.max_staleness`: weight publications that a sample may be behind when it is consumed; 0 is
+  strictly on-policy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from flowrl.specs import Aggregation
+
+__all__ = [
+    "AdvantageConfig",
+    "AlgorithmConfig",
+    "ArithmeticData",
+    "CharTokenizer",
+    "BpeTokenizer",
+    "DataConfig",
+    "EvalConfig",
+    "FreshModel",
+    "JsonlData",
+    "OptimizerConfig",
+    "RewardTerm",
+    "RewardsConfig",
+    "RoleConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "StageConfig",
+    "StopConfig",
+    "TrainConfig",
+]
+
+Args: TypeAlias = dict[str, str | int | float | bool | None]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class OptimizerConfig(Section):
+    """AdamW; see `flowrl.specs.AdamW` for the meaning of each field."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_updates: int = Field(default=0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    max_grad_norm: float = Field(default=1.0, ge=0)
+
+
+class SamplingConfig(Section):
+    """How rollouts are drawn; see `flowrl.specs.Sampling`."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    min_tokens: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=256, ge=1)
+
+
+class TrainConfig(Section):
+    """A stage's schedule; the module says what each size means."""
+
+    steps: int = Field(default=100, ge=0)
+    prompts_per_step: int = Field(default=64, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    mini_batches: int = Field(default=1, ge=1)
+    micro_batch: int = Field(default=32, ge=1)
+    max_staleness: int = Field(default=0, ge=0)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class StopConfig(Section):
+    """Ends a stage early, once a held-out metric is reached.
+
+    Attributes:
+        metric: A name that evaluation reports: `accuracy`, `format`, `score`, or a reward term's.
+        at_least: The stage ends at the first check that measures this much.
+        check_every: Steps between checks.
+        num: Held-out prompts of a check, one sample each.
+    """
+
+    metric: str = "accuracy"
+    at_least: float
+    check_every: int = Field(default=20, ge=1)
+    num: int = Field(default=256, ge=1)
+
+
+class StageConfig(Section):
+    """One workflow of the run.
+
+    Attributes:
+        workflow: A registered name (`flowrl graph --list`) or `FILE.py` or `FILE.py:NAME`; by
+            default the stage's own name.
+        args: Keyword arguments of the workflow function that are not roles.
+    """
+
+    workflow: str | None = None
+    train: TrainConfig = TrainConfig()
+    stop: StopConfig | None = None
+    args: Args = {}
+
+
+class FreshModel(Section):
+    """A new model with random weights, as fields of a Hugging Face `config.json`.
+
+    The vocabulary size and the special token ids come from the tokenizer.
+    """
+
+    architecture: Literal["qwen2", "qwen3", "llama"] = "qwen2"
+    hidden_size: int = Field(default=64, ge=1)
+    num_layers: int = Field(default=2, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    num_kv_heads: int | None = None
+    intermediate_size: int = Field(default=160, ge=1)
+    max_length: int = Field(default=512, ge=2)
+    tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> FreshModel:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        return self
+
+
+class CharTokenizer(Section):
+    """One token a character of `alphabet`, then end of text."""
+
+    kind: Literal["char"]
+    alphabet: str = Field(min_length=1)
+
+
+class BpeTokenizer(Section):
+    """Byte-level BPE trained once on the training data (prompts and solutions)."""
+
+    kind: Literal["bpe"]
+    vocab_size: int = Field(default=1024, ge=300)
+
+
+class RoleConfig(Section):
+    """What plays a role.
+
+    Attributes:
+        backend: Name of a plug-in (`flowrl backends`).
+        model: A Hugging Face model folder, or a new model; none for scorers and for a reference
+            that begins as a copy of another role (`copy_of`).
+        copy_of: A role whose weights at the start of the stage this role keeps.
+        tokenizer: Of a new model; a folder brings its own.
+        num_slots: Samples decoded at once.
+        dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
+            float32 elsewhere.
+    """
+
+    backend: str = "torch"
+    model: str | FreshModel | None = None
+    copy_of: str | None = None
+    tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
+    num_slots: int = Field(default=256, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+class ArithmeticData(Section):
+    """Sums of two numbers of `digits` digits (`23+45=` -> `068`), split once and for all.
+
+    All pairs are shuffled by a fixed seed; `held_out` of them are the eval split.
+    """
+
+    kind: Literal["arithmetic"]
+    split: Literal["train", "eval"]
+    digits: int = Field(default=2, ge=1, le=3)
+    held_out: int = Field(default=1000, ge=1)
+
+
+class JsonlData(Section):
+    """Rows of a JSON lines file.
+
+    Attributes:
+        prompt: Template of the prompt; `{field}` stands for a field of the row.
+        answer: Field that holds the reference answer.
+        solution: Template of the response that supervised stages learn from.
+        max_rows: Reads no further; 0 reads all.
+    """
+
+    kind: Literal["jsonl"]
+    path: Path
+    prompt: str = "{prompt}"
+    answer: str = "answer"
+    solution: str = "{answer}"
+    max_rows: int = Field(default=0, ge=0)
+
+
+def _data_kind(value: object) -> str:
+    if isinstance(value, str):
+        return "path"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return str(kind)
+
+
+DataSource: TypeAlias = Annotated[
+    Annotated[str, Tag("path")]
+    | Annotated[ArithmeticData, Tag("arithmetic")]
+    | Annotated[JsonlData, Tag("jsonl")],
+    Discriminator(_data_kind),
+]
+
+
+class DataConfig(Section):
+    """Where prompts come from.
+
+    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. For plain paths
+    the templates beside them apply.
+
+    Attributes:
+        max_bad_rows: Unreadable rows that are counted and skipped before the run stops.
+        chat_template: Wraps the prompt as a user's turn with the model's own chat template;
+            `auto` does where the tokenizer has one.
+    """
+
+    train: DataSource
+    eval: DataSource | None = None
+    prompt: str = "{prompt}"
+    answer: str = "answer"
+    solution: str = "{answer}"
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    max_bad_rows: int = Field(default=0, ge=0)
+    chat_template: Literal["auto", "never", "always"] = "auto"
+
+
+class ExactMatch(Section):
+    """1 where the stripped response equals the answer."""
+
+    kind: Literal["exact_match"]
+    name: str = "accuracy"
+    weight: float = 1.0
+
+
+class NumericMatch(Section):
+    """1 where the last number of the response equals the answer's, to a relative tolerance."""
+
+    kind: Literal["numeric_match"]
+    name: str = "accuracy"
+    weight: float = 1.0
+    tolerance: float = Field(default=1e-6, ge=0)
+
+
+class Gsm8kMatch(Section):
+    """1 where the number after the last `####` of the response equals the answer's."""
+
+    kind: Literal["gsm8k"]
+    name: str = "accuracy"
+    weight: float = 1.0
+
+
+class FormatMatch(Section):
+    """1 where the whole response matches the regular expression `pattern` (dot matches newlines)."""
+
+    kind: Literal["format"]
+    name: str = "format"
+    weight: float = 1.0
+    pattern: str
+
+
+class PythonReward(Section):
+    """The user's own function `FILE.py:NAME`, called as `f(prompt, response, answer, row)`."""
+
+    kind: Literal["python"]
+    function: str
+    name: str = "score"
+    weight: float = 1.0
+
+
+RewardTerm: TypeAlias = Annotated[
+    ExactMatch | NumericMatch | Gsm8kMatch | FormatMatch | PythonReward,
+    Field(discriminator="kind"),
+]
+
+
+class RewardsConfig(Section):
+    """The score of a sample: the weighted sum of `terms`.
+
+    Attributes:
+        timeout_s: Seconds that one sample's score may take.
+        max_failures: Samples whose reward may raise, hang or return no number before the run
+            stops; they are dropped, never scored 0.
+        workers: Processes that score.
+    """
+
+    terms: tuple[RewardTerm, ...] = ()
+    timeout_s: float = Field(default=2.0, gt=0)
+    max_failures: int = Field(default=0, ge=0)
+    workers: int = Field(default=1, ge=1)
+
+
+class AdvantageConfig(Section):
+    """The advantage of workflows that name none: group-relative (GRPO)."""
+
+    std: Literal["group", "batch", "none"] = "group"
+
+
+class AlgorithmConfig(Section):
+    """What `actor.update(rollout, rewards)` means where the program does not say."""
+
+    advantage: AdvantageConfig = AdvantageConfig()
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    aggregation: Aggregation = "token-mean"
+
+
+class EvalConfig(Section):
+    """How held-out data is measured: before the last stage, after it, and between.
+
+    Attributes:
+        every: Steps between evaluations inside the last stage; 0 measures only before and after.
+        num: Held-out prompts; 0 takes all.
+        temperature: 1 samples from the model as it is; 0 is greedy.
+        metric: The number of the last line: `accuracy`, `format`, or another term's name.
+    """
+
+    every: int = Field(default=0, ge=0)
+    num: int = Field(default=512, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
+    metric: str = "accuracy"
+
+
+class RuntimeConfig(Section):
+    """How a run behaves on its machine.
+
+    Attributes:
+        runs: Folder that run folders are made in.
+        stall_timeout_s: Seconds without any event after which the run stops and says who waits
+            for whom.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end of each stage and at
+            Ctrl-C only.
+        keep_checkpoints: Older ones are removed.
+        log_samples: Samples of each step written to samples.jsonl; 0 writes all.
+        num_threads: CPU threads of a worker; 1 is best for small models.
+    """
+
+    runs: Path = Path("runs")
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    checkpoint_every: int = Field(default=0, ge=0)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    log_samples: int = Field(default=0, ge=0)
+    num_threads: int = Field(default=1, ge=0)
+
+
+class RunConfig(Section):
+    """A whole run.
+
+    Attributes:
+        stages: Names of the workflows that run in order. `train`, `args` and `stop` at the top
+            belong to the last; `stage.NAME` holds those of the others.
+        executor: `local` runs on this machine.
+        cluster: `auto` finds this machine's devices; a path names a YAML that describes others.
+    """
+
+    name: str = "run"
+    seed: int = Field(default=0, ge=0)
+    stages: tuple[str, ...] = Field(min_length=1)
+    stage: dict[str, StageConfig] = {}
+    workflow: str | None = None
+    train: TrainConfig = TrainConfig()
+    args: Args = {}
+    stop: StopConfig | None = None
+    roles: dict[str, RoleConfig] = {}
+    data: DataConfig
+    rewards: RewardsConfig = RewardsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    eval: EvalConfig = EvalConfig()
+    executor: Literal["local"] = "local"
+    cluster: str = "auto"
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @field_validator("stages")
+    @classmethod
+    def _stages_differ(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(stages)) != len(stages):
+            raise ValueError("a stage is named twice; give each its own name and `workflow`")
+        return stages
+
+    def stage_config(self, name: str) -> StageConfig:
+        """What stage `name` runs; the last stage's comes from the keys at the top."""
+        if name != self.stages[-1]:
+            return self.stage.get(name, StageConfig())
+        return StageConfig(workflow=self.workflow, train=self.train, stop=self.stop, args=self.args)

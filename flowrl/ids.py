@@ -1,0 +1,42 @@
+"""Names of things, as distinct types, so that a group is never passed for a sample.
+
+A sample is one answer to one prompt in one epoch; its id is readable on purpose, because people
+type it (`flowrl why RUN SAMPLE`) and meet it in logs: `0/17/3` is epoch 0, prompt 17, member 3.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+__all__ = ["EngineId", "GroupId", "NodeId", "RoleName", "SampleId", "group_id", "parse_sample_id", "sample_id"]
+
+RoleName = NewType("RoleName", str)
+"""A role of a workflow: the name of its parameter, and the key under `roles` in the config."""
+
+NodeId = NewType("NodeId", str)
+"""A node of a graph, unique in it: `actor.generate`, `advantage`, `actor.update`."""
+
+EngineId = NewType("EngineId", str)
+"""A replica of a generating role: `actor.generate[0]`."""
+
+GroupId = NewType("GroupId", str)
+"""A prompt in an epoch: `epoch/prompt`."""
+
+SampleId = NewType("SampleId", str)
+"""A member of a group: `epoch/prompt/member`."""
+
+
+def group_id(epoch: int, prompt: int) -> GroupId:
+    """The id of the group that answers `prompt` in `epoch` (both counted from 0)."""
+    return GroupId(f"{epoch}/{prompt}")
+
+
+def sample_id(group: GroupId, member: int) -> SampleId:
+    """The id of a group's `member` (counted from 0)."""
+    return SampleId(f"{group}/{member}")
+
+
+def parse_sample_id(sample: SampleId) -> tuple[int, int, int]:
+    """`(epoch, prompt, member)` of a sample id."""
+    epoch, prompt, member = sample.split("/")
+    return int(epoch), int(prompt), int(member)

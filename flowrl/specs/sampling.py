@@ -1,0 +1,60 @@
+"""How tokens are drawn. Part of a rollout's type: a trainer must know what distribution it saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from flowrl.specs.base import Spec
+
+__all__ = ["FinishReason", "Sampling"]
+
+
+class FinishReason(StrEnum):
+    """How a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Spec):
+    """Sampling options of a rollout.
+
+    Rollout logprobs are those of the temperature-scaled logits before top-k, top-p, min-p and
+    penalties. `temperature=0` is greedy; its logprobs are those at temperature 1.
+
+    Attributes:
+        temperature: Divides the logits.
+        top_p: Keeps the smallest set of tokens whose probability reaches it; 1 keeps all.
+        top_k: Keeps the k likeliest tokens; 0 keeps all.
+        min_p: Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens already seen
+            in prompt or response (Keskar et al., CTRL, 2019, section 4.1); 1 changes nothing.
+        min_tokens: Stop tokens are forbidden before this many response tokens.
+        max_tokens: Response tokens at most, the stop token included.
+    """
+
+    family: ClassVar[str] = "sampling"
+    kind: ClassVar[str] = "sampling"
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    max_tokens: int = 256
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from another distribution than the temperature-scaled one."""
+        return (
+            self.top_p < 1.0
+            or self.top_k > 0
+            or self.min_p > 0.0
+            or self.repetition_penalty != 1.0
+            or self.min_tokens > 0
+        )
