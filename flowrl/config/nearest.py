@@ -1,0 +1,39 @@
+"""The nearest name to a misspelt one, and lists of names for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["listing", "nearest", "suggestion"]
+
+MAX_LISTED = 24
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `name`, or None where none is alike.
+
+    Upper case, `-` and `_` make no difference: `Group-Size` is next to `group_size`.
+    """
+    by_form = {_form(choice): choice for choice in choices}
+    matches = get_close_matches(_form(name), by_form, n=1, cutoff=0.6)
+    return by_form[matches[0]] if matches else None
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str | None:
+    """`did you mean 'steps'?`, or None where no choice is alike."""
+    match = nearest(name, choices)
+    return f"did you mean {match!r}?" if match is not None else None
+
+
+def listing(choices: Iterable[str]) -> str:
+    """The choices in one line, cut after `MAX_LISTED`; `nothing` where there are none."""
+    names = list(choices)
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def _form(name: str) -> str:
+    return name.lower().replace("-", "_")
