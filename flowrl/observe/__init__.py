@@ -1,0 +1,1 @@
+"""What a run shows and leaves behind: rows, the run folder, the terminal display."""

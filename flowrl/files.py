@@ -1,0 +1,374 @@
+"""Files that are either whole or not there.
+
+Everything a run leaves behind passes through here, so that a crash at any moment (kill -9, a full
+disk, no power) leaves the previous file or the new one, never half of one:
+
+- single files are written beside their target, synced and renamed;
+- folders are built beside their target, every file synced, then renamed;
+- logs are JSON lines: whole lines are appended, and a line torn by a crash is cut on reopening.
+
+JSON has no NaN. A float that is not finite is written as the string `"NaN"`, `"Infinity"` or
+`"-Infinity"`: any JSON reader accepts the file, nothing is lost, and `float(...)` reads it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import numbers
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from flowrl.errors import DataError
+
+__all__ = [
+    "JsonLines",
+    "encode_json",
+    "filter_json_lines",
+    "folder_atomically",
+    "read_json_lines",
+    "remove_leftovers",
+    "sha256_file",
+    "sync_file",
+    "sync_folder",
+    "sync_tree",
+    "write_json_atomic",
+    "write_text_atomic",
+]
+
+_log = logging.getLogger(__name__)
+
+_TEMPORARY = ".writing-"
+_PREVIOUS = ".previous-"
+_BLOCK = 1 << 20
+
+
+def _plain(value: object) -> object:
+    """What json does not know: numpy scalars, paths, mappings, sets in a stable order."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _without_nonfinite(value: object) -> object:
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {key: _without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nonfinite(item) for item in value]
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return _without_nonfinite(_plain(value))
+
+
+# One encoder each: json.dumps with options makes a new one a call, which costs more than a row.
+_COMPACT = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain
+)
+_INDENTED = json.JSONEncoder(allow_nan=False, ensure_ascii=False, indent=2, default=_plain)
+
+
+def _encode(encoder: json.JSONEncoder, value: object) -> str:
+    try:
+        return encoder.encode(value)
+    except ValueError:  # a float that is not finite; rare, so only then is the value walked
+        return encoder.encode(_without_nonfinite(value))
+
+
+def encode_json(value: object) -> str:
+    """Indented JSON with a final newline; floats that are not finite become strings."""
+    return _encode(_INDENTED, value) + "\n"
+
+
+def _to_bytes(text: str) -> bytes:
+    # A lone surrogate becomes the escape \udcxx, which inside a JSON string means the same.
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_file(path: Path) -> None:
+    """Forces a file's content to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Forces a folder's entries (names, not contents) to the disk."""
+    sync_file(path)
+
+
+def sync_tree(folder: Path) -> None:
+    """Forces every file and folder below `folder`, and itself, to the disk."""
+    for current, _, names in os.walk(folder):
+        for name in names:
+            sync_file(Path(current) / name)
+        sync_folder(Path(current))
+
+
+def _beside(target: Path, mark: str) -> Path:
+    return target.with_name(f".{target.name}{mark}{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _write_atomic(path: Path, data: bytes) -> None:
+    temporary = _beside(path, _TEMPORARY)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Writes UTF-8 `text`; `path` has its old content or the new one, whatever happens."""
+    _write_atomic(path, _to_bytes(text))
+
+
+def write_json_atomic(path: Path, value: object) -> None:
+    """Writes `value` as indented JSON; see the module for floats that are not finite."""
+    write_text_atomic(path, encode_json(value))
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _whole_lines(descriptor: int) -> int:
+    """Bytes of the file up to and with its last newline."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+class JsonLines:
+    """An append-only log of JSON objects, one a line.
+
+    `append` hands whole lines to the system in one write, so they survive the death of the process;
+    `sync` makes them survive the machine's. Opening a log whose last line was torn by a crash cuts
+    that line; `num_cut` says how many bytes.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
+    >>> with JsonLines(path) as log:
+    ...     log.append([{"step": 1, "loss": float("nan")}])
+    >>> path.read_text()
+    '{"step":1,"loss":"NaN"}\\n'
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_cut = 0
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        whole = _whole_lines(self._descriptor)
+        if whole < size:
+            self.num_cut = size - whole
+            os.ftruncate(self._descriptor, whole)
+            _log.warning("%s: cut %d bytes of a line torn by a crash", path, self.num_cut)
+
+    def append(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Adds rows, in order, with one write for all of them.
+
+        Raises:
+            OSError: the disk is full or gone; a torn line is cut when the log is next opened.
+        """
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        text = "".join([_encode(_COMPACT, row) + "\n" for row in rows])
+        _write_all(self._descriptor, _to_bytes(text))
+
+    def sync(self) -> None:
+        """Forces what was appended to the disk."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
+    """The rows of a log, in order; a torn last line is left out, a missing file has no rows.
+
+    Raises:
+        DataError: a whole line that is not a JSON object, with its number.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for _, row in _rows(path, stream):
+            if row is not None:
+                yield row
+
+
+def filter_json_lines(path: Path, keep: Callable[[dict[str, object]], bool]) -> int:
+    """Replaces a log, atomically, by the rows of it that `keep` says yes to, byte for byte.
+
+    Returns:
+        Rows removed, a torn last line not counted; where there is nothing to remove the file stays.
+
+    Raises:
+        DataError: a whole line that is not a JSON object, with its number.
+    """
+    if not path.exists():
+        return 0
+    temporary = _beside(path, _TEMPORARY)
+    removed = 0
+    try:
+        with path.open("rb") as source, temporary.open("xb") as kept:
+            torn = False
+            for line, row in _rows(path, source):
+                if row is None:
+                    torn = True
+                elif keep(row):
+                    kept.write(line)
+                else:
+                    removed += 1
+            kept.flush()
+            os.fsync(kept.fileno())
+        if removed or torn:
+            temporary.replace(path)
+            sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return removed
+
+
+def _rows(path: Path, stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, object] | None]]:
+    """Each line with its row; None for a line that a crash tore."""
+    for number, line in enumerate(stream, start=1):
+        if not line.endswith(b"\n"):
+            yield line, None
+            return
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise _bad_row(path, number, line) from error
+        if not isinstance(row, dict):
+            raise _bad_row(path, number, line)
+        yield line, row
+
+
+def _bad_row(path: Path, number: int, line: bytes) -> DataError:
+    return DataError(
+        "this row of a log is damaged",
+        where=f"{path}:{number}",
+        found=repr(line[:60])[1:],
+        expected="a JSON object",
+    )
+
+
+def _previous_of(target: Path) -> Sequence[Path]:
+    return sorted(target.parent.glob(f".{target.name}{_PREVIOUS}*"))
+
+
+@contextmanager
+def folder_atomically(target: Path) -> Iterator[Path]:
+    """A new folder that becomes `target`, as a whole, when the block ends without an exception.
+
+    An earlier `target` is set aside by a rename, not emptied, and removed only after the new one
+    has its name. POSIX cannot swap two folders in one call; should the process die between the two
+    renames, the earlier folder waits beside as `.NAME.previous-*` and gets its name back the next
+    time `target` is written or `remove_leftovers` is called.
+
+    Raises:
+        OSError: the folder cannot be written; `target` is as it was.
+    """
+    _restore_previous(target)
+    temporary = _beside(target, _TEMPORARY)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_tree(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    previous = _beside(target, _PREVIOUS)
+    replaces = target.exists()
+    try:
+        if replaces:
+            target.replace(previous)
+        temporary.replace(target)
+    except BaseException:
+        if replaces and previous.exists() and not target.exists():
+            previous.replace(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(target.parent)
+    if replaces:
+        shutil.rmtree(previous)
+
+
+def _restore_previous(target: Path) -> None:
+    for previous in _previous_of(target):
+        if not target.exists():
+            previous.replace(target)
+            _log.warning("%s: took back the folder that a crash had left as %s", target, previous)
+        else:
+            shutil.rmtree(previous)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Clears `parent` of what writers killed in the middle left behind.
+
+    Only for folders that no other process writes to: unfinished files and folders are removed, and
+    a folder that was set aside and never replaced gets its name back.
+    """
+    for path in sorted(parent.iterdir()):
+        if not path.name.startswith("."):
+            continue
+        if _PREVIOUS in path.name:
+            _restore_previous(parent / path.name[1:].rpartition(_PREVIOUS)[0])
+        elif _TEMPORARY in path.name:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

@@ -1,0 +1,252 @@
+"""The rows of a run's logs, and the summary that it ends with.
+
+Steps are counted from 1: row `step=s` describes the s-th step, and a checkpoint at step s holds the
+state after it. Step 0 stands for the time before the first.
+
+A float that is None does not apply (a supervised stage has no reward); one that is NaN was computed
+and is not a number, and stays visible as `"NaN"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+__all__ = ["EvaluationRow", "SampleRow", "StepMetrics", "Summary"]
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float, str)):
+        return float(value)
+    raise TypeError(f"{value!r} is no number")
+
+
+def _numbers(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no mapping")
+    return {str(key): float(item) for key, item in value.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One step of a stage: a row of metrics.jsonl.
+
+    Attributes:
+        version: Weight publications before this step's rollouts.
+        num_samples: Samples that reached the update.
+        num_tokens: Response tokens produced for the step.
+        length_mean: Response tokens a sample.
+        truncated: Share of samples that ended at `max_tokens`.
+        filtered_groups: Groups that a filter removed.
+        dropped_samples: Samples that ended as dropped.
+        skipped_updates: Optimizer updates not made because the gradient was not finite.
+        seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...;
+            kinds overlap where the plan lets them, so they may sum to more than `wall_s`.
+        wall_s: Of the whole step.
+        extra: Further numbers of losses and rewards, by name.
+    """
+
+    stage: str
+    step: int
+    version: int = 0
+    num_samples: int = 0
+    num_tokens: int = 0
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    length_mean: float | None = None
+    length_max: int | None = None
+    truncated: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    kl: float | None = None
+    clip_fraction_low: float | None = None
+    clip_fraction_high: float | None = None
+    filtered_groups: int = 0
+    dropped_samples: int = 0
+    skipped_updates: int = 0
+    wall_s: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    def tokens_per_second(self, kind: str) -> float | None:
+        """Response tokens of the step over the seconds of a kind of work."""
+        spent = self.seconds.get(kind, 0.0)
+        return self.num_tokens / spent if spent > 0 and self.num_tokens else None
+
+    def to_json(self) -> dict[str, object]:
+        """The row as it is written, in the order of definition."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, object]) -> Self:
+        """The row that `to_json` wrote.
+
+        Raises:
+            TypeError, ValueError: not such a row.
+        """
+        known = {item.name for item in fields(cls)}
+        values: dict[str, object] = {}
+        for key, value in row.items():
+            if key not in known:
+                raise TypeError(f"{key!r} is no field of a step")
+            if key in ("seconds", "extra"):
+                values[key] = _numbers(value)
+            elif key == "stage" or isinstance(value, int):
+                values[key] = value
+            else:
+                values[key] = _number(value)
+        return cls(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """One measurement on held-out data: a row of evaluations.jsonl.
+
+    Attributes:
+        step: Steps of the stage made before it.
+        num: Held-out prompts.
+        temperature: 0 is greedy.
+        metrics: Means by name: `accuracy`, `format`, `score`, `length` ...
+        seconds: Wall time.
+    """
+
+    stage: str
+    step: int
+    num: int
+    temperature: float
+    metrics: Mapping[str, float]
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The row as it is written, in the order of definition."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, object]) -> Self:
+        """The row that `to_json` wrote."""
+        values = {**row, "metrics": _numbers(row["metrics"])}
+        return cls(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """One sample and the one end it had: a row of samples.jsonl.
+
+    Attributes:
+        step: The step that consumed it, or in which it ended otherwise.
+        score: None where it was never scored.
+        terms: The weighted terms of the score.
+        num_tokens: Response tokens.
+        finish: How the response ended: `stop`, `length`, `abort`; empty where it never did.
+        versions: `((version, num_tokens), ...)`, the weights that produced the tokens, in order.
+        end: `consumed`, `filtered` or `dropped`.
+        reason: Why it was filtered or dropped; empty where it was consumed.
+    """
+
+    stage: str
+    step: int
+    sample: str
+    prompt: str
+    response: str
+    answer: str
+    score: float | None
+    terms: Mapping[str, float]
+    num_tokens: int
+    finish: str
+    versions: tuple[tuple[int, int], ...]
+    end: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """The row as it is written; spelled out because hundreds are written every step."""
+        return {
+            "stage": self.stage,
+            "step": self.step,
+            "sample": self.sample,
+            "prompt": self.prompt,
+            "response": self.response,
+            "answer": self.answer,
+            "score": self.score,
+            "terms": self.terms,
+            "num_tokens": self.num_tokens,
+            "finish": self.finish,
+            "versions": self.versions,
+            "end": self.end,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, object]) -> Self:
+        """The row that `to_json` wrote."""
+        versions = row["versions"]
+        if not isinstance(versions, list):
+            raise TypeError(f"{versions!r} is no list of versions")
+        values = {
+            **row,
+            "score": _number(row["score"]),
+            "terms": _numbers(row["terms"]),
+            "versions": tuple((int(version), int(count)) for version, count in versions),
+        }
+        return cls(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run ends with: summary.json and the last lines on the terminal.
+
+    Attributes:
+        metric: The held-out metric of the last line.
+        temperature: It was measured at; 0 is greedy.
+        before: The metric before the last stage; None where it was not measured.
+        after: The metric at the end; None where it was not measured.
+        num_held_out: Prompts it was measured on.
+        interrupted: The run was stopped before its last step.
+        wall_s: Of the whole run, over all its resumptions.
+        seconds: By stage, then by kind of work.
+        steps: By stage.
+        samples: Counted by the end they had.
+        num_tokens: Response tokens produced.
+        libraries: Versions by distribution.
+    """
+
+    name: str
+    folder: str
+    seed: int
+    metric: str
+    temperature: float
+    before: float | None
+    after: float | None
+    num_held_out: int = 0
+    interrupted: bool = False
+    wall_s: float = 0.0
+    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+    num_tokens: int = 0
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """`held-out sampled accuracy: before 0.41 after 0.94`, the last line of a run."""
+        if self.before is None and self.after is None:
+            return f"held-out {self.metric}: not measured"
+        how = "sampled" if self.temperature > 0 else "greedy"
+        before, after = (
+            "not measured" if value is None else f"{value:.2f}"
+            for value in (self.before, self.after)
+        )
+        return f"held-out {how} {self.metric}: before {before} after {after}"
+
+    def to_json(self) -> dict[str, object]:
+        """As it is written to summary.json."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """What `to_json` wrote."""
+        values = {**value, "before": _number(value["before"]), "after": _number(value["after"])}
+        return cls(**values)  # type: ignore[arg-type]

@@ -1,0 +1,307 @@
+"""The folder of a run: everything that it was given, did and made.
+
+    config.yaml             the resolved config
+    graph.STAGE.txt, .json  what happens
+    plan.STAGE.json, .yaml  how it happens
+    metrics.jsonl           a row a step
+    evaluations.jsonl       a row a measurement on held-out data
+    samples.jsonl           a row a sample, with the end it had
+    checkpoints/            see flowrl.runtime.checkpoint
+    model/                  the exported model, a Hugging Face folder
+    summary.json            written last: a run without it did not end
+    lock                    who writes here
+
+One process writes at a time, held to it by a lock that the system frees when the process dies. A
+resumed run first cuts its logs back to the checkpoint, so that they end up equal, but for the
+measured times, to those of a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flowrl.errors import CheckpointError, ConfigError
+from flowrl.files import (
+    JsonLines,
+    filter_json_lines,
+    folder_atomically,
+    read_json_lines,
+    remove_leftovers,
+    write_json_atomic,
+    write_text_atomic,
+)
+from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
+
+__all__ = ["RunFolder"]
+
+_CONFIG = "config.yaml"
+_LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+
+
+class RunFolder:
+    """A run folder, open for reading (`open`) or held for writing (`create`, `resume`).
+
+        create ----> held: write_*, truncate_after, export_model ----> close
+        resume --/
+        open ------> read_* only
+
+    >>> import tempfile
+    >>> with RunFolder.create(Path(tempfile.mkdtemp()), "quickstart") as folder:
+    ...     folder.write_config("seed: 0\\n")
+    ...     folder.write_step(StepMetrics(stage="grpo", step=1, loss=0.5))
+    >>> [row.loss for row in RunFolder.open(folder.path).steps()]
+    [0.5]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        self._logs: dict[str, JsonLines] = {}
+
+    @classmethod
+    def create(cls, parent: Path, name: str) -> RunFolder:
+        """A new folder `parent/name`, or `name-2`, `name-3` ... where that exists; held.
+
+        Raises:
+            ConfigError: `name` is no folder name, or the folder cannot be made.
+        """
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(
+                "a run's name becomes a folder", where="name", found=repr(name), expected="a name"
+            )
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = cls(_new_folder(parent, name))
+        except OSError as error:
+            raise ConfigError(
+                "cannot make the run folder",
+                where=str(parent / name),
+                found=error.strerror or str(error),
+                hint="set runtime.runs to a folder that you may write to",
+            ) from error
+        folder._acquire()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run, for reading; another process may be writing it.
+
+        Raises:
+            CheckpointError: no run is there.
+        """
+        if not (path / _CONFIG).is_file():
+            missing = "no such folder" if not path.is_dir() else f"a folder without {_CONFIG}"
+            raise CheckpointError(
+                "this is no run folder",
+                where=str(path),
+                found=missing,
+                expected="a folder that `flowrl run` made, such as runs/quickstart",
+            )
+        return cls(path)
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """An existing run, held for writing, cleared of what a killed writer left half done.
+
+        Raises:
+            CheckpointError: no run is there.
+            ConfigError: another process holds it.
+        """
+        folder = cls.open(path)
+        folder._acquire()
+        remove_leftovers(path)
+        return folder
+
+    def _acquire(self) -> None:
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise ConfigError(
+                "another process writes this run folder",
+                where=str(self.path),
+                found=f"process {holder}",
+                hint="wait for it to end, or stop it, before resuming the run",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def close(self) -> None:
+        """Syncs and closes the logs and lets go of the folder; idempotent."""
+        for log in self._logs.values():
+            log.sync()
+            log.close()
+        self._logs.clear()
+        if self._lock is not None:
+            os.close(self._lock)  # frees the lock
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return _short(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Where the exported model is."""
+        return self.path / "model"
+
+    @property
+    def journal(self) -> Path:
+        """Where the scheduler's event log goes, if one is kept."""
+        return self.path / "journal.jsonl"
+
+    def _held(self) -> None:
+        assert self._lock is not None, f"{self.path} is open for reading only"
+
+    def write_config(self, text: str) -> None:
+        """Writes the resolved config; from then on the folder counts as a run."""
+        self._held()
+        write_text_atomic(self.path / _CONFIG, text)
+
+    def read_config(self) -> str:
+        """The resolved config, as YAML text."""
+        return (self.path / _CONFIG).read_text(encoding="utf-8")
+
+    def write_graph(self, stage: str, text: str, data: object) -> None:
+        """Writes a stage's graph in its canonical text form and as JSON."""
+        self._held()
+        write_text_atomic(self.path / f"graph.{stage}.txt", text)
+        write_json_atomic(self.path / f"graph.{stage}.json", data)
+
+    def write_plan(self, stage: str, data: object, yaml: str) -> None:
+        """Writes a stage's plan as JSON (`data`) and as YAML text."""
+        self._held()
+        write_json_atomic(self.path / f"plan.{stage}.json", data)
+        write_text_atomic(self.path / f"plan.{stage}.yaml", yaml)
+
+    def _log(self, name: str) -> JsonLines:
+        self._held()
+        if name not in self._logs:
+            self._logs[name] = JsonLines(self.path / name)
+        return self._logs[name]
+
+    def write_step(self, row: StepMetrics) -> None:
+        """Adds a row to metrics.jsonl."""
+        self._log("metrics.jsonl").append([row.to_json()])
+
+    def write_evaluation(self, row: EvaluationRow) -> None:
+        """Adds a row to evaluations.jsonl; measure before the checkpoint of the same step."""
+        self._log("evaluations.jsonl").append([row.to_json()])
+
+    def write_samples(self, rows: Iterable[SampleRow]) -> None:
+        """Adds a step's rows to samples.jsonl with one write."""
+        self._log("samples.jsonl").append([row.to_json() for row in rows])
+
+    def sync(self) -> None:
+        """Forces the logs to the disk; call it before a checkpoint is made."""
+        for log in self._logs.values():
+            log.sync()
+
+    def write_summary(self, summary: Summary) -> None:
+        """Writes summary.json."""
+        self._held()
+        write_json_atomic(self.path / "summary.json", summary.to_json())
+
+    def read_summary(self) -> Summary | None:
+        """The summary; None while the run has not ended.
+
+        Raises:
+            CheckpointError: summary.json is no summary.
+        """
+        path = self.path / "summary.json"
+        if not path.exists():
+            return None
+        try:
+            return Summary.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                "this summary cannot be read", where=str(path), found=str(error)
+            ) from error
+
+    def export_model(self, write: Callable[[Path], None]) -> Path:
+        """Has `write` fill a new folder, then puts it in the place of `model/`; returns that."""
+        self._held()
+        with folder_atomically(self.model) as folder:
+            write(folder)
+        return self.model
+
+    def steps(self) -> Iterator[StepMetrics]:
+        """The rows of metrics.jsonl."""
+        return map(StepMetrics.from_json, read_json_lines(self.path / "metrics.jsonl"))
+
+    def evaluations(self) -> Iterator[EvaluationRow]:
+        """The rows of evaluations.jsonl."""
+        return map(EvaluationRow.from_json, read_json_lines(self.path / "evaluations.jsonl"))
+
+    def samples(self) -> Iterator[SampleRow]:
+        """The rows of samples.jsonl."""
+        return map(SampleRow.from_json, read_json_lines(self.path / "samples.jsonl"))
+
+    def truncate_after(self, stages: Sequence[str], stage: str, step: int) -> int:
+        """Cuts the logs back to a checkpoint and removes the summary of an earlier end.
+
+        Args:
+            stages: All stages, in the order they run.
+            stage: The checkpoint's stage.
+            step: Steps of it that the checkpoint holds.
+
+        Returns:
+            Rows removed. Each log is replaced atomically; cutting again changes nothing.
+        """
+        self._held()
+        order = {name: index for index, name in enumerate(stages)}
+        last = (order[stage], step)
+        removed = 0
+        for name in _LOGS:
+            if name in self._logs:
+                self._logs.pop(name).close()
+            removed += filter_json_lines(
+                self.path / name, lambda row: _position(row, order) <= last
+            )
+        with suppress(FileNotFoundError):
+            (self.path / "summary.json").unlink()
+        return removed
+
+
+def _position(row: dict[str, object], order: dict[str, int]) -> tuple[int, int]:
+    # A stage that the run does not have any more comes after everything: its rows go.
+    step = row["step"]
+    assert isinstance(step, int)
+    return (order.get(str(row["stage"]), len(order)), step)
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()  # fails where it exists, also when another process is a moment faster
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,273 @@
+"""Checkpoints that are whole or do not count.
+
+    checkpoints/0003-grpo-step120/
+        actor/ ...          what each worker saved, one folder a role
+        state.json          the driver's own state: data cursor, scheduler, counters
+        MANIFEST.json       written last: format, position, size and SHA-256 of every file
+
+A checkpoint is built in a folder beside its place, every file is synced, the folder is renamed, and
+only then is MANIFEST.json written, itself by a rename. A folder without one is incomplete: it is
+named in a warning, never read, and removed after the next checkpoint succeeds. Killed at any
+moment, `latest` is the checkpoint before or the new one.
+
+A complete checkpoint whose files no longer match their checksums is damaged. It is an error that
+names the file; an older checkpoint is never taken silently in its place. The message says which
+older one there is, and removing the damaged folder chooses it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.errors import CheckpointError
+from flowrl.files import (
+    remove_leftovers,
+    sha256_file,
+    sync_folder,
+    sync_tree,
+    write_json_atomic,
+)
+
+__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "Position"]
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Of the manifest; raised when an older reader would misunderstand a newer checkpoint."""
+
+_MANIFEST = "MANIFEST.json"
+_STATE = "state.json"
+_NAME = re.compile(r"(\d+)-.+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Position:
+    """A place in a run: `step` steps of the stage were made. Positions order as the run goes."""
+
+    stage_index: int
+    step: int
+    stage: str
+
+    def __str__(self) -> str:
+        return f"{self.stage} step {self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint whose files match their checksums.
+
+    Attributes:
+        path: Its folder; what the workers wrote lies below it as they wrote it.
+        state: What the driver gave to `CheckpointStore.save`.
+    """
+
+    path: Path
+    position: Position
+    state: Mapping[str, object]
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    >>> import tempfile
+    >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=2)
+    >>> place = Position(stage="grpo", stage_index=0, step=10)
+    >>> path = store.save(place, lambda folder: None, {"cursor": 640})
+    >>> path.name, store.latest().state["cursor"]
+    ('0001-grpo-step10', 640)
+
+    Args:
+        folder: Where they lie; made when the first is saved. One process writes to it at a time
+            (the run folder's lock).
+        keep: Complete checkpoints that stay; the newest always does.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: the newest checkpoint always stays")
+        self.folder = folder
+        self.keep = keep
+
+    def save(
+        self,
+        position: Position,
+        write: Callable[[Path], None],
+        state: Mapping[str, object],
+    ) -> Path:
+        """Makes a checkpoint and removes those past `keep`.
+
+        Args:
+            write: Fills a folder with what the workers save, usually one subfolder a role. The
+                names state.json and MANIFEST.json are taken.
+            state: The driver's state, JSON values. A float that is not finite comes back as a
+                string that `float` reads.
+
+        Raises:
+            CheckpointError: the disk is full or the folder cannot be written; earlier checkpoints
+                are as they were. Whatever `write` raises passes through.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder)
+            path = self.folder / self._next_name(position)
+            building = self.folder / f".{path.name}.writing-{os.getpid()}"
+            building.mkdir()
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        try:
+            write(building)
+            write_json_atomic(building / _STATE, state)
+            files = _describe_files(building)
+            sync_tree(building)
+            building.replace(path)
+            sync_folder(self.folder)
+            manifest = {
+                "format": FORMAT,
+                "stage": position.stage,
+                "stage_index": position.stage_index,
+                "step": position.step,
+                "files": files,
+            }
+            write_json_atomic(path / _MANIFEST, manifest)
+        except OSError as error:
+            shutil.rmtree(building, ignore_errors=True)
+            raise _cannot_write(path, error) from error
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        self._retire(newest=path)
+        return path
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, verified; None where there is none.
+
+        Raises:
+            CheckpointError: it is damaged, or of another format.
+        """
+        complete: list[Path] = []
+        for path in self._folders():
+            if (path / _MANIFEST).exists():
+                complete.append(path)
+            else:
+                _log.warning("%s: ignored, this checkpoint was never finished", path)
+        if not complete:
+            return None
+        previous = complete[-2] if len(complete) > 1 else None
+        return _load(complete[-1], previous)
+
+    def _folders(self) -> list[Path]:
+        """All checkpoint folders, complete or not, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [
+            (int(match[1]), path)
+            for path in self.folder.iterdir()
+            if path.is_dir() and (match := _NAME.fullmatch(path.name))
+        ]
+        return [path for _, path in sorted(found)]
+
+    def _next_name(self, position: Position) -> str:
+        # Numbered in the order they are made, because a run that went back to an older checkpoint
+        # comes to the same position again and must not overwrite what it may still need.
+        folders = self._folders()
+        match = _NAME.fullmatch(folders[-1].name) if folders else None
+        number = int(match[1]) + 1 if match else 1
+        stage = re.sub(r"[^\w.-]", "_", position.stage)
+        return f"{number:04d}-{stage}-step{position.step}"
+
+    def _retire(self, newest: Path) -> None:
+        older = [path for path in self._folders() if path != newest]
+        complete = [path for path in older if (path / _MANIFEST).exists()]
+        kept = complete[len(complete) - (self.keep - 1) :] if self.keep > 1 else []
+        for path in older:
+            if path in kept:
+                continue
+            try:
+                # First the manifest: from then on the folder is incomplete, not damaged.
+                (path / _MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path)
+            except OSError as error:
+                _log.warning("%s: this old checkpoint cannot be removed: %s", path, error)
+
+
+def _describe_files(folder: Path) -> dict[str, dict[str, object]]:
+    """Size and SHA-256 of every file below `folder`, by path with forward slashes, sorted."""
+    return {
+        path.relative_to(folder).as_posix(): {
+            "nbytes": path.stat().st_size,
+            "sha256": sha256_file(path),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _load(path: Path, previous: Path | None) -> Checkpoint:
+    hint = (
+        f"remove {path} to go on from {previous}"
+        if previous
+        else "there is no older checkpoint; start the run again"
+    )
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        found = manifest["format"]
+        if found == FORMAT:
+            position = Position(
+                stage=str(manifest["stage"]),
+                stage_index=int(manifest["stage_index"]),
+                step=int(manifest["step"]),
+            )
+            files = {
+                str(name): (int(entry["nbytes"]), str(entry["sha256"]))
+                for name, entry in manifest["files"].items()
+            }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            "this checkpoint is damaged: its manifest cannot be read",
+            where=str(path / _MANIFEST),
+            found=str(error),
+            hint=hint,
+        ) from error
+    if found != FORMAT:
+        raise CheckpointError(
+            "this checkpoint has another format",
+            where=str(path),
+            found=f"format {found!r}",
+            expected=f"format {FORMAT}",
+            hint="resume it with the version of flowrl that wrote it",
+        )
+    for name, (nbytes, sha256) in files.items():
+        _verify(path / name, nbytes, sha256, hint)
+    state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    return Checkpoint(path=path, position=position, state=state)
+
+
+def _verify(path: Path, nbytes: int, sha256: str, hint: str) -> None:
+    if not path.is_file():
+        found, expected = "no such file", f"{nbytes:,} bytes"
+    elif path.stat().st_size != nbytes:
+        found, expected = f"{path.stat().st_size:,} bytes", f"{nbytes:,} bytes"
+    else:
+        digest = sha256_file(path)
+        if digest == sha256:
+            return
+        found, expected = f"sha256 {digest[:12]}...", f"sha256 {sha256[:12]}..."
+    raise CheckpointError(
+        "this checkpoint is damaged", where=str(path), found=found, expected=expected, hint=hint
+    )
+
+
+def _cannot_write(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        "cannot write a checkpoint",
+        where=str(path),
+        found=error.strerror or str(error),
+        hint="make room or give write permission, then resume; earlier checkpoints are untouched",
+    )
