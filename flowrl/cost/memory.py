@@ -1,0 +1,223 @@
+"""How many bytes a role needs on its device, by phase and by part.
+
+Symbols: P parameters, B rows of a micro-batch, L tokens of a row (the longest: a backend that packs
+its rows needs less), R response positions of a row, S slots, M tokens of a slot, V vocabulary, h
+hidden size, f intermediate size, n layers, a query heads, q and k elements of all query and of all
+key heads, w bytes of the parameter type.
+
+Resident, in every phase:
+- parameters `P w`; for a trained role the AdamW moments `8 P`, and a master copy `4 P` where w < 4.
+- KV cache of a generating role `2 n k S M w`, allocated once.
+
+While the optimizer runs, in `update`:
+- gradients `4 P` (accumulated in float32).
+- activations kept for the backward pass, per token of the `B L` of a micro-batch:
+  `n (6h + 5q + 4f) + 3h` elements. Per layer, RMSNorm keeps its input, the normalised input and its
+  output (3h, twice); attention keeps queries, keys and values after rotation (keys and values
+  repeated to the query heads), its output, and the copy that the output projection reads (5q); the
+  gated MLP keeps gate, up, silu(gate) and their product (4f). Query/key norms add `2 (q + k)`.
+  Eager attention adds `n a L` (the probabilities); fused attention (sdpa) `n a` float32 numbers.
+  Below float32, RMSNorm computes in float32: its kept elements take 4 bytes in place of w.
+- logits of response positions only: `4 x 4 B R V` (logits, scaled logits, log-softmax, gradient).
+
+In `logprobs` nothing is kept: one layer's largest tensors `B L (3h + 3q + 3f) w`, eager
+probabilities `B a L^2 w`, logits `3 x 4 B R V`.
+
+In `rollout`: logits of one token a slot, `4 x 4 S V` (logits, scaled, log-softmax, random numbers),
+and one layer's tensors for the prompt pass `S' L_p (3h + 3q + 3f) w`, S' prompts at once.
+
+The margin covers what no formula names: the largest backward temporaries, allocator rounding and
+fragmentation. It is 10 % of the parts that change, and at least 16 MiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from flowrl.cost.models import ModelShape
+
+__all__ = [
+    "DTYPE_BYTES",
+    "AttentionKind",
+    "MemoryPart",
+    "Phase",
+    "PhaseMemory",
+    "Workload",
+    "activation_bytes",
+    "format_bytes",
+    "phase_memory",
+    "resident_memory",
+    "working_memory",
+]
+
+AttentionKind = Literal["eager", "sdpa"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+MARGIN_FRACTION = 0.10
+MARGIN_MIN_BYTES = 16 << 20
+
+
+class Phase(StrEnum):
+    """What a device is doing."""
+
+    ROLLOUT = "rollout"
+    LOGPROBS = "logprobs"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a role is asked to do at once.
+
+    Attributes:
+        num_slots: Samples decoded at once; 0 for a role that does not generate.
+        max_length: Tokens of the longest sample, prompt and response.
+        max_prompt_tokens: Of the longest prompt.
+        max_response_tokens: Of the longest response.
+        micro_batch: Rows of one forward (and backward) pass.
+        prefill_rows: Prompts of one prompt pass.
+        dtype: Parameter type.
+        trainable: Whether the role has an optimizer.
+        attention: Which attention kernel runs.
+    """
+
+    num_slots: int
+    max_length: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    micro_batch: int
+    dtype: str
+    trainable: bool
+    prefill_rows: int = 64
+    attention: AttentionKind = "sdpa"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """A named share of a role's memory: `optimizer`, `activations`, ..."""
+
+    role: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """The memory of one role, or of one device, in one phase."""
+
+    phase: Phase
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def describe(self) -> str:
+        """`optimizer 1.1 GiB, activations 0.9 GiB, ...`, largest first, roles added up."""
+        sums: dict[str, int] = {}
+        for part in self.parts:
+            sums[part.name] = sums.get(part.name, 0) + part.nbytes
+        ordered = sorted(sums.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in ordered if nbytes)
+
+
+def resident_memory(role: str, shape: ModelShape, work: Workload) -> tuple[MemoryPart, ...]:
+    """What the role holds in every phase."""
+    width, count = DTYPE_BYTES[work.dtype], shape.parameters.total
+    parts = {"parameters": count * width}
+    if work.trainable:
+        parts["optimizer"] = 8 * count
+        parts["master weights"] = 4 * count if width < 4 else 0
+    if work.num_slots:
+        tokens = work.num_slots * work.max_length
+        parts["kv cache"] = 2 * shape.num_layers * shape.kv_size * tokens * width
+    return _parts(role, parts)
+
+
+def working_memory(
+    role: str, shape: ModelShape, work: Workload, phase: Phase
+) -> tuple[MemoryPart, ...]:
+    """What the role needs besides while it is the one that works, with the margin."""
+    match phase:
+        case Phase.ROLLOUT:
+            parts = _rollout_parts(shape, work)
+        case Phase.LOGPROBS:
+            parts = _logprobs_parts(shape, work)
+        case Phase.UPDATE:
+            parts = _update_parts(shape, work)
+    parts["margin"] = max(int(sum(parts.values()) * MARGIN_FRACTION), MARGIN_MIN_BYTES)
+    return _parts(role, parts)
+
+
+def phase_memory(role: str, shape: ModelShape, work: Workload, phase: Phase) -> PhaseMemory:
+    """All that one role needs in `phase`, alone on its device."""
+    parts = resident_memory(role, shape, work) + working_memory(role, shape, work, phase)
+    return PhaseMemory(phase=phase, parts=parts)
+
+
+def activation_bytes(shape: ModelShape, work: Workload) -> int:
+    """Kept for the backward pass of one micro-batch, without the logits."""
+    width = DTYPE_BYTES[work.dtype]
+    tokens = work.micro_batch * work.max_length
+    h, f, q, k = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
+    # RMSNorm's input and normalised input are float32 whatever the parameter type.
+    norm = 2 * h * 4 + h * width
+    layer = 2 * norm + (5 * q + 4 * f) * width
+    if shape.qk_norm:
+        layer += 2 * (q + k) * 4
+    layer += shape.num_heads * (work.max_length * width if work.attention == "eager" else 4)
+    return tokens * (shape.num_layers * layer + norm)
+
+
+def _update_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
+    positions = work.micro_batch * work.max_response_tokens
+    return {
+        "gradients": 4 * shape.parameters.total,
+        "activations": activation_bytes(shape, work),
+        "logits": 4 * 4 * positions * shape.vocab_size,
+    }
+
+
+def _logprobs_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
+    positions = work.micro_batch * work.max_response_tokens
+    return {
+        "activations": _layer_bytes(shape, work, work.micro_batch, work.max_length),
+        "logits": 3 * 4 * positions * shape.vocab_size,
+    }
+
+
+def _rollout_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
+    rows = min(work.prefill_rows, work.num_slots)
+    return {
+        "activations": _layer_bytes(shape, work, rows, work.max_prompt_tokens),
+        "logits": 4 * 4 * work.num_slots * shape.vocab_size,
+    }
+
+
+def _layer_bytes(shape: ModelShape, work: Workload, rows: int, length: int) -> int:
+    """The largest tensors alive at once inside one layer, without gradients."""
+    width = DTYPE_BYTES[work.dtype]
+    h, f, q = shape.hidden_size, shape.intermediate_size, shape.query_size
+    nbytes = rows * length * (3 * h + 3 * q + 3 * f) * width
+    if work.attention == "eager":
+        nbytes += rows * shape.num_heads * length * length * width
+    return nbytes
+
+
+def _parts(role: str, parts: dict[str, int]) -> tuple[MemoryPart, ...]:
+    return tuple(
+        MemoryPart(role=role, name=name, nbytes=nbytes) for name, nbytes in parts.items() if nbytes
+    )
+
+
+def format_bytes(nbytes: int) -> str:
+    """`3.2 GiB`, `41 MiB`: three significant digits at most, binary units."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size:
+            value = nbytes / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{nbytes / 1024:.0f} KiB"
