@@ -18,7 +18,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from flowrl.specs import Aggregation
 
@@ -26,8 +35,8 @@ __all__ = [
     "AdvantageConfig",
     "AlgorithmConfig",
     "ArithmeticData",
-    "CharTokenizer",
     "BpeTokenizer",
+    "CharTokenizer",
     "DataConfig",
     "EvalConfig",
     "FreshModel",
@@ -43,50 +52,62 @@ __all__ = [
     "TrainConfig",
 ]
 
+
+def _no_truth_value(value: object) -> object:
+    # bool is an int to Python, so that `seed: true` would silently mean 1.
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
+Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
 Args: TypeAlias = dict[str, str | int | float | bool | None]
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class OptimizerConfig(Section):
     """AdamW; see `flowrl.specs.AdamW` for the meaning of each field."""
 
-    learning_rate: float = Field(default=1e-6, gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    warmup_updates: int = Field(default=0, ge=0)
+    learning_rate: Float = Field(default=1e-6, gt=0)
+    beta1: Float = Field(default=0.9, ge=0, lt=1)
+    beta2: Float = Field(default=0.95, ge=0, lt=1)
+    eps: Float = Field(default=1e-8, gt=0)
+    weight_decay: Float = Field(default=0.0, ge=0)
+    warmup_updates: Int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-    max_grad_norm: float = Field(default=1.0, ge=0)
+    final_fraction: Float = Field(default=0.1, ge=0, le=1)
+    max_grad_norm: Float = Field(default=1.0, ge=0)
 
 
 class SamplingConfig(Section):
     """How rollouts are drawn; see `flowrl.specs.Sampling`."""
 
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    min_tokens: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=256, ge=1)
+    temperature: Float = Field(default=1.0, ge=0)
+    top_p: Float = Field(default=1.0, gt=0, le=1)
+    top_k: Int = Field(default=0, ge=0)
+    min_p: Float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: Float = Field(default=1.0, gt=0)
+    min_tokens: Int = Field(default=0, ge=0)
+    max_tokens: Int = Field(default=256, ge=1)
 
 
 class TrainConfig(Section):
     """A stage's schedule; the module says what each size means."""
 
-    steps: int = Field(default=100, ge=0)
-    prompts_per_step: int = Field(default=64, ge=1)
-    group_size: int = Field(default=8, ge=1)
-    mini_batches: int = Field(default=1, ge=1)
-    micro_batch: int = Field(default=32, ge=1)
-    max_staleness: int = Field(default=0, ge=0)
+    steps: Int = Field(default=100, ge=0)
+    prompts_per_step: Int = Field(default=64, ge=1)
+    group_size: Int = Field(default=8, ge=1)
+    mini_batches: Int = Field(default=1, ge=1)
+    micro_batch: Int = Field(default=32, ge=1)
+    max_staleness: Int = Field(default=0, ge=0)
     optimizer: OptimizerConfig = OptimizerConfig()
     sampling: SamplingConfig = SamplingConfig()
 
@@ -102,9 +123,9 @@ class StopConfig(Section):
     """
 
     metric: str = "accuracy"
-    at_least: float
-    check_every: int = Field(default=20, ge=1)
-    num: int = Field(default=256, ge=1)
+    at_least: Float
+    check_every: Int = Field(default=20, ge=1)
+    num: Int = Field(default=256, ge=1)
 
 
 class StageConfig(Section):
@@ -129,12 +150,12 @@ class FreshModel(Section):
     """
 
     architecture: Literal["qwen2", "qwen3", "llama"] = "qwen2"
-    hidden_size: int = Field(default=64, ge=1)
-    num_layers: int = Field(default=2, ge=1)
-    num_heads: int = Field(default=4, ge=1)
-    num_kv_heads: int | None = None
-    intermediate_size: int = Field(default=160, ge=1)
-    max_length: int = Field(default=512, ge=2)
+    hidden_size: Int = Field(default=64, ge=1)
+    num_layers: Int = Field(default=2, ge=1)
+    num_heads: Int = Field(default=4, ge=1)
+    num_kv_heads: Int | None = None
+    intermediate_size: Int = Field(default=160, ge=1)
+    max_length: Int = Field(default=512, ge=2)
     tie_embeddings: bool = True
 
     @model_validator(mode="after")
@@ -161,7 +182,17 @@ class BpeTokenizer(Section):
     """Byte-level BPE trained once on the training data (prompts and solutions)."""
 
     kind: Literal["bpe"]
-    vocab_size: int = Field(default=1024, ge=300)
+    vocab_size: Int = Field(default=1024, ge=300)
+
+
+def _model_form(value: object) -> str:
+    return "fresh" if isinstance(value, dict | FreshModel) else "folder"
+
+
+ModelSource: TypeAlias = Annotated[
+    Annotated[str, Tag("folder")] | Annotated[FreshModel, Tag("fresh")],
+    Discriminator(_model_form),
+]
 
 
 class RoleConfig(Section):
@@ -179,10 +210,10 @@ class RoleConfig(Section):
     """
 
     backend: str = "torch"
-    model: str | FreshModel | None = None
+    model: ModelSource | None = None
     copy_of: str | None = None
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
-    num_slots: int = Field(default=256, ge=1)
+    num_slots: Int = Field(default=256, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
@@ -194,8 +225,8 @@ class ArithmeticData(Section):
 
     kind: Literal["arithmetic"]
     split: Literal["train", "eval"]
-    digits: int = Field(default=2, ge=1, le=3)
-    held_out: int = Field(default=1000, ge=1)
+    digits: Int = Field(default=2, ge=1, le=3)
+    held_out: Int = Field(default=1000, ge=1)
 
 
 class JsonlData(Section):
@@ -213,14 +244,13 @@ class JsonlData(Section):
     prompt: str = "{prompt}"
     answer: str = "answer"
     solution: str = "{answer}"
-    max_rows: int = Field(default=0, ge=0)
+    max_rows: Int = Field(default=0, ge=0)
 
 
 def _data_kind(value: object) -> str:
-    if isinstance(value, str):
-        return "path"
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return str(kind)
+    if isinstance(value, ArithmeticData | JsonlData):
+        return value.kind
+    return str(value.get("kind")) if isinstance(value, dict) else "path"
 
 
 DataSource: TypeAlias = Annotated[
@@ -248,8 +278,8 @@ class DataConfig(Section):
     prompt: str = "{prompt}"
     answer: str = "answer"
     solution: str = "{answer}"
-    max_prompt_tokens: int = Field(default=512, ge=1)
-    max_bad_rows: int = Field(default=0, ge=0)
+    max_prompt_tokens: Int = Field(default=512, ge=1)
+    max_bad_rows: Int = Field(default=0, ge=0)
     chat_template: Literal["auto", "never", "always"] = "auto"
 
 
@@ -258,7 +288,7 @@ class ExactMatch(Section):
 
     kind: Literal["exact_match"]
     name: str = "accuracy"
-    weight: float = 1.0
+    weight: Float = 1.0
 
 
 class NumericMatch(Section):
@@ -266,8 +296,8 @@ class NumericMatch(Section):
 
     kind: Literal["numeric_match"]
     name: str = "accuracy"
-    weight: float = 1.0
-    tolerance: float = Field(default=1e-6, ge=0)
+    weight: Float = 1.0
+    tolerance: Float = Field(default=1e-6, ge=0)
 
 
 class Gsm8kMatch(Section):
@@ -275,15 +305,15 @@ class Gsm8kMatch(Section):
 
     kind: Literal["gsm8k"]
     name: str = "accuracy"
-    weight: float = 1.0
+    weight: Float = 1.0
 
 
 class FormatMatch(Section):
-    """1 where the whole response matches the regular expression `pattern` (dot matches newlines)."""
+    """1 where the whole response matches the expression `pattern` (dot matches newlines)."""
 
     kind: Literal["format"]
     name: str = "format"
-    weight: float = 1.0
+    weight: Float = 1.0
     pattern: str
 
 
@@ -293,7 +323,7 @@ class PythonReward(Section):
     kind: Literal["python"]
     function: str
     name: str = "score"
-    weight: float = 1.0
+    weight: Float = 1.0
 
 
 RewardTerm: TypeAlias = Annotated[
@@ -313,9 +343,9 @@ class RewardsConfig(Section):
     """
 
     terms: tuple[RewardTerm, ...] = ()
-    timeout_s: float = Field(default=2.0, gt=0)
-    max_failures: int = Field(default=0, ge=0)
-    workers: int = Field(default=1, ge=1)
+    timeout_s: Float = Field(default=2.0, gt=0)
+    max_failures: Int = Field(default=0, ge=0)
+    workers: Int = Field(default=1, ge=1)
 
 
 class AdvantageConfig(Section):
@@ -328,8 +358,8 @@ class AlgorithmConfig(Section):
     """What `actor.update(rollout, rewards)` means where the program does not say."""
 
     advantage: AdvantageConfig = AdvantageConfig()
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
+    clip_low: Float = Field(default=0.2, gt=0)
+    clip_high: Float = Field(default=0.2, gt=0)
     aggregation: Aggregation = "token-mean"
 
 
@@ -343,9 +373,9 @@ class EvalConfig(Section):
         metric: The number of the last line: `accuracy`, `format`, or another term's name.
     """
 
-    every: int = Field(default=0, ge=0)
-    num: int = Field(default=512, ge=0)
-    temperature: float = Field(default=1.0, ge=0)
+    every: Int = Field(default=0, ge=0)
+    num: Int = Field(default=512, ge=0)
+    temperature: Float = Field(default=1.0, ge=0)
     metric: str = "accuracy"
 
 
@@ -364,11 +394,11 @@ class RuntimeConfig(Section):
     """
 
     runs: Path = Path("runs")
-    stall_timeout_s: float = Field(default=300.0, gt=0)
-    checkpoint_every: int = Field(default=0, ge=0)
-    keep_checkpoints: int = Field(default=2, ge=1)
-    log_samples: int = Field(default=0, ge=0)
-    num_threads: int = Field(default=1, ge=0)
+    stall_timeout_s: Float = Field(default=300.0, gt=0)
+    checkpoint_every: Int = Field(default=0, ge=0)
+    keep_checkpoints: Int = Field(default=2, ge=1)
+    log_samples: Int = Field(default=0, ge=0)
+    num_threads: Int = Field(default=1, ge=0)
 
 
 class RunConfig(Section):
@@ -382,7 +412,7 @@ class RunConfig(Section):
     """
 
     name: str = "run"
-    seed: int = Field(default=0, ge=0)
+    seed: Int = Field(default=0, ge=0)
     stages: tuple[str, ...] = Field(min_length=1)
     stage: dict[str, StageConfig] = {}
     workflow: str | None = None
