@@ -1,0 +1,298 @@
+"""Reads a configuration: YAML, what it extends, `key=value` overrides, then validation.
+
+Later beats earlier: defaults in `flowrl.config.schema`, `base`, the file named by `extends`, the
+file, overrides in their order. Mappings merge key by key and lists are replaced; a mapping whose
+`kind` changes is replaced too, because the keys of the old kind mean nothing to the new.
+
+- `extends: OTHER.yaml` (at the top of a file, relative to that file) takes over another file.
+- `${seed}` and the other interpolations are OmegaConf's.
+- Paths of data, models and reward functions are relative to the current directory, as on the
+  command line; `extends` alone is relative to its file.
+
+    loaded = load_config(Path("configs/quickstart.yaml"), ["train.steps=300", "seed=3"])
+    loaded.config.train.steps        # 300
+    loaded.where("train.steps")      # 'command line (train.steps=300)'
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from flowrl.config.problems import validation_error
+from flowrl.config.schema import RunConfig
+from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
+from flowrl.errors import ConfigError
+
+__all__ = ["LoadedConfig", "load_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value was written: a file's line, or an override."""
+
+    file: Path | None = None
+    line: int = 0
+    override: str = ""
+
+    def describe(self, key: str) -> str:
+        """The origin in words."""
+        if self.file is None:
+            return f"command line ({self.override})"
+        return f"{self.file}:{self.line} ({key})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A validated configuration that knows where each value was written.
+
+    Attributes:
+        config: The tree; never changes.
+        path: The file it was read from; None where there was none.
+        origins: `FILE:LINE`, or the override's text, of each value by dotted key.
+    """
+
+    config: RunConfig
+    path: Path | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        """Where the value of dotted `key` is written, for messages.
+
+        `configs/quickstart.yaml:12 (train.steps)`, `command line (train.steps=abc)`; without a
+        line for a default.
+        """
+        return _where(key, self.path, self.origins)
+
+    def is_set(self, key: str) -> bool:
+        """Whether `key` was written anywhere, rather than left at its default."""
+        return key in self.origins
+
+
+def load_config(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    base: Mapping[str, object] | None = None,
+) -> LoadedConfig:
+    """Reads and validates a configuration.
+
+    Args:
+        path: A YAML file; None starts from `base` and the defaults alone.
+        overrides: `key=value` texts, applied in order.
+        base: Plain values beneath the file, by nested key.
+
+    Raises:
+        ConfigError: One error for all that is wrong: the first in full, the others by name.
+    """
+    draft = _Draft()
+    if base is not None:
+        draft.merge(cast("dict[str, Value]", copy.deepcopy(dict(base))), {})
+    if path is not None:
+        _add_file(draft, path, ())
+    for override in overrides:
+        _add_override(draft, override)
+    values = _interpolate(draft, path)
+
+    def where(key: str) -> str:
+        return _where(key, path, draft.origins)
+
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise validation_error(error, values, RunConfig, where) from None
+    return LoadedConfig(config=config, path=path, origins=draft.origins)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Values before validation; `origins` has an entry for each written value and no other."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def merge(self, values: dict[str, Value], origins: dict[str, Origin]) -> None:
+        for key, value in values.items():
+            self._put(self.values, key, value, key)
+        self.origins.update(origins)
+
+    def assign(self, keys: list[str], value: Value, origin: Origin) -> None:
+        """Sets the value at a dotted key, making mappings on the way."""
+        parent: Value = self.values
+        for depth, key in enumerate(keys[:-1]):
+            parent = self._child(parent, keys[: depth + 1], key, origin)
+        path, key = ".".join(keys), keys[-1]
+        match parent:
+            case dict():
+                self._put(parent, key, value, path)
+            case list():
+                parent[self._index(parent, keys, origin)] = value
+                self._forget(path)
+            case _:
+                raise self._no_keys(keys[:-1], key, parent, origin)
+        for child in ("", *_paths(value)):
+            self.origins[f"{path}.{child}" if child else path] = origin
+
+    def _put(self, parent: dict[str, Value], key: str, value: Value, path: str) -> None:
+        old = parent.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and not _kind_changes(old, value):
+            for name, inner in value.items():
+                self._put(old, name, inner, f"{path}.{name}")
+            return
+        self._forget(path)
+        parent[key] = value
+
+    def _child(self, parent: Value, keys: list[str], key: str, origin: Origin) -> Value:
+        match parent:
+            case dict():
+                if parent.get(key) is None:
+                    parent[key] = {}
+                    self.origins[".".join(keys)] = origin
+                return parent[key]
+            case list():
+                return parent[self._index(parent, keys, origin)]
+            case _:
+                raise self._no_keys(keys[:-1], key, parent, origin)
+
+    def _index(self, parent: list[Value], keys: list[str], origin: Origin) -> int:
+        key, path = keys[-1], ".".join(keys[:-1])
+        if key.isdecimal() and int(key) < len(parent):
+            return int(key)
+        last = len(parent) - 1
+        raise ConfigError(
+            f"{path} is a list of {len(parent)}, which has no item {key!r}",
+            where=origin.describe(".".join(keys)),
+            expected=f"a number from 0 to {last}" if parent else "the list as a whole",
+            hint=f"set the whole list: '{path}=[...]'",
+        )
+
+    def _no_keys(self, keys: list[str], key: str, parent: Value, origin: Origin) -> ConfigError:
+        path = ".".join(keys)
+        return ConfigError(
+            f"{path} is {parent!r}, which has no key {key!r}",
+            where=origin.describe(f"{path}.{key}"),
+            found=f"{path} set at {_where(path, None, self.origins)}",
+            hint=f"set it as a whole: '{path}={{{key}: ...}}'",
+        )
+
+    def _forget(self, path: str) -> None:
+        for known in [k for k in self.origins if k == path or k.startswith(f"{path}.")]:
+            del self.origins[known]
+
+
+def _kind_changes(old: dict[str, Value], new: dict[str, Value]) -> bool:
+    return "kind" in new and old.get("kind", new["kind"]) != new["kind"]
+
+
+def _add_file(draft: _Draft, path: Path, below: tuple[Path, ...]) -> None:
+    tree = read_yaml_file(path)
+    chain = (*below, path)
+    extends = tree.values.pop("extends", None)
+    if extends is not None:
+        where = Origin(file=path, line=tree.lines["extends"]).describe("extends")
+        if not isinstance(extends, str):
+            raise ConfigError(
+                "extends must be the path of one file", where=where, found=repr(extends)
+            )
+        parent = path.parent / extends
+        if parent.resolve() in [file.resolve() for file in chain]:
+            raise ConfigError(
+                "a file extends itself",
+                where=where,
+                found=" -> ".join(str(file) for file in (*chain, parent)),
+            )
+        try:
+            _add_file(draft, parent, chain)
+        except ConfigError as error:
+            # The error is about the other file; this one is why that file is read at all.
+            if error.where == str(parent):
+                error.where = f"{where}: {parent}"
+            raise
+    origins = {
+        key: Origin(file=path, line=line)
+        for key, line in tree.lines.items()
+        if key and key != "extends"
+    }
+    draft.merge(tree.values, origins)
+
+
+def _add_override(draft: _Draft, override: str) -> None:
+    key, equals, text = override.partition("=")
+    keys = key.strip().split(".")
+    where = f"command line ({override})"
+    if not equals or not all(keys):
+        raise ConfigError(
+            f"{override!r} is no override",
+            where="command line",
+            expected="key=value, such as train.steps=300",
+        )
+    draft.assign(keys, read_yaml_value(text, where), Origin(override=override))
+
+
+def _interpolate(draft: _Draft, path: Path | None) -> dict[str, Value]:
+    if not _has_interpolation(draft.values):
+        return draft.values
+    try:
+        # The defaults take part, so that `${seed}` means the seed even where none is written.
+        tree = OmegaConf.merge(OmegaConf.create(_defaults()), OmegaConf.create(draft.values))
+        resolved = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        raise ConfigError(
+            f"cannot be interpolated: {str(error).splitlines()[0]}",
+            where=_where(key, path, draft.origins) if key else str(path),
+            hint="`${a.b}` stands for the value of a.b; `\\${` is the text itself",
+        ) from None
+    return cast("dict[str, Value]", _written(cast("Value", resolved), draft.values))
+
+
+def _defaults() -> dict[str, object]:
+    required = [name for name, info in RunConfig.model_fields.items() if info.is_required()]
+    # Required keys have no value to build the tree with; None stands for them and is left out.
+    blank = RunConfig.model_construct(**dict.fromkeys(required))  # type: ignore[arg-type]
+    return blank.model_dump(mode="json", exclude=set(required))
+
+
+def _written(resolved: Value, values: Value) -> Value:
+    """The part of `resolved` that `values` has keys for."""
+    if isinstance(resolved, dict) and isinstance(values, dict):
+        return {key: _written(resolved[key], inner) for key, inner in values.items()}
+    return resolved
+
+
+def _has_interpolation(value: Value) -> bool:
+    match value:
+        case str():
+            return "${" in value
+        case dict():
+            return any(_has_interpolation(inner) for inner in value.values())
+        case list():
+            return any(_has_interpolation(inner) for inner in value)
+        case _:
+            return False
+
+
+def _paths(value: Value) -> list[str]:
+    """Dotted keys of everything inside `value`."""
+    match value:
+        case dict():
+            items = list(value.items())
+        case list():
+            items = [(str(index), inner) for index, inner in enumerate(value)]
+        case _:
+            return []
+    return [path for key, inner in items for path in (key, *(f"{key}.{p}" for p in _paths(inner)))]
+
+
+def _where(key: str, path: Path | None, origins: Mapping[str, Origin]) -> str:
+    origin = origins.get(key)
+    if origin is not None:
+        return origin.describe(key)
+    return f"{path} ({key})" if path is not None else key

@@ -1,0 +1,347 @@
+"""What pydantic found wrong, in the words of people who write configs.
+
+Every problem has a place (`where`), what was found and what was expected; several become one
+`ConfigError`, whose first problem stands in full and the others by name, in at most four lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError
+
+__all__ = ["combine", "describe_value", "validation_error"]
+
+MAX_OTHERS = 4
+
+# Pydantic's error types, and what was expected where one of them is met.
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def combine(problems: Sequence[ConfigError]) -> ConfigError:
+    """One error for several: the first in full, the others by their place and their first line."""
+    first, others = problems[0], problems[1:]
+    if not others:
+        return first
+    brief = [f"{error.where}: {error.what}" if error.where else error.what for error in others]
+    more = f"; and {len(brief) - MAX_OTHERS} more" if len(brief) > MAX_OTHERS else ""
+    noun = "mistake" if len(others) == 1 else "mistakes"
+    line = f"  and {len(others)} more {noun}: " + "; ".join(brief[:MAX_OTHERS]) + more
+    # `hint` is the last line of a message, and what follows the first problem goes below it.
+    if first.hint is None:
+        first.hint = "mend this first" + "\n" + line
+    else:
+        first.hint += "\n" + line
+    return first
+
+
+def validation_error(
+    error: ValidationError,
+    values: object,
+    root: type[BaseModel],
+    where: Callable[[str], str],
+) -> ConfigError:
+    """The `ConfigError` for a failed validation.
+
+    Args:
+        values: What was validated, as plain values.
+        root: The model it was validated against.
+        where: Says where a dotted key is written.
+    """
+    by_path: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        by_path.setdefault(_path(details, values), []).append(details)
+    # A misspelt key shows twice, as unknown and as missing; the misspelling is the one to mend.
+    ordered = sorted(by_path.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
+    return combine([_problem(path, found, values, root, where) for path, found in ordered])
+
+
+def describe_value(value: object) -> str:
+    """A value and what it is: `'abc' (text)`; long ones are cut."""
+    match value:
+        case None:
+            return "nothing (null)"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"{_short(repr(value))} (text)"
+        case int() | float():
+            return repr(value)
+        case dict():
+            return f"a mapping of {listing([str(key) for key in value])}"
+        case list() | tuple():
+            return f"{_short(repr(list(value)))} (a list)"
+        case _:
+            return _short(repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _path(details: ErrorDetails, values: object) -> tuple[str, ...]:
+    """The dotted key of an error, without the union members that pydantic puts between."""
+    path: list[str] = []
+    current = values
+    *inner, last = details["loc"] or ("",)
+    for part in inner:
+        if (found := _step(current, part)) is not _ABSENT:
+            path.append(str(part))
+            current = found
+    if details["type"] == "missing" or _step(current, last) is not _ABSENT:
+        path.append(str(last))
+    return tuple(path)
+
+
+_ABSENT = object()
+
+
+def _step(container: object, key: int | str) -> object:
+    match container:
+        case dict():
+            return container.get(key, _ABSENT)
+        case list() | tuple() if isinstance(key, int) and key < len(container):
+            return container[key]
+        case _:
+            return _ABSENT
+
+
+def _problem(
+    path: tuple[str, ...],
+    found: list[ErrorDetails],
+    values: object,
+    root: type[BaseModel],
+    where: Callable[[str], str],
+) -> ConfigError:
+    details, key = found[0], ".".join(path)
+    name, value = path[-1] if path else "the config", details["input"]
+    context: Mapping[str, Any] = details.get("ctx", {})
+    match details["type"]:
+        case "extra_forbidden":
+            return _unknown_key(path, values, root, where)
+        case "missing":
+            section = ".".join(path[:-1])
+            return ConfigError(
+                f"{name!r} is missing" + (f" in {section}" if section else ""),
+                where=where(key),
+                hint=f"set {key}, in the file or as {key}=... on the command line",
+            )
+        case "union_tag_invalid" | "union_tag_not_found":
+            return _unknown_kind(key, value, context, _kinds(path, values, root), where)
+        case "literal_error":
+            expected = str(context["expected"])
+            choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+            return ConfigError(
+                f"{name} cannot be {value!r}",
+                where=where(key),
+                expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
+                hint=suggestion(str(value), choices),
+            )
+        case "value_error":
+            text = str(context["error"])
+            return ConfigError(
+                f"{name} {text}" if text.startswith("must ") else text,
+                where=where(key),
+                found=None if isinstance(value, dict) else describe_value(value),
+            )
+        case "too_short" | "string_too_short":
+            return ConfigError(
+                f"{name} must not be empty", where=where(key), found=describe_value(value)
+            )
+        case bound if bound in _BOUNDS:
+            words, limit = _BOUNDS[bound]
+            return ConfigError(
+                f"{name} must be {words} {context[limit]}",
+                where=where(key),
+                found=describe_value(value),
+            )
+        case _:
+            annotation, _ = _descend(path, values, root)
+            return _wrong_type(key, name, found, annotation, where)
+
+
+def _wrong_type(
+    key: str,
+    name: str,
+    found: list[ErrorDetails],
+    annotation: object,
+    where: Callable[[str], str],
+) -> ConfigError:
+    value = found[0]["input"]
+    # The members of a union of plain types fail one by one, at one place.
+    names = dict.fromkeys(_EXPECTED.get(details["type"], details["msg"]) for details in found)
+    if _models(annotation):
+        names["a mapping"] = None
+    if "a number" in names:
+        names.pop("a whole number", None)
+    hint = None
+    if "text" in names and isinstance(value, dict):
+        hint = "put text that holds braces in quotes"
+    elif "a list" in names and not isinstance(value, dict):
+        hint = f"write a list: [{value}]"
+    *most, last = names
+    expected = f"{', '.join(most)} or {last}" if most else last
+    return ConfigError(
+        f"{name} must be {expected}", where=where(key), found=describe_value(value), hint=hint
+    )
+
+
+def _unknown_kind(
+    key: str,
+    value: object,
+    context: Mapping[str, Any],
+    kinds: Sequence[str],
+    where: Callable[[str], str],
+) -> ConfigError:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    expected = f"kind: {listing(kinds)}"
+    if kind is None:
+        return ConfigError(
+            f"{key} does not say its kind",
+            where=where(key),
+            found=describe_value(value),
+            expected=expected,
+        )
+    return ConfigError(
+        f"{key} has no kind {str(kind)!r}",
+        where=where(f"{key}.kind"),
+        expected=expected,
+        hint=suggestion(str(kind), kinds),
+    )
+
+
+def _unknown_key(
+    path: tuple[str, ...],
+    values: object,
+    root: type[BaseModel],
+    where: Callable[[str], str],
+) -> ConfigError:
+    section, name = path[:-1], path[-1]
+    model = _model_at(section, values, root)
+    allowed = sorted(model.model_fields) if model is not None else []
+    if "." in name:
+        hint: str | None = "nest keys in a file; dots belong to the command line"
+    else:
+        # A key that is right but stands in the wrong section beats one that is merely alike.
+        hint = _elsewhere(name, root) or suggestion(name, allowed)
+    return ConfigError(
+        f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else ""),
+        where=where(".".join(path)),
+        expected=listing(allowed) if allowed else None,
+        hint=hint,
+    )
+
+
+def _elsewhere(name: str, root: type[BaseModel]) -> str | None:
+    """Where a key of that very name does belong, if there is such a place."""
+    homes = _homes(name, root, "")
+    return f"did you mean {' or '.join(homes[:3])}?" if homes else None
+
+
+def _homes(name: str, model: type[BaseModel], prefix: str) -> list[str]:
+    homes = [prefix + name] if name in model.model_fields else []
+    for key, info in model.model_fields.items():
+        for inner in _models(info.annotation):
+            homes += _homes(name, inner, f"{prefix}{key}.")
+    return list(dict.fromkeys(homes))
+
+
+def _model_at(
+    path: tuple[str, ...], values: object, root: type[BaseModel]
+) -> type[BaseModel] | None:
+    annotation, value = _descend(path, values, root)
+    return _fitting(annotation, value)
+
+
+def _descend(path: tuple[str, ...], values: object, root: type[BaseModel]) -> tuple[object, object]:
+    """The declared type at `path`, and the value there."""
+    annotation: object = root
+    value = values
+    for key in path:
+        if isinstance(value, list):
+            annotation = _item_type(annotation, tuple, 0)
+            value = _step(value, int(key))
+            continue
+        model = _fitting(annotation, value)
+        if model is None:
+            annotation = _item_type(annotation, dict, 1)
+        elif key in model.model_fields:
+            annotation = model.model_fields[key].annotation
+        else:
+            annotation = None
+        value = _step(value, key)
+    return annotation, value
+
+
+def _item_type(annotation: object, container: type, argument: int) -> object:
+    for member in _members(annotation):
+        if get_origin(member) is container:
+            return get_args(member)[argument]
+    return None
+
+
+def _fitting(annotation: object, value: object) -> type[BaseModel] | None:
+    """The model that `value` is meant as, judged by its kind where there are several."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    for model in _models(annotation):
+        if kind is None or not _kind_values(model) or kind in _kind_values(model):
+            return model
+    return None
+
+
+def _kinds(path: tuple[str, ...], values: object, root: type[BaseModel]) -> list[str]:
+    annotation, _ = _descend(path, values, root)
+    return [kind for model in _models(annotation) for kind in _kind_values(model)]
+
+
+def _kind_values(model: type[BaseModel]) -> tuple[str, ...]:
+    info = model.model_fields.get("kind")
+    if info is None or get_origin(info.annotation) is not Literal:
+        return ()
+    return get_args(info.annotation)
+
+
+def _models(annotation: object) -> list[type[BaseModel]]:
+    return [
+        member
+        for member in _members(annotation)
+        if isinstance(member, type) and issubclass(member, BaseModel)
+    ]
+
+
+def _members(annotation: object) -> list[object]:
+    """The members of a union, or the type itself."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for inner in get_args(annotation) for member in _members(inner)]
+    return [annotation]

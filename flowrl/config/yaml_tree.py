@@ -1,0 +1,260 @@
+"""YAML files as plain values that remember their lines.
+
+The language is YAML 1.2's core schema, because the 1.1 that PyYAML reads by default surprises
+people in configs: there `1e-4` is text, `010` is 8, `1:30` is 90, `no` is false and
+`2024-01-01` is a date. Here numbers are decimal, and only `true` and `false` are truth values.
+Stricter than either: a key is text and stands once in its mapping, and a file is one mapping.
+
+Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's weight.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from flowrl.config.nearest import listing, nearest
+from flowrl.errors import ConfigError
+
+__all__ = ["Tree", "Value", "read_yaml_file", "read_yaml_value"]
+
+Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's own class attribute)
+
+
+_NUMBER = list("-+.0123456789")
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", _NUMBER),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)", _NUMBER),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A file's mapping.
+
+    Attributes:
+        values: The mapping; nested mappings and lists are plain.
+        lines: Line (from 1) of each value by dotted path; a key's line where it has one.
+    """
+
+    values: dict[str, Value]
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def read_yaml_file(path: Path) -> Tree:
+    """Reads one mapping.
+
+    Raises:
+        ConfigError: The file is missing (with the nearest name beside it), cannot be read, is not
+            YAML (with the line), is empty or no mapping, or names a key twice.
+    """
+    node = _compose(_read(path), str(path))
+    if node is None:
+        raise ConfigError(
+            "the file is empty",
+            where=str(path),
+            expected="a mapping of keys",
+            hint="begin with `stages: [grpo]` and `data:`",
+        )
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(
+            "the file is no mapping",
+            where=f"{path}:{node.start_mark.line + 1}",
+            found=_KINDS[type(node)],
+            expected="`key: value` lines",
+        )
+    tree = Tree(values={})
+    value = _Reader(str(path), tree.lines).value(node, "")
+    assert isinstance(value, dict)
+    tree.values.update(value)
+    return tree
+
+
+def read_yaml_value(text: str, where: str) -> Value:
+    """Reads the value of an override: single values, `[lists]` and `{mappings: of them}`.
+
+    What reads as anything else is taken as the text that it is, so that templates and free text
+    need no second layer of quotes: `{question}`, `Q: what?`, `#1`.
+
+    Raises:
+        ConfigError: A list, mapping or quoted text that does not end; `where` names it.
+    """
+    try:
+        node = _compose(text, where)
+    except ConfigError:
+        if text.lstrip()[:1] in ("[", "{", '"', "'"):
+            raise
+        return text
+    if isinstance(node, yaml.CollectionNode) and node.flow_style:
+        value = _Reader(where, {}).value(node, "")
+        is_template = isinstance(value, dict) and all(v is None for v in value.values()) and value
+        return text if is_template else value
+    if isinstance(node, yaml.ScalarNode) and (node.style or node.value == text.strip()):
+        return _Reader(where, {}).value(node, "")
+    return text
+
+
+_KINDS: dict[type[yaml.Node], str] = {
+    yaml.MappingNode: "a mapping",
+    yaml.SequenceNode: "a list",
+    yaml.ScalarNode: "a single value",
+}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = path.parent
+        names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        configs = [name for name in names if name.endswith((".yaml", ".yml"))]
+        match = nearest(path.name, configs)
+        raise ConfigError(
+            "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
+            where=str(path),
+            expected=f"a config; {folder} holds {listing(configs)}" if configs else None,
+            hint=f"did you mean {folder / match}?" if match else "give the path of a YAML file",
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError("this is a folder, not a YAML file", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "the file is not UTF-8 text", where=str(path), found=f"byte {error.start} is not"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", where=str(path)) from None
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name
+        line = text.splitlines()[mark.line].strip() if mark and mark.line < _lines(text) else ""
+        raise ConfigError(
+            f"not YAML: {error.problem or error.context}",
+            where=where,
+            found=repr(line) if line else None,
+            hint=_syntax_hint(line),
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", where=name) from None
+    finally:
+        loader.dispose()
+
+
+def _lines(text: str) -> int:
+    return len(text.splitlines())
+
+
+def _syntax_hint(line: str) -> str | None:
+    if "\t" in line:
+        return "indent with spaces, not tabs"
+    if "{" in line or ": " in line:
+        return "put text that holds braces or a colon in quotes"
+    return None
+
+
+class _Reader:
+    """Turns nodes into values, filling `lines`."""
+
+    def __init__(self, name: str, lines: dict[str, int]) -> None:
+        self.name = name
+        self.lines = lines
+        self.open: list[yaml.Node] = []
+
+    def value(self, node: yaml.Node, path: str) -> Value:
+        if node in self.open:
+            raise ConfigError("an anchor refers to itself", where=self._at(node))
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self.open.append(node)
+        try:
+            match node:
+                case yaml.MappingNode():
+                    return self._mapping(node, path)
+                case yaml.SequenceNode():
+                    return [
+                        self.value(item, _join(path, str(index)))
+                        for index, item in enumerate(node.value)
+                    ]
+                case _:
+                    return self._scalar(node)
+        finally:
+            self.open.pop()
+
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node)
+            if key in values:
+                raise ConfigError(
+                    f"the key {key!r} stands twice in one mapping",
+                    where=self._at(key_node),
+                    found=f"first in line {first[key]}",
+                    hint="keep one of them",
+                )
+            first[key] = key_node.start_mark.line + 1
+            self.lines[_join(path, key)] = first[key]
+            values[key] = self.value(value_node, _join(path, key))
+        return values
+
+    def _key(self, node: yaml.Node) -> str:
+        if isinstance(node, yaml.ScalarNode):
+            if node.value == "<<" and node.style is None:
+                raise ConfigError(
+                    "merge keys are not read",
+                    where=self._at(node),
+                    hint="`extends: FILE.yaml` at the top takes over another file's keys",
+                )
+            key = self._scalar(node)
+            if isinstance(key, str):
+                return key
+        found = node.value if isinstance(node, yaml.ScalarNode) else _KINDS[type(node)]
+        raise ConfigError(
+            "a key must be text",
+            where=self._at(node),
+            found=str(found),
+            hint="put it in quotes" if isinstance(node, yaml.ScalarNode) else None,
+        )
+
+    def _scalar(self, node: yaml.Node) -> str | int | float | bool | None:
+        match node.tag.removeprefix("tag:yaml.org,2002:"):
+            case "null":
+                return None
+            case "bool":
+                return str(node.value).lower() == "true"
+            case "int":
+                return int(node.value)
+            case "float":
+                return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
+            case "str":
+                return str(node.value)
+            case _:
+                raise ConfigError(
+                    f"the tag {node.tag} is not read",
+                    where=self._at(node),
+                    expected="plain values",
+                )
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
