@@ -340,7 +340,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
-    """A sample's score, and the weighted terms that it is the sum of."""
+    """A sample's score, the weighted sum of its terms, and each term's unweighted value."""
 
     sample: SampleId
     score: float

@@ -1,0 +1,45 @@
+"""Data rows, tokenizers, model folders and the prompt cursor.
+
+rows = load_rows(config.data.train, config.data, split="train")
+folder = prepare_model_folder(config.roles["actor"], run_folder / "model", rows)
+tokenizer = Tokenizer.load(folder)
+prompts = encode_prompts(rows, tokenizer, max_prompt_tokens=config.data.max_prompt_tokens)
+cursor = PromptCursor(prompts, seed=config.seed)
+batch = cursor.take(config.train.prompts_per_step)
+"""
+
+from flowrl.data.cursor import (
+    Prompt,
+    PromptCursor,
+    PromptItem,
+    PromptSet,
+    TooLong,
+    encode_prompts,
+)
+from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
+from flowrl.data.rows import Row, RowProblem, Rows, Split, load_rows
+from flowrl.data.tokenizer import ChatMode, Tokenizer
+from flowrl.data.vocabulary import EOS, build_tokenizer, check_alphabet, vocabulary_of
+
+__all__ = [
+    "EOS",
+    "ChatMode",
+    "Prompt",
+    "PromptCursor",
+    "PromptItem",
+    "PromptSet",
+    "Row",
+    "RowProblem",
+    "Rows",
+    "Split",
+    "Tokenizer",
+    "TooLong",
+    "build_tokenizer",
+    "check_alphabet",
+    "check_model_folder",
+    "encode_prompts",
+    "fresh_config_json",
+    "load_rows",
+    "prepare_model_folder",
+    "vocabulary_of",
+]

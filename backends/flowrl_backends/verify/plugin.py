@@ -1,0 +1,55 @@
+"""What the entry point `verify` names."""
+
+from __future__ import annotations
+
+from flowrl.backend.protocols import (
+    BackendStatus,
+    Capabilities,
+    GenerateBackend,
+    PolicyContext,
+    ScoreBackend,
+    ScoreContext,
+    Service,
+    TrainBackend,
+)
+from flowrl.errors import BackendError
+from flowrl_backends.verify.scorer import Scorer
+
+__all__ = ["plugin"]
+
+
+class VerifyPlugin:
+    """Scores samples by rules; it neither generates nor trains."""
+
+    name = "verify"
+    capabilities = Capabilities(
+        services=frozenset({Service.SCORE}), devices=frozenset({"cpu"}), dtypes=frozenset()
+    )
+
+    def check(self) -> BackendStatus:
+        """Always usable: it needs nothing that flowrl does not need."""
+        return BackendStatus(usable=True)
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
+        """Not offered."""
+        raise _only_scores(context, "generate")
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """Not offered."""
+        raise _only_scores(context, "train")
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """A scorer of the terms in `context`."""
+        return Scorer(context)
+
+
+def _only_scores(context: PolicyContext, service: str) -> BackendError:
+    return BackendError(
+        f"backend 'verify' cannot {service}; it scores",
+        where=f"roles.{context.role}.backend",
+        found="verify",
+        hint="use a backend that `flowrl backends` lists with that service, such as torch",
+    )
+
+
+plugin = VerifyPlugin()

@@ -1,0 +1,114 @@
+"""Chat templates: a prompt becomes a user's turn, rendered as Transformers renders it.
+
+The templates are Jinja programs of unknown origin, so they run in Jinja's immutable sandbox with
+the same filters and globals as `transformers.utils.chat_template_utils`
+(`apply_chat_template(..., add_generation_prompt=True)` is the reference; a test compares the two).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from flowrl.errors import DataError
+
+__all__ = ["ChatTemplate"]
+
+
+class ChatTemplate:
+    """A model's own chat template.
+
+    Args:
+        source: The Jinja text.
+        special_tokens: `bos_token` and its like by name; templates may print them.
+        where: The file it comes from, for messages.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], where: Path) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._where = where
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as reason:
+            raise self._error(reason) from reason
+
+    def render(self, prompt: str) -> str:
+        """The text of a conversation with one user turn, up to where the model's turn begins.
+
+        Raises:
+            DataError: The template refuses the conversation or fails.
+        """
+        try:
+            return self._template.render(
+                messages=[{"role": "user", "content": prompt}],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        # A template may raise what any expression raises: TypeError, KeyError, OverflowError.
+        except Exception as reason:
+            raise self._error(reason) from reason
+
+    def _error(self, reason: Exception) -> DataError:
+        return DataError(
+            "the chat template fails",
+            where=str(self._where),
+            found=f"{type(reason).__name__}: {reason}",
+            hint="set data.chat_template=never to give the model the prompt as it is",
+        )
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the model's own turns for training masks; it prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own convention
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return str(caller())
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which no chat format wants.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

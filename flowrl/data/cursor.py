@@ -1,0 +1,230 @@
+"""Prompts as tokens, and the cursor that hands them out epoch after epoch.
+
+The order of an epoch depends on the run's seed and the epoch's number alone, so a cursor is two
+numbers, and a resumed run goes on with the very next prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from flowrl.backend.batch import Ints
+from flowrl.data.order import permutation
+from flowrl.data.rows import Row, Rows
+from flowrl.data.tokenizer import ChatMode, Tokenizer
+from flowrl.errors import CheckpointError, DataError
+from flowrl.ids import GroupId, group_id
+
+__all__ = ["Prompt", "PromptCursor", "PromptItem", "PromptSet", "TooLong", "encode_prompts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A row and its prompt's tokens.
+
+    Attributes:
+        prompt_ids: int64 `[P]`.
+    """
+
+    row: Row
+    prompt_ids: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptItem:
+    """A prompt in an epoch: what a group answers.
+
+    Attributes:
+        epoch: Counted from 0.
+        index: The row's place in its source.
+        group: `epoch/index`.
+        prompt_ids: int64 `[P]`.
+    """
+
+    epoch: int
+    index: int
+    group: GroupId
+    row: Row
+    prompt_ids: Ints
+
+    @property
+    def prompt(self) -> str:
+        """The prompt's text, without the chat template."""
+        return self.row.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLong:
+    """A prompt that was left out: where it is and its tokens."""
+
+    where: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """The prompts of a source that fit, and those that do not.
+
+    Attributes:
+        too_long: Prompts over `data.max_prompt_tokens`; left out, never cut.
+    """
+
+    prompts: tuple[Prompt, ...]
+    too_long: tuple[TooLong, ...]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def items(self, epoch: int = 0) -> list[PromptItem]:
+        """All prompts in the order of the source, as an evaluation takes them."""
+        return [_item(epoch, prompt) for prompt in self.prompts]
+
+
+def encode_prompts(
+    rows: Rows | Iterable[Row],
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+    chat_template: ChatMode = "auto",
+) -> PromptSet:
+    """Tokenises every prompt once.
+
+    Raises:
+        DataError: A prompt that the tokenizer cannot take, with its file and line; or no prompt
+            that fits.
+    """
+    prompts: list[Prompt] = []
+    too_long: list[TooLong] = []
+    for row in rows:
+        try:
+            ids = tokenizer.encode_prompt(row.prompt, chat_template)
+        except DataError as reason:
+            raise _at(reason, row) from reason
+        if len(ids) > max_prompt_tokens:
+            too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
+        else:
+            prompts.append(Prompt(row=row, prompt_ids=ids))
+    if not prompts:
+        raise DataError(
+            "no prompt is short enough" if too_long else "there are no prompts",
+            where=too_long[0].where if too_long else None,
+            found=f"the shortest has {min(t.num_tokens for t in too_long)}" if too_long else None,
+            expected=f"at most {max_prompt_tokens} tokens (data.max_prompt_tokens)",
+        )
+    source = rows.source if isinstance(rows, Rows) else "rows"
+    return PromptSet(prompts=tuple(prompts), too_long=tuple(too_long), source=source)
+
+
+class PromptCursor:
+    """Hands out prompts; every epoch is a new permutation of all of them.
+
+    A batch may cross the border of two epochs, so no prompt is ever skipped. The same prompt may
+    then stand twice in a batch, under two groups.
+
+    >>> cursor = PromptCursor(prompts, seed=0)      # doctest: +SKIP
+    >>> batch = cursor.take(64)                     # doctest: +SKIP
+    >>> again = PromptCursor.from_json(cursor.to_json(), prompts)  # doctest: +SKIP
+    """
+
+    def __init__(self, prompts: PromptSet, seed: int, *, epoch: int = 0, position: int = 0) -> None:
+        self._prompts = prompts.prompts
+        self._source = prompts.source
+        self._seed = seed
+        self._epoch = epoch
+        self._position = position
+        self._order = self._order_of(epoch)
+        self._fingerprint: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next prompt."""
+        return self._epoch
+
+    def take(self, num: int) -> list[PromptItem]:
+        """The next `num` prompts."""
+        items = []
+        for _ in range(num):
+            items.append(_item(self._epoch, self._prompts[self._order[self._position]]))
+            self._position += 1
+            if self._position == len(self._prompts):
+                self._epoch += 1
+                self._position = 0
+                self._order = self._order_of(self._epoch)
+        return items
+
+    def to_json(self) -> dict[str, str | int]:
+        """Where the cursor stands, and of what data."""
+        if self._fingerprint is None:
+            self._fingerprint = _fingerprint(self._prompts)
+        return {
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "num_prompts": len(self._prompts),
+            "fingerprint": self._fingerprint,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object], prompts: PromptSet) -> PromptCursor:
+        """The cursor that `to_json` described.
+
+        Raises:
+            CheckpointError: The data is not the same any more.
+        """
+        seed, epoch, position = (_number(value, key) for key in ("seed", "epoch", "position"))
+        cursor = cls(prompts, seed, epoch=epoch, position=position)
+        now = cursor.to_json()
+        if now != dict(value):
+            raise CheckpointError(
+                "the training data changed since the checkpoint was written",
+                where=prompts.source,
+                found=f"{now['num_prompts']} prompts, fingerprint {now['fingerprint']}",
+                expected=f"{value.get('num_prompts')} prompts, fingerprint "
+                f"{value.get('fingerprint')}",
+                hint="restore the data file and its templates, or start a new run",
+            )
+        return cursor
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        order: list[int] = permutation(len(self._prompts), self._seed, epoch).tolist()
+        return order
+
+
+def _item(epoch: int, prompt: Prompt) -> PromptItem:
+    return PromptItem(
+        epoch=epoch,
+        index=prompt.row.index,
+        group=group_id(epoch, prompt.row.index),
+        row=prompt.row,
+        prompt_ids=prompt.prompt_ids,
+    )
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Of what training depends on: places, tokens, answers and solutions."""
+    digest = blake2b(digest_size=8)
+    for prompt in prompts:
+        row = prompt.row
+        digest.update(repr((row.index, row.answer, row.solution)).encode())
+        digest.update(prompt.prompt_ids.tobytes())
+    return digest.hexdigest()
+
+
+def _number(value: Mapping[str, object], key: str) -> int:
+    found = value.get(key)
+    if not isinstance(found, int):
+        raise CheckpointError("the data cursor of the checkpoint is broken", where=key)
+    return found
+
+
+def _at(reason: DataError, row: Row) -> DataError:
+    return DataError(
+        reason.what,
+        where=row.where,
+        found=reason.found,
+        expected=reason.expected,
+        hint=reason.hint,
+    )

@@ -1,0 +1,126 @@
+"""Templates of prompts and solutions: `{field}` stands for a field of the data row.
+
+Plain substitution and nothing else: no attributes, no indices, no format specifications, so that a
+template can never run code or fail in ways a person would not expect. `{{` and `}}` are braces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError, DataError
+
+__all__ = ["Template", "field_text"]
+
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A parsed template.
+
+    Attributes:
+        key: The config key it was written under, for messages.
+        text: As written.
+        pieces: Alternating literal text and field names; even positions are literals.
+
+    >>> Template.parse("Q: {question}", key="data.prompt").render({"question": "1+1?"})
+    'Q: 1+1?'
+    """
+
+    key: str
+    text: str
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, *, key: str) -> Template:
+        """Reads a template.
+
+        Raises:
+            ConfigError: A brace that neither names a field nor is doubled.
+        """
+        pieces: list[str] = [""]
+        position = 0
+        for match in _PIECE.finditer(text):
+            pieces[-1] += text[position : match.start()]
+            position = match.end()
+            found = match.group()
+            if found in ("{{", "}}"):
+                pieces[-1] += found[0]
+            elif match.group(1) is not None:
+                pieces += [match.group(1), ""]
+            else:
+                raise ConfigError(
+                    f"a single {found!r} that names no field",
+                    where=key,
+                    found=repr(text),
+                    expected="{field} for a field of the row, {{ and }} for braces",
+                )
+        pieces[-1] += text[position:]
+        return cls(key=key, text=text, pieces=tuple(pieces))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields it reads, in order."""
+        return self.pieces[1::2]
+
+    def render(self, fields: Mapping[str, object]) -> str:
+        """The text for one row.
+
+        Raises:
+            DataError: The row lacks a field, or it holds no text; `where` is left to the caller.
+        """
+        parts = list(self.pieces)
+        for i in range(1, len(parts), 2):
+            parts[i] = field_text(fields, parts[i], key=self.key)
+        return "".join(parts)
+
+
+def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
+    """The text of a field: strings as they are, numbers as JSON writes them.
+
+    Raises:
+        DataError: The row lacks it, or it is neither text nor a number.
+    """
+    if name not in fields:
+        raise DataError(
+            f"the row has no field {name!r}, which {key} reads",
+            found=f"fields {listing(fields)}",
+            hint=suggestion(name, fields) or f"change {key} or the row",
+        )
+    value = fields[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    raise DataError(
+        f"field {name!r}, which {key} reads, is neither text nor a number",
+        found=f"{_json_kind(value)} {_excerpt(value)}",
+        hint=f"change {key} or the row",
+    )
+
+
+def _json_kind(value: object) -> str:
+    match value:
+        case None | bool():
+            return "the value"
+        case dict():
+            return "an object"
+        case list():
+            return "an array"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def _excerpt(value: object) -> str:
+    text = (
+        {None: "null", True: "true", False: "false"}.get(value)
+        if value is None or isinstance(value, bool)
+        else repr(value)
+    )
+    assert text is not None
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,294 @@
+"""Text to tokens and back, with the `tokenizers` library and the files of a Hugging Face folder.
+
+Token ids equal those of `transformers.AutoTokenizer` on the same folder; Transformers itself, which
+takes seconds to import, is not needed. Text is tokenised once, before a rollout; what a policy
+produced is decoded for rewards and people and never tokenised again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as FastTokenizer
+
+from flowrl.backend.batch import Ints
+from flowrl.data.chat import ChatTemplate
+from flowrl.errors import DataError
+
+__all__ = ["ChatMode", "Tokenizer"]
+
+ChatMode: TypeAlias = Literal["auto", "never", "always"]
+"""Whether a prompt is wrapped as a user's turn; `auto` where the folder has a chat template."""
+
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """The tokenizer of a model folder.
+
+    Attributes:
+        end_id: The token that supervised responses end with: the tokenizer's `eos_token`, or the
+            model's first end token where the tokenizer names none.
+        stop_ids: Tokens that end a generated response: `end_id`, then `eos_token_id` of
+            generation_config.json, or of config.json where that has none.
+        vocab_size: One more than the largest token id.
+    """
+
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        *,
+        end_id: int,
+        stop_ids: tuple[int, ...],
+        chat: ChatTemplate | None,
+        folder: Path,
+    ) -> None:
+        self._fast = fast
+        self._chat = chat
+        self._folder = folder
+        self.end_id = end_id
+        self.stop_ids = stop_ids
+        self.vocab_size = max(fast.get_vocab(with_added_tokens=True).values()) + 1
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Reads `tokenizer.json` and the files beside it.
+
+        Raises:
+            DataError: A file is missing or broken, or nothing says which token ends a response.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise _no_tokenizer_json(folder)
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        # The library raises plain Exception for whatever it cannot read.
+        except Exception as reason:
+            raise DataError(
+                "the tokenizer cannot be read",
+                where=str(path),
+                found=str(reason)[:200],
+                hint="save it again with a current version of transformers",
+            ) from reason
+        # A file may carry the truncation of the calls it was made with; prompts are never cut.
+        fast.no_truncation()
+        fast.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        _add_missing_tokens(fast, config, special)
+        _apply_bos_eos(fast, config, special)
+        end_id, stop_ids = _end_tokens(fast, special, folder)
+        return cls(
+            fast,
+            end_id=end_id,
+            stop_ids=stop_ids,
+            chat=_chat_template(folder, config, special),
+            folder=folder,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the folder brings a chat template."""
+        return self._chat is not None
+
+    def encode_prompt(self, text: str, chat: ChatMode = "auto") -> Ints:
+        """int64 `[P]`, a prompt with the special tokens that the model expects in front of it.
+
+        Raises:
+            DataError: A character outside the vocabulary, or `always` without a chat template.
+        """
+        if chat == "always" and self._chat is None:
+            raise DataError(
+                "the tokenizer has no chat template",
+                where=str(self._folder),
+                found="data.chat_template=always",
+                hint="set data.chat_template=auto, or add chat_template.jinja to the folder",
+            )
+        if self._chat is not None and chat != "never":
+            # The template prints the special tokens itself.
+            return self._encode(self._chat.render(text), special=False)
+        return self._encode(text, special=True)
+
+    def encode_response(self, text: str) -> Ints:
+        """int64 `[R]`, a response and the end token.
+
+        Raises:
+            DataError: A character outside the vocabulary.
+        """
+        return np.append(self._encode(text, special=False), np.int64(self.end_id))
+
+    def decode(self, ids: Sequence[int] | Ints) -> str:
+        """The text of tokens, without special tokens."""
+        return str(self._fast.decode(list(map(int, ids)), skip_special_tokens=True))
+
+    def decode_many(self, batch: Sequence[Sequence[int] | Ints]) -> list[str]:
+        """The texts of many token sequences, in one call."""
+        return list(
+            self._fast.decode_batch(
+                [np.asarray(ids, np.int64).tolist() for ids in batch], skip_special_tokens=True
+            )
+        )
+
+    def tokens(self, ids: Sequence[int] | Ints) -> list[str]:
+        """How each token is written in the vocabulary, for people."""
+        return [str(self._fast.id_to_token(int(i))) for i in ids]
+
+    def _encode(self, text: str, *, special: bool) -> Ints:
+        try:
+            encoding = self._fast.encode(text, add_special_tokens=special)
+        # A vocabulary without an unknown token raises plain Exception for an unknown character.
+        except Exception as reason:
+            known = self._fast.get_vocab(with_added_tokens=True)
+            strange = sorted({c for c in text if c not in known})
+            raise DataError(
+                "the text has characters that the tokenizer does not know"
+                if strange
+                else "the tokenizer cannot encode the text",
+                found=" ".join(map(repr, strange[:8])) if strange else str(reason)[:200],
+                hint="add them to roles.<name>.tokenizer.alphabet, or take them out of the data"
+                if strange
+                else None,
+            ) from reason
+        return np.asarray(encoding.ids, np.int64)
+
+
+def _no_tokenizer_json(folder: Path) -> DataError:
+    if not folder.is_dir():
+        return DataError("no such model folder", where=str(folder))
+    slow = [
+        n
+        for n in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+        if (folder / n).is_file()
+    ]
+    return DataError(
+        "the model folder has no tokenizer.json",
+        where=str(folder),
+        found=f"only {', '.join(slow)}" if slow else None,
+        expected="a fast tokenizer",
+        hint="convert it once: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+    )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file; empty where there is no file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as reason:
+        raise DataError("cannot be read as JSON", where=str(path), found=str(reason)) from reason
+    if not isinstance(value, dict):
+        raise DataError("holds no JSON object", where=str(path))
+    return value
+
+
+def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
+    """Special tokens by name, from the first source that has each."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL:
+        for source in sources:
+            value = source.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+                break
+    return found
+
+
+def _add_missing_tokens(
+    fast: FastTokenizer, config: Mapping[str, object], special: Mapping[str, str]
+) -> None:
+    """Adds tokens that only tokenizer_config.json declares, in the order that Transformers does."""
+    known = set(fast.get_vocab(with_added_tokens=True))
+    listed = config.get("added_tokens_decoder")
+    tokens: list[AddedToken] = []
+    if isinstance(listed, dict):
+        for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+            if isinstance(entry, dict) and entry.get("content") not in known:
+                options = {
+                    k: bool(entry[k])
+                    for k in ("single_word", "lstrip", "rstrip", "normalized", "special")
+                    if k in entry
+                }
+                tokens.append(AddedToken(str(entry["content"]), **options))
+                known.add(str(entry["content"]))
+    for text in special.values():
+        if text not in known:
+            tokens.append(AddedToken(text, special=True))
+            known.add(text)
+    if tokens:
+        fast.add_tokens(tokens)
+
+
+def _apply_bos_eos(
+    fast: FastTokenizer, config: Mapping[str, object], special: Mapping[str, str]
+) -> None:
+    """Follows `add_bos_token` and `add_eos_token` where the config states them.
+
+    Where it states neither, tokenizer.json's own post-processor decides.
+    """
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = special.get("bos_token") if config.get("add_bos_token") else None
+    eos = special.get("eos_token") if config.get("add_eos_token") else None
+    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
+    pair = f"{single}{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
+    used = [(text, fast.token_to_id(text)) for text in (bos, eos) if text]
+    fast.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=used
+    )
+
+
+def _end_tokens(
+    fast: FastTokenizer, special: Mapping[str, str], folder: Path
+) -> tuple[int, tuple[int, ...]]:
+    model_ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        config = _read_json(folder / name)
+        nested = config.get("text_config")
+        value = config.get("eos_token_id")
+        if value is None and isinstance(nested, dict):
+            value = nested.get("eos_token_id")
+        listed = value if isinstance(value, list) else [value]
+        model_ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]
+        if model_ids:
+            break
+    own = special.get("eos_token")
+    own_id = fast.token_to_id(own) if own is not None else None
+    ids = ([own_id] if own_id is not None else []) + model_ids
+    if not ids:
+        raise DataError(
+            "nothing says which token ends a response",
+            where=str(folder),
+            expected="eos_token in tokenizer_config.json, or eos_token_id in config.json",
+        )
+    return ids[0], tuple(dict.fromkeys(ids))
+
+
+def _chat_template(
+    folder: Path, config: Mapping[str, object], special: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The default template: chat_template.jinja, else `chat_template` of tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), special, path)
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
+        value = named.get("default")
+    if isinstance(value, str):
+        return ChatTemplate(value, special, folder / "tokenizer_config.json")
+    return None

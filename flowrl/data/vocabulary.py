@@ -1,0 +1,140 @@
+"""New tokenizers for new models: one token a character, or byte-level BPE trained on the data.
+
+Both are saved as the files of a Hugging Face folder that `AutoTokenizer.from_pretrained` loads.
+
+The vocabulary is filled up with tokens `<unused0>`, `<unused1>`, ... that decode to their own
+names. An untrained policy can produce any id of its output layer; were there ids without a text,
+a response that holds one would decode to the same text as a right answer and be rewarded for it.
+For the same reason padding, which decodes to nothing, gets no token of its own: it is `<eos>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as FastTokenizer
+
+from flowrl.config.schema import BpeTokenizer, CharTokenizer
+from flowrl.data.rows import Row
+from flowrl.errors import ConfigError, DataError
+
+__all__ = ["EOS", "build_tokenizer", "check_alphabet", "vocabulary_of"]
+
+EOS = "<eos>"
+
+# Rows of embedding and output matrices; sizes that are no multiple of 8 are slow on every device.
+_MULTIPLE = 8
+
+
+def vocabulary_of(spec: CharTokenizer | BpeTokenizer) -> tuple[int, int]:
+    """`(vocab_size, eos_id)` of the tokenizer that `spec` will make, before any data is read."""
+    if isinstance(spec, BpeTokenizer):
+        return spec.vocab_size, 0
+    used = len(spec.alphabet) + 1
+    return -(-used // _MULTIPLE) * _MULTIPLE, len(spec.alphabet)
+
+
+def build_tokenizer(
+    spec: CharTokenizer | BpeTokenizer, rows: Iterable[Row], *, max_length: int
+) -> dict[str, str]:
+    """The tokenizer's files, by name.
+
+    Args:
+        rows: The training rows: BPE learns from their prompts and solutions; the characters of a
+            character tokenizer are checked against them.
+        max_length: Tokens that the model can take.
+
+    Raises:
+        ConfigError: A character twice in the alphabet.
+        DataError: A row with a character outside the alphabet, with its file and line.
+    """
+    if isinstance(spec, BpeTokenizer):
+        fast = _train_bpe(spec, rows)
+    else:
+        fast = _characters(spec)
+        check_alphabet(spec, rows)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": EOS,
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        "tokenizer.json": fast.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+    }
+
+
+def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
+    """Finds the first row with a character outside the alphabet.
+
+    Raises:
+        DataError: There is one.
+    """
+    known = set(spec.alphabet)
+    for row in rows:
+        strange = (set(row.prompt) | set(row.solution)) - known
+        if strange:
+            raise DataError(
+                "the row has characters outside roles.<name>.tokenizer.alphabet",
+                where=row.where,
+                found=" ".join(map(repr, sorted(strange)[:8])),
+                expected=f"characters of {spec.alphabet!r}",
+                hint="add them to the alphabet, or use tokenizer kind bpe",
+            )
+
+
+def _characters(spec: CharTokenizer) -> FastTokenizer:
+    twice = sorted({c for c in spec.alphabet if spec.alphabet.count(c) > 1})
+    if twice:
+        raise ConfigError(
+            "a character is twice in the alphabet",
+            where="roles.<name>.tokenizer.alphabet",
+            found=" ".join(map(repr, twice)),
+            expected="each character once",
+        )
+    size, eos_id = vocabulary_of(spec)
+    words = [*spec.alphabet, EOS]
+    words += [f"<unused{i}>" for i in range(size - len(words))]
+    fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    fast.decoder = decoders.Fuse()
+    fast.add_special_tokens([AddedToken(EOS, special=True, normalized=False)])
+    assert fast.token_to_id(EOS) == eos_id
+    return fast
+
+
+def _train_bpe(spec: BpeTokenizer, rows: Iterable[Row]) -> FastTokenizer:
+    fast = FastTokenizer(models.BPE())
+    # Digits one by one, as Qwen2 and Llama 2 split them: sums are learnt digit by digit.
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        special_tokens=[AddedToken(EOS, special=True, normalized=False)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    fast.train_from_iterator((text for row in rows for text in (row.prompt, row.solution)), trainer)
+    return _fill(fast, spec.vocab_size)
+
+
+def _fill(fast: FastTokenizer, size: int) -> FastTokenizer:
+    """Adds `<unused>` words up to `size`: a small text yields fewer merges than were asked for."""
+    described = json.loads(fast.to_str())
+    vocab: dict[str, int] = described["model"]["vocab"]
+    number = 0
+    while len(vocab) < size:
+        word = f"<unused{number}>"
+        number += 1
+        if word not in vocab:
+            vocab[word] = len(vocab)
+    return FastTokenizer.from_str(json.dumps(described))
