@@ -25,11 +25,10 @@ __all__ = ["Found", "cuda_devices", "npu_devices"]
 
 MIB = 1 << 20
 
-_NVIDIA_QUERY = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,name,memory.total,memory.free",
-    "--format=csv,noheader,nounits",
-)
+_NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.free"
+
+_FIRST_BFLOAT16 = 8.0
+"""Compute capability of the first cards (Ampere) with bfloat16 in hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,7 @@ class _Card:
     name: str
     total_bytes: int | None
     free_bytes: int | None
+    bfloat16: bool
 
 
 def cuda_devices(run: Runner, environ: Mapping[str, str], host_bytes: int) -> Found:
@@ -59,7 +59,7 @@ def cuda_devices(run: Runner, environ: Mapping[str, str], host_bytes: int) -> Fo
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return Found()
     try:
-        text = run_tool(run, _NVIDIA_QUERY)
+        text = _query_nvidia(run)
     except ToolFailed as error:
         if "No devices were found" in str(error):
             return Found()
@@ -86,9 +86,25 @@ def cuda_devices(run: Runner, environ: Mapping[str, str], host_bytes: int) -> Fo
                 name=card.name,
                 memory_bytes=host_bytes if card.total_bytes is None else card.total_bytes,
                 available_bytes=card.free_bytes,
+                bfloat16=card.bfloat16,
             )
         )
     return Found(devices=tuple(devices), warnings=warnings)
+
+
+def _query_nvidia(run: Runner) -> str | None:
+    """One line a card; drivers before 510 do not know `compute_cap`, so it is left out for them."""
+
+    def query(fields: str) -> str | None:
+        argv = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+        return run_tool(run, argv)
+
+    try:
+        return query(f"{_NVIDIA_FIELDS},compute_cap")
+    except ToolFailed as error:
+        if "not a valid field" not in str(error):
+            raise
+    return query(_NVIDIA_FIELDS)
 
 
 def _parse_nvidia(text: str) -> tuple[list[_Card], tuple[str, ...]]:
@@ -98,12 +114,12 @@ def _parse_nvidia(text: str) -> tuple[list[_Card], tuple[str, ...]]:
         if not line.strip() or "No devices were found" in line:
             continue
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 5 or not cells[0].isdigit():
+        if len(cells) not in (5, 6) or not cells[0].isdigit():
             warnings.append(
                 f"a line of nvidia-smi is not understood and its GPU not used: {line!r}"
             )
             continue
-        index, uuid, name, total, free = cells
+        index, uuid, name, total, free, *capability = cells
         if not total.isdigit() and "N/A" not in total and "Not Supported" not in total:
             warnings.append(f"GPU {index} ({name}) is not used: its memory reads {total!r}")
             continue
@@ -114,9 +130,18 @@ def _parse_nvidia(text: str) -> tuple[list[_Card], tuple[str, ...]]:
                 name=name,
                 total_bytes=_mib(total),
                 free_bytes=_mib(free),
+                bfloat16=_has_bfloat16(capability),
             )
         )
     return cards, tuple(warnings)
+
+
+def _has_bfloat16(capability: Sequence[str]) -> bool:
+    """From `["8.6"]`; where the driver does not say, the card is taken for a recent one."""
+    try:
+        return float(capability[0]) >= _FIRST_BFLOAT16
+    except (IndexError, ValueError):
+        return True
 
 
 def _mib(text: str) -> int | None:
@@ -129,7 +154,7 @@ def _select_cards(cards: Sequence[_Card], visible: str) -> tuple[list[_Card], tu
         if word.startswith("MIG-"):
             return chosen, (
                 f"CUDA_VISIBLE_DEVICES names the MIG slice {word}, whose memory nvidia-smi does "
-                "not list; it is not used. Describe the machine in a YAML (cluster: PATH) to use it",
+                "not list; it is not used. Describe the machine in a YAML to use it",
             )
         if word.isdigit():
             matches = [card for card in cards if card.index == int(word)]
@@ -185,6 +210,7 @@ def npu_devices(run: Runner, environ: Mapping[str, str], root: Path = Path("/"))
                 name=name,
                 memory_bytes=total,
                 available_bytes=free,
+                bfloat16="310" not in name,
             )
         )
     return Found(devices=tuple(devices), warnings=tuple(warnings))
@@ -212,9 +238,10 @@ def _select_chips(
     chosen: list[tuple[int, int, int, str]] = []
     for word in visible.split(","):
         if not word.isdigit() or int(word) not in by_logic:
+            known = ", ".join(map(str, by_logic)) or "none"
             warnings.append(
                 f"ASCEND_RT_VISIBLE_DEVICES={visible}: {word!r} is no NPU of this machine "
-                f"(there: {', '.join(map(str, by_logic)) or 'none'}); like CANN, the list is read up to there"
+                f"(there: {known}); like CANN, the list is read up to there"
             )
             break
         chosen.append(by_logic[int(word)])

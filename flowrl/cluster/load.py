@@ -39,6 +39,7 @@ class _DeviceEntry(_Section):
     count: int = Field(default=1, ge=1)
     name: str = Field(min_length=1)
     memory_gib: float = Field(gt=0)
+    bfloat16: bool = True
     reserved: bool = False
 
 
@@ -107,6 +108,7 @@ def _expand(entry: _NodeEntry) -> list[ClusterNode]:
                     type=group.type,
                     name=group.name,
                     memory_bytes=int(group.memory_gib * GIB),
+                    bfloat16=group.bfloat16,
                     reserved=group.reserved,
                 )
             )

@@ -27,6 +27,7 @@ class Device:
             the limit of its control group.
         available_bytes: What was free of it when the pool was made; None where nobody measured.
         num_cores: CPU cores that this process may use; 0 for accelerators.
+        bfloat16: It computes in bfloat16 at full speed.
         reserved: Kept for others: the planner never places a role on it.
     """
 
@@ -36,6 +37,7 @@ class Device:
     memory_bytes: int
     available_bytes: int | None = None
     num_cores: int = 0
+    bfloat16: bool = False
     reserved: bool = False
 
     @property

@@ -1,0 +1,17 @@
+"""How a graph runs on a pool of devices."""
+
+from __future__ import annotations
+
+from flowrl.plan.make import make_plan
+from flowrl.plan.request import PlanRequest, RoleRequest
+from flowrl.plan.schema import PlacementPlan, check_plan, load_plan, save_plan
+
+__all__ = [
+    "PlacementPlan",
+    "PlanRequest",
+    "RoleRequest",
+    "check_plan",
+    "load_plan",
+    "make_plan",
+    "save_plan",
+]

@@ -1,0 +1,165 @@
+"""The memory proof: what a device holds in each phase, and what to change where it is too much.
+
+Roles that share a device take turns. All of them keep what is resident (parameters, optimizer, KV
+cache), and the one that works needs its working memory besides; so a phase is the sum of all
+residents and one role's working memory. Where an engine can give its KV cache back (`sleep`) and
+only that makes a phase fit, it does so outside of rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flowrl.cost.memory import (
+    MemoryPart,
+    Phase,
+    PhaseMemory,
+    Workload,
+    format_bytes,
+    resident_memory,
+    working_memory,
+)
+from flowrl.cost.models import ModelShape
+from flowrl.errors import PlanError
+
+__all__ = ["RUNTIME_BYTES", "DeviceFit", "Tenant", "fit_device"]
+
+MIB = 1 << 20
+
+RUNTIME_BYTES = {"cpu": 512 * MIB, "cuda": 768 * MIB, "npu": 1024 * MIB}
+"""What the framework takes before the first tensor: its libraries in host memory, the device
+context and loaded kernels on an accelerator. Rounded up from process sizes seen after import."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A role on a device.
+
+    Attributes:
+        phases: What the role does there.
+        can_sleep: Its engine can give the KV cache back.
+    """
+
+    role: str
+    shape: ModelShape
+    work: Workload
+    phases: tuple[Phase, ...]
+    can_sleep: bool = False
+
+    def adjusted(self, micro_batch: int, num_slots: int) -> Tenant:
+        """The same with smaller sizes; larger ones than it has are ignored."""
+        work = replace(
+            self.work,
+            micro_batch=min(self.work.micro_batch, micro_batch),
+            num_slots=min(self.work.num_slots, num_slots),
+        )
+        return replace(self, work=work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """What a device holds in each phase.
+
+    Attributes:
+        phases: `(working role, memory)`.
+        sleeping: Roles that give their KV cache back outside of rollouts.
+    """
+
+    phases: tuple[tuple[str, PhaseMemory], ...]
+    sleeping: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The phase that holds most."""
+        return max((memory for _, memory in self.phases), key=lambda memory: memory.total)
+
+
+def fit_device(
+    tenants: tuple[Tenant, ...], *, address: str, device_type: str, name: str, budget: int
+) -> DeviceFit:
+    """The memory of a device in every phase, proven to be within `budget` bytes.
+
+    Raises:
+        PlanError: it is not; carries the numbers, and the largest sizes that fit.
+    """
+    fit = _best_fit(tenants, device_type, budget)
+    if fit.peak.total <= budget:
+        return fit
+    role, memory = max(fit.phases, key=lambda entry: entry[1].total)
+    raise PlanError(
+        f"{memory.phase} does not fit on {address} ({name}): needs {format_bytes(memory.total)} "
+        f"of {format_bytes(budget)}: {memory.describe()}",
+        where=f"roles.{role}",
+        hint=_smallest_change(tenants, device_type, budget),
+    )
+
+
+def _best_fit(tenants: tuple[Tenant, ...], device_type: str, budget: int) -> DeviceFit:
+    awake = _measure(tenants, device_type, sleeping=())
+    sleepers = tuple(tenant.role for tenant in tenants if tenant.can_sleep)
+    if awake.peak.total <= budget or not sleepers:
+        return awake
+    asleep = _measure(tenants, device_type, sleeping=sleepers)
+    return asleep if asleep.peak.total < awake.peak.total else awake
+
+
+def _measure(tenants: tuple[Tenant, ...], device_type: str, sleeping: tuple[str, ...]) -> DeviceFit:
+    runtime = MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[device_type])
+    phases = []
+    for active in tenants:
+        for phase in active.phases:
+            parts = [runtime]
+            for tenant in tenants:
+                rolls_out = tenant is active and phase is Phase.ROLLOUT
+                for part in resident_memory(tenant.role, tenant.shape, tenant.work):
+                    away = part.name == "kv cache" and tenant.role in sleeping
+                    if not away or rolls_out:
+                        parts.append(part)
+            parts.extend(working_memory(active.role, active.shape, active.work, phase))
+            phases.append((active.role, PhaseMemory(phase=phase, parts=tuple(parts))))
+    return DeviceFit(phases=tuple(phases), sleeping=sleeping)
+
+
+def _smallest_change(tenants: tuple[Tenant, ...], device_type: str, budget: int) -> str:
+    """The way out: one size where one is enough, else both, else what the job needs at least."""
+
+    def total(micro_batch: int, num_slots: int) -> int:
+        smaller = tuple(tenant.adjusted(micro_batch, num_slots) for tenant in tenants)
+        return _best_fit(smaller, device_type, budget).peak.total
+
+    def note(micro_batch: int, num_slots: int) -> str:
+        return f"the largest that fits, with {format_bytes(total(micro_batch, num_slots))}"
+
+    rows = max(tenant.work.micro_batch for tenant in tenants)
+    slots = max(tenant.work.num_slots for tenant in tenants)
+    generating = ", ".join(
+        f"roles.{tenant.role}.num_slots" for tenant in tenants if tenant.work.num_slots
+    )
+    best = _largest(rows, lambda size: total(size, slots) <= budget)
+    if best:
+        return f"set train.micro_batch={best} ({note(best, slots)})"
+    best = _largest(slots, lambda size: total(rows, size) <= budget)
+    if best:
+        return f"set {generating}={best} ({note(rows, best)})"
+    both = _largest(slots, lambda size: total(1, size) <= budget)
+    if both:
+        best = _largest(rows, lambda size: total(size, both) <= budget)
+        return f"set {generating}={both} and train.micro_batch={best} ({note(best, both)})"
+    least = total(1, min(slots, 1))
+    return (
+        f"even one row and one slot need {format_bytes(least)}: take a device with more memory, "
+        "a smaller model or shorter samples"
+    )
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to `limit` that fits; 0 where none does. `fits` is monotone."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,358 @@
+"""Makes the plan for the machine that a run is on.
+
+The rules, in order:
+1. Models take turns on one device: an accelerator if there is one that their backends support, the
+   CPU otherwise. Of several accelerators the one with most free memory; ties go to the first.
+2. Scorers run in processes of their own on the CPU, so that a reward that hangs or breaks cannot
+   take the models with it.
+3. The trainer and the engine of a role share one copy of the weights where the backend can.
+4. What does not fit is refused with the numbers. The CPU is no silent replacement for an
+   accelerator that is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flowrl.backend.protocols import Service
+from flowrl.cluster.pool import Device, ResourcePool
+from flowrl.cost.memory import Phase, Workload, format_bytes
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph, Node
+from flowrl.graph.types import Op
+from flowrl.plan.fit import DeviceFit, Tenant, fit_device
+from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
+from flowrl.plan.request import PlanRequest, RoleRequest
+from flowrl.plan.schema import (
+    PLAN_VERSION,
+    DeviceSummary,
+    Placement,
+    PlacementPlan,
+    PlanSizes,
+    PoolSummary,
+    PredictedMemory,
+    Prediction,
+    Reason,
+    Rejection,
+    check_plan,
+)
+
+__all__ = ["make_plan"]
+
+_SERVICE_OF = {
+    Op.GENERATE: Service.GENERATE,
+    Op.SCORE: Service.SCORE,
+    Op.LOGPROBS: Service.TRAIN,
+    Op.VALUES: Service.TRAIN,
+    Op.UPDATE: Service.TRAIN,
+}
+
+_PHASE_OF = {
+    Op.GENERATE: Phase.ROLLOUT,
+    Op.LOGPROBS: Phase.LOGPROBS,
+    Op.VALUES: Phase.LOGPROBS,
+    Op.UPDATE: Phase.UPDATE,
+}
+
+MAIN_PROCESS = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """The device of all models, and why."""
+
+    address: str
+    device: Device
+    reason: Reason
+
+
+def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> PlacementPlan:
+    """Places `graph` on `pool`.
+
+    Raises:
+        PlanError: a role that nothing plays, a backend that cannot do what its role does or has no
+            device here, or a job that does not fit.
+    """
+    roles = [request.role(name) for name in graph.roles]
+    for node in graph.nodes:
+        _check_service(node, request)
+    models = [role for role in roles if _uses_model(role.name, graph)]
+    scorers = [role for role in roles if role not in models]
+    placements: list[Placement] = []
+    reasons: list[Reason] = []
+    prediction = Prediction()
+    fit = DeviceFit(phases=())
+    if models:
+        choice = _choose_device(models, pool)
+        tenants = tuple(_tenant(role, request, graph, choice.device) for role in models)
+        fit = fit_device(
+            tenants,
+            address=choice.address,
+            device_type=choice.device.type,
+            name=choice.device.name,
+            budget=choice.device.budget_bytes,
+        )
+        prediction = Prediction(
+            memory=tuple(
+                PredictedMemory(device=choice.address, active=role, memory=memory)
+                for role, memory in fit.phases
+            )
+        )
+        reasons += [choice.reason, *_model_reasons(models, tenants, choice, fit)]
+        placements += [
+            _place_model(role, tenant, choice.address)
+            for role, tenant in zip(models, tenants, strict=True)
+        ]
+    host = _host_address(pool)
+    for role in scorers:
+        placements.append(_place_scorer(role, host))
+        reasons.append(_scorer_reason(role))
+    by_role = {placement.role: placement for placement in placements}
+    plan = PlacementPlan(
+        version=PLAN_VERSION,
+        graph=graph.name,
+        pool=_summarise(pool),
+        sizes=_sizes(request),
+        placements=tuple(placements),
+        operations=place_operations(graph, by_role, request),
+        residency=place_residency(graph, by_role, fit.sleeping),
+        weight_routes=place_routes(graph, by_role, request),
+        channels=place_channels(graph, by_role),
+        prediction=prediction,
+        reasons=tuple(reasons),
+    )
+    return check_plan(plan)
+
+
+def _check_service(node: Node, request: PlanRequest) -> None:
+    """The backend of a node's role must offer what the node does."""
+    service = _SERVICE_OF.get(node.op)
+    if node.role is None or service is None:
+        return
+    role = request.role(node.role)
+    if service not in role.capabilities.services:
+        raise PlanError(
+            f"backend {role.backend!r} cannot do {node.op} ({node.id})",
+            where=f"roles.{role.name}.backend",
+            found=f"it offers {', '.join(sorted(role.capabilities.services))}",
+            expected=f"a backend that offers {service}",
+            hint="flowrl backends lists what is installed and what each offers",
+        )
+
+
+def _uses_model(role: str, graph: Graph) -> bool:
+    return any(node.role == role and node.op in _PHASE_OF for node in graph.nodes)
+
+
+def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice:
+    models = list(models)
+    supported = frozenset.intersection(*(role.capabilities.devices for role in models))
+    backends = ", ".join(sorted({role.backend for role in models}))
+    candidates: list[tuple[str, Device]] = []
+    rejected: list[Rejection] = []
+    for address, _, device in pool:
+        if device.reserved:
+            rejected.append(Rejection(choice=address, constraint="it is reserved"))
+        elif device.type not in supported:
+            types = ", ".join(sorted(supported)) or "no device type in common"
+            rejected.append(
+                Rejection(
+                    choice=address,
+                    constraint=f"backend {backends} does not run on {device.type}",
+                    found=device.type,
+                    limit=types,
+                )
+            )
+        else:
+            candidates.append((address, device))
+    if not candidates:
+        raise PlanError(
+            f"no device for {', '.join(role.name for role in models)} (backend {backends})",
+            where="cluster",
+            found="; ".join(f"{item.choice}: {item.constraint}" for item in rejected),
+            expected=f"a device of type {', '.join(sorted(supported)) or 'common to all'}",
+        )
+    # sort is stable: equal devices keep the pool's order.
+    candidates.sort(key=lambda item: (item[1].type == "cpu", -item[1].budget_bytes))
+    address, device = candidates[0]
+    for other, passed in candidates[1:]:
+        rejected.append(_passed_over(other, passed, device))
+    why = (
+        f"{device.name}, {format_bytes(device.budget_bytes)} free"
+        if device.type != "cpu"
+        else f"{device.num_cores} cores, {format_bytes(device.budget_bytes)} free; no accelerator "
+        f"that backend {backends} supports"
+    )
+    names = ", ".join(role.name for role in models)
+    reason = Reason(subject=names, choice=address, why=why, rejected=tuple(rejected))
+    return _Choice(address=address, device=device, reason=reason)
+
+
+def _passed_over(address: str, device: Device, chosen: Device) -> Rejection:
+    if device.type == "cpu":
+        return Rejection(choice=address, constraint="slower than an accelerator")
+    return Rejection(
+        choice=address,
+        constraint="one device is enough, and it has no more free memory",
+        found=format_bytes(device.budget_bytes),
+        limit=format_bytes(chosen.budget_bytes),
+    )
+
+
+def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Device) -> Tenant:
+    shape = request.shape_of(role)
+    if shape is None:
+        raise PlanError(
+            f"role {role.name!r} has no model",
+            where=f"roles.{role.name}",
+            hint="set model to a Hugging Face folder or a new model, or copy_of to another role",
+        )
+    ops = {node.op for node in graph.nodes if node.role == role.name}
+    phases = {_PHASE_OF[op] for op in ops if op in _PHASE_OF}
+    if role.evaluated:
+        phases.add(Phase.ROLLOUT)
+    slots = role.num_slots if Phase.ROLLOUT in phases else 0
+    if not role.evaluated:
+        slots = min(slots, request.samples_per_step)
+    rows = -(-request.samples_per_step // request.mini_batches)
+    work = Workload(
+        num_slots=slots,
+        max_length=request.max_length,
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_response_tokens=request.max_response_tokens,
+        micro_batch=min(request.micro_batch, rows),
+        dtype=_dtype(role, request, device),
+        trainable=Op.UPDATE in ops,
+    )
+    return Tenant(
+        role=role.name,
+        shape=shape,
+        work=work,
+        phases=tuple(phase for phase in Phase if phase in phases),
+        can_sleep=role.capabilities.sleep and slots > 0,
+    )
+
+
+def _dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
+    if role.dtype == "auto" and role.copy_of is not None:
+        return _dtype(request.role(role.copy_of), request, device)
+    dtypes = role.capabilities.dtypes
+    if role.dtype == "auto":
+        return "bfloat16" if device.bfloat16 and "bfloat16" in dtypes else "float32"
+    if role.dtype not in dtypes:
+        raise PlanError(
+            f"backend {role.backend!r} has no parameters of type {role.dtype}",
+            where=f"roles.{role.name}.dtype",
+            found=role.dtype,
+            expected=f"one of {', '.join(sorted(dtypes))}",
+        )
+    return role.dtype
+
+
+def _place_model(role: RoleRequest, tenant: Tenant, address: str) -> Placement:
+    return Placement(
+        role=role.name,
+        backend=role.backend,
+        devices=(address,),
+        process=MAIN_PROCESS,
+        dtype=tenant.work.dtype,
+        num_slots=tenant.work.num_slots,
+        trainable=tenant.work.trainable,
+        copy_of=role.copy_of,
+    )
+
+
+def _place_scorer(role: RoleRequest, host: str) -> Placement:
+    return Placement(
+        role=role.name,
+        backend=role.backend,
+        devices=(host,),
+        process=role.name,
+        dtype="none",
+        replicas=role.num_workers,
+    )
+
+
+def _host_address(pool: ResourcePool) -> str:
+    for address, _, device in pool:
+        if device.type == "cpu":
+            return address
+    raise PlanError("the pool has no CPU to run scorers on", where="cluster")
+
+
+def _model_reasons(
+    models: list[RoleRequest], tenants: tuple[Tenant, ...], choice: _Choice, fit: DeviceFit
+) -> list[Reason]:
+    reasons = []
+    for role, tenant in zip(models, tenants, strict=True):
+        if role.dtype == "auto":
+            why = f"{choice.device.type} " + (
+                "has bfloat16 in hardware"
+                if tenant.work.dtype == "bfloat16"
+                else "without bfloat16 in hardware, or the backend has none"
+            )
+            reasons.append(Reason(subject=f"{role.name}.dtype", choice=tenant.work.dtype, why=why))
+        if 0 < tenant.work.num_slots < role.num_slots:
+            reasons.append(
+                Reason(
+                    subject=f"{role.name}.num_slots",
+                    choice=str(tenant.work.num_slots),
+                    why="a step has no more samples",
+                    rejected=(
+                        Rejection(
+                            choice=str(role.num_slots),
+                            constraint="slots beyond the samples of a step stay empty",
+                            nearest=str(tenant.work.num_slots),
+                        ),
+                    ),
+                )
+            )
+    for name in fit.sleeping:
+        reasons.append(
+            Reason(
+                subject=f"{name}.kv cache",
+                choice="given back outside of rollouts",
+                why=f"all phases fit {format_bytes(choice.device.budget_bytes)} only so",
+            )
+        )
+    return reasons
+
+
+def _scorer_reason(role: RoleRequest) -> Reason:
+    count = f"{role.num_workers} process" + ("es" if role.num_workers > 1 else "")
+    return Reason(
+        subject=role.name,
+        choice=f"{count} of its own",
+        why="a reward that hangs or breaks cannot take the models with it",
+    )
+
+
+def _summarise(pool: ResourcePool) -> PoolSummary:
+    return PoolSummary(
+        devices=tuple(
+            DeviceSummary(
+                address=address,
+                node=node.name,
+                type=device.type,
+                name=device.name,
+                memory_bytes=device.memory_bytes,
+                budget_bytes=device.budget_bytes,
+                num_cores=device.num_cores,
+            )
+            for address, node, device in pool
+        ),
+        warnings=pool.warnings,
+    )
+
+
+def _sizes(request: PlanRequest) -> PlanSizes:
+    return PlanSizes(
+        prompts_per_step=request.prompts_per_step,
+        group_size=request.group_size,
+        mini_batches=request.mini_batches,
+        micro_batch=request.micro_batch,
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_response_tokens=request.max_response_tokens,
+        max_length=request.max_length,
+    )

@@ -1,0 +1,84 @@
+"""What a plan is asked for: roles, sizes, and what their backends can do. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.backend.protocols import Capabilities
+from flowrl.cost.models import ModelShape
+from flowrl.errors import PlanError
+
+__all__ = ["PlanRequest", "RoleRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRequest:
+    """A role as the configuration describes it.
+
+    Attributes:
+        capabilities: What its backend declares.
+        shape: Of its model; None for scorers, and for a role that copies another's weights.
+        dtype: `auto` takes bfloat16 where the device has it in hardware and float32 elsewhere; a
+            copy takes the type of its original.
+        num_slots: Samples decoded at once.
+        copy_of: A role whose weights it starts from and keeps.
+        evaluated: Held-out samples are drawn from it, even where the graph does not generate.
+        num_workers: Processes of a scorer.
+    """
+
+    name: str
+    backend: str
+    capabilities: Capabilities
+    shape: ModelShape | None = None
+    dtype: str = "auto"
+    num_slots: int = 256
+    copy_of: str | None = None
+    evaluated: bool = False
+    num_workers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A stage's roles and sizes; `flowrl.config.TrainConfig` says what the sizes mean.
+
+    Attributes:
+        max_length: Tokens of the longest sample, prompt and response together.
+    """
+
+    roles: tuple[RoleRequest, ...]
+    prompts_per_step: int
+    group_size: int
+    mini_batches: int
+    micro_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    max_length: int
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a step."""
+        return self.prompts_per_step * self.group_size
+
+    def role(self, name: str) -> RoleRequest:
+        """The request of a role.
+
+        Raises:
+            PlanError: nothing is said about that role.
+        """
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise PlanError(
+            f"the workflow has a role {name!r}, but nothing says what plays it",
+            where=f"roles.{name}",
+            found=f"roles {', '.join(role.name for role in self.roles) or 'none'}",
+            hint=f"add roles.{name}.backend (and .model, for a policy)",
+        )
+
+    def shape_of(self, role: RoleRequest) -> ModelShape | None:
+        """The shape of a role's model, or of the model that it copies."""
+        seen = {role.name}
+        while role.shape is None and role.copy_of is not None and role.copy_of not in seen:
+            seen.add(role.copy_of)
+            role = self.role(role.copy_of)
+        return role.shape

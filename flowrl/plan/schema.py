@@ -1,0 +1,513 @@
+"""The plan: how a graph runs on a pool, as pure data.
+
+A plan holds decisions, predictions and reasons, and no behaviour: it can be written to JSON or
+YAML, read, edited by hand, compared, and executed on another day. `version` counts the format.
+
+Invariants (`check_plan` proves them after a file is read):
+- every role has one placement, and every device of a placement is one of the pool's;
+- an operation's role and devices are its placement's; what it starts after are operations;
+- channels, routes and switches name operations and roles of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flowrl.cost.memory import PhaseMemory
+from flowrl.errors import ConfigError, PlanError
+
+__all__ = [
+    "PLAN_VERSION",
+    "Alternative",
+    "Channel",
+    "DeviceSummary",
+    "Layout",
+    "Operation",
+    "Placement",
+    "PlacementPlan",
+    "PlanSizes",
+    "PoolSummary",
+    "PredictedMemory",
+    "PredictedSpan",
+    "Prediction",
+    "Reason",
+    "Rejection",
+    "ResidencySwitch",
+    "StartUnit",
+    "Transport",
+    "WeightRoute",
+    "check_plan",
+    "load_plan",
+    "save_plan",
+]
+
+PLAN_VERSION = 1
+
+
+class StartUnit(StrEnum):
+    """What must be there before an operation begins on it.
+
+    `STEP`: the step begins. `SAMPLE`: one sample of its inputs, whatever the others do. `GROUP`:
+    all samples of a prompt. `BATCH`: the whole batch.
+    """
+
+    STEP = "step"
+    SAMPLE = "sample"
+    GROUP = "group"
+    BATCH = "batch"
+
+
+class Transport(StrEnum):
+    """How payloads or weights travel.
+
+    `MEMORY`: by reference within a process. `PIPE`: between two processes of a machine.
+    `IN_PLACE`: the engine reads the trainer's own parameters. `FOLDER`: a folder of safetensors.
+    """
+
+    MEMORY = "memory"
+    PIPE = "pipe"
+    IN_PLACE = "in_place"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """A device of the pool as the plan saw it; `address` is its name in the plan."""
+
+    address: str
+    node: str
+    type: str
+    name: str
+    memory_bytes: int
+    budget_bytes: int
+    num_cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSummary:
+    """The pool that the plan was made for."""
+
+    devices: tuple[DeviceSummary, ...]
+    warnings: tuple[str, ...] = ()
+
+    def device(self, address: str) -> DeviceSummary:
+        """The device at `address`; KeyError where there is none."""
+        for device in self.devices:
+            if device.address == address:
+                return device
+        raise KeyError(address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSizes:
+    """The sizes that the plan was made for; a run with others needs another plan.
+
+    Attributes:
+        prompts_per_step: Prompts of a step.
+        group_size: Samples for each prompt.
+        mini_batches: Optimizer updates a step.
+        micro_batch: Rows of one forward and backward pass.
+        max_prompt_tokens: Of the longest prompt.
+        max_response_tokens: Of the longest response.
+        max_length: Of the longest sample, prompt and response.
+    """
+
+    prompts_per_step: int
+    group_size: int
+    mini_batches: int
+    micro_batch: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A parallel layout; the product of tp, pp, cp and dp is the number of devices."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a role lives.
+
+    Attributes:
+        devices: Addresses; a scorer runs on CPUs.
+        replicas: Independent copies; of a scorer, its processes.
+        process: Roles with equal names share a process and take turns on its devices. `main` is the
+            executor's own. With several replicas the processes are `process[0]`, `process[1]`, ...
+        num_slots: Samples decoded at once by each replica; 0 for a role that does not generate.
+        trainable: It has an optimizer.
+        copy_of: It starts as a copy of this role's weights, and keeps them.
+        shares_weights_with: It reads this role's parameters and has none of its own.
+    """
+
+    role: str
+    backend: str
+    devices: tuple[str, ...]
+    process: str
+    dtype: str
+    layout: Layout = Layout()
+    replicas: int = 1
+    num_slots: int = 0
+    trainable: bool = False
+    copy_of: str | None = None
+    shares_weights_with: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A node of the graph, placed.
+
+    Attributes:
+        node: Id of the node.
+        op: Its operation: `generate`, `score`, `update`, ...
+        role: Who does it; None for operations of the driver.
+        devices: Where; empty for operations of the driver.
+        start: What must have arrived before it begins on it.
+        after: Ids of the nodes that it reads, directly.
+        chunk: Units of `start` that it takes at once; 0 takes all that are there.
+        micro_batch: Rows of one forward pass; 0 where no model runs.
+    """
+
+    node: str
+    op: str
+    role: str | None
+    devices: tuple[str, ...]
+    start: StartUnit
+    after: tuple[str, ...] = ()
+    replicas: int = 1
+    chunk: int = 0
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencySwitch:
+    """Memory that changes hands before an operation.
+
+    Attributes:
+        what: `kv cache`, `parameters` or `optimizer`.
+        action: `release` gives device memory back, `take` takes it again.
+        before: The operation that it happens before.
+    """
+
+    role: str
+    device: str
+    what: str
+    action: str
+    before: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRoute:
+    """How new weights get from where they are trained to where they are used.
+
+    A rule, not a list of slices: it says from which layout to which, for these parameter classes.
+
+    Attributes:
+        source: The role that is trained.
+        destination: The role that uses the weights; often the same.
+        after: The operation whose end publishes a version.
+        parameter_classes: Of `embedding attention mlp norm head`.
+    """
+
+    source: str
+    destination: str
+    after: str
+    transport: Transport
+    source_layout: Layout = Layout()
+    destination_layout: Layout = Layout()
+    parameter_classes: tuple[str, ...] = ("embedding", "attention", "mlp", "norm", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """The way of an edge's payload.
+
+    Attributes:
+        capacity: Samples that may wait in it; 0 is one step's batch.
+    """
+
+    source: str
+    destination: str
+    fields: tuple[str, ...]
+    transport: Transport
+    capacity: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedMemory:
+    """What a device holds in a phase, of all its roles.
+
+    Attributes:
+        active: The role that works in this phase.
+    """
+
+    device: str
+    active: str
+    memory: PhaseMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSpan:
+    """A bar of the predicted timeline, in seconds from the start of the step."""
+
+    node: str
+    device: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the plan expects; times are None where nobody estimated them.
+
+    Attributes:
+        memory: One entry for each device and phase.
+        bottleneck: The operation that the step waits for most.
+        idle_share: Of device time, 0 to 1.
+    """
+
+    memory: tuple[PredictedMemory, ...] = ()
+    step_s: float | None = None
+    timeline: tuple[PredictedSpan, ...] | None = None
+    bottleneck: str | None = None
+    idle_share: float | None = None
+
+    def peak(self, device: str) -> PredictedMemory | None:
+        """The phase in which a device holds most."""
+        on_device = [entry for entry in self.memory if entry.device == device]
+        return max(on_device, key=lambda entry: entry.memory.total, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A choice that was not made.
+
+    Attributes:
+        constraint: What it breaks, in words.
+        found: The number that breaks it, with its unit; or empty.
+        limit: The number it may not pass; or empty.
+        nearest: The nearest choice that is possible; or empty.
+    """
+
+    choice: str
+    constraint: str
+    found: str = ""
+    limit: str = ""
+    nearest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something is as it is."""
+
+    subject: str
+    choice: str
+    why: str
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A plan that came close."""
+
+    summary: str
+    step_s: float | None
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPlan:
+    """How a graph runs on a pool.
+
+    >>> from pathlib import Path
+    >>> plan = load_plan(Path("run/plan.json"))  # doctest: +SKIP
+    >>> plan.placement("actor").devices  # doctest: +SKIP
+    ('cpu:0',)
+    """
+
+    version: int
+    graph: str
+    pool: PoolSummary
+    sizes: PlanSizes
+    placements: tuple[Placement, ...]
+    operations: tuple[Operation, ...]
+    residency: tuple[ResidencySwitch, ...] = ()
+    weight_routes: tuple[WeightRoute, ...] = ()
+    channels: tuple[Channel, ...] = ()
+    prediction: Prediction = Prediction()
+    alternatives: tuple[Alternative, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+    def placement(self, role: str) -> Placement:
+        """The placement of a role; KeyError where it has none."""
+        for placement in self.placements:
+            if placement.role == role:
+                return placement
+        raise KeyError(role)
+
+    def operation(self, node: str) -> Operation:
+        """The operation of a node; KeyError where it has none."""
+        for operation in self.operations:
+            if operation.node == node:
+                return operation
+        raise KeyError(node)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def to_json(self) -> str:
+        """Indented JSON that `from_json` reads back equal."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def to_yaml(self) -> str:
+        """YAML that `from_yaml` reads back equal."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
+
+    @staticmethod
+    def from_json(text: str, *, where: str = "plan") -> PlacementPlan:
+        """The plan that `to_json` wrote, checked.
+
+        Args:
+            where: Names the text in messages, for example its path.
+
+        Raises:
+            ConfigError: no JSON, an unknown key, a wrong type.
+            PlanError: the parts of the plan contradict each other.
+        """
+        try:
+            raw = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"not JSON: {error}", where=where) from error
+        return _from_raw(raw, where)
+
+    @staticmethod
+    def from_yaml(text: str, *, where: str = "plan") -> PlacementPlan:
+        """The plan that `to_yaml` wrote, checked; raises as `from_json` does."""
+        try:
+            raw = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"not YAML: {error}", where=where) from error
+        return _from_raw(raw, where)
+
+
+def load_plan(path: Path) -> PlacementPlan:
+    """Reads a plan: JSON where the name ends in `.json`, YAML otherwise.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no plan.
+        PlanError: the parts of the plan contradict each other.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the plan cannot be read: {error.strerror}", where=str(path)) from error
+    read = PlacementPlan.from_json if path.suffix == ".json" else PlacementPlan.from_yaml
+    return read(text, where=str(path))
+
+
+def save_plan(plan: PlacementPlan, path: Path) -> None:
+    """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
+    text = plan.to_json() if path.suffix == ".json" else plan.to_yaml()
+    path.write_text(text, encoding="utf-8")
+
+
+def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
+    """The plan itself, if it keeps the invariants of this module.
+
+    Raises:
+        PlanError: it does not; names the key.
+    """
+    devices = [device.address for device in plan.pool.devices]
+    roles = [placement.role for placement in plan.placements]
+    nodes = [operation.node for operation in plan.operations]
+    for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
+
+    def known(value: str, names: list[str], key: str) -> None:
+        if value not in names:
+            raise PlanError(
+                "names what the plan does not have",
+                where=f"{where}: {key}",
+                found=repr(value),
+                expected=f"one of {', '.join(names) or 'none'}",
+            )
+
+    for i, placement in enumerate(plan.placements):
+        for device in placement.devices:
+            known(device, devices, f"placements.{i}.devices")
+        for key in ("copy_of", "shares_weights_with"):
+            other = getattr(placement, key)
+            if other is not None:
+                known(other, roles, f"placements.{i}.{key}")
+    for i, operation in enumerate(plan.operations):
+        for before in operation.after:
+            known(before, nodes, f"operations.{i}.after")
+        if operation.role is not None:
+            known(operation.role, roles, f"operations.{i}.role")
+            home = plan.placement(operation.role).devices
+            for device in operation.devices:
+                known(device, list(home), f"operations.{i}.devices")
+    for i, switch in enumerate(plan.residency):
+        known(switch.role, roles, f"residency.{i}.role")
+        known(switch.before, nodes, f"residency.{i}.before")
+    for i, route in enumerate(plan.weight_routes):
+        known(route.source, roles, f"weight_routes.{i}.source")
+        known(route.destination, roles, f"weight_routes.{i}.destination")
+        known(route.after, nodes, f"weight_routes.{i}.after")
+    for i, channel in enumerate(plan.channels):
+        known(channel.source, nodes, f"channels.{i}.source")
+        known(channel.destination, nodes, f"channels.{i}.destination")
+    return plan
+
+
+class _PlanFile(BaseModel):
+    """Its settings hold for the plain dataclasses inside it too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    plan: PlacementPlan
+
+
+def _from_raw(raw: object, where: str) -> PlacementPlan:
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if version != PLAN_VERSION:
+        raise ConfigError(
+            "not a plan of this format",
+            where=f"{where}: version",
+            found=repr(version),
+            expected=str(PLAN_VERSION),
+            hint="make it again with flowrl plan",
+        )
+    try:
+        # JSON is where strict types and lists for tuples go together.
+        text = json.dumps({"plan": raw}, default=str)
+        plan = _PlanFile.model_validate_json(text, strict=True).plan
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"][1:])
+        unknown = first["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+        missing = first["type"] in ("missing", "missing_keyword_only_argument")
+        raise ConfigError(
+            "unknown key" if unknown else "missing key" if missing else str(first["msg"]),
+            where=f"{where}: {key}",
+            found=None if missing else repr(first["input"])[:80],
+        ) from error
+    return check_plan(plan, where)
