@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints
@@ -61,6 +61,7 @@ class Tokenizer:
         self._folder = folder
         self.end_id = end_id
         self.stop_ids = stop_ids
+        self._characters = _known_characters(fast)
         self.vocab_size = max(fast.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
@@ -147,22 +148,42 @@ class Tokenizer:
         return [str(self._fast.id_to_token(int(i))) for i in ids]
 
     def _encode(self, text: str, *, special: bool) -> Ints:
+        if self._characters is not None:
+            strange = sorted(set(text) - self._characters)
+            if strange:
+                raise DataError(
+                    "the text has characters that the tokenizer does not know",
+                    found=" ".join(map(repr, strange[:8])),
+                    hint="add them to roles.<name>.tokenizer.alphabet, or take them out of the "
+                    "data",
+                )
         try:
             encoding = self._fast.encode(text, add_special_tokens=special)
-        # A vocabulary without an unknown token raises plain Exception for an unknown character.
+        # The library raises plain Exception, such as for a character that has no token.
         except Exception as reason:
-            known = self._fast.get_vocab(with_added_tokens=True)
-            strange = sorted({c for c in text if c not in known})
             raise DataError(
-                "the text has characters that the tokenizer does not know"
-                if strange
-                else "the tokenizer cannot encode the text",
-                found=" ".join(map(repr, strange[:8])) if strange else str(reason)[:200],
-                hint="add them to roles.<name>.tokenizer.alphabet, or take them out of the data"
-                if strange
-                else None,
+                "the tokenizer cannot encode the text", found=str(reason)[:200]
             ) from reason
         return np.asarray(encoding.ids, np.int64)
+
+
+def _known_characters(fast: FastTokenizer) -> frozenset[str] | None:
+    """The characters of a character tokenizer; None for tokenizers that take any text.
+
+    A byte-level vocabulary that lacks some bytes and has no unknown token drops them without a
+    word.
+    """
+    model = fast.model
+    if not isinstance(model, models.BPE) or model.unk_token is not None or model.byte_fallback:
+        return None
+    if "ByteLevel" not in repr(fast.pre_tokenizer):
+        return None
+    vocab = fast.get_vocab(with_added_tokens=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if set(pre_tokenizers.ByteLevel.alphabet()) <= set(vocab):
+        return None
+    symbols = {c: byte_level.pre_tokenize_str(c)[0][0] for c in map(chr, range(128))}
+    return frozenset(c for c, symbol in symbols.items() if symbol in vocab)
 
 
 def _no_tokenizer_json(folder: Path) -> DataError:

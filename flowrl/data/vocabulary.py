@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.config.schema import BpeTokenizer, CharTokenizer
@@ -26,6 +26,12 @@ EOS = "<eos>"
 
 # Rows of embedding and output matrices; sizes that are no multiple of 8 are slow on every device.
 _MULTIPLE = 8
+
+# transformers, models/qwen2/tokenization_qwen2.py, PRETOKENIZE_REGEX.
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def vocabulary_of(spec: CharTokenizer | BpeTokenizer) -> tuple[int, int]:
@@ -59,6 +65,8 @@ def build_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,
         "pad_token": EOS,
+        # Unused, but some tokenizer classes add a token of their own where none is named.
+        "unk_token": EOS,
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
@@ -88,35 +96,34 @@ def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
 
 
 def _characters(spec: CharTokenizer) -> FastTokenizer:
+    where = "roles.<name>.tokenizer.alphabet"
     twice = sorted({c for c in spec.alphabet if spec.alphabet.count(c) > 1})
     if twice:
         raise ConfigError(
             "a character is twice in the alphabet",
-            where="roles.<name>.tokenizer.alphabet",
+            where=where,
             found=" ".join(map(repr, twice)),
             expected="each character once",
         )
+    foreign = [c for c in spec.alphabet if not c.isascii()]
+    if foreign:
+        raise ConfigError(
+            "a character tokenizer takes ASCII characters only",
+            where=where,
+            found=" ".join(map(repr, foreign[:8])),
+            hint="use tokenizer kind bpe",
+        )
     size, eos_id = vocabulary_of(spec)
-    words = [*spec.alphabet, EOS]
+    words = [*map(_byte_symbol, spec.alphabet), EOS]
     words += [f"<unused{i}>" for i in range(size - len(words))]
-    fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    fast.decoder = decoders.Fuse()
+    fast = _byte_level(models.BPE({word: i for i, word in enumerate(words)}, []))
     fast.add_special_tokens([AddedToken(EOS, special=True, normalized=False)])
     assert fast.token_to_id(EOS) == eos_id
     return fast
 
 
 def _train_bpe(spec: BpeTokenizer, rows: Iterable[Row]) -> FastTokenizer:
-    fast = FastTokenizer(models.BPE())
-    # Digits one by one, as Qwen2 and Llama 2 split them: sums are learnt digit by digit.
-    fast.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    fast.decoder = decoders.ByteLevel()
+    fast = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocab_size,
         special_tokens=[AddedToken(EOS, special=True, normalized=False)],
@@ -125,6 +132,30 @@ def _train_bpe(spec: BpeTokenizer, rows: Iterable[Row]) -> FastTokenizer:
     )
     fast.train_from_iterator((text for row in rows for text in (row.prompt, row.solution)), trainer)
     return _fill(fast, spec.vocab_size)
+
+
+def _byte_level(model: models.BPE) -> FastTokenizer:
+    """A tokenizer that splits text as Qwen2's does: words, single digits, runs of signs.
+
+    `AutoTokenizer` takes Qwen2's own splitting for every Qwen2 model, whatever its tokenizer.json
+    says, so any other would give other ids there. Single digits suit sums besides.
+    """
+    fast = FastTokenizer(model)
+    fast.normalizer = normalizers.NFC()
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    return fast
+
+
+def _byte_symbol(character: str) -> str:
+    """How byte-level vocabularies write an ASCII character: itself, or a stand-in for a space."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return str(split.pre_tokenize_str(character)[0][0])
 
 
 def _fill(fast: FastTokenizer, size: int) -> FastTokenizer:
