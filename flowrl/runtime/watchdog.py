@@ -122,9 +122,15 @@ class Watchdog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        try:
+            self._ended.set()
+            if self._thread is not None:
+                self._thread.join()
+        except KeyboardInterrupt:
+            # The thread gave up on the very moment that the block ended.
+            if self._stalled is None:
+                raise
+            kind = KeyboardInterrupt
         if self._stalled is not None and (kind is None or issubclass(kind, KeyboardInterrupt)):
             raise self._stalled from None
 
