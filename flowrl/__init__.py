@@ -1,0 +1,110 @@
+"""flowrl: write a reinforcement-learning workflow as a short program, compile it, run it.
+
+    import flowrl as fl
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        responses = actor.generate(prompts)
+        rewards = reward.score(responses)
+        actor.update(responses, rewards)
+
+    fl.run(mine, "config.yaml")
+
+Importing the package imports neither torch nor any plug-in; `compile`, `run` and `Compiled` are
+loaded at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrl.errors import (
+    BackendError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FlowError,
+    GraphError,
+    PlanError,
+    RewardError,
+    SchedulerError,
+    TraceError,
+    WorkerDied,
+)
+from flowrl.graph import Graph
+from flowrl.program import (
+    Advantages,
+    Examples,
+    Logprobs,
+    Policy,
+    Prompts,
+    Reward,
+    Rollout,
+    Samples,
+    Scores,
+    Workflow,
+    advantage,
+    filter,
+    load_workflow,
+    workflow,
+)
+from flowrl.specs import Sampling, kl, loss
+
+if TYPE_CHECKING:
+    from flowrl.api import Compiled, compile, run
+
+    __version__: str
+
+__all__ = [
+    "Advantages",
+    "BackendError",
+    "CheckpointError",
+    "Compiled",
+    "ConfigError",
+    "DataError",
+    "Examples",
+    "FlowError",
+    "Graph",
+    "GraphError",
+    "Logprobs",
+    "PlanError",
+    "Policy",
+    "Prompts",
+    "Reward",
+    "RewardError",
+    "Rollout",
+    "Samples",
+    "Sampling",
+    "SchedulerError",
+    "Scores",
+    "TraceError",
+    "WorkerDied",
+    "Workflow",
+    "__version__",
+    "advantage",
+    "compile",
+    "filter",
+    "kl",
+    "load_workflow",
+    "loss",
+    "run",
+    "workflow",
+]
+
+_LAZY = ("Compiled", "compile", "run")
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module("flowrl.api"), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("flowrl")
+    raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -99,7 +99,14 @@ class ConfigError(FlowError):
 
 
 class TraceError(FlowError):
-    """The workflow program does something that a traced program cannot do."""
+    """The workflow program does something that a traced program cannot do, or raises.
+
+    Attributes:
+        user_frames: Where the program raised an error of its own: the traceback as Python prints
+            it, without flowrl's frames; empty otherwise.
+    """
+
+    user_frames: str = ""
 
 
 class GraphError(FlowError):

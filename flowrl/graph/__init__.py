@@ -1,0 +1,28 @@
+"""The graph: frozen data that says what a workflow does, its text and JSON forms, its verifier."""
+
+from flowrl.graph.ir import Attr, Edge, Graph, Node
+from flowrl.graph.json_form import graph_from_json, graph_to_json
+from flowrl.graph.text import format_attr, format_graph, parse
+from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
+from flowrl.graph.verify import problems, sample_sets, verify
+
+__all__ = [
+    "Attr",
+    "DType",
+    "Edge",
+    "Field",
+    "Graph",
+    "Level",
+    "Node",
+    "Op",
+    "SourceRef",
+    "Unit",
+    "format_attr",
+    "format_graph",
+    "graph_from_json",
+    "graph_to_json",
+    "parse",
+    "problems",
+    "sample_sets",
+    "verify",
+]

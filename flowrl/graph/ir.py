@@ -1,0 +1,167 @@
+"""The graph: what a workflow does, as frozen data.
+
+Invariants that every level keeps (the verifier proves them):
+
+- ids are unique; nodes stand in an order in which each comes after everything it reads, except
+  through a carried edge, which brings a value of one step into the next;
+- each argument in `Node.inputs` is fed by exactly one edge, and each edge feeds such an argument;
+- an edge carries fields that its source produces.
+
+Nothing here depends on the names of the user's Python variables: ids are made from roles,
+operations and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrl.graph.types import Field, Level, Op, SourceRef
+from flowrl.ids import NodeId, RoleName
+from flowrl.specs import Scalar, Spec
+
+if TYPE_CHECKING:
+    import networkx
+
+__all__ = ["Attr", "Edge", "Graph", "Node"]
+
+Attr: TypeAlias = Scalar | Spec
+"""The value of a node's attribute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation of a workflow.
+
+    Attributes:
+        id: Unique in the graph: `actor.generate`, `advantage`; repeated ones `actor.generate.2`.
+        op: What it does.
+        role: Who does it; None where no model is involved.
+        inputs: Names of its arguments, in order; an `Edge` feeds each.
+        outputs: Fields that it produces, or passes on.
+        attrs: `(name, value)` in order. None is a value that a pass still has to fill.
+        source: The line of the user's program that made it.
+    """
+
+    id: NodeId
+    op: Op
+    role: RoleName | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Field, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    source: SourceRef | None = None
+
+    def attr(self, name: str) -> Attr:
+        """The value of attribute `name`; None where it is not there or not filled."""
+        return next((value for key, value in self.attrs if key == name), None)
+
+    def with_attrs(self, **values: Attr) -> Node:
+        """The node with these attributes set; known ones keep their place, new ones come last."""
+        known = [(key, values.pop(key, value)) for key, value in self.attrs]
+        return replace(self, attrs=(*known, *values.items()))
+
+    def without_attrs(self, *names: str) -> Node:
+        """The node without these attributes."""
+        return replace(self, attrs=tuple(item for item in self.attrs if item[0] not in names))
+
+    def output(self, name: str) -> Field | None:
+        """The output field of that name."""
+        return next((field for field in self.outputs if field.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Fields of `src` that `dst` reads as its argument `argument`.
+
+    Attributes:
+        carried: The value is of the step before: weights that an update made are used by the
+            generation of the next step.
+    """
+
+    src: NodeId
+    dst: NodeId
+    argument: str
+    fields: tuple[str, ...]
+    carried: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A workflow at one level.
+
+    >>> import flowrl as fl
+    >>> graph = fl.load_workflow("examples/three_lines.py").trace()  # doctest: +SKIP
+    >>> [node.id for node in graph.nodes]  # doctest: +SKIP
+    ['prompts', 'actor.generate', 'reward.score', 'actor.update']
+    """
+
+    name: str
+    level: Level
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def __post_init__(self) -> None:
+        # One order of edges, so that graphs that say the same compare equal.
+        place = {node.id: (i, node.inputs) for i, node in enumerate(self.nodes)}
+
+        def order(edge: Edge) -> tuple[int, int, str, str]:
+            i, inputs = place.get(edge.dst, (len(place), ()))
+            argument = inputs.index(edge.argument) if edge.argument in inputs else len(inputs)
+            return (i, argument, edge.argument, edge.src)
+
+        object.__setattr__(self, "edges", tuple(sorted(self.edges, key=order)))
+
+    @property
+    def roles(self) -> tuple[RoleName, ...]:
+        """Roles that do something, in order of first use; a config must say what plays them."""
+        return tuple(dict.fromkeys(node.role for node in self.nodes if node.role is not None))
+
+    def node(self, node_id: str) -> Node:
+        """The node of that id.
+
+        Raises:
+            KeyError: no such node.
+        """
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)
+
+    def of_op(self, *ops: Op) -> tuple[Node, ...]:
+        """The nodes of these operations, in order."""
+        return tuple(node for node in self.nodes if node.op in ops)
+
+    def in_edges(self, node_id: str) -> tuple[Edge, ...]:
+        """What a node reads, in the order of the graph's edges."""
+        return tuple(edge for edge in self.edges if edge.dst == node_id)
+
+    def out_edges(self, node_id: str) -> tuple[Edge, ...]:
+        """Who reads a node's outputs."""
+        return tuple(edge for edge in self.edges if edge.src == node_id)
+
+    def feeding(self, node_id: str, argument: str) -> Edge | None:
+        """The edge that feeds an argument; None where nothing does."""
+        return next((e for e in self.edges if e.dst == node_id and e.argument == argument), None)
+
+    def with_nodes(self, nodes: Iterable[Node]) -> Graph:
+        """The graph with other nodes."""
+        return replace(self, nodes=tuple(nodes))
+
+    def replacing(self, *nodes: Node) -> Graph:
+        """The graph with these nodes in the place of those with the same ids."""
+        by_id = {node.id: node for node in nodes}
+        return self.with_nodes(by_id.get(node.id, node) for node in self.nodes)
+
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
+        """A networkx graph: nodes by id with `node=`, edges keyed by argument with `edge=`."""
+        import networkx
+
+        result: networkx.MultiDiGraph[str] = networkx.MultiDiGraph(
+            name=self.name, level=str(self.level)
+        )
+        for node in self.nodes:
+            result.add_node(node.id, node=node)
+        for edge in self.edges:
+            result.add_edge(edge.src, edge.dst, key=edge.argument, edge=edge)
+        return result

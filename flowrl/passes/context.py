@@ -1,0 +1,35 @@
+"""What passes know of the configuration, without torch or pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
+
+__all__ = ["Context"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The settings that a graph may have left open.
+
+    Attributes:
+        group_size: Samples for each prompt, where `generate` does not say.
+        prompts_per_step: Prompts (or examples) of a step.
+        mini_batches: Optimizer updates of a step.
+        sampling: How tokens are drawn, where `generate` does not say.
+        advantage: Of an update that is given rewards.
+        loss: Of an update on a rollout that names none.
+        max_staleness: Weight publications that a sample may be behind; 0 is strictly on-policy.
+        shares_weights: Roles whose generation reads the trainer's parameters in place.
+    """
+
+    group_size: int = 8
+    prompts_per_step: int = 64
+    mini_batches: int = 1
+    sampling: Sampling = Sampling()
+    advantage: AdvantageSpec = GroupRelative()
+    loss: LossSpec = PolicyClip()
+    max_staleness: int = 0
+    shares_weights: Mapping[str, bool] = field(default_factory=dict)

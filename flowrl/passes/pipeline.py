@@ -1,0 +1,95 @@
+"""The passes in order, and the runner that lowers a traced graph.
+
+Each pass is a pure function `(Graph, Context) -> Graph` in a file of its own name; running it twice
+changes nothing more. The runner verifies the graph before the first and after each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph, Level, format_graph, problems, verify
+from flowrl.passes.bind_behaviour_logprobs import bind_behaviour_logprobs
+from flowrl.passes.context import Context
+from flowrl.passes.drop_dead_nodes import drop_dead_nodes
+from flowrl.passes.drop_zero_kl import drop_zero_kl
+from flowrl.passes.fill_defaults import fill_defaults
+from flowrl.passes.insert_weight_sync import insert_weight_sync
+
+__all__ = ["PASSES", "Pass", "PassRecord", "pass_names", "run_passes"]
+
+Pass: TypeAlias = Callable[[Graph, Context], Graph]
+
+PASSES: tuple[Pass, ...] = (
+    drop_zero_kl,
+    fill_defaults,
+    bind_behaviour_logprobs,
+    drop_dead_nodes,
+    insert_weight_sync,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """What one pass did; `before` and `after` are the same graph where it changed nothing."""
+
+    name: str
+    before: Graph
+    after: Graph
+    seconds: float
+
+
+def pass_names() -> tuple[str, ...]:
+    """Names of all passes, in order."""
+    return tuple(p.__name__ for p in PASSES)
+
+
+def run_passes(
+    graph: Graph,
+    context: Context,
+    *,
+    print_after: Collection[str] = (),
+    disable: Collection[str] = (),
+    observer: Callable[[PassRecord], None] | None = None,
+    write: Callable[[str], object] = print,
+) -> Graph:
+    """Lowers a traced graph.
+
+    Args:
+        print_after: Passes after which the graph is written, in its canonical text form.
+        disable: Passes that are left out. Where the result then misses something that a lowered
+            graph has, it stays `traced`.
+        observer: Is told of each pass: its name, the graphs before and after, the time.
+        write: Takes what `print_after` asks for.
+
+    Raises:
+        ConfigError: a name that is no pass.
+        GraphError: the graph, or what a pass made of it, breaks its specification.
+    """
+    for name in (*print_after, *disable):
+        if name not in pass_names():
+            raise ConfigError(
+                f"no pass is called '{name}'",
+                expected=f"one of {listing(pass_names())}",
+                hint=suggestion(name, pass_names()),
+            )
+    verify(graph)
+    for run in PASSES:
+        if run.__name__ in disable:
+            continue
+        before, start = graph, time.perf_counter()
+        graph = verify(run(before, context))
+        if observer is not None:
+            seconds = time.perf_counter() - start
+            observer(PassRecord(name=run.__name__, before=before, after=graph, seconds=seconds))
+        if run.__name__ in print_after:
+            write(f"# after {run.__name__}\n\n{format_graph(graph)}")
+    lowered = replace(graph, level=Level.LOWERED)
+    if disable and any(True for _ in problems(lowered)):
+        return graph
+    return verify(lowered)

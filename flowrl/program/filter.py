@@ -1,0 +1,52 @@
+"""`fl.filter`: which groups reach the update.
+
+A filter takes a rollout and its scores and returns both without the groups that it removed. What
+follows uses what it returned, so a program says plainly which samples an update sees:
+
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+
+It is decided group by group, as soon as the last member of a group has its score.
+"""
+
+from __future__ import annotations
+
+from flowrl.graph.signatures import SCORE
+from flowrl.graph.types import Op
+from flowrl.program.handles import Rollout, Scores
+from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.specs import FilterSpec, ZeroVariance
+
+__all__ = ["zero_variance"]
+
+
+@operation
+def zero_variance(
+    rollout: Rollout, scores: Scores, *, tolerance: float = 1e-8
+) -> tuple[Rollout, Scores]:
+    """Removes groups whose scores are all equal: their advantages are 0, they teach nothing.
+
+    Args:
+        rollout: The samples.
+        scores: One for each of them.
+        tolerance: Groups with max - min at most this are removed.
+    """
+    name = "fl.filter.zero_variance"
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or tolerance < 0:
+        raise refuse_argument(name, "tolerance", tolerance, "a number from 0 up")
+    return _filter(name, rollout, scores, ZeroVariance(tolerance=float(tolerance)))
+
+
+def _filter(
+    name: str, rollout: Rollout, scores: Scores, spec: FilterSpec
+) -> tuple[Rollout, Scores]:
+    tracer = current_tracer(name)
+    samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
+    scored = check_handle(scores, Scores, operation=name, argument="scores")
+    node = tracer.add(
+        Op.FILTER,
+        name="filter",
+        reads={"rollout": samples.read(), "scores": scored.read()},
+        outputs=(*samples.fields, SCORE),
+        attrs={"spec": spec},
+    )
+    return Rollout(tracer, node, samples.fields), Scores(tracer, node, (SCORE,))

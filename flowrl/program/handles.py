@@ -1,0 +1,166 @@
+"""Handles: what stands for data while a workflow is traced.
+
+A handle has fields but no values, so it cannot be a truth value or a number; asking for one is a
+`TraceError` at the user's line that says which construct to use instead.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+from flowrl.errors import TraceError
+from flowrl.graph.types import Field
+from flowrl.ids import NodeId
+from flowrl.program.source import user_line
+from flowrl.program.tracer import Read, Tracer
+
+__all__ = ["Advantages", "Handle", "Logprobs", "Rollout", "Samples", "Scores"]
+
+_ON_DATA = (
+    "decide on data with an operation, such as fl.filter.zero_variance(rollout, scores); "
+    "`if` and `for` work on the workflow's configuration arguments"
+)
+_ON_NUMBERS = (
+    "compute with data inside an operation: a reward function for scores, "
+    "fl.advantage.group_relative(scores) for advantages"
+)
+
+
+class Handle:
+    """Base of handles.
+
+    Attributes:
+        node: The node that makes the data.
+        fields: What the data holds.
+    """
+
+    __slots__ = ("_tracer", "fields", "node")
+
+    kind: ClassVar[str] = "a handle"
+
+    def __init__(self, tracer: Tracer, node: NodeId, fields: tuple[Field, ...]) -> None:
+        self._tracer = tracer
+        self.node = node
+        self.fields = fields
+
+    def read(self) -> Read:
+        """The handle as an argument of an operation."""
+        return Read(self.node, self.fields)
+
+    @property
+    def tracer(self) -> Tracer:
+        """The trace that the handle belongs to."""
+        return self._tracer
+
+    def __repr__(self) -> str:
+        fields = ", ".join(str(field) for field in self.fields)
+        return f"<{type(self).__name__} of {self.node}: {fields}>"
+
+    __hash__ = object.__hash__
+
+    def _refuse(self, use: str, hint: str) -> NoReturn:
+        raise TraceError(
+            f"{self.kind} of '{self.node}' cannot be used {use}: it has no values "
+            "while the workflow is traced",
+            where=str(user_line()),
+            hint=hint,
+        )
+
+    def __bool__(self) -> bool:
+        self._refuse("as a truth value (in `if`, `while`, `and`, `or`, `not`)", _ON_DATA)
+
+    def __len__(self) -> int:
+        self._refuse(
+            "with len()", "sizes come from the configuration: group_size, prompts_per_step"
+        )
+
+    def __iter__(self) -> NoReturn:
+        self._refuse("in a loop or unpacked", _ON_DATA)
+
+    def __contains__(self, item: object) -> bool:
+        self._refuse("with `in`", _ON_DATA)
+
+    def __getitem__(self, item: object) -> NoReturn:
+        self._refuse(
+            "with [...]", "choose groups with fl.filter; operations pick the fields they need"
+        )
+
+    def __float__(self) -> float:
+        self._refuse("as a number", _ON_NUMBERS)
+
+    def __int__(self) -> int:
+        self._refuse("as a number", _ON_NUMBERS)
+
+    def __index__(self) -> int:
+        self._refuse("as a number", _ON_NUMBERS)
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        self._refuse("as an array", _ON_NUMBERS)
+
+    def __format__(self, spec: str) -> str:
+        self._refuse("in a formatted string", "print(repr(handle)) shows which fields it has")
+
+    def _compare(self, other: object) -> NoReturn:
+        self._refuse("in a comparison", _ON_DATA)
+
+    def _compute(self, other: object = None) -> NoReturn:
+        self._refuse("in arithmetic", _ON_NUMBERS)
+
+    def __eq__(self, other: object) -> bool:
+        self._compare(other)
+
+    def __ne__(self, other: object) -> bool:
+        self._compare(other)
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _compute
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _compute
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _compute
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _compute
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _compute
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # protocols that Python and libraries probe for
+            raise AttributeError(name)
+        fields = ", ".join(field.name for field in self.fields)
+        raise TraceError(
+            f"{self.kind} of '{self.node}' has no '{name}' to take out",
+            where=str(user_line()),
+            found=f"fields {fields}",
+            hint="pass the handle itself; operations pick the fields they need",
+        )
+
+
+class Samples(Handle):
+    """Samples with tokens: a rollout, or examples."""
+
+    __slots__ = ()
+    kind = "samples"
+
+
+class Rollout(Samples):
+    """Samples that a role generated: tokens, response_mask, rollout_logprobs, per token."""
+
+    __slots__ = ()
+    kind = "the rollout"
+
+
+class Scores(Handle):
+    """One score a sample."""
+
+    __slots__ = ()
+    kind = "the scores"
+
+
+class Logprobs(Handle):
+    """One logprob a token, of the model that was asked."""
+
+    __slots__ = ()
+    kind = "the logprobs"
+
+
+class Advantages(Handle):
+    """The weight of each sample in the policy gradient."""
+
+    __slots__ = ()
+    kind = "the advantages"

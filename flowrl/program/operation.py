@@ -1,0 +1,119 @@
+"""What all operations share: argument names and types checked at the user's line."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from flowrl.config.nearest import suggestion
+from flowrl.errors import TraceError
+from flowrl.program.handles import Handle
+from flowrl.program.source import user_line
+from flowrl.program.tracer import Tracer, active_tracer
+
+__all__ = ["check_handle", "current_tracer", "operation", "refuse_argument"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_H = TypeVar("_H", bound=Handle)
+
+
+def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes wrong argument names a `TraceError` with the nearest right one."""
+    signature = inspect.signature(function)
+    name = function.__qualname__
+    names = [p for p in signature.parameters if p != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _bad_call(name, names, str(error)) from None
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _bad_call(name: str, names: list[str], problem: str) -> TraceError:
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", problem)
+    hint = suggestion(unknown[1], names) if unknown else None
+    return TraceError(
+        f"{name}: {problem}",
+        where=str(user_line()),
+        expected=f"arguments {', '.join(names)}",
+        hint=hint or None,
+    )
+
+
+def current_tracer(what: str) -> Tracer:
+    """The active trace.
+
+    Raises:
+        TraceError: no workflow is being traced.
+    """
+    tracer = active_tracer()
+    if tracer is None:
+        raise TraceError(
+            f"{what} is used outside a workflow",
+            where=str(user_line()),
+            hint="write it inside a function marked @fl.workflow, and start that with fl.run",
+        )
+    return tracer
+
+
+def check_handle(value: object, kind: type[_H], *, operation: str, argument: str) -> _H:
+    """`value`, when it is a handle of that kind and of the active trace.
+
+    Raises:
+        TraceError: another value; says what was found.
+    """
+    if not isinstance(value, kind):
+        raise TraceError(
+            f"{operation} takes {kind.kind} as '{argument}'",
+            where=str(user_line()),
+            found=_describe(value),
+            expected=f"a handle of type fl.{kind.__name__}",
+            hint=_way_out(value, kind),
+        )
+    if value.tracer is not active_tracer():
+        raise TraceError(
+            f"{value.kind} of '{value.node}' belong to a workflow that has been traced already",
+            where=str(user_line()),
+            hint="do not keep handles between calls; make them inside the workflow",
+        )
+    return value
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Handle):
+        return f"{value.kind} of '{value.node}'"
+    described = getattr(value, "described", None)
+    return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
+
+
+def _way_out(value: object, kind: type[Handle]) -> str | None:
+    role = getattr(value, "name", None)
+    if kind.__name__ in ("Samples", "Rollout") and hasattr(value, "generate"):
+        return f"pass what {role}.generate(prompts) returned"
+    if kind.__name__ == "Scores" and hasattr(value, "score"):
+        return f"pass what {role}.score(rollout) returned"
+    if kind.__name__ == "Logprobs" and hasattr(value, "logprobs"):
+        return f"pass what {role}.logprobs(rollout) returned"
+    return None
+
+
+def refuse_argument(
+    operation: str, argument: str, value: object, expected: str, hint: str | None = None
+) -> TraceError:
+    """The error for an argument of the wrong type or value."""
+    return TraceError(
+        f"{operation} cannot take this '{argument}'",
+        where=str(user_line()),
+        found=_describe(value),
+        expected=expected,
+        hint=hint,
+    )

@@ -1,0 +1,235 @@
+"""The parameters of a workflow function: its roles, its data, its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError, TraceError
+from flowrl.graph.types import SourceRef
+from flowrl.ids import RoleName
+from flowrl.program.roles import Examples, Policy, Prompts, Reward
+from flowrl.specs import Scalar
+
+__all__ = [
+    "Argument",
+    "DataParameter",
+    "Parameters",
+    "RoleParameter",
+    "bind_arguments",
+    "read_parameters",
+]
+
+_SCALARS = (int, float, str, bool, type(None))
+_ACCEPTED = "fl.Policy, fl.Reward, fl.Prompts, fl.Examples, int, float, str, bool or Literal[...]"
+
+RoleKind: TypeAlias = type[Policy] | type[Reward]
+DataKind: TypeAlias = type[Prompts] | type[Examples]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleParameter:
+    """A role: what the config must say something about."""
+
+    name: RoleName
+    kind: RoleKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParameter:
+    """Data: prompts, or examples."""
+
+    name: str
+    kind: DataKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A setting of the workflow, given by `args` in the config.
+
+    Attributes:
+        types: What its value may be.
+        choices: The values of a `Literal`; empty where any value of the types will do.
+        default: `REQUIRED` where it has none.
+    """
+
+    name: str
+    types: tuple[type, ...]
+    choices: tuple[Scalar, ...]
+    default: Scalar | _Required
+
+    @property
+    def expected(self) -> str:
+        """For messages."""
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        return " or ".join("null" if t is type(None) else t.__name__ for t in self.types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """All parameters, in the order of the function."""
+
+    roles: tuple[RoleParameter, ...]
+    data: tuple[DataParameter, ...]
+    arguments: tuple[Argument, ...]
+
+
+def read_parameters(
+    function: Callable[..., object], local_names: Mapping[str, object], where: SourceRef
+) -> Parameters:
+    """The parameters of a workflow function, from its annotations.
+
+    Raises:
+        TraceError: a parameter without annotation or with one that has no meaning here.
+    """
+    try:
+        hints = get_type_hints(function, localns=dict(local_names))
+    except Exception as error:
+        raise TraceError(
+            f"the annotations of workflow '{function.__name__}' cannot be read",
+            where=str(where),
+            found=f"{type(error).__name__}: {error}",
+            hint="import what they name: import flowrl as fl",
+        ) from error
+    roles: list[RoleParameter] = []
+    data: list[DataParameter] = []
+    arguments: list[Argument] = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = _annotation(function, parameter, hints, where)
+        if kind in (Policy, Reward):
+            roles.append(RoleParameter(name=RoleName(parameter.name), kind=kind))
+        elif kind in (Prompts, Examples):
+            data.append(DataParameter(name=parameter.name, kind=kind))
+        else:
+            arguments.append(_read_argument(function, parameter, kind, where))
+    if not any(role.kind is Policy for role in roles):
+        raise TraceError(
+            f"workflow '{function.__name__}' has no policy",
+            where=str(where),
+            expected="a parameter such as actor: fl.Policy",
+        )
+    return Parameters(roles=tuple(roles), data=tuple(data), arguments=tuple(arguments))
+
+
+def _annotation(
+    function: Callable[..., object],
+    parameter: inspect.Parameter,
+    hints: Mapping[str, object],
+    where: SourceRef,
+) -> Any:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise TraceError(
+            f"workflow '{function.__name__}' takes '{parameter}', but its parameters must be named",
+            where=str(where),
+        )
+    if parameter.name not in hints:
+        raise TraceError(
+            f"parameter '{parameter.name}' of workflow '{function.__name__}' has no annotation",
+            where=str(where),
+            expected=_ACCEPTED,
+            hint=f"write {parameter.name}: fl.Policy where it is a model",
+        )
+    return hints[parameter.name]
+
+
+def _read_argument(
+    function: Callable[..., object],
+    parameter: inspect.Parameter,
+    annotation: object,
+    where: SourceRef,
+) -> Argument:
+    kinds, choices = _scalar_types(annotation)
+    if not kinds:
+        raise TraceError(
+            f"parameter '{parameter.name}' of workflow '{function.__name__}' has an annotation "
+            "that is neither a role, nor data, nor a plain setting",
+            where=str(where),
+            found=str(getattr(annotation, "__name__", annotation)),
+            expected=_ACCEPTED,
+        )
+    default = REQUIRED if parameter.default is parameter.empty else parameter.default
+    return Argument(name=parameter.name, types=kinds, choices=choices, default=default)
+
+
+def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, ...]]:
+    """The scalar types (and literal values) that an annotation allows; empty where it is none."""
+    if annotation is None or annotation is type(None):
+        return (type(None),), ()
+    if isinstance(annotation, type) and annotation in _SCALARS:
+        return (annotation,), ()
+    if get_origin(annotation) is Literal:
+        values = get_args(annotation)
+        return tuple(dict.fromkeys(type(value) for value in values)), values
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [_scalar_types(part) for part in get_args(annotation)]
+        if not all(kinds for kinds, _ in parts):
+            return (), ()
+        choices = tuple(value for _, values in parts for value in values)
+        kinds = tuple(dict.fromkeys(kind for ks, _ in parts for kind in ks))
+        if choices and type(None) in kinds and None not in choices:
+            choices = (*choices, None)
+        return kinds, choices
+    return (), ()
+
+
+def bind_arguments(
+    workflow: str, arguments: tuple[Argument, ...], given: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """The value of every argument: what the config gives, else the default.
+
+    Raises:
+        ConfigError: an unknown argument (with the nearest), a wrong type, a missing value.
+    """
+    names = [argument.name for argument in arguments]
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"workflow '{workflow}' has no argument '{name}'",
+                where=f"args.{name}",
+                expected=f"one of {listing(names)}" if names else "no arguments",
+                hint=suggestion(name, names),
+            )
+    values: dict[str, Scalar] = {}
+    for argument in arguments:
+        if argument.name in given:
+            values[argument.name] = _checked(workflow, argument, given[argument.name])
+        elif isinstance(argument.default, _Required):
+            raise ConfigError(
+                f"workflow '{workflow}' needs a value for '{argument.name}'",
+                where=f"args.{argument.name}",
+                expected=argument.expected,
+                hint=f"set args.{argument.name} in the config",
+            )
+        else:
+            values[argument.name] = argument.default
+    return values
+
+
+def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
+    kind = type(value)
+    if kind is int and int not in argument.types and float in argument.types:
+        value, kind = float(value or 0), float
+    if kind in argument.types and (not argument.choices or value in argument.choices):
+        return value
+    choices = [choice for choice in argument.choices if isinstance(choice, str)]
+    raise ConfigError(
+        f"argument '{argument.name}' of workflow '{workflow}' is of the wrong "
+        + ("value" if kind in argument.types else "type"),
+        where=f"args.{argument.name}",
+        found=f"{value!r} ({kind.__name__})",
+        expected=argument.expected,
+        hint=suggestion(str(value), choices) if choices else None,
+    )

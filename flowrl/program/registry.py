@@ -1,0 +1,137 @@
+"""Finds workflows: by registered name, or in a Python file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from flowrl.config.nearest import listing, nearest, suggestion
+from flowrl.entry_points import entries, find_entry
+from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.program.source import innermost_user_line, user_frames
+from flowrl.program.workflow import Workflow
+
+__all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
+
+GROUP = "flowrl.graphs"
+"""The entry point group under which distributions register workflows."""
+
+
+def registered_workflows() -> tuple[str, ...]:
+    """Names that `load_workflow` knows without a file."""
+    return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
+
+
+def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
+    """The workflow that `ref` names.
+
+    Args:
+        ref: A registered name, `FILE.py` (the only workflow in it) or `FILE.py:NAME`.
+        where: The config key or argument that named it, for messages.
+
+    Raises:
+        ConfigError: no such name, file, or workflow in the file.
+        TraceError: the file raises; `user_frames` holds its traceback.
+    """
+    path, _, name = ref.partition(":")
+    if path.endswith(".py"):
+        return _from_file(Path(path), name, where)
+    if "/" in ref or Path(ref).is_dir():
+        raise ConfigError(
+            f"no workflow is called '{ref}'",
+            where=where,
+            expected="a registered name, FILE.py or FILE.py:NAME",
+        )
+    entry = find_entry(GROUP, ref, kind="workflow", error=ConfigError, where=where)
+    found = entry.load(ConfigError)
+    if not isinstance(found, Workflow):
+        raise ConfigError(
+            f"'{ref}' is registered as a workflow, but is none",
+            where=entry.origin,
+            found=f"{entry.target}: {type(found).__name__}",
+            expected="a function marked @fl.workflow",
+        )
+    return found
+
+
+def _from_file(path: Path, name: str, where: str | None) -> Workflow:
+    module = import_file(path, where=where)
+    all_found = {key: v for key, v in vars(module).items() if isinstance(v, Workflow)}
+    # Workflows that the file imports from elsewhere are its building blocks, not its own.
+    own = {key: v for key, v in all_found.items() if v.__module__ == module.__name__}
+    if name:
+        if name not in all_found:
+            raise ConfigError(
+                f"{path} has no workflow '{name}'",
+                where=where,
+                expected=f"one of {listing(all_found)}" if all_found else None,
+                hint=suggestion(name, all_found) or "mark the function @fl.workflow",
+            )
+        return all_found[name]
+    found = own or all_found
+    if not found:
+        raise ConfigError(
+            f"{path} holds no workflow", where=where, hint="mark the function @fl.workflow"
+        )
+    if len(set(map(id, found.values()))) > 1:
+        first = next(iter(found))
+        raise ConfigError(
+            f"{path} holds {len(found)} workflows",
+            where=where,
+            found=listing(found),
+            hint=f"say which: {path}:{first}",
+        )
+    return next(iter(found.values()))
+
+
+def import_file(path: Path, *, where: str | None = None) -> ModuleType:
+    """Imports a Python file by its path; its siblings can be imported by their names.
+
+    The same file is imported once, so that a workflow and a reward of one file share its globals.
+
+    Raises:
+        ConfigError: no such file.
+        TraceError: the file raises; `user_frames` holds its traceback.
+    """
+    full = path.expanduser().resolve()
+    if not full.is_file():
+        siblings = [p.name for p in full.parent.glob("*.py")] if full.parent.is_dir() else []
+        match = nearest(path.name, siblings)
+        raise ConfigError(
+            f"no file {path}",
+            where=where,
+            hint=f"did you mean {path.parent / match}?" if match else None,
+        )
+    module_name = f"flowrl_file_{path.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, full)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file", where=where)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    folder = str(full.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[module_name]
+        if isinstance(error, FlowError | KeyboardInterrupt):
+            raise
+        raise _file_raised(path, error) from error
+    return module
+
+
+def _file_raised(path: Path, error: BaseException) -> TraceError:
+    line = innermost_user_line(error)
+    text = str(error).strip().splitlines()
+    wrapped = TraceError(
+        f"importing {path} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
+        where=str(line) if line else None,
+    )
+    wrapped.user_frames = user_frames(error)
+    return wrapped

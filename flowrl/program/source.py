@@ -1,0 +1,66 @@
+"""Where in the user's program we are: source lines and tracebacks without our own frames."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from flowrl.graph.types import SourceRef
+
+__all__ = ["innermost_user_line", "user_frames", "user_line"]
+
+_OURS = str(Path(__file__).parent)
+_IMPORT_MACHINERY = "<frozen importlib"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_OURS, _IMPORT_MACHINERY))
+
+
+def user_line() -> SourceRef:
+    """The nearest line of the call stack that is not of this package.
+
+    For a call that spans several lines, the line on which the called name stands.
+    """
+    frame = sys._getframe(1)
+    while _is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return SourceRef(file=frame.f_code.co_filename, line=frame.f_lineno)
+
+
+def _summary(tb: TracebackType | None) -> list[traceback.FrameSummary]:
+    return [f for f in traceback.extract_tb(tb) if not _is_ours(f.filename)]
+
+
+def user_frames(error: BaseException) -> str:
+    """The error's traceback as Python prints it, from the user's first frame on, without ours."""
+    frames = _summary(error.__traceback__)
+    start = next((i for i, f in enumerate(frames) if not _is_flowrl(f.filename)), 0)
+    shown = traceback.format_list(frames[start:]) if frames else []
+    head = ["Traceback (most recent call last):\n"] if shown else []
+    return "".join([*head, *shown, *traceback.format_exception_only(error)]).rstrip()
+
+
+def innermost_user_line(error: BaseException) -> SourceRef | None:
+    """The deepest line of the error's traceback that stands in a file of the user's own."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return SourceRef(file=error.filename, line=error.lineno)
+    frames = [f for f in _summary(error.__traceback__) if not _is_installed(f.filename)]
+    if not frames:
+        return None
+    return SourceRef(file=frames[-1].filename, line=frames[-1].lineno or 0)
+
+
+def _is_flowrl(filename: str) -> bool:
+    return filename.startswith(str(Path(_OURS).parent))
+
+
+def _is_installed(filename: str) -> bool:
+    """Of the standard library, of an installed distribution or of flowrl: not where the user looks."""
+    return (
+        _is_flowrl(filename)
+        or "site-packages" in filename
+        or filename.startswith((sys.base_prefix + "/lib/python", "<"))
+    )

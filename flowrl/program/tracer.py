@@ -1,0 +1,149 @@
+"""The recorder behind a workflow while it runs on symbolic handles.
+
+Lifecycle: `Workflow.trace` makes a `Tracer`, makes it the active one, calls the user's function,
+and takes the graph with `finish`; from then on handles of that trace refuse to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from flowrl.errors import TraceError
+from flowrl.graph.ir import Attr, Edge, Graph, Node
+from flowrl.graph.signatures import SIGNATURES
+from flowrl.graph.types import Field, Level, Op, SourceRef
+from flowrl.ids import NodeId, RoleName
+from flowrl.program.source import user_line
+
+__all__ = ["Read", "Tracer", "active_tracer", "tracing"]
+
+_ACTIVE: ContextVar[Tracer | None] = ContextVar("flowrl_tracer", default=None)
+
+_SINKS = (Op.UPDATE, Op.SYNC, Op.LOG)
+"""Operations whose outputs need no reader."""
+
+
+class Read:
+    """A node's outputs, as an argument of another reads them."""
+
+    __slots__ = ("fields", "node")
+
+    def __init__(self, node: NodeId, fields: tuple[Field, ...]) -> None:
+        self.node = node
+        self.fields = fields
+
+
+class Tracer:
+    """Collects nodes and edges in the order of the program.
+
+    Attributes:
+        closed: The trace is over; handles of it are no longer usable.
+        stack: Names of the workflows being called, outermost first.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self.stack: list[str] = [name]
+        self._nodes: dict[NodeId, Node] = {}
+        self._edges: list[Edge] = []
+
+    def add(
+        self,
+        op: Op,
+        *,
+        name: str,
+        role: RoleName | None = None,
+        reads: Mapping[str, Read] | None = None,
+        outputs: tuple[Field, ...] | None = None,
+        attrs: Mapping[str, Attr] | None = None,
+        source: SourceRef | None = None,
+    ) -> NodeId:
+        """Adds a node and the edges that feed it.
+
+        Args:
+            name: The id, made unique by a number where it is taken.
+            reads: What feeds each argument; an edge carries those fields that the signature takes.
+            outputs: By default those of the signature.
+        """
+        signature = SIGNATURES[op]
+        reads = reads or {}
+        source = source or user_line()
+        node_id = self._unique(name)
+        self._nodes[node_id] = Node(
+            id=node_id,
+            op=op,
+            role=role,
+            inputs=tuple(reads),
+            outputs=signature.outputs or () if outputs is None else outputs,
+            attrs=tuple((attrs or {}).items()),
+            source=source,
+        )
+        for argument, read in reads.items():
+            takes = signature.argument(argument)
+            names = [f.name for f in read.fields if takes is None or takes.field(f.name)]
+            self._edges.append(
+                Edge(src=read.node, dst=node_id, argument=argument, fields=tuple(names))
+            )
+        return node_id
+
+    def _unique(self, name: str) -> NodeId:
+        number, candidate = 1, name
+        while candidate in self._nodes:
+            number += 1
+            candidate = f"{name}.{number}"
+        return NodeId(candidate)
+
+    def refuse_after_update(self, role: RoleName, op: Op) -> None:
+        """Raises when `role` was updated already: a step generates first and updates last."""
+        for node in self._nodes.values():
+            if node.op is Op.UPDATE and node.role == role:
+                raise TraceError(
+                    f"{role}.{op} comes after {role}.update ({node.source}) in the same step",
+                    where=str(user_line()),
+                    expected="one round of generate, score and update; the next step is the next round",
+                    hint=f"move it before {role}.update",
+                )
+
+    def finish(self) -> Graph:
+        """The traced graph.
+
+        Raises:
+            TraceError: an output that nobody uses, or no update.
+        """
+        self.closed = True
+        read = {edge.src for edge in self._edges}
+        for node in self._nodes.values():
+            if node.op in _SINKS or node.id in read:
+                continue
+            raise TraceError(
+                f"nothing uses what {node.id} makes",
+                where=str(node.source),
+                found=", ".join(field.name for field in node.outputs),
+                hint="pass it to another operation, or remove the call "
+                "(inside `if kl:` where only some settings need it)",
+            )
+        return Graph(
+            name=self.name,
+            level=Level.TRACED,
+            nodes=tuple(self._nodes.values()),
+            edges=tuple(self._edges),
+        )
+
+
+@contextmanager
+def tracing(tracer: Tracer) -> Iterator[Tracer]:
+    """Makes `tracer` the active one inside the block, and closes it at the end."""
+    token = _ACTIVE.set(tracer)
+    try:
+        yield tracer
+    finally:
+        tracer.closed = True
+        _ACTIVE.reset(token)
+
+
+def active_tracer() -> Tracer | None:
+    """The tracer of the workflow that is being traced now."""
+    return _ACTIVE.get()

@@ -1,0 +1,251 @@
+"""`@fl.workflow`: marks a function as a program that is traced, never called.
+
+>>> import flowrl as fl
+>>> @fl.workflow
+... def three_lines(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+...     responses = actor.generate(prompts)
+...     rewards = reward.score(responses)
+...     actor.update(responses, rewards)
+>>> [node.id for node in three_lines.trace().nodes]
+['prompts', 'actor.generate', 'reward.score', 'actor.update']
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import overload
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op, SourceRef
+from flowrl.graph.verify import verify
+from flowrl.program.handles import Handle
+from flowrl.program.parameters import (
+    Argument,
+    DataParameter,
+    RoleParameter,
+    bind_arguments,
+    read_parameters,
+)
+from flowrl.program.roles import Role
+from flowrl.program.source import innermost_user_line, user_frames, user_line
+from flowrl.program.tracer import Tracer, active_tracer, tracing
+from flowrl.specs import Scalar
+
+__all__ = ["Workflow", "require_roles", "workflow"]
+
+
+class Workflow:
+    """A workflow function, with what its signature says.
+
+    Attributes:
+        name: The function's.
+        function: The function itself.
+        max_staleness: Weight publications that a sample may be behind; None leaves it to
+            `train.max_staleness` of the config. 0 is strictly on-policy.
+        source: Where it is defined.
+        roles: Its parameters of type `fl.Policy` and `fl.Reward`.
+        data: Its parameters of type `fl.Prompts` and `fl.Examples`.
+        arguments: All others: the keys of `args` in the config.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *,
+        max_staleness: int | None,
+        local_names: Mapping[str, object],
+    ) -> None:
+        self.name = function.__name__
+        self.function = function
+        self.source = _definition(function)
+        self.max_staleness = _checked_staleness(max_staleness, self.name, self.source)
+        parameters = read_parameters(function, local_names, self.source)
+        self.roles: tuple[RoleParameter, ...] = parameters.roles
+        self.data: tuple[DataParameter, ...] = parameters.data
+        self.arguments: tuple[Argument, ...] = parameters.arguments
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__name__ = function.__name__
+        self.__wrapped__ = function
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name} ({self.source})>"
+
+    def trace(self, args: Mapping[str, Scalar] | None = None) -> Graph:
+        """Runs the function on symbolic handles; the graph of what it did, verified.
+
+        Args:
+            args: Values of its arguments; the others keep their defaults.
+
+        Raises:
+            ConfigError: an argument that the workflow does not take, or of the wrong type.
+            TraceError: the program does what a traced program cannot, or raises; then
+                `user_frames` holds its traceback.
+            GraphError: the graph breaks the specification.
+        """
+        values = bind_arguments(self.name, self.arguments, args or {})
+        with tracing(Tracer(self.name)) as tracer:
+            handles: dict[str, object] = dict(values)
+            for role in self.roles:
+                handles[role.name] = role.kind(tracer, role.name)
+            for data in self.data:
+                node = tracer.add(
+                    Op.SOURCE,
+                    name=data.name,
+                    outputs=data.kind.produces,
+                    attrs={"data": data.kind.data},
+                    source=self.source,
+                )
+                handles[data.name] = data.kind(tracer, node, data.kind.produces)
+            try:
+                self.function(**handles)
+            except FlowError:
+                raise
+            except Exception as error:
+                raise _raised(self, error) from error
+            graph = tracer.finish()
+        if not graph.of_op(Op.UPDATE):
+            raise TraceError(
+                f"workflow '{self.name}' updates nothing",
+                where=str(self.source),
+                hint="end it with actor.update(rollout, rewards)",
+            )
+        return verify(graph)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Inside another workflow: its operations become part of that one's graph.
+
+        Raises:
+            TraceError: outside a workflow, or of a workflow that calls itself.
+        """
+        tracer = active_tracer()
+        if tracer is None:
+            raise TraceError(
+                f"workflow '{self.name}' is a program to compile, not a function to call",
+                where=str(user_line()),
+                hint=f"fl.run({self.name}, config), or {self.name}.trace() to see its graph",
+            )
+        if self.name in tracer.stack:
+            chain = " -> ".join([*tracer.stack, self.name])
+            raise TraceError(
+                f"workflow '{self.name}' calls itself",
+                where=str(user_line()),
+                found=chain,
+                hint="a step is traced once and repeated train.steps times; no loop is needed",
+            )
+        self._check_call(args, kwargs)
+        tracer.stack.append(self.name)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            tracer.stack.pop()
+
+    def _check_call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        try:
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TraceError(
+                f"workflow '{self.name}': {error}",
+                where=str(user_line()),
+                expected=str(inspect.signature(self.function)),
+            ) from None
+        for wanted in (*self.roles, *self.data):
+            value = bound.arguments[wanted.name]
+            if not isinstance(value, wanted.kind):
+                raise TraceError(
+                    f"workflow '{self.name}' takes {wanted.kind.kind} as '{wanted.name}'",
+                    where=str(user_line()),
+                    found=repr(value) if isinstance(value, Handle | Role) else f"{value!r}",
+                    expected=f"fl.{wanted.kind.__name__}",
+                )
+
+
+@overload
+def workflow(function: Callable[..., object], /) -> Workflow: ...
+
+
+@overload
+def workflow(
+    *, max_staleness: int | None = None
+) -> Callable[[Callable[..., object]], Workflow]: ...
+
+
+def workflow(
+    function: Callable[..., object] | None = None, /, *, max_staleness: int | None = None
+) -> Workflow | Callable[[Callable[..., object]], Workflow]:
+    """Makes a workflow of a function; with or without arguments.
+
+    Args:
+        max_staleness: Weight publications that a sample may be behind when it is consumed; 0 is
+            strictly on-policy, None leaves it to the config.
+
+    Raises:
+        TraceError: parameters that a workflow cannot have.
+    """
+    # Annotations written as strings may name what the enclosing function imported.
+    local_names = sys._getframe(1).f_locals
+
+    def make(target: Callable[..., object]) -> Workflow:
+        if not inspect.isfunction(target):
+            raise TraceError(
+                "@fl.workflow marks functions", where=str(user_line()), found=repr(target)
+            )
+        return Workflow(target, max_staleness=max_staleness, local_names=local_names)
+
+    return make if function is None else make(function)
+
+
+def require_roles(graph: Graph, configured: Collection[str], *, where: str = "roles") -> None:
+    """Checks that the config says what plays each role of a graph.
+
+    Raises:
+        ConfigError: a role that is missing, with the line that first uses it.
+    """
+    for role in graph.roles:
+        if role not in configured:
+            user = next(node for node in graph.nodes if node.role == role)
+            raise ConfigError(
+                f"workflow '{graph.name}' needs the role '{role}' for {user.id} ({user.source})",
+                where=where,
+                found=listing(configured),
+                hint=suggestion(role, configured) or f"add roles.{role}.backend to the config",
+            )
+
+
+def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise TraceError(
+        f"max_staleness of workflow '{name}' must count weight publications",
+        where=str(where),
+        found=repr(value),
+        expected="a whole number from 0 (strictly on-policy) up, or None for the config's",
+    )
+
+
+def _definition(function: Callable[..., object]) -> SourceRef:
+    """The line of `def`, below the decorators."""
+    code = inspect.unwrap(function).__code__  # type: ignore[attr-defined]
+    line = code.co_firstlineno
+    for number in range(line, line + 20):
+        if linecache.getline(code.co_filename, number).lstrip().startswith("def "):
+            return SourceRef(file=code.co_filename, line=number)
+    return SourceRef(file=code.co_filename, line=line)
+
+
+def _raised(flow: Workflow, error: Exception) -> TraceError:
+    where = innermost_user_line(error) or flow.source
+    text = str(error).strip().splitlines()
+    wrapped = TraceError(
+        f"workflow '{flow.name}' raised {type(error).__name__}: {text[0] if text else ''}".rstrip(
+            ": "
+        ),
+        where=str(where),
+    )
+    wrapped.user_frames = user_frames(error)
+    return wrapped
