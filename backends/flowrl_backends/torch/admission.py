@@ -1,0 +1,84 @@
+"""What is checked and shared before a request takes a slot. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.backend.protocols import GenerateRequest, PolicyContext
+from flowrl.errors import BackendError
+from flowrl.specs import FinishReason
+
+__all__ = ["check_request", "gather_prompts", "takes_no_token"]
+
+
+def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: int) -> None:
+    """Refuses a request that cannot be decoded here.
+
+    Raises:
+        BackendError: with the sample and the numbers that do not fit.
+    """
+    where = f"sample {request.sample}"
+    num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
+    if num_prompt == 0:
+        raise BackendError("the prompt is empty", where=where, expected="at least one token")
+    if max_tokens < 1:
+        raise BackendError(
+            "no response token is asked for", where=where, found=f"max_tokens={max_tokens}"
+        )
+    if num_prompt + max_tokens > context.max_length:
+        raise BackendError(
+            "prompt and response do not fit into a slot",
+            where=where,
+            found=f"{num_prompt} prompt tokens + max_tokens={max_tokens} "
+            f"= {num_prompt + max_tokens}",
+            expected=f"at most {context.max_length} tokens",
+            hint=f"raise the maximum length of role {context.role}, lower max_tokens, or filter "
+            "long prompts",
+        )
+    for part in (request.prompt, request.response):
+        if len(part) and (int(part.min()) < 0 or int(part.max()) >= vocab_size):
+            raise BackendError(
+                "a token id lies outside the model's vocabulary",
+                where=where,
+                found=f"ids {int(part.min())} to {int(part.max())}",
+                expected=f"0 to {vocab_size - 1}",
+                hint="use the tokenizer of the model's own folder",
+            )
+
+
+def takes_no_token(request: GenerateRequest, stop_token_ids: Sequence[int]) -> FinishReason | None:
+    """How a resumed request ends at once, when its kept response is complete already."""
+    if not len(request.response):
+        return None
+    if int(request.response[-1]) in stop_token_ids:
+        return FinishReason.STOP
+    if len(request.response) >= request.sampling.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def gather_prompts(requests: Sequence[GenerateRequest]) -> tuple[list[Ints], list[list[int]]]:
+    """The different contexts among `requests`, and who has each.
+
+    Requests share a context when they share a prompt and have no response yet. The key is a hint:
+    equal keys with different prompts are kept apart.
+
+    Returns:
+        int64 contexts (prompt and response), and for each the indices of its requests, ascending.
+    """
+    contexts: list[Ints] = []
+    members: list[list[int]] = []
+    known: dict[str, int] = {}
+    for i, request in enumerate(requests):
+        if not len(request.response) and request.shares_prompt:
+            place = known.get(request.shares_prompt)
+            if place is not None and np.array_equal(contexts[place], request.prompt):
+                members[place].append(i)
+                continue
+            known[request.shares_prompt] = len(contexts)
+        contexts.append(np.concatenate([request.prompt, request.response]).astype(np.int64))
+        members.append([i])
+    return contexts, members

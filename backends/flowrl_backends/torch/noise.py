@@ -1,0 +1,50 @@
+"""The random stream of a sample: a counter-based hash instead of a generator with state.
+
+The draw of response token `t` is a pure function of the sample's seed and `t`, so it cannot depend
+on which other samples are decoded beside it, on when they arrive, or on where the sample goes on
+after an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["uniforms"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def uniforms(seeds: Sequence[int], first: Sequence[int], count: int) -> npt.NDArray[np.float32]:
+    """Draws for `count` consecutive tokens of each sample.
+
+    `u(seed, t) = (mix(mix(seed + g) + (t + 1) g) >> 40) / 2**24`, where `mix` is the finaliser of
+    SplitMix64 and `g` its increment (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
+    Generators, 2014, figure 17, with Stafford's mix 13). The seed is mixed first so that the
+    streams of neighbouring seeds are not shifted copies of each other. 24 bits are what a float32
+    holds exactly; `u < 1` always.
+
+    Args:
+        seeds: One a sample; taken modulo 2**64.
+        first: The token index t of each sample's first draw.
+
+    Returns:
+        float32 `[len(seeds), count]` in [0, 1).
+    """
+    keys = _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _GOLDEN)
+    counters = np.asarray(first, dtype=np.uint64)[:, None] + np.arange(
+        1, count + 1, dtype=np.uint64
+    )
+    bits = _mix(keys[:, None] + counters * _GOLDEN)
+    return ((bits >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))

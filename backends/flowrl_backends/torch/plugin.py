@@ -1,0 +1,101 @@
+"""The plug-in object that the entry point names. Nothing heavy is imported before a worker opens."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from flowrl.backend.protocols import BackendStatus, Capabilities, Service
+from flowrl.errors import BackendError
+
+if TYPE_CHECKING:
+    from flowrl.backend.protocols import (
+        GenerateBackend,
+        PolicyContext,
+        ScoreBackend,
+        ScoreContext,
+        TrainBackend,
+    )
+
+__all__ = ["TorchPlugin"]
+
+_NEEDED = ("torch", "transformers", "safetensors")
+
+
+class TorchPlugin:
+    """Generation and training of Transformers models in one process.
+
+    >>> from flowrl_backends.torch import plugin
+    >>> plugin.name
+    'torch'
+    """
+
+    name = "torch"
+    capabilities = Capabilities(
+        services=frozenset({Service.GENERATE, Service.TRAIN}),
+        devices=frozenset({"cpu", "cuda", "npu"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        abort=True,
+        resume=True,
+        sleep=True,
+        shares_weights=True,
+    )
+
+    def check(self) -> BackendStatus:
+        """Whether torch, transformers and safetensors are installed; imports none of them."""
+        missing = [name for name in _NEEDED if find_spec(name) is None]
+        if missing:
+            return BackendStatus(
+                usable=False,
+                problem=f"not installed: {', '.join(missing)}",
+                hint="pip install 'flowrl[torch]'",
+            )
+        try:
+            found = version("torch")
+        except PackageNotFoundError:
+            found = ""
+        return BackendStatus(usable=True, version=found)
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
+        """An engine over the trainer's own module, or over a model loaded for it alone.
+
+        Raises:
+            BackendError: `shared` is not this plug-in's trainer, or the architecture cannot be
+                decoded from KV slots.
+        """
+        import torch
+
+        from flowrl_backends.torch.engine import TorchEngine
+
+        if context.num_threads > 0:
+            torch.set_num_threads(context.num_threads)
+        if shared is None:
+            from flowrl_backends.torch.model import load_model
+
+            return TorchEngine(context, load_model(context), shares_weights=False)
+        from flowrl_backends.torch.trainer import TorchTrainer
+
+        if not isinstance(shared, TorchTrainer):
+            raise BackendError(
+                "the torch engine shares weights with the torch trainer only",
+                where=f"roles.{context.role}.backend",
+                found=type(shared).__name__,
+                hint="use one backend for both, or give generation its own copy of the weights",
+            )
+        return TorchEngine(context, shared.model, shares_weights=True)
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """A trainer."""
+        from flowrl_backends.torch.trainer import TorchTrainer
+
+        return TorchTrainer(context)
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """Not offered."""
+        raise BackendError(
+            "the torch plug-in has no scorer",
+            where=f"roles.{context.role}.backend",
+            found="torch",
+            hint="use backend: verify for rule rewards",
+        )

@@ -1,0 +1,208 @@
+"""Drawing tokens: one function from logits, options and uniform numbers to tokens and logprobs.
+
+The order of the transformations is that of Transformers: repetition penalty, forbidden stop tokens,
+temperature, top-k, top-p over what top-k left, min-p. Logprobs are of the temperature-scaled logits
+before all of the others (temperature 1 for greedy rows), as `flowrl.specs.Sampling` says.
+
+A token is the inverse of the cumulative distribution in the order of token ids at the sample's own
+uniform number, so rows are independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrl.specs import Sampling
+
+__all__ = ["RowOptions", "draw", "inverse_cdf", "row_options", "truncate"]
+
+_BLOCK = 64
+"""Tokens summed at once by `inverse_cdf`; a whole row's running sum costs more than the softmax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """Sampling options of n rows; None where no row uses the option.
+
+    Attributes:
+        temperature: float32 `[n, 1]`; 1 for greedy rows.
+        greedy: bool `[n]`, true where the likeliest token is taken.
+        all_greedy: Every row is greedy.
+        top_k: int64 `[n, 1]`; the size of the vocabulary where all are kept.
+        top_k_max: The largest of the above that is not the whole vocabulary.
+        top_p: float32 `[n, 1]`.
+        min_p: float32 `[n, 1]`.
+        penalty: float32 `[n, 1]`.
+        min_tokens: int64 `[n]`.
+    """
+
+    temperature: Tensor | None = None
+    greedy: Tensor | None = None
+    all_greedy: bool = False
+    top_k: Tensor | None = None
+    top_k_max: int = 0
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    penalty: Tensor | None = None
+    min_tokens: Tensor | None = None
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any row draws from another distribution than the temperature-scaled one."""
+        return any(
+            option is not None
+            for option in (self.top_k, self.top_p, self.min_p, self.penalty, self.min_tokens)
+        )
+
+
+def row_options(
+    rows: Sequence[Sampling], vocab_size: int, device: torch.device | str = "cpu"
+) -> RowOptions:
+    """The options of a batch, one row a sample."""
+    if not rows:
+        return RowOptions()
+    first = rows[0]
+    kinds = [first] if all(row is first for row in rows) else rows
+
+    def column(values: list[float], neutral: float) -> Tensor | None:
+        if all(value == neutral for value in values):
+            return None
+        full = values if len(values) == len(rows) else values * len(rows)
+        return torch.tensor(full, dtype=torch.float32, device=device)[:, None]
+
+    def integers(values: list[int], neutral: int) -> Tensor | None:
+        if all(value == neutral for value in values):
+            return None
+        full = values if len(values) == len(rows) else values * len(rows)
+        return torch.tensor(full, dtype=torch.int64, device=device)
+
+    greedy = [row.temperature == 0.0 for row in kinds]
+    top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in kinds]
+    top_k_rows = integers(top_k, vocab_size)
+    full_greedy = greedy if len(greedy) == len(rows) else greedy * len(rows)
+    return RowOptions(
+        temperature=column([row.temperature or 1.0 for row in kinds], 1.0),
+        greedy=torch.tensor(full_greedy, device=device) if any(greedy) else None,
+        all_greedy=all(greedy),
+        top_k=None if top_k_rows is None else top_k_rows[:, None],
+        top_k_max=max((k for k in top_k if k < vocab_size), default=0),
+        top_p=column([row.top_p for row in kinds], 1.0),
+        min_p=column([row.min_p for row in kinds], 0.0),
+        penalty=column([row.repetition_penalty for row in kinds], 1.0),
+        min_tokens=integers([row.min_tokens for row in kinds], 0),
+    )
+
+
+def draw(
+    logits: Tensor,
+    options: RowOptions,
+    uniform: Tensor,
+    *,
+    seen: Tensor | None = None,
+    forbidden: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Draws a token for each row.
+
+    Args:
+        logits: float32 `[n, V]`.
+        uniform: float32 `[n]` in [0, 1), multiples of 2**-24.
+        seen: bool `[n, V]`, tokens of prompt and response; needed with a penalty.
+        forbidden: bool `[n, V]`, tokens that must not be drawn yet (stop tokens), or None.
+
+    Returns:
+        int64 `[n]` tokens and float32 `[n]` logprobs.
+    """
+    scaled = logits if options.temperature is None else logits / options.temperature
+    if options.greedy is None and not options.truncates:
+        probs = torch.softmax(scaled, -1)
+        tokens = inverse_cdf(probs, uniform)
+        return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log()
+    kept = scaled
+    if options.penalty is not None:
+        assert seen is not None
+        penalised = torch.where(kept > 0, kept / options.penalty, kept * options.penalty)
+        kept = torch.where(seen, penalised, kept)
+    if forbidden is not None:
+        kept = kept.masked_fill(forbidden, -torch.inf)
+    if options.all_greedy:
+        tokens = kept.argmax(-1)
+    else:
+        probs = torch.softmax(truncate(kept, options), -1)
+        tokens = inverse_cdf(probs, uniform)
+        if options.greedy is not None:
+            tokens = torch.where(options.greedy, kept.argmax(-1), tokens)
+    chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, chosen - torch.logsumexp(scaled, -1)
+
+
+def truncate(logits: Tensor, options: RowOptions) -> Tensor:
+    """`logits` `[n, V]` with -inf for tokens outside top-k, top-p and min-p.
+
+    Ties at the k-th largest logit are kept; of equal logits at the edge of top-p the lower token
+    ids are kept.
+    """
+    kept = logits
+    if options.top_p is None and options.top_k is not None:
+        largest = kept.topk(options.top_k_max, -1).values
+        edge = largest.gather(-1, (options.top_k - 1).clamp(max=options.top_k_max - 1))
+        whole = options.top_k >= logits.shape[-1]
+        kept = kept.masked_fill((kept < edge) & ~whole, -torch.inf)
+    elif options.top_p is not None:
+        ordered, order = kept.sort(-1, descending=True, stable=True)
+        if options.top_k is not None:
+            ordered = ordered.masked_fill(
+                ordered < ordered.gather(-1, options.top_k - 1), -torch.inf
+            )
+        probs = torch.softmax(ordered, -1)
+        before = probs.cumsum(-1) - probs
+        drop = (before >= options.top_p) & (options.top_p < 1.0)
+        drop[:, 0] = False
+        ordered = ordered.masked_fill(drop, -torch.inf)
+        kept = torch.empty_like(kept).scatter_(-1, order, ordered)
+    if options.min_p is not None:
+        # p / p_max >= min_p, in logarithms: exact whatever the truncation before it left.
+        floor = kept.amax(-1, keepdim=True) + options.min_p.log()
+        kept = kept.masked_fill(kept < floor, -torch.inf)
+    return kept
+
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the cumulative distribution passes `uniform`.
+
+    The first token i with `p_0 + ... + p_i > u * (p_0 + ... + p_{V-1})`; its probability is never
+    0. With u a multiple of 2**-24 below 1, `u * total` rounds below `total` in float32 (the product
+    lies at least half a unit in the last place under it, and a whole one unless it is exact), so the
+    search always ends inside the row.
+
+    Large vocabularies are searched in two levels, blocks of 64 tokens first. The sum inside a block
+    can round to less than the block's share, so the second search is held at the block's last token
+    of non-zero probability.
+
+    Args:
+        probs: float32 `[n, V]`, each row sums to about 1.
+        uniform: float32 `[n]`.
+
+    Returns:
+        int64 `[n]`.
+    """
+    n, vocab_size = probs.shape
+    u = uniform[:, None]
+    if vocab_size <= 4 * _BLOCK:
+        total = probs.cumsum(-1)
+        return torch.searchsorted(total, u * total[:, -1:], right=True).squeeze(-1)
+    padding = -vocab_size % _BLOCK
+    padded = torch.nn.functional.pad(probs, (0, padding)) if padding else probs
+    blocks = padded.view(n, -1, _BLOCK)
+    shares = blocks.sum(-1).cumsum(-1)
+    target = u * shares[:, -1:]
+    block = torch.searchsorted(shares, target, right=True)
+    before = torch.where(block > 0, shares.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(n, 1, _BLOCK)).squeeze(1).cumsum(-1)
+    place = torch.searchsorted(inside, target - before, right=True)
+    # argmax gives the first place that reaches the sum: the last token of non-zero probability.
+    place = torch.minimum(place, inside.argmax(-1, keepdim=True))
+    return (block * _BLOCK + place).squeeze(-1)
