@@ -1,0 +1,178 @@
+"""The transitions of a sample: a table, and the one function that makes them.
+
+`Machine.move` is the only place where a sample's state changes. It looks the pair up, applies what
+the transition does to queue and engines, keeps the counts and tells the observer; a pair that the
+table does not hold is a fault of ours and ends with the sample's story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from flowrl.errors import SchedulerError
+from flowrl.ids import SampleId
+from flowrl.rollout.placement import Placement
+from flowrl.rollout.records import TRAIL_STATES, Group, Sample, read_trail, trail_code
+from flowrl.rollout.states import TERMINAL, Counts, State
+
+__all__ = ["TRANSITIONS", "Effect", "Machine", "Observer", "Transition"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One step in a sample's life, for the run's journal.
+
+    Attributes:
+        event_id: Of the event that caused it.
+        before: None for the admission.
+        reason: Why, where the states alone do not say; else empty.
+        attempt: Number of the sample's latest dispatch; -1 before the first.
+        engine: Where it runs, or ran until this transition; None elsewhere.
+        version: Of the weights as the scheduler knew it.
+    """
+
+    event_id: int
+    sample: SampleId
+    before: State | None
+    after: State
+    reason: str
+    attempt: int
+    engine: str | None
+    version: int
+
+    def __str__(self) -> str:
+        parts = [f"event {self.event_id}: {self.before or 'new'} -> {self.after}"]
+        if self.reason:
+            parts.append(f"({self.reason})")
+        if self.engine:
+            parts.append(f"on {self.engine}")
+        return " ".join([*parts, f"attempt {self.attempt}, version {self.version}"])
+
+
+Observer: TypeAlias = Callable[[Transition], None]
+
+Effect: TypeAlias = Callable[[Placement, Sample], None]
+
+TRANSITIONS: dict[tuple[State, State], Effect | None] = {
+    (State.QUEUED, State.RUNNING): Placement.occupy,
+    (State.RUNNING, State.GENERATED): Placement.release,
+    (State.RUNNING, State.PARTIAL): Placement.release,
+    (State.RUNNING, State.QUEUED): Placement.release_and_requeue,
+    (State.PARTIAL, State.QUEUED): Placement.requeue,
+    (State.GENERATED, State.SCORING): None,
+    (State.SCORING, State.READY): None,
+    (State.READY, State.CONSUMED): None,
+    (State.READY, State.FILTERED): None,
+    (State.QUEUED, State.DROPPED): None,
+    (State.RUNNING, State.DROPPED): Placement.release,
+    (State.PARTIAL, State.DROPPED): None,
+    (State.GENERATED, State.DROPPED): None,
+    (State.SCORING, State.DROPPED): None,
+    (State.READY, State.DROPPED): None,
+}
+"""Every legal transition, and what it does to queue and engines."""
+
+_CODES = {state: trail_code(state) for state in State}
+_TRAIL_MASK = (1 << 4 * TRAIL_STATES) - 1
+
+
+class Machine:
+    """The live samples, how many are in each state, and how each got there."""
+
+    __slots__ = ("counts", "event_id", "observer", "placement", "samples", "stories", "version")
+
+    def __init__(self, placement: Placement, observer: Observer | None, keep_stories: bool) -> None:
+        self.placement = placement
+        self.observer = observer
+        self.samples: dict[SampleId, Sample] = {}  # every live sample, and no other
+        self.counts: dict[State, int] = dict.fromkeys(State, 0)  # samples ever admitted, by state
+        self.event_id = -1  # of the event being handled; later events have higher ones
+        self.version = 0  # latest publication; never falls
+        # Whole lives, ended samples too; only with the validator, for they are never forgotten.
+        self.stories: dict[SampleId, list[Transition]] | None = {} if keep_stories else None
+
+    def admit(self, sample: SampleId, group: Group, member: int) -> Sample:
+        """A new sample, QUEUED."""
+        record = Sample(id=sample, group=group, member=member)
+        self.samples[sample] = record
+        self.counts[State.QUEUED] += 1
+        self.placement.fresh.append(record)
+        if self.observer is not None or self.stories is not None:
+            self._tell(record, None, State.QUEUED, "", None)
+        return record
+
+    def move(self, sample: Sample, after: State, reason: str = "") -> None:
+        """Takes the sample to state `after`; an ended one is forgotten.
+
+        Raises:
+            SchedulerError: the table has no such transition.
+        """
+        before = sample.state
+        try:
+            effect = TRANSITIONS[before, after]
+        except KeyError:
+            raise self.impossible(sample, after) from None
+        told = self.observer is not None or self.stories is not None
+        engine = sample.engine if told else None
+        if effect is not None:
+            effect(self.placement, sample)
+        sample.state = after
+        counts = self.counts
+        counts[before] -= 1
+        counts[after] += 1
+        sample.trail = (sample.trail << 4 | _CODES[after]) & _TRAIL_MASK
+        if after in TERMINAL:
+            del self.samples[sample.id]
+        if told:
+            self._tell(sample, before, after, reason, engine.id if engine else None)
+
+    def _tell(
+        self,
+        sample: Sample,
+        before: State | None,
+        after: State,
+        reason: str,
+        engine: str | None,
+    ) -> None:
+        transition = Transition(
+            event_id=self.event_id,
+            sample=sample.id,
+            before=before,
+            after=after,
+            reason=reason,
+            attempt=sample.attempt,
+            engine=engine,
+            version=self.version,
+        )
+        if self.stories is not None:
+            self.stories.setdefault(sample.id, []).append(transition)
+        if self.observer is not None:
+            self.observer(transition)
+
+    def impossible(self, sample: Sample, after: State) -> SchedulerError:
+        """The error for a transition that the table does not hold."""
+        return SchedulerError(
+            f"impossible transition {sample.state} -> {after} at event {self.event_id}",
+            where=f"sample {sample.id}",
+            found=self.story(sample),
+            expected=", ".join(b for a, b in TRANSITIONS if a is sample.state) or "no transition",
+            hint="this is a fault of the scheduler; please report it with the lines above",
+        )
+
+    def story(self, sample: Sample) -> str:
+        """The sample's life: in full with the validator, else its last states."""
+        if self.stories is not None:
+            return "; ".join(str(step) for step in self.stories.get(sample.id, []))
+        states = " -> ".join(read_trail(sample.trail))
+        engine = f" on {sample.engine.id}" if sample.engine else ""
+        return (
+            f"{states}{engine}, attempt {sample.attempt}, {sample.failures} failures, "
+            f"{sample.num_tokens} tokens, first version {sample.first_version}"
+        )
+
+    def total(self) -> Counts:
+        """Samples by state."""
+        by_state = {state.value: number for state, number in self.counts.items()}
+        return Counts(admitted=sum(by_state.values()), **by_state)
