@@ -1,0 +1,167 @@
+"""The memory model: hand-computed numbers, and what a real forward pass keeps for backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cost import ModelShape, Phase, PhaseMemory, Workload, format_bytes
+from flowrl.cost.memory import activation_bytes, phase_memory, resident_memory, working_memory
+
+SHAPE = ModelShape(
+    family="llama",
+    vocab_size=100,
+    hidden_size=8,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=2,
+    tied=True,
+)
+WORK = Workload(
+    num_slots=3,
+    max_length=10,
+    max_prompt_tokens=6,
+    max_response_tokens=4,
+    micro_batch=5,
+    dtype="float32",
+    trainable=True,
+)
+
+
+def named(memory: PhaseMemory) -> dict[str, int]:
+    return {part.name: part.nbytes for part in memory.parts}
+
+
+def test_parts_equal_the_formulas_by_hand() -> None:
+    # Embedding 100*8; per layer attention 8*(8+2*4)+8*8, MLP 3*8*24, norms 2*8; final norm 8.
+    count = 800 + 2 * (192 + 576 + 16) + 8
+    assert SHAPE.parameters.total == count
+    parts = named(phase_memory("actor", SHAPE, WORK, Phase.UPDATE))
+    assert parts["parameters"] == 4 * count
+    assert parts["optimizer"] == 8 * count
+    assert parts["gradients"] == 4 * count
+    assert parts["kv cache"] == 2 * 2 * 4 * (3 * 10) * 4
+    assert parts["logits"] == 4 * 4 * (5 * 4) * 100
+    # Per token and layer 6h + 5q + 4f elements and one float32 a head; the final norm 3h.
+    per_layer = (6 * 8 + 5 * 8 + 4 * 24) * 4 + 4 * 4
+    assert parts["activations"] == 50 * (2 * per_layer + 3 * 8 * 4)
+    assert "master weights" not in parts
+
+
+def test_half_precision_halves_parameters_and_cache_and_adds_a_master_copy() -> None:
+    full = named(phase_memory("actor", SHAPE, WORK, Phase.UPDATE))
+    half = named(phase_memory("actor", SHAPE, replace(WORK, dtype="bfloat16"), Phase.UPDATE))
+    assert half["parameters"] * 2 == full["parameters"]
+    assert half["kv cache"] * 2 == full["kv cache"]
+    assert half["master weights"] == full["parameters"]
+    assert half["optimizer"] == full["optimizer"]
+    assert half["gradients"] == full["gradients"]
+
+
+def test_a_frozen_role_that_does_not_generate_holds_parameters_only() -> None:
+    work = replace(WORK, trainable=False, num_slots=0)
+    assert [part.name for part in resident_memory("reference", SHAPE, work)] == ["parameters"]
+
+
+def test_eager_attention_adds_probabilities_that_grow_with_the_square_of_the_length() -> None:
+    def extra(length: int) -> int:
+        fused = replace(WORK, max_length=length)
+        eager = replace(fused, attention="eager")
+        return activation_bytes(SHAPE, eager) - activation_bytes(SHAPE, fused)
+
+    # 2 layers x 5 rows x length x 4 heads x (length probabilities in place of one statistic).
+    assert extra(10) == 2 * 5 * 10 * 4 * (10 - 1) * 4
+    assert extra(20) == 2 * 5 * 20 * 4 * (20 - 1) * 4
+
+
+def test_every_phase_has_a_margin_of_a_tenth_and_at_least_16_mib() -> None:
+    small = named(
+        PhaseMemory(phase=Phase.UPDATE, parts=working_memory("a", SHAPE, WORK, Phase.UPDATE))
+    )
+    assert small["margin"] == 16 << 20
+    wide = replace(WORK, micro_batch=50_000)
+    large = named(
+        PhaseMemory(phase=Phase.UPDATE, parts=working_memory("a", SHAPE, wide, Phase.UPDATE))
+    )
+    margin = large.pop("margin")
+    assert margin == sum(large.values()) // 10
+
+
+def test_no_grad_phases_need_less_than_an_update() -> None:
+    work = replace(WORK, micro_batch=2000)
+    update = phase_memory("a", SHAPE, work, Phase.UPDATE).total
+    assert phase_memory("a", SHAPE, work, Phase.LOGPROBS).total < update
+
+
+def test_the_description_names_the_largest_part_first() -> None:
+    text = phase_memory("a", SHAPE, replace(WORK, micro_batch=5000), Phase.UPDATE).describe()
+    assert text.startswith("activations ")
+    assert ", kv cache " in text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 KiB"),
+        (2048, "2 KiB"),
+        (3 << 20, "3.0 MiB"),
+        (int(3.25 * (1 << 30)), "3.2 GiB"),
+        (200 << 30, "200 GiB"),
+        (2 << 40, "2.0 TiB"),
+    ],
+)
+def test_sizes_print_in_binary_units(nbytes: int, text: str) -> None:
+    assert format_bytes(nbytes) == text
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral"])
+def test_activations_match_what_a_real_forward_pass_keeps(family: str, attention: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 50,
+        "tie_word_embeddings": True,
+    }
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    rows, length = 6, 48
+    tokens = torch.randint(0, 50, (rows, length))
+    mask = torch.ones(rows, length, dtype=torch.long)
+    # Real batches are padded on the right, and then the kernels get an explicit mask.
+    mask[0, length // 2 :] = 0
+    kept: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    measured = sum(kept.values())
+    assert hidden.last_hidden_state.shape == (rows, length, 64)
+    work = Workload(
+        num_slots=0,
+        max_length=length,
+        max_prompt_tokens=length,
+        max_response_tokens=0,
+        micro_batch=rows,
+        dtype="float32",
+        trainable=True,
+        attention="eager" if attention == "eager" else "sdpa",
+    )
+    shape = ModelShape.from_hf_config({"model_type": family, **sizes})
+    predicted = activation_bytes(shape, work)
+    assert predicted == pytest.approx(measured, rel=0.15), (predicted, measured)
