@@ -33,7 +33,7 @@ _NUMBER = list("-+.0123456789")
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", _NUMBER),
+    ("int", r"[-+]?[0-9]+", _NUMBER),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)", _NUMBER),
 ):
     _Loader.add_implicit_resolver(
@@ -145,11 +145,11 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name
-        line = text.splitlines()[mark.line].strip() if mark and mark.line < _lines(text) else ""
+        line = text.splitlines()[mark.line] if mark and mark.line < _lines(text) else ""
         raise ConfigError(
             f"not YAML: {error.problem or error.context}",
             where=where,
-            found=repr(line) if line else None,
+            found=repr(line.strip()) if line else None,
             hint=_syntax_hint(line),
         ) from None
     except yaml.YAMLError as error:

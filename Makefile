@@ -1,0 +1,73 @@
+# make demo     the main job: a tiny model learns addition on this machine
+# make test     all tests          make check    format, lint, types, layers
+# make bench    the benchmarks, quickly
+# make format   formats the code   make lock     makes requirements/lock.txt anew
+#
+# Each sets up .venv first, and again when pyproject.toml or the lock has changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+LOCK := requirements/lock.txt
+
+# pip shows errors and real warnings only.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+QUIETLY := 2>&1 | sed -e '/^WARNING: Location .* is ignored/d'
+PIP = $(BIN)/python -m pip --quiet
+
+# Seconds after which a test run that hangs is stopped.
+TEST_LIMIT_S ?= 1800
+
+.PHONY: demo test learn check format bench lock set-up clean
+
+demo: set-up
+	$(BIN)/flowrl run configs/quickstart.yaml
+
+test: set-up
+	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn"
+
+learn: set-up
+	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m learn
+
+check: set-up
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: set-up
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: set-up
+	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" --quick; done
+
+set-up: $(STAMP)
+
+# torch comes first and alone: with the others beside it, pip may settle on another build of it.
+$(STAMP): pyproject.toml $(LOCK)
+	@test -x $(BIN)/python || requirements/make_venv.sh $(VENV)
+	@echo "installing pinned packages into $(VENV) (a few minutes the first time)"
+	@$(PIP) install -c $(LOCK) "$$(grep '^torch==' $(LOCK))" $(QUIETLY)
+	@$(PIP) install -r $(LOCK) $(QUIETLY)
+	@$(PIP) install --no-deps --no-build-isolation --editable . $(QUIETLY)
+	@touch $@
+
+# The lock is what a fresh environment resolves to today, within pyproject.toml's ranges.
+lock:
+	rm -rf build/lock-venv
+	requirements/make_venv.sh build/lock-venv
+	build/lock-venv/bin/pip -q install -c requirements/constraints.txt torch $(QUIETLY)
+	build/lock-venv/bin/pip -q install -c requirements/constraints.txt '.[torch,dev]' $(QUIETLY)
+	{ echo '# Made by `make lock`; do not edit.'; \
+	  build/lock-venv/bin/pip list --format=freeze --exclude flowrl --exclude pip \
+	    --exclude setuptools 2>/dev/null | sed -e 's/+[a-z0-9.]*$$//'; } > $(LOCK)
+	rm -rf build/lock-venv
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
