@@ -17,7 +17,8 @@ While the optimizer runs, in `update`:
   repeated to the query heads), its output, and the copy that the output projection reads (5q); the
   gated MLP keeps gate, up, silu(gate) and their product (4f). Query/key norms add `2 (q + k)`.
   Eager attention adds `n a L` (the probabilities); fused attention (sdpa) `n a` float32 numbers.
-  Below float32, RMSNorm computes in float32: its kept elements take 4 bytes in place of w.
+  Below float32, what RMSNorm reads and the eager probabilities are kept in float32, the latter
+  beside their cast.
 - logits of response positions only: `4 x 4 B R V` (logits, scaled logits, log-softmax, gradient).
 
 In `logprobs` nothing is kept: one layer's largest tensors `B L (3h + 3q + 3f) w`, eager
@@ -164,12 +165,15 @@ def activation_bytes(shape: ModelShape, work: Workload) -> int:
     width = DTYPE_BYTES[work.dtype]
     tokens = work.micro_batch * work.max_length
     h, f, q, k = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
-    # RMSNorm's input and normalised input are float32 whatever the parameter type.
-    norm = 2 * h * 4 + h * width
+    # RMSNorm works on a float32 copy of its input whatever the parameter type.
+    norm = h * 4 + 2 * h * width
     layer = 2 * norm + (5 * q + 4 * f) * width
     if shape.qk_norm:
-        layer += 2 * (q + k) * 4
-    layer += shape.num_heads * (work.max_length * width if work.attention == "eager" else 4)
+        layer += (q + k) * (4 + width)
+    # Eager softmax is float32 too; below that its cast is kept beside it.
+    probability = 4 if width == 4 else 4 + width
+    eager = work.attention == "eager"
+    layer += shape.num_heads * (work.max_length * probability if eager else 4)
     return tokens * (shape.num_layers * layer + norm)
 
 

@@ -117,9 +117,12 @@ def test_sizes_print_in_binary_units(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral"])
-def test_activations_match_what_a_real_forward_pass_keeps(family: str, attention: str) -> None:
+def test_activations_match_what_a_real_forward_pass_keeps(
+    family: str, attention: str, dtype: str
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     sizes = {
@@ -134,6 +137,7 @@ def test_activations_match_what_a_real_forward_pass_keeps(family: str, attention
     }
     config = transformers.AutoConfig.for_model(family, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = model.to(getattr(torch, dtype))
     rows, length = 6, 48
     tokens = torch.randint(0, 50, (rows, length))
     mask = torch.ones(rows, length, dtype=torch.long)
@@ -158,10 +162,10 @@ def test_activations_match_what_a_real_forward_pass_keeps(family: str, attention
         max_prompt_tokens=length,
         max_response_tokens=0,
         micro_batch=rows,
-        dtype="float32",
+        dtype=dtype,
         trainable=True,
         attention="eager" if attention == "eager" else "sdpa",
     )
     shape = ModelShape.from_hf_config({"model_type": family, **sizes})
     predicted = activation_bytes(shape, work)
-    assert predicted == pytest.approx(measured, rel=0.15), (predicted, measured)
+    assert predicted == pytest.approx(measured, rel=0.1), (predicted, measured)
