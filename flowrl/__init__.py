@@ -44,14 +44,14 @@ from flowrl.program import (
     Scores,
     Workflow,
     advantage,
-    filter,
+    filter,  # noqa: A004  (read as fl.filter)
     load_workflow,
     workflow,
 )
 from flowrl.specs import Sampling, kl, loss
 
 if TYPE_CHECKING:
-    from flowrl.api import Compiled, compile, run
+    from flowrl.api import Compiled, compile, run  # noqa: A004  (read as fl.compile)
 
     __version__: str
 

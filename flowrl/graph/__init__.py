@@ -2,7 +2,8 @@
 
 from flowrl.graph.ir import Attr, Edge, Graph, Node
 from flowrl.graph.json_form import graph_from_json, graph_to_json
-from flowrl.graph.text import format_attr, format_graph, parse
+from flowrl.graph.parse import parse
+from flowrl.graph.text import format_attr, format_graph
 from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
 from flowrl.graph.verify import problems, sample_sets, verify
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from flowrl.graph.text import format_graph
 from flowrl.graph.types import Field, Level, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec
@@ -111,6 +112,9 @@ class Graph:
             return (i, argument, edge.argument, edge.src)
 
         object.__setattr__(self, "edges", tuple(sorted(self.edges, key=order)))
+
+    def __str__(self) -> str:
+        return format_graph(self)
 
     @property
     def roles(self) -> tuple[RoleName, ...]:

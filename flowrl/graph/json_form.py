@@ -15,7 +15,7 @@ __all__ = ["GRAPH_VERSION", "Json", "graph_from_json", "graph_to_json"]
 
 GRAPH_VERSION = 1
 
-Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 
 
 def graph_to_json(graph: Graph) -> dict[str, Json]:

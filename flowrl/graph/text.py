@@ -1,4 +1,4 @@
-"""The canonical text form of a graph, and its parser.
+"""The canonical text form of a graph.
 
     graph grpo traced
 
@@ -21,31 +21,17 @@ golden files do not hold paths) everything else is equal. A carried edge ends in
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from flowrl.errors import GraphError
-from flowrl.graph.ir import Attr, Edge, Graph, Node
-from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
-from flowrl.ids import NodeId, RoleName
-from flowrl.specs import Scalar, Spec, spec_from_json
+from flowrl.specs import Scalar, Spec
 from flowrl.specs.base import format_scalar
 
-__all__ = ["format_attr", "format_graph", "parse", "parse_attr"]
+if TYPE_CHECKING:
+    from flowrl.graph.ir import Attr, Graph
 
-_E = TypeVar("_E", Op, Unit, DType, Level)
+__all__ = ["CARRIED", "format_attr", "format_graph"]
 
-_CARRIED = " next step"
-_HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")
-_NODE = re.compile(
-    r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: @ (?P<file>.+):(?P<line>\d+))?"
-)
-_IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w, ]*)\}(?P<carried> next step)?")
-_ATTR = re.compile(r"attr (?P<name>\w+) = (?P<value>.+)")
-_OUT = re.compile(r"out (?P<name>\w+): (?P<dtype>\w+)/(?P<unit>\w+)")
-_SPEC = re.compile(r"(?P<family>\w+):(?P<kind>\w+)\((?P<body>.*)\)")
-_SPEC_FIELD = re.compile(r'(?P<name>\w+)=(?P<value>"(?:[^"\\]|\\.)*"|[^,]+)(?:, |$)')
+CARRIED = " next step"
 
 
 def format_attr(value: Attr) -> str:
@@ -70,116 +56,9 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
         lines = [head]
         for edge in graph.in_edges(node.id):
             fields = ", ".join(edge.fields)
-            carried = _CARRIED if edge.carried else ""
+            carried = CARRIED if edge.carried else ""
             lines.append(f"  in {edge.argument} = {edge.src}{{{fields}}}{carried}")
         lines += [f"  attr {name} = {format_attr(value)}" for name, value in node.attrs]
         lines += [f"  out {field}" for field in node.outputs]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
-
-
-def parse(text: str) -> Graph:
-    """The graph that `format_graph` wrote.
-
-    Raises:
-        GraphError: a line that is not of the form; `where` is its number.
-    """
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    head = _HEAD.fullmatch(lines[0][1]) if lines else None
-    if head is None:
-        raise _bad(1, lines[0][1] if lines else "", "graph NAME LEVEL")
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    for number, line in lines[1:]:
-        if not line.startswith("  "):
-            nodes.append(_parse_node(number, line))
-        elif not nodes:
-            raise _bad(number, line, "a node, before what belongs to it")
-        else:
-            nodes[-1] = _parse_detail(number, line.strip(), nodes[-1], edges)
-    level = _member(lines[0][0], Level, head["level"])
-    return Graph(name=head["name"], level=level, nodes=tuple(nodes), edges=tuple(edges))
-
-
-def _parse_node(number: int, line: str) -> Node:
-    found = _NODE.fullmatch(line)
-    if found is None:
-        raise _bad(number, line, "NODE = OP [by ROLE] [@ FILE:LINE]")
-    source = SourceRef(file=found["file"], line=int(found["line"])) if found["file"] else None
-    return Node(
-        id=NodeId(found["id"]),
-        op=_member(number, Op, found["op"]),
-        role=RoleName(found["role"]) if found["role"] else None,
-        source=source,
-    )
-
-
-def _parse_detail(number: int, line: str, node: Node, edges: list[Edge]) -> Node:
-    if found := _IN.fullmatch(line):
-        names = tuple(name for name in found["fields"].split(", ") if name)
-        edges.append(
-            Edge(
-                src=NodeId(found["src"]),
-                dst=node.id,
-                argument=found["arg"],
-                fields=names,
-                carried=found["carried"] is not None,
-            )
-        )
-        return replace(node, inputs=(*node.inputs, found["arg"]))
-    if found := _ATTR.fullmatch(line):
-        try:
-            value = parse_attr(found["value"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _bad(number, line, "a JSON value or FAMILY:KIND(FIELD=VALUE, ...)") from error
-        return replace(node, attrs=(*node.attrs, (found["name"], value)))
-    if found := _OUT.fullmatch(line):
-        field = Field(
-            name=found["name"],
-            dtype=_member(number, DType, found["dtype"]),
-            unit=_member(number, Unit, found["unit"]),
-        )
-        return replace(node, outputs=(*node.outputs, field))
-    raise _bad(
-        number, line, "in ARGUMENT = NODE{FIELDS}, attr NAME = VALUE, or out NAME: DTYPE/UNIT"
-    )
-
-
-def parse_attr(text: str) -> Attr:
-    """The attribute that `format_attr` wrote.
-
-    Raises:
-        ValueError, KeyError or TypeError: not an attribute.
-    """
-    found = _SPEC.fullmatch(text)
-    if found is None:
-        return _parse_scalar(text)
-    values: dict[str, Scalar] = {"kind": found["kind"]}
-    for item in _SPEC_FIELD.finditer(found["body"]):
-        values[item["name"]] = _parse_scalar(item["value"])
-    return spec_from_json(found["family"], values)
-
-
-def _parse_scalar(text: str) -> Scalar:
-    if text in ("inf", "-inf", "nan"):
-        return float(text)
-    value = json.loads(text)
-    if value is not None and not isinstance(value, str | int | float | bool):
-        raise ValueError(f"not a scalar: {text}")
-    return value
-
-
-def _member(number: int, kind: type[_E], text: str) -> _E:
-    try:
-        return kind(text)
-    except ValueError:
-        raise _bad(number, text, "one of " + ", ".join(kind)) from None
-
-
-def _bad(number: int, line: str, expected: str) -> GraphError:
-    return GraphError(
-        "not a graph in the canonical text form",
-        where=f"line {number}",
-        found=line,
-        expected=expected,
-    )

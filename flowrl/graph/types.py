@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 __all__ = ["DType", "Field", "Level", "Op", "SourceRef", "Unit"]
 
@@ -41,7 +42,7 @@ class Unit(StrEnum):
 
 
 class DType(StrEnum):
-    """The type of a field's values; `model` is the parameter type that the role is configured for."""
+    """The type of a field's values; `model` is the role's parameter type."""
 
     INT64 = "int64"
     FLOAT32 = "float32"
@@ -53,7 +54,7 @@ class Level(StrEnum):
     """How far a graph is compiled; each level has a stricter specification than the one before.
 
     - `traced`: what the program says; sizes, sampling and loss may still be left to the config.
-    - `lowered`: nothing is left open, weight sync is explicit, every edge carries only what is read.
+    - `lowered`: nothing is left open, weight sync is explicit, edges carry only what is read.
     - `placed`: belongs to a plan that says where every node runs.
     """
 
@@ -76,7 +77,7 @@ class SourceRef:
 
 def _shown(path: str) -> str:
     """The shortest name by which a person finds the file from the current folder."""
-    if not os.path.isabs(path):
+    if not Path(path).is_absolute():
         return path
     try:
         relative = os.path.relpath(path)

@@ -28,8 +28,8 @@ class Context:
     group_size: int = 8
     prompts_per_step: int = 64
     mini_batches: int = 1
-    sampling: Sampling = Sampling()
-    advantage: AdvantageSpec = GroupRelative()
-    loss: LossSpec = PolicyClip()
+    sampling: Sampling = field(default_factory=Sampling)
+    advantage: AdvantageSpec = field(default_factory=GroupRelative)
+    loss: LossSpec = field(default_factory=PolicyClip)
     max_staleness: int = 0
     shares_weights: Mapping[str, bool] = field(default_factory=dict)

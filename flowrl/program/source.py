@@ -58,7 +58,7 @@ def _is_flowrl(filename: str) -> bool:
 
 
 def _is_installed(filename: str) -> bool:
-    """Of the standard library, of an installed distribution or of flowrl: not where the user looks."""
+    """Of the standard library, an installed distribution or flowrl: not the user's own."""
     return (
         _is_flowrl(filename)
         or "site-packages" in filename

@@ -103,7 +103,7 @@ class Tracer:
                 raise TraceError(
                     f"{role}.{op} comes after {role}.update ({node.source}) in the same step",
                     where=str(user_line()),
-                    expected="one round of generate, score and update; the next step is the next round",
+                    expected="one round of generate, score and update a step",
                     hint=f"move it before {role}.update",
                 )
 

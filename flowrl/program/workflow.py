@@ -154,7 +154,8 @@ class Workflow:
                 where=str(user_line()),
                 expected=str(inspect.signature(self.function)),
             ) from None
-        for wanted in (*self.roles, *self.data):
+        parameters: tuple[RoleParameter | DataParameter, ...] = (*self.roles, *self.data)
+        for wanted in parameters:
             value = bound.arguments[wanted.name]
             if not isinstance(value, wanted.kind):
                 raise TraceError(
@@ -230,7 +231,7 @@ def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | 
 
 def _definition(function: Callable[..., object]) -> SourceRef:
     """The line of `def`, below the decorators."""
-    code = inspect.unwrap(function).__code__  # type: ignore[attr-defined]
+    code = inspect.unwrap(function).__code__
     line = code.co_firstlineno
     for number in range(line, line + 20):
         if linecache.getline(code.co_filename, number).lstrip().startswith("def "):

@@ -1,0 +1,5 @@
+"""Drawings of graphs: tree, canonical text, Mermaid, DOT, JSON."""
+
+from flowrl.viz.render import FORMATS, render
+
+__all__ = ["FORMATS", "render"]

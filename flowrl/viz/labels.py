@@ -1,0 +1,109 @@
+"""The words and colours that all drawings share."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+from flowrl.graph import Edge, Graph, Level, Node, Op
+from flowrl.graph.signatures import SIGNATURES
+from flowrl.specs import KL, Scalar, Spec
+
+__all__ = ["ROLE_COLOURS", "RoleColour", "edge_fields", "node_notes", "role_colours", "short_spec"]
+
+
+class RoleColour:
+    """The colour of a role: its name in a terminal, fill and border elsewhere."""
+
+    __slots__ = ("border", "fill", "terminal")
+
+    def __init__(self, terminal: str, fill: str, border: str) -> None:
+        self.terminal = terminal
+        self.fill = fill
+        self.border = border
+
+
+# Told apart by people with colour-blindness too: hues of Okabe and Ito, lightened for fills.
+ROLE_COLOURS: tuple[RoleColour, ...] = (
+    RoleColour("cyan", "#d6ebf7", "#0072b2"),
+    RoleColour("yellow", "#fbeccb", "#b87d00"),
+    RoleColour("green", "#d3efe6", "#009e73"),
+    RoleColour("magenta", "#f5e1ec", "#a6507e"),
+    RoleColour("red", "#f9dfcc", "#d55e00"),
+    RoleColour("blue", "#dfe3f5", "#44549c"),
+)
+
+# Fields that people look for even where they have their default.
+_ALWAYS = {
+    "sampling": ("temperature", "max_tokens"),
+    "policy_clip": ("clip_low", "clip_high"),
+    "group_relative": ("std",),
+}
+_PER = {
+    "prompts": "per prompt",
+    "groups": "per group",
+    "samples": "per sample",
+    "tokens": "per token",
+    "roles": "",
+}
+
+
+def role_colours(graph: Graph) -> dict[str, RoleColour]:
+    """A colour for each role, in order of first use."""
+    return {role: ROLE_COLOURS[i % len(ROLE_COLOURS)] for i, role in enumerate(graph.roles)}
+
+
+def _short_scalar(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def short_spec(spec: Spec) -> str:
+    """A specification with those fields that differ from their default, and the main ones."""
+    if isinstance(spec, KL):
+        return f"{spec.estimator}({spec.coefficient:g})"
+    shown = []
+    for field in fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
+        default = field.default
+        if default is MISSING or value != default or field.name in _ALWAYS.get(spec.kind, ()):
+            shown.append(f"{field.name}={_short_scalar(value)}")
+    return f"{spec.kind}({', '.join(shown)})" if shown else spec.kind
+
+
+def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
+    """What a node was told, in a few words each."""
+    if node.op is Op.SOURCE:
+        return (f"a step's {node.attr('data')}",)
+    if node.op is Op.SYNC:
+        return ("in place" if node.attr("in_place") else "weights are moved",)
+    notes: list[str] = []
+    open_ = []
+    for name, value in node.attrs:
+        rule = SIGNATURES[node.op].attr(name)
+        if value is None:
+            # A value that lowering fills; other nulls mean "none" and are not worth a word.
+            if graph.level is Level.TRACED and rule is not None and rule.filled is not None:
+                open_.append(name)
+        elif isinstance(value, Spec):
+            named = name in ("loss", "kl")
+            notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))
+        elif name == "behaviour_logprobs":
+            notes.append(f"behaviour logprobs are {value}")
+        else:
+            notes.append(f"{name}={_short_scalar(value)}")
+    if "rewards" in node.inputs:
+        open_.insert(0, "advantage")
+    if open_:
+        notes.append(f"{' and '.join(open_)} from the config")
+    return tuple(notes)
+
+
+def edge_fields(graph: Graph, edge: Edge) -> tuple[tuple[str, ...], str]:
+    """The fields on an edge, and the unit that they have in common (`per token`)."""
+    source = graph.node(edge.src)
+    units = [str(f.unit) for name in edge.fields if (f := source.output(name)) is not None]
+    same = len(set(units)) == 1
+    return edge.fields, _PER[units[0]] if same else ""

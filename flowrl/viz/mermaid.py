@@ -1,0 +1,46 @@
+"""A graph as a Mermaid flowchart, for documents and web pages."""
+
+from __future__ import annotations
+
+from flowrl.graph import Edge, Graph, Node, Op
+from flowrl.viz.labels import edge_fields, node_notes, role_colours
+
+__all__ = ["render_mermaid"]
+
+_SHAPES: dict[Op, tuple[str, str]] = {
+    Op.SOURCE: ("[(", ")]"),
+    Op.GENERATE: ("([", "])"),
+    Op.FILTER: ("{{", "}}"),
+}
+
+
+def render_mermaid(graph: Graph) -> str:
+    """A flowchart with a colour for each role, and shapes for sources, rollouts and filters."""
+    names: dict[str, str] = {node.id: f"n{i}" for i, node in enumerate(graph.nodes)}
+    lines = ["---", f"title: {graph.name} ({graph.level})", "---", "flowchart TD"]
+    lines += [f"  {names[node.id]}{_node(graph, node)}" for node in graph.nodes]
+    lines += [f"  {_edge(graph, edge, names)}" for edge in graph.edges]
+    for i, (role, colour) in enumerate(role_colours(graph).items()):
+        members = ",".join(names[node.id] for node in graph.nodes if node.role == role)
+        lines.append(f"  classDef role{i} fill:{colour.fill},stroke:{colour.border},color:#111")
+        lines.append(f"  class {members} role{i}")
+    return "\n".join(lines) + "\n"
+
+
+def _node(graph: Graph, node: Node) -> str:
+    left, right = _SHAPES.get(node.op, ("[", "]"))
+    parts = [f"<b>{_escape(node.id)}</b>", *map(_escape, node_notes(graph, node))]
+    return f'{left}"{"<br/>".join(parts)}"{right}'
+
+
+def _edge(graph: Graph, edge: Edge, names: dict[str, str]) -> str:
+    fields, per = edge_fields(graph, edge)
+    label = "<br/>".join(_escape(part) for part in (", ".join(fields), per) if part)
+    src, dst = names[edge.src], names[edge.dst]
+    if edge.carried:
+        return f'{src} -. "{label}<br/>next step" .-> {dst}'
+    return f'{src} -- "{label}" --> {dst}'
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")

@@ -1,0 +1,98 @@
+"""A graph as a tree for the terminal.
+
+Each node hangs below the last of those that it waits for; the lines under it say what it reads.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.text import Text
+
+from flowrl.graph import Edge, Graph, Node
+from flowrl.viz.labels import edge_fields, node_notes, role_colours
+
+__all__ = ["render_tree"]
+
+_BESIDE = 50
+
+
+def render_tree(graph: Graph, *, color: bool = False) -> str:
+    """The tree, with terminal colours for roles where `color` is set."""
+    children = _children(graph)
+    lines: list[tuple[Text, str]] = []
+    for root in children[None]:
+        _add(graph, root, children, Text(), Text(), lines)
+    width = max((text.cell_len for text, source in lines if source), default=0)
+    roles = Text.assemble((graph.name, "bold"), f" ({graph.level})")
+    for i, (role, colour) in enumerate(role_colours(graph).items()):
+        roles.append("   roles " if i == 0 else ", ")
+        roles.append(role, colour.terminal)
+    out = StringIO()
+    console = Console(
+        file=out,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        width=1000,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(roles, end="\n\n", soft_wrap=True)
+    for text, source in lines:
+        if source:
+            text = text + Text(" " * (width - text.cell_len + 3)) + Text(source, "dim")
+        console.print(text, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _children(graph: Graph) -> dict[str | None, list[Node]]:
+    place = {node.id: i for i, node in enumerate(graph.nodes)}
+    children: dict[str | None, list[Node]] = {None: []}
+    for node in graph.nodes:
+        reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
+        parent = max(reads, key=lambda src: place[src], default=None)
+        children.setdefault(parent, []).append(node)
+    return children
+
+
+def _add(
+    graph: Graph,
+    node: Node,
+    children: dict[str | None, list[Node]],
+    first: Text,
+    rest: Text,
+    lines: list[tuple[Text, str]],
+) -> None:
+    """Appends the node's lines: `first` stands before its name, `rest` before what is below."""
+    below = children.get(node.id, [])
+    colour = role_colours(graph)[node.role].terminal if node.role is not None else ""
+    head = first + Text(node.id, f"bold {colour}".strip())
+    notes = node_notes(graph, node)
+    beside, under = _split(notes)
+    if beside:
+        head = head + Text("  " + beside)
+    lines.append((head, str(node.source) if node.source is not None else ""))
+    bar = Text("│  " if below else "   ", "dim")
+    lines += [(rest + bar + Text(note), "") for note in under]
+    for edge in graph.in_edges(node.id):
+        lines.append((rest + bar + Text(_reads(graph, edge), "dim"), ""))
+    for i, child in enumerate(below):
+        last = i == len(below) - 1
+        branch = Text("└─ " if last else "├─ ", "dim")
+        _add(graph, child, children, rest + branch, rest + Text("   " if last else "│  "), lines)
+
+
+def _split(notes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Short notes stand beside the node's name, long ones on lines of their own."""
+    beside = ", ".join(notes)
+    return (beside, ()) if len(beside) <= _BESIDE else (notes[0], notes[1:])
+
+
+def _reads(graph: Graph, edge: Edge) -> str:
+    names, per = edge_fields(graph, edge)
+    text = f"← {edge.argument}: {', '.join(names)}"
+    if per:
+        text += f" {per}"
+    text += f", from {edge.src}"
+    return text + " of the step before" if edge.carried else text
