@@ -1,0 +1,30 @@
+"""Pure functions behind the specifications of `flowrl.specs`.
+
+Advantages and filters work on numpy arrays, because the driver calls them and imports no torch;
+losses and KL estimators work on torch tensors. `resolve` finds the function of a specification and
+imports only the module that holds it.
+"""
+
+from __future__ import annotations
+
+from flowrl.algo.resolve import (
+    AdvantageFunction,
+    FilterFunction,
+    KLFunction,
+    LossFunction,
+    resolve_advantage,
+    resolve_filter,
+    resolve_kl,
+    resolve_loss,
+)
+
+__all__ = [
+    "AdvantageFunction",
+    "FilterFunction",
+    "KLFunction",
+    "LossFunction",
+    "resolve_advantage",
+    "resolve_filter",
+    "resolve_kl",
+    "resolve_loss",
+]

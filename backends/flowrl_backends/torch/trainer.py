@@ -1,0 +1,358 @@
+"""The trainer: logprobs and optimizer updates of a Transformers model in this process.
+
+Invariants:
+
+- An update's gradient is that of the padded, unpacked computation; it depends on how a mini-batch
+  is cut into micro-batches only by rounding, because every denominator counts the whole mini-batch.
+- Equal inputs give bit-identical results on a CPU with one thread.
+- A gradient that is not finite is never applied; the step says `skipped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from flowrl.algo.logprobs import chosen_logprobs
+from flowrl.algo.losses import TokenBatch, aggregate, sample_weights
+from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
+from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
+from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
+from flowrl.errors import BackendError, CheckpointError
+from flowrl.specs import AdamW, spec_from_json
+from flowrl_backends.torch import checkpoint
+from flowrl_backends.torch.metrics import Metrics
+from flowrl_backends.torch.model import load_model, packed_logits, tokenizer_files
+from flowrl_backends.torch.optimizer import Optimizer
+from flowrl_backends.torch.packing import Packed, micro_batches, pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["TorchTrainer"]
+
+_FORWARD_ROWS = 128
+_FORWARD_TOKENS = 4096
+"""Bounds of a forward pass without gradient; they bound the memory of its logits."""
+
+_STATE, _TENSORS = "trainer.json", "trainer.safetensors"
+_FORMAT = 1
+
+
+class TorchTrainer:
+    """Trains a causal language model; implements `flowrl.backend.protocols.TrainBackend`.
+
+    Lifecycle: `begin` once a stage, then `update` any number of times; `logprobs`, `export` and
+    `save` at any time; `restore` in place of `begin` to go on; `close` at the end.
+
+        trainer = TorchTrainer(context)
+        trainer.begin(AdamW(learning_rate=2e-4), num_updates=100)
+        steps = trainer.update(batch, spec)
+
+    Parameters in bfloat16 have float32 masters in the optimizer. float16 parameters serve for
+    logprobs only: without loss scaling their gradients underflow, so training them is refused.
+
+    Args:
+        context: What to load and where.
+        skip_zero: Leave samples out of the computation whose every advantage is 0, where the loss
+            is proportional to the advantage and no KL term is added. They count in denominators,
+            so loss and gradient stay the same. Metrics of the loss (ratios, clip fractions,
+            entropy) are then means over the samples that were computed, and are absent where none
+            was.
+
+    Attributes:
+        model: The model; an engine in this process may read its parameters in place. They are the
+            same objects for the trainer's life.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(self, context: PolicyContext, *, skip_zero: bool = True) -> None:
+        if context.trainable and context.dtype == "float16":
+            raise BackendError(
+                "float16 parameters cannot be trained here",
+                where=f"roles.{context.role}.dtype",
+                found="float16",
+                expected="float32 or bfloat16",
+            )
+        if context.num_threads > 0:
+            torch.set_num_threads(context.num_threads)
+        self.model = load_model(context)
+        self._context = context
+        self._device = torch.device(context.device)
+        self._skip_zero = skip_zero
+        self._optimizer: Optimizer | None = None
+        self._closed = False
+
+    def begin(self, optimizer: AdamW, num_updates: int) -> None:
+        """Starts a stage: a new optimizer; `num_updates` is the length of its schedule."""
+        self._optimizer = self._new_optimizer(optimizer, num_updates)
+
+    def _new_optimizer(self, spec: AdamW, num_updates: int) -> Optimizer:
+        if not self._context.trainable:
+            raise BackendError(
+                "this policy was loaded without an optimizer", where=f"roles.{self._context.role}"
+            )
+        return Optimizer(dict(self.model.named_parameters()), spec, num_updates)
+
+    def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
+        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
+        result = np.zeros(len(batch.tokens), np.float32)
+        rows = np.flatnonzero(batch.response_lengths)
+        with torch.no_grad():
+            for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
+                packed = pack(batch, part)
+                values, _ = self._forward(packed, temperature)
+                result[packed.source] = values.float().cpu().numpy()
+        return result
+
+    def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
+        """One optimizer update a mini-batch, in order.
+
+        Metrics of each step: those of the loss; `entropy` (of the temperature-scaled distribution
+        at response tokens) and `entropy_estimate` (-mean logprob); `kl` to the reference where a KL
+        term is given; `num_samples`, and of these `samples_computed` and `samples_skipped`;
+        `tokens_computed`, the response tokens that the metrics' means are over; `positions`, how
+        many positions the model ran over.
+
+        Raises:
+            BackendError: `begin` was not called, a field that the loss reads is missing, or a
+                mini-batch has no response token.
+        """
+        if self._optimizer is None:
+            raise BackendError("update before begin", where=f"roles.{self._context.role}")
+        for field in (*spec.loss.needs, *(("reference_logprobs",) if spec.kl else ())):
+            if getattr(batch, field) is None:
+                raise BackendError(
+                    f"the batch has no {field}, which the update reads",
+                    found=f"loss {spec.loss}" + (f", kl {spec.kl}" if spec.kl else ""),
+                    where=f"roles.{self._context.role}",
+                )
+        loss = resolve_loss(spec.loss)
+        kl = resolve_kl(spec.kl) if spec.kl else None
+        return [
+            self._update(self._optimizer, batch, rows, spec, loss, kl) for rows in spec.mini_batches
+        ]
+
+    def _update(
+        self,
+        optimizer: Optimizer,
+        batch: TrainBatch,
+        rows: Sequence[int],
+        spec: UpdateSpec,
+        loss: LossFunction,
+        kl: KLFunction | None,
+    ) -> OptimizerStep:
+        sequences = batch.sequences
+        chosen = np.asarray(rows, np.int64)
+        lengths = sequences.response_lengths[chosen]
+        if not lengths.sum():
+            raise BackendError("a mini-batch has no response token", found=f"{len(rows)} samples")
+        weights = np.zeros(len(sequences))
+        weights[chosen] = sample_weights(lengths, loss.aggregation, max_tokens=spec.max_tokens)
+        live = chosen[lengths > 0]
+        if self._skip_zero and loss.proportional and (spec.kl is None or not spec.kl.coefficient):
+            live = live[_has_advantage(batch, live)]
+
+        metrics = Metrics(self._device)
+        optimizer.zero_grad()
+        for part in micro_batches(sequences, live, spec.micro_batch):
+            packed = pack(sequences, part)
+            logprobs, entropy = self._forward(packed, spec.temperature)
+            inputs = TokenBatch(
+                advantages=self._field(batch.advantages, packed.source),
+                behaviour_logprobs=self._field(batch.behaviour_logprobs, packed.source),
+                reference_logprobs=self._field(batch.reference_logprobs, packed.source),
+            )
+            terms = loss(logprobs, inputs)
+            values = terms.values
+            means = {**terms.means, "entropy": entropy, "entropy_estimate": -logprobs.detach()}
+            if kl is not None and spec.kl is not None:
+                assert inputs.reference_logprobs is not None
+                penalty = kl(logprobs, inputs.reference_logprobs)
+                values = values + spec.kl.coefficient * penalty
+                means["kl"] = penalty.detach()
+            token_weights = self._field(weights, packed.sample)
+            assert token_weights is not None
+            total = aggregate(values, token_weights)
+            total.backward()  # type: ignore[no-untyped-call]
+            optimizer.accumulate()
+            metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
+        outcome = optimizer.step()
+        return OptimizerStep(
+            loss=metrics.loss(),
+            grad_norm=outcome.grad_norm,
+            learning_rate=outcome.learning_rate,
+            num_tokens=int(lengths.sum()),
+            skipped=outcome.skipped,
+            metrics={
+                **metrics.result(),
+                "num_samples": float(len(rows)),
+                "samples_computed": float(len(live)),
+                "samples_skipped": float(len(rows) - len(live)),
+            },
+        )
+
+    def _forward(self, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprob (with gradient) and entropy of each response token of a packed pass, `[R]`."""
+        logits = packed_logits(self.model, packed)
+        row, token, target = (
+            torch.from_numpy(index).to(self._device)
+            for index in (packed.target_row, packed.target_token, packed.target_of)
+        )
+        distinct, entropy = chosen_logprobs(logits, row, token, temperature)
+        return distinct.index_select(0, target), entropy[row[target]]
+
+    def _field(
+        self, values: Floats | np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, index: Ints
+    ) -> torch.Tensor | None:
+        if values is None:
+            return None
+        return torch.from_numpy(values[index].astype(np.float32)).to(self._device)
+
+    def export(self, folder: Path) -> None:
+        """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(folder)
+        checkpoint.copy_files(tokenizer_files(self._context.model), folder)
+        checkpoint.flush_folder(folder)
+
+    def save(self, folder: Path) -> None:
+        """Writes parameters, optimizer and random state into `folder`: safetensors and JSON."""
+        tensors = {f"model.{n}": t for n, t in self._model_tensors().items()}
+        state: dict[str, object] = {"format": _FORMAT, "optimizer": None}
+        if self._optimizer is not None:
+            tensors |= {f"optimizer.{n}": t for n, t in self._optimizer.tensors().items()}
+            state["optimizer"] = self._optimizer.spec.to_json()
+            state["num_updates"] = self._optimizer.num_updates
+            state["updates"] = self._optimizer.updates
+        tensors |= {f"random.{n}": t for n, t in _random_state(self._device).items()}
+        checkpoint.write_tensors(folder / _TENSORS, tensors)
+        checkpoint.write_json(folder / _STATE, state)
+        checkpoint.flush_folder(folder)
+
+    def restore(self, folder: Path) -> None:
+        """Reads what `save` wrote; the next update is bit-identical to the one never stopped.
+
+        Parameters are overwritten in place, and the optimizer is made anew as it was saved, so
+        `begin` need not have been called.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or belongs to another model.
+        """
+        state = checkpoint.read_json(folder / _STATE)
+        if state.get("format") != _FORMAT:
+            raise CheckpointError(
+                f"{folder} is of another format",
+                found=str(state.get("format")),
+                expected=str(_FORMAT),
+            )
+        parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
+        for name, tensor in checkpoint.read_tensors(folder / _TENSORS).items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        self._load_parameters(folder, parts["model"])
+        self._optimizer = None
+        spec = state["optimizer"]
+        if isinstance(spec, dict):
+            optimizer = self._new_optimizer(_adamw(spec), int(str(state["num_updates"])))
+            optimizer.load(parts["optimizer"], int(str(state["updates"])))
+            self._optimizer = optimizer
+        _set_random_state(self._device, parts["random"])
+
+    def _model_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters (tied ones once) and the buffers that belong to the model's state."""
+        kept = self.model.state_dict().keys()
+        buffers = {n: b for n, b in self.model.named_buffers() if n in kept}
+        return {n: p.detach() for n, p in self.model.named_parameters()} | buffers
+
+    def _load_parameters(self, folder: Path, saved: dict[str, torch.Tensor]) -> None:
+        mine = self._model_tensors()
+        shapes = {n: (tuple(t.shape), t.dtype) for n, t in mine.items()}
+        theirs = {n: (tuple(t.shape), t.dtype) for n, t in saved.items()}
+        if shapes != theirs:
+            wrong = sorted(
+                n for n in shapes.keys() | theirs.keys() if shapes.get(n) != theirs.get(n)
+            )
+            raise CheckpointError(
+                f"{folder} belongs to another model: {len(wrong)} tensors differ",
+                found=f"{wrong[0]} {theirs.get(wrong[0], 'missing')}",
+                expected=str(shapes.get(wrong[0], "no such tensor")),
+            )
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                tensor.copy_(saved[name])
+
+    def offload(self) -> None:
+        """Moves parameters and optimizer to host memory; on the CPU there is nothing to move."""
+        self._move(torch.device("cpu"))
+
+    def reload(self) -> None:
+        """Moves them back; idempotent."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        if self._device.type == "cpu" or self._closed:
+            return
+        self.model.to(device)
+        if self._optimizer is not None:
+            self._optimizer.to(device)
+        if device.type == "cpu":
+            release = getattr(_module(self._device), "empty_cache", None)
+            if release is not None:
+                release()
+
+    def close(self) -> None:
+        """Frees everything; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._optimizer = None
+            del self.model
+
+
+def _has_advantage(
+    batch: TrainBatch, rows: Ints
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """bool `[len(rows)]`: samples with an advantage that is not 0 (NaN counts as such)."""
+    assert batch.advantages is not None
+    nonzero = (batch.advantages != 0) & batch.sequences.response_mask
+    counted = np.concatenate([[0], np.cumsum(nonzero)])
+    offsets = batch.sequences.offsets
+    found: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
+        counted[offsets[rows + 1]] > counted[offsets[rows]]
+    )
+    return found
+
+
+def _adamw(value: dict[str, object]) -> AdamW:
+    try:
+        spec = spec_from_json("optimizer", value)  # type: ignore[arg-type]
+    except (KeyError, TypeError) as err:
+        raise CheckpointError("the checkpoint's optimizer is unknown", found=str(value)) from err
+    assert isinstance(spec, AdamW)
+    return spec
+
+
+def _module(device: torch.device) -> object:
+    """`torch.cuda`, `torch.npu`: the functions of a device type; not every device has every one."""
+    return getattr(torch, device.type, None)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    found = {"cpu": torch.get_rng_state()}
+    read = getattr(_module(device), "get_rng_state", None)
+    if device.type != "cpu" and read is not None:
+        found["device"] = read(device)
+    return found
+
+
+def _set_random_state(device: torch.device, saved: dict[str, torch.Tensor]) -> None:
+    if "cpu" in saved:
+        torch.set_rng_state(saved["cpu"])
+    write = getattr(_module(device), "set_rng_state", None)
+    if "device" in saved and device.type != "cpu" and write is not None:
+        write(saved["device"], device)

@@ -1,0 +1,113 @@
+"""From a specification to its function, by table.
+
+A row of the table is `(family, kind) -> "module:function"`; the module is imported when the
+function is first asked for, so that the torch-free part of the engine can resolve advantages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.errors import GraphError
+from flowrl.specs import KL, AdvantageSpec, Aggregation, FilterSpec, LossSpec, Spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from flowrl.algo.losses import TokenBatch, TokenLoss
+
+__all__ = [
+    "AdvantageFunction",
+    "FilterFunction",
+    "KLFunction",
+    "LossFunction",
+    "resolve_advantage",
+    "resolve_filter",
+    "resolve_kl",
+    "resolve_loss",
+]
+
+AdvantageFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float32]]
+"""`(scores [N], groups [N]) -> advantages [N]`."""
+
+FilterFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
+"""`(scores [N], groups [N]) -> kept [N]`."""
+
+KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
+"""`(logprobs [R], reference logprobs [R]) -> KL [R]`, without its coefficient."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossFunction:
+    """A loss, ready to call.
+
+    Attributes:
+        spec: What it was resolved from.
+        function: `(logprobs [R], batch, spec) -> TokenLoss`.
+        proportional: Whether value and gradient of a token are 0 where its advantage is 0.
+    """
+
+    spec: LossSpec
+    function: Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]
+    proportional: bool
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """Of the specification; `token-mean` where a loss does not name one."""
+        named: Aggregation = getattr(self.spec, "aggregation", "token-mean")
+        return named
+
+    def __call__(self, logprobs: torch.Tensor, batch: TokenBatch) -> TokenLoss:
+        return self.function(logprobs, batch, self.spec)
+
+
+_TABLE: dict[tuple[str, str], str] = {
+    ("advantage", "group_relative"): "flowrl.algo.advantages:group_relative",
+    ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
+    ("kl", "kl"): "flowrl.algo.kl:estimate",
+    ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
+    ("loss", "policy_clip"): "flowrl.algo.losses:policy_clip",
+}
+
+_PROPORTIONAL = frozenset({"policy_clip"})
+
+
+def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
+    """The function of an advantage, with its options bound."""
+    function = _lookup(spec)
+    return lambda scores, groups: function(scores, groups, spec)
+
+
+def resolve_filter(spec: FilterSpec) -> FilterFunction:
+    """The function of a filter, with its options bound."""
+    function = _lookup(spec)
+    return lambda scores, groups: function(scores, groups, spec)
+
+
+def resolve_loss(spec: LossSpec) -> LossFunction:
+    """The function of a loss. Imports torch."""
+    return LossFunction(spec, _lookup(spec), spec.kind in _PROPORTIONAL)
+
+
+def resolve_kl(spec: KL) -> KLFunction:
+    """The estimator of a KL term; the caller multiplies by `spec.coefficient`. Imports torch."""
+    function = _lookup(spec)
+    return lambda logprobs, other: function(logprobs, other, spec.estimator)
+
+
+def _lookup(spec: Spec) -> Callable[..., Any]:
+    place = _TABLE.get((spec.family, spec.kind))
+    if place is None:
+        known = sorted(kind for family, kind in _TABLE if family == spec.family)
+        raise GraphError(
+            f"no function for the {spec.family} {spec.kind!r}", expected=", ".join(known)
+        )
+    module, name = place.split(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
