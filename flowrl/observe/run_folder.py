@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ from flowrl.files import (
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 
 __all__ = ["RunFolder"]
+
+_log = logging.getLogger(__name__)
 
 _CONFIG = "config.yaml"
 _LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
@@ -130,6 +133,12 @@ class RunFolder:
                 found=f"process {holder}",
                 hint="wait for it to end, or stop it, before resuming the run",
             ) from None
+        except OSError as error:
+            _log.warning(
+                "%s: its file system has no locks (%s), so nothing keeps a second writer out",
+                self.path,
+                error.strerror or error,
+            )
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +99,16 @@ def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path):
         assert RunFolder.open(folder.path).read_config() == "seed: 0\n"
     with RunFolder.resume(folder.path) as again:
         assert again.path == folder.path
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with new(tmp_path) as folder:
+        folder.write_step(StepMetrics(stage="grpo", step=1))
+    assert "has no locks (No locks available), so nothing keeps a second writer out" in caplog.text
 
 
 def test_the_lock_of_a_dead_process_does_not_stay(tmp_path):
