@@ -66,7 +66,7 @@ lock:
 	build/lock-venv/bin/pip -q install -c requirements/constraints.txt '.[torch,dev]' $(QUIETLY)
 	{ echo '# Made by `make lock`; do not edit.'; \
 	  build/lock-venv/bin/pip list --format=freeze --exclude flowrl --exclude pip \
-	    --exclude setuptools 2>/dev/null | sed -e 's/+[a-z0-9.]*$$//'; } > $(LOCK)
+	    2>/dev/null | sed -e 's/+[a-z0-9.]*$$//'; } > $(LOCK)
 	rm -rf build/lock-venv
 
 clean:

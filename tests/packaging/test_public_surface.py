@@ -1,0 +1,107 @@
+"""What flowrl exports, and what importing it costs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import flowrl
+from flowrl import errors
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "ray",
+    "pydantic",
+    "omegaconf",
+    "yaml",
+    "networkx",
+    "numpy",
+    "rich",
+    "typer",
+    "asyncio",
+)
+
+EXPORTED = [
+    "Advantages",
+    "BackendError",
+    "CheckpointError",
+    "Compiled",
+    "ConfigError",
+    "DataError",
+    "Examples",
+    "FlowError",
+    "Graph",
+    "GraphError",
+    "Logprobs",
+    "PlanError",
+    "Policy",
+    "Prompts",
+    "Reward",
+    "RewardError",
+    "Rollout",
+    "Samples",
+    "Sampling",
+    "SchedulerError",
+    "Scores",
+    "TraceError",
+    "WorkerDied",
+    "Workflow",
+    "__version__",
+    "advantage",
+    "compile",
+    "filter",
+    "kl",
+    "load_workflow",
+    "loss",
+    "run",
+    "workflow",
+]
+
+
+def test_the_public_surface_is_this_and_nothing_else() -> None:
+    assert list(flowrl.__all__) == EXPORTED
+    for name in EXPORTED:
+        assert getattr(flowrl, name) is not None
+    assert set(EXPORTED) <= set(dir(flowrl))
+
+
+def test_importing_flowrl_imports_nothing_heavy() -> None:
+    code = f"import sys, flowrl; print(*[m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
+
+
+def test_tracing_and_planning_import_no_tensor_library() -> None:
+    code = (
+        "import sys, flowrl.compiler, flowrl.plan, flowrl.viz, flowrl.cluster, flowrl.passes, "
+        "flowrl.rollout, flowrl.config.check, flowrl.backend.registry;"
+        "print(*[m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
+
+
+def test_the_tree_at_the_top_of_errors_is_the_tree_of_classes() -> None:
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"^ {4}(?P<rail>[| ]*)[|`]-- (\w+)", errors.__doc__, flags=re.MULTILINE)
+    parents = {0: "FlowError"}
+    tree = {}
+    for rail, name in drawn:
+        depth = len(rail) // 4
+        tree[name] = parents[depth]
+        parents[depth + 1] = name
+    classes = {name: getattr(errors, name) for name in errors.__all__}
+    assert tree == {
+        name: cls.__bases__[0].__name__ for name, cls in classes.items() if name != "FlowError"
+    }
+    assert {name for name in vars(errors) if _is_error(getattr(errors, name))} == set(classes)
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
