@@ -7,10 +7,12 @@ key heads, w bytes of the parameter type.
 
 Resident, in every phase:
 - parameters `P w`; for a trained role the AdamW moments `8 P`, and a master copy `4 P` where w < 4.
-- KV cache of a generating role `2 n k S M w`, allocated once.
+- KV cache of a generating role `2 n k S M w`, allocated once, and the engine's own weights: a whole
+  copy `P w` where it does not read the trainer's, else stacked copies of the projections for fast
+  decoding, attention and MLP parameters times w, of models whose parameters take at most 256 MiB.
 
 While the optimizer runs, in `update`:
-- gradients `4 P` (accumulated in float32).
+- gradients `4 P` (accumulated in float32), and where w < 4 a pass's own `P w` beside them.
 - activations kept for the backward pass, per token of the `B L` of a micro-batch:
   `n (6h + 5q + 4f) + 3h` elements. Per layer, RMSNorm keeps its input, the normalised input and its
   output (3h, twice); attention keeps queries, keys and values after rotation (keys and values
@@ -19,13 +21,17 @@ While the optimizer runs, in `update`:
   Eager attention adds `n a L` (the probabilities); fused attention (sdpa) `n a` float32 numbers.
   Below float32, what RMSNorm reads and the eager probabilities are kept in float32, the latter
   beside their cast.
-- logits of response positions only: `4 x 4 B R V` (logits, scaled logits, log-softmax, gradient).
+- logits of response positions only, and their gradient: `2 w B R V`; softmax runs over pieces of at
+  most 4 Mi elements, three float32 copies of each.
 
-In `logprobs` nothing is kept: one layer's largest tensors `B L (3h + 3q + 3f) w`, eager
-probabilities `B a L^2 w`, logits `3 x 4 B R V`.
+In `logprobs` nothing is kept. A pass takes N tokens, at most 4,096 and 128 rows but at least one
+row: one layer's largest tensors `N (3h + 3q + 3f) w`, eager probabilities `N a L w`, the logits of
+its response positions once, and the pieces of their softmax.
 
-In `rollout`: logits of one token a slot, `4 x 4 S V` (logits, scaled, log-softmax, random numbers),
-and one layer's tensors for the prompt pass `S' L_p (3h + 3q + 3f) w`, S' prompts at once.
+In `rollout`: one layer's tensors for a prompt pass of at most 8,192 tokens (at least one prompt),
+and float32 copies of the logits of one token a slot, `4 c S V`: logits, scaled, probabilities and
+their running sum (c = 4); with top-k, top-p or min-p the sorted values, 8-byte indices and their
+sums too (c = 11).
 
 The margin covers what no formula names: the largest backward temporaries, allocator rounding and
 fragmentation. It is 10 % of the parts that change, and at least 16 MiB.
@@ -57,6 +63,12 @@ AttentionKind = Literal["eager", "sdpa"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+SOFTMAX_PIECE = 1 << 22
+STACKED_LIMIT_BYTES = 256 << 20
+FORWARD_ROWS, FORWARD_TOKENS = 128, 4096
+PREFILL_TOKENS = 8192
+DRAW_COPIES, TRUNCATED_DRAW_COPIES = 4, 11
+
 MARGIN_FRACTION = 0.10
 MARGIN_MIN_BYTES = 16 << 20
 
@@ -78,11 +90,12 @@ class Workload:
         max_length: Tokens of the longest sample, prompt and response.
         max_prompt_tokens: Of the longest prompt.
         max_response_tokens: Of the longest response.
-        micro_batch: Rows of one forward (and backward) pass.
-        prefill_rows: Prompts of one prompt pass.
+        micro_batch: Rows of one forward and backward pass.
         dtype: Parameter type.
         trainable: Whether the role has an optimizer.
         attention: Which attention kernel runs.
+        shares_weights: The engine reads the trainer's parameters.
+        truncates: Tokens are drawn with top-k, top-p or min-p.
     """
 
     num_slots: int
@@ -92,8 +105,9 @@ class Workload:
     micro_batch: int
     dtype: str
     trainable: bool
-    prefill_rows: int = 64
     attention: AttentionKind = "sdpa"
+    shares_weights: bool = True
+    truncates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +150,7 @@ def resident_memory(role: str, shape: ModelShape, work: Workload) -> tuple[Memor
     if work.num_slots:
         tokens = work.num_slots * work.max_length
         parts["kv cache"] = 2 * shape.num_layers * shape.kv_size * tokens * width
+        parts["engine weights"] = _engine_weights(shape, work)
     return _parts(role, parts)
 
 
@@ -177,39 +192,55 @@ def activation_bytes(shape: ModelShape, work: Workload) -> int:
     return tokens * (shape.num_layers * layer + norm)
 
 
+def _engine_weights(shape: ModelShape, work: Workload) -> int:
+    width, counts = DTYPE_BYTES[work.dtype], shape.parameters
+    own = 0 if work.shares_weights or not work.trainable else counts.total * width
+    if counts.total * width <= STACKED_LIMIT_BYTES:
+        own += (counts.attention + counts.mlp) * width
+    return own
+
+
 def _update_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
-    positions = work.micro_batch * work.max_response_tokens
+    width, count = DTYPE_BYTES[work.dtype], shape.parameters.total
+    elements = work.micro_batch * work.max_response_tokens * shape.vocab_size
     return {
-        "gradients": 4 * shape.parameters.total,
+        "gradients": count * (4 if width == 4 else 4 + width),
         "activations": activation_bytes(shape, work),
-        "logits": 4 * 4 * positions * shape.vocab_size,
+        "logits": 2 * width * elements + _softmax_bytes(elements),
     }
 
 
 def _logprobs_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
-    positions = work.micro_batch * work.max_response_tokens
+    rows = max(1, min(FORWARD_ROWS, FORWARD_TOKENS // work.max_length))
+    elements = rows * work.max_response_tokens * shape.vocab_size
     return {
-        "activations": _layer_bytes(shape, work, work.micro_batch, work.max_length),
-        "logits": 3 * 4 * positions * shape.vocab_size,
+        "activations": _layer_bytes(shape, work, rows * work.max_length, work.max_length),
+        "logits": DTYPE_BYTES[work.dtype] * elements + _softmax_bytes(elements),
     }
 
 
 def _rollout_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
-    rows = min(work.prefill_rows, work.num_slots)
+    longest = work.max_prompt_tokens
+    tokens = min(work.num_slots * longest, max(PREFILL_TOKENS, longest))
+    copies = TRUNCATED_DRAW_COPIES if work.truncates else DRAW_COPIES
     return {
-        "activations": _layer_bytes(shape, work, rows, work.max_prompt_tokens),
-        "logits": 4 * 4 * work.num_slots * shape.vocab_size,
+        "activations": _layer_bytes(shape, work, tokens, longest),
+        "logits": 4 * copies * work.num_slots * shape.vocab_size,
     }
 
 
-def _layer_bytes(shape: ModelShape, work: Workload, rows: int, length: int) -> int:
+def _layer_bytes(shape: ModelShape, work: Workload, tokens: int, length: int) -> int:
     """The largest tensors alive at once inside one layer, without gradients."""
     width = DTYPE_BYTES[work.dtype]
     h, f, q = shape.hidden_size, shape.intermediate_size, shape.query_size
-    nbytes = rows * length * (3 * h + 3 * q + 3 * f) * width
+    nbytes = tokens * (3 * h + 3 * q + 3 * f) * width
     if work.attention == "eager":
-        nbytes += rows * shape.num_heads * length * length * width
+        nbytes += tokens * shape.num_heads * length * width
     return nbytes
+
+
+def _softmax_bytes(elements: int) -> int:
+    return 3 * 4 * min(elements, SOFTMAX_PIECE)
 
 
 def _parts(role: str, parts: dict[str, int]) -> tuple[MemoryPart, ...]:

@@ -3,7 +3,7 @@
 Roles that share a device take turns. All of them keep what is resident (parameters, optimizer, KV
 cache), and the one that works needs its working memory besides; so a phase is the sum of all
 residents and one role's working memory. Where an engine can give its KV cache back (`sleep`) and
-only that makes a phase fit, it does so outside of rollouts.
+only that makes a phase fit, it does so outside of rollouts; its own weights go with it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _measure(tenants: tuple[Tenant, ...], device_type: str, sleeping: tuple[str,
             for tenant in tenants:
                 rolls_out = tenant is active and phase is Phase.ROLLOUT
                 for part in resident_memory(tenant.role, tenant.shape, tenant.work):
-                    away = part.name == "kv cache" and tenant.role in sleeping
+                    away = part.name in ("kv cache", "engine weights") and tenant.role in sleeping
                     if not away or rolls_out:
                         parts.append(part)
             parts.extend(working_memory(active.role, active.shape, active.work, phase))

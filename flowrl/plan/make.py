@@ -37,6 +37,7 @@ from flowrl.plan.schema import (
     Rejection,
     check_plan,
 )
+from flowrl.specs import Sampling
 
 __all__ = ["make_plan"]
 
@@ -224,6 +225,8 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         micro_batch=min(request.micro_batch, rows),
         dtype=_dtype(role, request, device),
         trainable=Op.UPDATE in ops,
+        shares_weights=role.capabilities.shares_weights,
+        truncates=any(_truncates(node) for node in graph.of_op(Op.GENERATE)),
     )
     return Tenant(
         role=role.name,
@@ -231,6 +234,13 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         work=work,
         phases=tuple(phase for phase in Phase if phase in phases),
         can_sleep=role.capabilities.sleep and slots > 0,
+    )
+
+
+def _truncates(generate: Node) -> bool:
+    sampling = generate.attr("sampling")
+    return isinstance(sampling, Sampling) and (
+        sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     )
 
 
@@ -287,11 +297,7 @@ def _model_reasons(
     reasons = []
     for role, tenant in zip(models, tenants, strict=True):
         if role.dtype == "auto":
-            why = f"{choice.device.type} " + (
-                "has bfloat16 in hardware"
-                if tenant.work.dtype == "bfloat16"
-                else "without bfloat16 in hardware, or the backend has none"
-            )
+            why = _dtype_reason(role, tenant, choice.device)
             reasons.append(Reason(subject=f"{role.name}.dtype", choice=tenant.work.dtype, why=why))
         if 0 < tenant.work.num_slots < role.num_slots:
             reasons.append(
@@ -317,6 +323,16 @@ def _model_reasons(
             )
         )
     return reasons
+
+
+def _dtype_reason(role: RoleRequest, tenant: Tenant, device: Device) -> str:
+    if role.copy_of is not None:
+        return f"as {role.copy_of}, which it copies"
+    if tenant.work.dtype == "bfloat16":
+        return f"{device.name} has bfloat16 in hardware"
+    if device.bfloat16:
+        return f"backend {role.backend} has no bfloat16"
+    return f"{device.type} computes in float32 faster than in bfloat16"
 
 
 def _scorer_reason(role: RoleRequest) -> Reason:

@@ -91,7 +91,9 @@ def place_routes(
 ) -> tuple[WeightRoute, ...]:
     """How the weights of each trained role reach the engine that samples from them."""
     routes = []
-    for update in graph.of_op(Op.UPDATE):
+    # Of several updates of a role in a step, the last one publishes.
+    last = {update.role: update for update in graph.of_op(Op.UPDATE)}
+    for update in last.values():
         placement = placements.get(update.role) if update.role is not None else None
         if placement is None or not placement.num_slots:
             continue

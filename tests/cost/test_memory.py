@@ -44,7 +44,9 @@ def test_parts_equal_the_formulas_by_hand() -> None:
     assert parts["optimizer"] == 8 * count
     assert parts["gradients"] == 4 * count
     assert parts["kv cache"] == 2 * 2 * 4 * (3 * 10) * 4
-    assert parts["logits"] == 4 * 4 * (5 * 4) * 100
+    # Logits and their gradient, and three float32 copies inside softmax.
+    assert parts["logits"] == (2 + 3) * 4 * (5 * 4) * 100
+    assert parts["engine weights"] == 4 * 2 * (192 + 576)
     # Per token and layer 6h + 5q + 4f elements and one float32 a head; the final norm 3h.
     per_layer = (6 * 8 + 5 * 8 + 4 * 24) * 4 + 4 * 4
     assert parts["activations"] == 50 * (2 * per_layer + 3 * 8 * 4)
@@ -58,7 +60,7 @@ def test_half_precision_halves_parameters_and_cache_and_adds_a_master_copy() -> 
     assert half["kv cache"] * 2 == full["kv cache"]
     assert half["master weights"] == full["parameters"]
     assert half["optimizer"] == full["optimizer"]
-    assert half["gradients"] == full["gradients"]
+    assert half["gradients"] == full["gradients"] + half["parameters"]
 
 
 def test_a_frozen_role_that_does_not_generate_holds_parameters_only() -> None:
@@ -88,6 +90,24 @@ def test_every_phase_has_a_margin_of_a_tenth_and_at_least_16_mib() -> None:
     )
     margin = large.pop("margin")
     assert margin == sum(large.values()) // 10
+
+
+def test_an_engine_with_its_own_weights_holds_them_beside_the_trainer_s() -> None:
+    big = replace(SHAPE, vocab_size=20_000_000)
+    shared = {part.name: part.nbytes for part in resident_memory("a", big, WORK)}
+    own = replace(WORK, shares_weights=False)
+    apart = {part.name: part.nbytes for part in resident_memory("a", big, own)}
+    assert "engine weights" not in shared
+    assert apart["engine weights"] == apart["parameters"]
+
+
+def test_truncated_sampling_needs_more_copies_of_the_logits() -> None:
+    def logits(work: Workload) -> int:
+        parts = working_memory("a", SHAPE, work, Phase.ROLLOUT)
+        return next(part.nbytes for part in parts if part.name == "logits")
+
+    assert logits(WORK) == 4 * 4 * 3 * 100
+    assert logits(replace(WORK, truncates=True)) == 11 * 4 * 3 * 100
 
 
 def test_no_grad_phases_need_less_than_an_update() -> None:

@@ -1,0 +1,255 @@
+"""What `flowrl plan` prints: a plan for people to read, on a terminal or as plain lines.
+
+Both forms hold the same facts in the same order: where every role runs, the memory of each device
+by phase against what it has, what happens in a step, how weights travel, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from flowrl.cost.memory import MemoryPart, format_bytes
+from flowrl.plan.schema import (
+    DeviceSummary,
+    Operation,
+    Placement,
+    PlacementPlan,
+    PredictedMemory,
+    Reason,
+    Transport,
+    WeightRoute,
+)
+
+__all__ = ["plan_renderable", "plan_text", "step_sentences"]
+
+Rows = tuple[tuple[str, ...], ...]
+
+_PART_ORDER = (
+    "parameters",
+    "master weights",
+    "optimizer",
+    "gradients",
+    "kv cache",
+    "engine weights",
+    "activations",
+    "logits",
+    "margin",
+    "runtime",
+)
+
+
+def plan_text(plan: PlacementPlan) -> str:
+    """The plan as plain lines; no escape codes, whatever the terminal."""
+    blocks = [f"plan of {plan.graph}"]
+    blocks += [_plain_block(title, rows) for title, rows in _tables(plan)]
+    blocks += [_plain_list(title, lines) for title, lines in _lists(plan)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def plan_renderable(plan: PlacementPlan) -> Group:
+    """The plan as a rich renderable."""
+    parts: list[Text | Table | Padding] = [Text(f"plan of {plan.graph}", style="bold")]
+    for title, rows in _tables(plan):
+        table = Table(title=title, title_justify="left", title_style="bold", box=None)
+        for i, heading in enumerate(rows[0]):
+            table.add_column(heading, justify="right" if _is_number(rows, i) else "left")
+        for row in rows[1:]:
+            table.add_row(*(Text(cell) for cell in row))
+        parts += [Text(""), table]
+    for title, lines in _lists(plan):
+        parts += [Text(""), Text(title, style="bold")]
+        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
+    return Group(*parts)
+
+
+def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
+    """What happens in a step, one sentence for each operation, in order."""
+    sentences = []
+    for operation in plan.operations:
+        for switch in plan.residency:
+            if switch.before == operation.node:
+                verb = "gives its" if switch.action == "release" else "takes its"
+                back = "back" if switch.action == "release" else "again"
+                sentences.append(f"{switch.role} {verb} {switch.what} {back} on {switch.device}")
+        sentences.append(_sentence(operation, plan))
+    return tuple(sentences)
+
+
+def _tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
+    tables = [("roles", _role_rows(plan))]
+    for device in plan.pool.devices:
+        entries = [entry for entry in plan.prediction.memory if entry.device == device.address]
+        if entries:
+            tables.append((_memory_title(device, plan), _memory_rows(entries, device)))
+    return tables
+
+
+def _lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
+    numbered = [f"{i}. {sentence}" for i, sentence in enumerate(step_sentences(plan), start=1)]
+    lists = [
+        ("a step", numbered),
+        ("weights", [_route(route) for route in plan.weight_routes]),
+        ("why", [line for reason in plan.reasons for line in _reason(reason)]),
+        ("alternatives", [f"{a.summary}: {a.why_not}" for a in plan.alternatives]),
+        ("warnings", list(plan.pool.warnings)),
+    ]
+    return [(title, lines) for title, lines in lists if lines]
+
+
+def _role_rows(plan: PlacementPlan) -> Rows:
+    rows = [("role", "backend", "devices", "process", "type", "details")]
+    for placement in plan.placements:
+        processes = placement.process
+        if placement.replicas > 1:
+            processes += f" x {placement.replicas}"
+        rows.append(
+            (
+                placement.role,
+                placement.backend,
+                ", ".join(placement.devices),
+                processes,
+                placement.dtype if placement.dtype != "none" else "-",
+                _details(placement),
+            )
+        )
+    return tuple(rows)
+
+
+def _details(placement: Placement) -> str:
+    layout = placement.layout
+    sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep}
+    words = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    if placement.trainable:
+        words.append("trained")
+    if placement.num_slots:
+        words.append(f"{placement.num_slots} slots")
+    if placement.copy_of:
+        words.append(f"frozen copy of {placement.copy_of}")
+    if placement.shares_weights_with:
+        words.append(f"reads the weights of {placement.shares_weights_with}")
+    return ", ".join(words) or "-"
+
+
+def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
+    peak = plan.prediction.peak(device.address)
+    total = peak.memory.total if peak else 0
+    share = 100 * total / device.budget_bytes if device.budget_bytes else 0
+    return (
+        f"memory of {device.address} ({device.name}): peak {format_bytes(total)} of "
+        f"{format_bytes(device.budget_bytes)} free, {share:.1f} %"
+    )
+
+
+def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> Rows:
+    """Parts down, phases across; parts of all roles on the device are added up."""
+    names = {part.name for entry in entries for part in entry.memory.parts}
+    ordered = [name for name in _PART_ORDER if name in names]
+    ordered += sorted(names.difference(_PART_ORDER))
+    rows: list[tuple[str, ...]] = [
+        ("", *(f"{entry.active} {entry.memory.phase}" for entry in entries))
+    ]
+    for name in ordered:
+        rows.append((name, *(_sum(entry.memory.parts, name) for entry in entries)))
+    totals = [entry.memory.total for entry in entries]
+    rows.append(("total", *(format_bytes(total) for total in totals)))
+    if device.budget_bytes:
+        shares = (f"{100 * total / device.budget_bytes:.1f} %" for total in totals)
+        rows.append(("of what is free", *shares))
+    return tuple(rows)
+
+
+def _sum(parts: Iterable[MemoryPart], name: str) -> str:
+    nbytes = sum(part.nbytes for part in parts if part.name == name)
+    return format_bytes(nbytes) if nbytes else "-"
+
+
+def _sentence(operation: Operation, plan: PlacementPlan) -> str:
+    sizes = plan.sizes
+    samples = sizes.prompts_per_step * sizes.group_size
+    where = f" on {', '.join(operation.devices)}" if operation.devices else ""
+    who = operation.role or operation.node
+    match operation.op:
+        case "source":
+            return f"{who} are drawn: {sizes.prompts_per_step}"
+        case "generate":
+            return (
+                f"{who} generates {sizes.prompts_per_step} prompts x {sizes.group_size} samples "
+                f"of at most {sizes.max_response_tokens} tokens in {operation.chunk} slots{where}"
+            )
+        case "score":
+            processes = "process" if operation.replicas == 1 else "processes"
+            return (
+                f"{who} scores each sample as it arrives, "
+                f"in {operation.replicas} {processes}{where}"
+            )
+        case "logprobs" | "values":
+            return (
+                f"{who} computes {operation.op} of {samples} samples, "
+                f"at most {operation.micro_batch} rows at once{where}"
+            )
+        case "filter" | "select":
+            return f"{who} looks at each group as it is complete"
+        case "advantage":
+            return f"{who} is computed over the batch"
+        case "update":
+            updates = (
+                "1 optimizer update"
+                if sizes.mini_batches == 1
+                else (f"{sizes.mini_batches} optimizer updates")
+            )
+            return (
+                f"{who} makes {updates} from {samples} samples, "
+                f"at most {operation.micro_batch} rows at once{where}"
+            )
+        case "sync":
+            return f"{who} publishes its new weights"
+        case other:
+            return f"{operation.node} ({other}){where}"
+
+
+def _route(route: WeightRoute) -> str:
+    classes = ", ".join(route.parameter_classes)
+    if route.transport is Transport.IN_PLACE:
+        how = "the engine reads the trainer's parameters in place; nothing is copied"
+    else:
+        how = f"through a {route.transport} ({classes})"
+    same = route.source == route.destination
+    who = route.source if same else f"{route.source} -> {route.destination}"
+    return f"{who} after {route.after}: {how}"
+
+
+def _reason(reason: Reason) -> list[str]:
+    lines = [f"{reason.subject}: {reason.choice}, because: {reason.why}"]
+    for item in reason.rejected:
+        numbers = f" ({item.found} of {item.limit})" if item.found and item.limit else ""
+        nearest = f"; nearest {item.nearest}" if item.nearest else ""
+        lines.append(f"  not {item.choice}: {item.constraint}{numbers}{nearest}")
+    return lines
+
+
+def _is_number(rows: Rows, column: int) -> bool:
+    cells = [row[column] for row in rows[1:]]
+    return column > 0 and all(cell == "-" or cell[:1].isdigit() for cell in cells)
+
+
+def _plain_block(title: str, rows: Rows) -> str:
+    columns = range(len(rows[0]))
+    widths = [max(len(row[i]) for row in rows) for i in columns]
+    right = [_is_number(rows, i) for i in columns]
+    lines = [title]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _plain_list(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)])
