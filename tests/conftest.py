@@ -1,8 +1,9 @@
-"""Settings for every test: one thread of arithmetic, reference data, no network."""
+"""Settings and fixtures of every test: one thread of arithmetic, no network, reference data."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,22 @@ def reference_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}; set FLOWRL_REFERENCE to have it checked")
     return folder
+
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares text with `golden/NAME` beside the test; FLOWRL_UPDATE_GOLDEN=1 rewrites it."""
+    folder: Path = request.path.parent / "golden"
+
+    def check(name: str, text: str) -> None:
+        path = folder / name
+        if os.environ.get("FLOWRL_UPDATE_GOLDEN") == "1":
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"no {path}; FLOWRL_UPDATE_GOLDEN=1 writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

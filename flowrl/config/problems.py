@@ -206,6 +206,8 @@ def _wrong_type(
     hint = None
     if "text" in names and isinstance(value, dict):
         hint = "put text that holds braces in quotes"
+    elif "text" in names and isinstance(value, int | float) and not _models(annotation):
+        hint = f"put it in quotes: '\"{value}\"' on the command line"
     elif "a list" in names and not isinstance(value, dict):
         hint = f"write a list: [{value}]"
     *most, last = names

@@ -1,8 +1,9 @@
 """YAML files as plain values that remember their lines.
 
-The language is YAML 1.2's core schema, because the 1.1 that PyYAML reads by default surprises
-people in configs: there `1e-4` is text, `010` is 8, `1:30` is 90, `no` is false and
-`2024-01-01` is a date. Here numbers are decimal, and only `true` and `false` are truth values.
+The language is close to YAML 1.2's core schema, because the 1.1 that PyYAML reads by default
+surprises people in configs: there `1e-4` is text, `010` is 8, `1:30` is 90, `no` is false and
+`2024-01-01` is a date. Here numbers are decimal, only `true` and `false` are truth values, and
+digits after a leading zero (an alphabet, a number of a file) stay the text that they are.
 Stricter than either: a key is text and stands once in its mapping, and a file is one mapping.
 
 Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's weight.
@@ -30,11 +31,12 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBER = list("-+.0123456789")
+_DIGITS = r"(0|[1-9][0-9]{0,99})"
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+", _NUMBER),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)", _NUMBER),
+    ("int", rf"[-+]?{_DIGITS}", _NUMBER),
+    ("float", rf"[-+]?(\.[0-9]+|{_DIGITS}(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)", _NUMBER),
 ):
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_pattern})$"), _first

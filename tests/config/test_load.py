@@ -158,7 +158,7 @@ def test_numbers_are_decimal_and_words_stay_words(tmp_path: Path) -> None:
     )
     args = load(path).config.args
     assert args["a"] == 1e-4
-    assert [args[key] for key in "bcde"] == [10, "no", "1:30", "2024-01-01"]
+    assert [args[key] for key in "bcde"] == ["010", "no", "1:30", "2024-01-01"]
     assert args["f"] is None
     assert (args["g"], args["h"]) == (1.0, -0.5)
 

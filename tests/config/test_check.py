@@ -1,0 +1,240 @@
+"""What one key alone cannot tell is found before a run starts, without a tensor library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowrl.config.check import check_config
+from flowrl.config.load import load_config
+from flowrl.errors import ConfigError
+
+BASE = """\
+stages: [sft, grpo]
+data:
+  train: {kind: arithmetic, split: train}
+  eval: {kind: arithmetic, split: eval}
+roles:
+  actor:
+    model: {hidden_size: 32, max_length: 32}
+    tokenizer: {kind: char, alphabet: "0123456789+="}
+  reference: {copy_of: actor}
+rewards:
+  terms:
+    - {kind: exact_match}
+stage:
+  sft:
+    train: {steps: 10}
+train: {prompts_per_step: 64, mini_batches: 4, sampling: {max_tokens: 4}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.yaml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+
+
+def check(*overrides: str) -> None:
+    check_config(load_config(Path("run.yaml"), overrides))
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(*overrides)
+    text = str(caught.value)
+    assert 1 <= len(text.splitlines()) <= 4, text
+    return text
+
+
+def test_a_sound_config_passes() -> None:
+    check()
+
+
+def test_both_numbers_that_do_not_divide_are_named_with_the_nearest_that_do() -> None:
+    text = message("train.prompts_per_step=30", "train.mini_batches=4")
+    assert "train.prompts_per_step=30 is not a multiple of train.mini_batches=4" in text
+    assert "prompts_per_step 28 or 32, or mini_batches 3 or 5" in text
+    assert "command line (train.prompts_per_step=30)" in text
+
+
+@pytest.mark.parametrize(
+    ("prompts", "parts", "nearest"),
+    [
+        (7, 2, "prompts_per_step 6 or 8, or mini_batches 1 or 7"),
+        (3, 8, "prompts_per_step 8, or mini_batches 3"),
+        (64, 100, "prompts_per_step 100, or mini_batches 64"),
+        (12, 5, "prompts_per_step 10 or 15, or mini_batches 4 or 6"),
+    ],
+)
+def test_the_nearest_numbers_do_divide(prompts: int, parts: int, nearest: str) -> None:
+    assert nearest in message(f"train.prompts_per_step={prompts}", f"train.mini_batches={parts}")
+
+
+def test_sizes_of_an_earlier_stage_are_checked_under_their_own_keys() -> None:
+    text = message("stage.sft.train.mini_batches=7")
+    assert "stage.sft.train.prompts_per_step=64" in text
+    assert "stage.sft.train.mini_batches=7" in text
+
+
+def test_sizes_of_a_stage_without_keys_are_those_of_the_defaults() -> None:
+    check("stages=[sft, warm, grpo]")
+
+
+def test_a_section_for_no_stage_is_answered_with_the_nearest_stage() -> None:
+    text = message("stage.stf.train.steps=1")
+    assert "no stage is called 'stf'" in text
+    assert "did you mean 'sft'?" in text
+
+
+def test_a_section_for_the_last_stage_says_where_its_keys_stand() -> None:
+    text = message("stage.grpo.train.steps=1")
+    assert "'grpo' is the last stage, whose keys stand at the top" in text
+
+
+def test_a_missing_data_file_is_answered_with_the_nearest() -> None:
+    Path("train.jsonl").write_text("{}\n")
+    text = message("data.train=trian.jsonl")
+    assert "command line (data.train=trian.jsonl): no such data file: trian.jsonl" in text
+    assert "did you mean train.jsonl?" in text
+    check("data.train=train.jsonl")
+
+
+def test_a_missing_file_of_a_data_mapping_is_found_too() -> None:
+    text = message("data.eval={kind: jsonl, path: gone/far.jsonl}")
+    assert "no such data file: gone/far.jsonl" in text
+    assert f"relative to the current directory, {Path.cwd()}" in text
+
+
+def test_a_folder_is_no_data_file() -> None:
+    Path("rows").mkdir()
+    assert "the data file rows is a folder" in message("data.train=rows")
+
+
+def test_a_missing_model_folder_says_what_a_model_folder_is() -> None:
+    text = message("roles.actor.model=FOLDER")
+    assert "no such model folder: FOLDER" in text
+    assert "config.json" in text
+
+
+def test_a_hub_name_says_that_nothing_is_downloaded() -> None:
+    text = message("roles.actor.model=some/model")
+    assert "flowrl downloads nothing by itself" in text
+    assert "hf download some/model --local-dir some/model" in text
+
+
+def test_a_misspelt_model_folder_is_answered_with_the_nearest() -> None:
+    Path("models/tiny").mkdir(parents=True)
+    Path("models/tiny/config.json").write_text("{}")
+    assert "did you mean models/tiny?" in message("roles.actor.model=models/tny")
+    check("roles.actor.model=models/tiny")
+
+
+def test_a_folder_without_a_model_shows_the_one_inside() -> None:
+    Path("runs/a/model").mkdir(parents=True)
+    Path("runs/a/model/config.json").write_text("{}")
+    text = message("roles.actor.model=runs/a")
+    assert "holds no config.json" in text
+    assert "did you mean runs/a/model?" in text
+
+
+def test_a_copy_of_no_role_is_answered_with_the_nearest() -> None:
+    text = message("roles.reference.copy_of=actr")
+    assert "no role is called 'actr'" in text
+    assert "did you mean 'actor'?" in text
+
+
+def test_a_role_cannot_have_a_model_and_be_a_copy() -> None:
+    assert "reference has a model of its own" in message("roles.reference.model={hidden_size: 32}")
+
+
+def test_roles_that_copy_each_other_are_told_once() -> None:
+    text = message("roles.actor={model: null, copy_of: reference}")
+    assert "actor -> reference -> actor" in text
+    assert "more mistake" not in text
+
+
+def test_a_role_that_copies_itself_is_refused() -> None:
+    assert "reference -> reference" in message("roles.reference.copy_of=reference")
+
+
+def test_a_copy_of_a_copy_is_fine() -> None:
+    check("roles.second.copy_of=reference")
+
+
+def test_a_reward_function_names_a_file_that_exists() -> None:
+    term = "rewards.terms=[{{kind: python, function: '{}'}}]"
+    assert "no such reward file: mine.py" in message(term.format("mine.py:score"))
+    for malformed in ("mine.py", "mine:score", "mine.py:", "mine.py:a b"):
+        assert "function must be FILE.py:NAME" in message(term.format(malformed))
+    Path("mine.py").write_text("def score(prompt, response, answer, row): return 1.0\n")
+    check(term.format("mine.py:score"))
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
+    text = message("rewards.terms=[{kind: format, pattern: '(a'}]")
+    assert "pattern is no regular expression" in text
+
+
+def test_two_reward_terms_cannot_share_a_name() -> None:
+    text = message("rewards.terms=[{kind: exact_match}, {kind: numeric_match}]")
+    assert "two reward terms are called 'accuracy'" in text
+
+
+def test_a_metric_that_nothing_measures_is_refused() -> None:
+    text = message("eval.metric=acuracy")
+    assert "no reward term measures" in text
+    assert "did you mean 'accuracy'?" in text
+    assert "stage.sft.stop.metric" in message("stage.sft.stop={metric: format, at_least: 0.5}")
+    check("eval.metric=score")
+
+
+def test_prompts_and_responses_must_fit_a_new_model() -> None:
+    text = message("train.sampling.max_tokens=27")
+    assert "prompts of 6 tokens" in text
+    assert "do not fit roles.actor.model.max_length=32" in text
+    assert "roles.actor.model.max_length=33" in text
+    check("train.sampling.max_tokens=26")
+    assert "prompts of 30 tokens (data.max_prompt_tokens)" in message("data.max_prompt_tokens=30")
+
+
+def test_an_alphabet_must_hold_the_characters_of_sums() -> None:
+    text = message("roles.actor.tokenizer.alphabet=0123456789")
+    assert "lacks characters of sums: +=" in text
+
+
+def test_a_missing_workflow_file_is_named() -> None:
+    assert "no such workflow file: mine.py" in message("workflow=mine.py:grpo")
+    assert "(stage.sft.workflow" in message("stage.sft.workflow=mine.py")
+    Path("mine.py").write_text("")
+    check("workflow=mine.py:grpo")
+
+
+def test_a_missing_cluster_file_is_named() -> None:
+    assert "no such cluster file: big.yaml" in message("cluster=big.yaml")
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = message("train.mini_batches=3", "data.train=gone.jsonl", "cluster=gone.yaml")
+    assert "is not a multiple of" in text
+    assert "and 2 more mistakes" in text
+    assert "no such data file: gone.jsonl" in text
+    assert "no such cluster file: gone.yaml" in text
+
+
+def test_checking_a_config_imports_no_tensor_library() -> None:
+    code = """
+import sys
+from pathlib import Path
+from flowrl.config.check import check_config
+from flowrl.config.load import load_config
+check_config(load_config(Path("run.yaml"), []))
+print([name for name in ("torch", "transformers", "ray", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
