@@ -1,0 +1,484 @@
+"""Processes that score samples, under a time limit for each sample.
+
+    submit -> queue -> worker (one batch at a time) -> poll
+                         |-- the reward raised, or returned no number     ScoreFailure
+                         |-- past timeout_s, in Python code: interrupted  ScoreFailure
+                         `-- past timeout_s + grace_s, or dead: the process is killed and replaced;
+                             the sample it was on fails, the others of its batch are queued again
+
+Every submitted sample comes back exactly once, as a `ScoreResult` or a `ScoreFailure`, in any
+order. A failure is never a score of 0.
+
+The pool has no thread: limits are enforced and batches sent in `poll` and `wait`, so whoever
+submits must go on calling one of them. Nothing here waits for a worker: sockets are non-blocking,
+and what a busy worker has not read yet stays in the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from mmap import mmap
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import IO, cast
+
+from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
+from flowrl.errors import FlowError, RewardError, WorkerDied
+from flowrl.ids import SampleId
+from flowrl.runtime.scoring_wire import FrameReader, Message, Status, pack, request_tuple
+
+__all__ = ["FailureKind", "ScoreFailure", "ScoringPool"]
+
+# Enough to make a round trip cheap for each sample, few enough to share among workers.
+_MAX_BATCH = 128
+# Workers that die one after another without having scored anything.
+_MAX_DEATHS = 3
+
+
+class FailureKind(StrEnum):
+    """Why a sample has no score."""
+
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    INVALID = "invalid"
+    DIED = "died"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreFailure:
+    """A sample without a score.
+
+    Attributes:
+        message: What happened, to follow "the reward": `raised KeyError: 'x' (rewards.py:9 in f)`.
+        frames: The user's own innermost frames, outermost first: `rewards.py:9 in f`.
+    """
+
+    sample: SampleId
+    kind: FailureKind
+    message: str
+    frames: tuple[str, ...] = ()
+
+    def error(self) -> RewardError:
+        """The failure as an error that names the sample."""
+        return RewardError(f"the reward {self.message}", where=f"sample {self.sample}")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    """A process and what the pool knows of it.
+
+    Attributes:
+        ready: It has loaded the reward.
+        batch: Samples sent to it and not yet answered, in the order they are scored.
+        busy: A batch was sent whose end it has not announced.
+        outgoing: Bytes it has not taken yet.
+        overdue: The ticket it was killed for.
+    """
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    memory: mmap
+    status: Status
+    started: float
+    incoming: FrameReader = field(default_factory=FrameReader)
+    outgoing: bytearray = field(default_factory=bytearray)
+    batch: dict[int, ScoreRequest] = field(default_factory=dict)
+    ready: bool = False
+    busy: bool = False
+    overdue: int | None = None
+
+
+class ScoringPool:
+    """A fixed number of scoring processes.
+
+    Args:
+        plugin: Name of a plug-in that offers scores, or `module:attribute` of one.
+        context: What its scorer is made from.
+        timeout_s: Seconds that one sample may take.
+        workers: Processes.
+        grace_s: Seconds past `timeout_s` after which a process that could not be interrupted is
+            killed.
+        start_timeout_s: Seconds that a process may take to load the reward.
+        output: Where rewards print to; by default this process's standard error.
+
+    Raises:
+        RewardError: The reward cannot be loaded; with the user's own file and line.
+        FlowError: Whatever else the plug-in says about its configuration.
+
+    Processes die with the thread that started them (Linux kills children by thread), so the pool
+    belongs to one thread that outlives it.
+
+    >>> with ScoringPool("verify", context, timeout_s=2.0) as pool:   # doctest: +SKIP
+    ...     pool.submit(requests)
+    ...     while pool.num_pending:
+    ...         pool.wait(1.0)
+    ...         results = pool.poll()
+    """
+
+    def __init__(
+        self,
+        plugin: str,
+        context: ScoreContext,
+        *,
+        timeout_s: float,
+        workers: int = 1,
+        grace_s: float = 2.0,
+        start_timeout_s: float = 60.0,
+        output: IO[bytes] | IO[str] | int | None = None,
+    ) -> None:
+        self._opening = pack(("open", plugin, context, timeout_s))
+        self._timeout_s = timeout_s
+        self._limit_s = timeout_s + grace_s
+        self._start_timeout_s = start_timeout_s
+        self._output = _standard_error() if output is None else output
+        self._queue: deque[tuple[int, ScoreRequest]] = deque()
+        self._done: list[ScoreResult | ScoreFailure] = []
+        self._next_ticket = 0
+        self._num_pending = 0
+        self._deaths = 0
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._start())
+            while not all(worker.ready for worker in self._workers):
+                self._turn(self._seconds_to_limit())
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what a driver calls ---------------------------------------------------------------------
+
+    @property
+    def num_pending(self) -> int:
+        """Samples submitted and not yet handed out by `poll`."""
+        return self._num_pending
+
+    def submit(self, requests: Sequence[ScoreRequest]) -> None:
+        """Queues samples and sends them to processes that have nothing to do; returns at once."""
+        if self._closed:
+            raise RewardError("samples were submitted to a scoring pool that is closed")
+        for request in requests:
+            self._queue.append((self._next_ticket, request))
+            self._next_ticket += 1
+        self._num_pending += len(requests)
+        self._dispatch()
+
+    def poll(self) -> list[ScoreResult | ScoreFailure]:
+        """Results since the last call; returns at once.
+
+        Raises:
+            WorkerDied: Processes die without having scored anything.
+            FlowError: A replaced process cannot load the reward any more.
+        """
+        self._turn(0.0)
+        done, self._done = self._done, []
+        self._num_pending -= len(done)
+        return done
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until `poll` has something to give; false after `timeout_s` seconds without.
+
+        Raises what `poll` raises.
+        """
+        end = time.monotonic() + timeout_s
+        while not self._done:
+            left = end - time.monotonic()
+            if left <= 0 or not self._num_pending:
+                return False
+            self._turn(min(left, self._seconds_to_limit()))
+        return True
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` should be called.
+
+        It says nothing about time limits: wait on it no longer than `seconds_to_limit()`.
+        """
+        # select, poll and epoll take an epoll or kqueue descriptor like any other.
+        selector = cast("selectors.EpollSelector", self._selector)
+        return selector.fileno()
+
+    def seconds_to_limit(self) -> float:
+        """Seconds after which `poll` must be called to enforce the next time limit."""
+        return self._seconds_to_limit()
+
+    def close(self) -> None:
+        """Ends all processes; samples without a result are forgotten. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for worker in self._workers:
+            self._selector.unregister(worker.sock)
+            # An idle process sees the end of the stream and leaves by itself.
+            worker.sock.close()
+            if worker.busy or not worker.ready:
+                _kill(worker.process)
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                _kill(worker.process)
+            worker.memory.close()
+        self._workers.clear()
+        self._selector.close()
+
+    def __enter__(self) -> ScoringPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        reason: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- one turn --------------------------------------------------------------------------------
+
+    def _turn(self, timeout_s: float) -> None:
+        """Moves bytes, enforces limits, replaces the dead, sends batches."""
+        for key, events in self._selector.select(timeout_s):
+            worker: _Worker = key.data
+            if events & selectors.EVENT_WRITE:
+                self._send(worker)
+            if events & selectors.EVENT_READ:
+                self._receive(worker)
+        now = time.monotonic()
+        for worker in tuple(self._workers):
+            # A process that left children behind can die without closing its socket.
+            if _has_ended(worker.process) or self._is_over(worker, now):
+                self._bury(worker)
+        self._dispatch()
+
+    def _is_over(self, worker: _Worker, now: float) -> bool:
+        if not worker.ready:
+            if now - worker.started > self._start_timeout_s:
+                raise RewardError(
+                    "the reward takes too long to load",
+                    found=f"more than {self._start_timeout_s:g} s",
+                    hint="move slow work out of the reward file's top level",
+                )
+            return False
+        doing = worker.status.read()
+        if doing is None or doing[0] not in worker.batch or now - doing[1] <= self._limit_s:
+            return False
+        worker.overdue = doing[0]
+        return True
+
+    def _seconds_to_limit(self) -> float:
+        now = time.monotonic()
+        ends = [now + 1.0]
+        for worker in self._workers:
+            doing = worker.status.read() if worker.busy else None
+            if not worker.ready:
+                ends.append(worker.started + self._start_timeout_s)
+            elif doing is not None:
+                ends.append(doing[1] + self._limit_s)
+        # A little late rather than a little early, which would spin.
+        return max(0.0, min(ends) - now) + 0.001
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        idle = [worker for worker in self._workers if worker.ready and not worker.busy]
+        for num_left in range(len(idle), 0, -1):
+            if not self._queue:
+                return
+            worker = idle[num_left - 1]
+            size = min(_MAX_BATCH, -(-len(self._queue) // num_left))
+            batch = [self._queue.popleft() for _ in range(size)]
+            worker.batch = dict(batch)
+            worker.busy = True
+            worker.outgoing += pack(("score", [request_tuple(*entry) for entry in batch]))
+            self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        try:
+            while worker.outgoing:
+                del worker.outgoing[: worker.sock.send(worker.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # It is dead; `_turn` finds out and queues its batch again.
+            worker.outgoing.clear()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
+        self._selector.modify(worker.sock, wanted, worker)
+
+    def _receive(self, worker: _Worker) -> bool:
+        """Reads what is there; false at the end of the stream."""
+        while True:
+            try:
+                data = worker.sock.recv(1 << 18)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if not data:
+                # It is on its way out, with its exit code set already, or of no use any more.
+                _kill(worker.process)
+                return False
+            for message in worker.incoming.feed(data):
+                self._take(worker, message)
+
+    def _take(self, worker: _Worker, message: Message) -> None:
+        match message:
+            case ("ready",):
+                worker.ready = True
+            case ("broken", FlowError() as error):
+                raise error
+            case ("idle",):
+                worker.busy = False
+            case ("scores", list(scores), list(failures)):
+                self._deaths = 0
+                for ticket, score, terms in scores:
+                    sample = worker.batch.pop(ticket).sample
+                    self._done.append(ScoreResult(sample=sample, score=score, terms=terms))
+                for ticket, kind, text, frames in failures:
+                    self._fail(worker, ticket, FailureKind(kind), text, frames)
+            case _:
+                raise AssertionError(f"a scoring process said {message!r}")
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _fail(
+        self,
+        worker: _Worker,
+        ticket: int,
+        kind: FailureKind,
+        text: str,
+        frames: tuple[str, ...] = (),
+    ) -> None:
+        at = f" ({frames[-1]})" if frames else ""
+        match kind:
+            case FailureKind.RAISED:
+                message = f"raised {text}{at}"
+            case FailureKind.TIMEOUT:
+                message = f"took longer than rewards.timeout_s={self._timeout_s:g} s{at}{text}"
+            case FailureKind.INVALID:
+                message = f"gave no score: {text}"
+            case FailureKind.DIED:
+                message = f"ended its process: {text}"
+        sample = worker.batch.pop(ticket).sample
+        self._done.append(ScoreFailure(sample=sample, kind=kind, message=message, frames=frames))
+
+    def _bury(self, worker: _Worker) -> None:
+        """Takes over from a dead process and starts another in its place."""
+        _kill(worker.process)
+        # What it had sent before.
+        self._receive(worker)
+        self._selector.unregister(worker.sock)
+        worker.sock.close()
+        doing = worker.status.read()
+        worker.memory.close()
+        self._workers.remove(worker)
+        if worker.overdue in worker.batch:
+            self._fail(worker, worker.overdue, FailureKind.TIMEOUT, " and could not be interrupted")
+            self._deaths = 0
+        elif doing is not None and doing[0] in worker.batch:
+            self._fail(worker, doing[0], FailureKind.DIED, _ending(worker.process.returncode))
+            self._deaths = 0
+        else:
+            self._deaths += 1
+        self._queue.extendleft(reversed(worker.batch.items()))
+        if self._deaths >= _MAX_DEATHS:
+            raise WorkerDied(
+                "scoring processes die before they score anything",
+                found=f"{self._deaths} in a row, the last with "
+                f"{_ending(worker.process.returncode)}",
+                hint="see what they print on standard error; is there memory enough?",
+            )
+        self._workers.append(self._start())
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with _shared_memory() as file, theirs:
+            memory = mmap(file.fileno(), Status.NBYTES)
+            descriptors = (theirs.fileno(), file.fileno())
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "flowrl.runtime.scoring_worker",
+                    *map(str, descriptors),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=descriptors,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path(sys.path))},
+                # Ctrl-C at the terminal is for the driver, which ends the pool in its own time.
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        worker = _Worker(
+            process=process,
+            sock=ours,
+            memory=memory,
+            status=Status(memory),
+            started=time.monotonic(),
+            outgoing=bytearray(self._opening),
+        )
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        self._send(worker)
+        return worker
+
+
+def _search_path(path: Iterable[str]) -> list[str]:
+    """Where this process finds modules; the empty entry is the working folder."""
+    return [entry or os.getcwd() for entry in path]  # noqa: PTH109
+
+
+def _shared_memory() -> IO[bytes]:
+    """A file of `Status.NBYTES` zeros without a name, in memory where the system can."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = open(os.memfd_create("flowrl-scoring"), "r+b")  # noqa: PTH123, SIM115
+    else:
+        file = TemporaryFile()  # noqa: SIM115
+    file.truncate(Status.NBYTES)
+    return file
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a worker and what its reward started, and waits for its end; idempotent.
+
+    A worker leads its own process group, whose number is certain to be its own only until the
+    worker has been waited for.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a worker has ended; leaves it to be waited for."""
+    if process.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
+def _standard_error() -> int:
+    return subprocess.DEVNULL if sys.__stderr__ is None else 2
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0:
+        return f"signal {signal.Signals(-returncode).name}"
+    return f"exit code {returncode}"

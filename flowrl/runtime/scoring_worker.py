@@ -1,0 +1,302 @@
+"""A process that scores: `python -m flowrl.runtime.scoring_worker SOCKET MEMORY PARENT`.
+
+It is started by `flowrl.runtime.scoring.ScoringPool` with two open file descriptors and dies with
+the process that started it. Time limits are kept here where Python code can be interrupted: a
+timer raises an exception inside the reward. Code that cannot be interrupted is the pool's business.
+
+What the reward prints goes to standard error: standard output belongs to the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import math
+import os
+import signal
+import socket
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import cast
+
+import flowrl
+from flowrl.backend.protocols import Plugin, ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
+from flowrl.backend.registry import find
+from flowrl.errors import BackendError, FlowError, RewardError
+from flowrl.ids import SampleId
+from flowrl.runtime.scoring_wire import FrameReader, Message, RequestTuple, Status, pack
+from flowrl.specs import FinishReason
+
+__all__ = ["main"]
+
+# Results wait this long for company; a slow reward does not hold back those that ended before it.
+_FLUSH_S = 0.003
+# A reward that swallows the exception of its time limit meets it again after this.
+_REPEAT_S = 0.05
+_MAX_TEXT = 300
+_MAX_FRAMES = 3
+_PR_SET_PDEATHSIG = 1
+
+
+class _TimeIsUp(BaseException):
+    """Raised inside a reward; no `except Exception` of the user's catches it."""
+
+
+class _Alarm:
+    """The timer of one sample at a time.
+
+    It fires first after `_FLUSH_S`, to send earlier results away, and then at the limit.
+
+    Attributes:
+        expired: The limit was reached. What a reward returns after that is worth nothing: it may
+            have caught the exception with a bare `except` that returns 0.
+    """
+
+    def __init__(self, timeout_s: float, flush: Callable[[], None]) -> None:
+        self._timeout_s = timeout_s
+        self._flush = flush
+        self._armed = False
+        self._end = 0.0
+        self.expired = False
+        self._handler = self._fire
+
+    def arm(self, now: float) -> None:
+        """Starts the limit; the handler is set again, since rewards may use the signal too."""
+        if signal.getsignal(signal.SIGALRM) is not self._handler:
+            signal.signal(signal.SIGALRM, self._handler)
+        self._end = now + self._timeout_s
+        self.expired = False
+        self._armed = True
+        signal.setitimer(signal.ITIMER_REAL, min(_FLUSH_S, self._timeout_s), _REPEAT_S)
+
+    def disarm(self) -> None:
+        """Ends it; idempotent."""
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _fire(self, number: int, frame: FrameType | None) -> None:
+        if not self._armed:
+            return
+        left = self._end - time.monotonic()
+        if left <= 0:
+            self.expired = True
+            raise _TimeIsUp
+        self._flush()
+        signal.setitimer(signal.ITIMER_REAL, left, _REPEAT_S)
+
+
+class _Worker:
+    """Scores what comes through the socket until it closes."""
+
+    def __init__(self, sock: socket.socket, status: Status, own: tuple[Path, ...]) -> None:
+        self._sock = sock
+        self._status = status
+        self._own = own
+        self._scores: list[tuple[int, float, dict[str, float]]] = []
+        self._failures: list[tuple[int, str, str, tuple[str, ...]]] = []
+
+    def run(self, scorer: ScoreBackend, timeout_s: float, incoming: FrameReader) -> None:
+        """Until the pool closes the socket."""
+        alarm = _Alarm(timeout_s, self._flush)
+        while True:
+            data = self._sock.recv(1 << 18)
+            if not data:
+                scorer.close()
+                return
+            for message in incoming.feed(data):
+                assert message[0] == "score"
+                for values in cast(list[RequestTuple], message[1]):
+                    self._one(scorer, alarm, values)
+                self._flush()
+                self._sock.sendall(pack(("idle",)))
+
+    def _one(self, scorer: ScoreBackend, alarm: _Alarm, values: RequestTuple) -> None:
+        ticket, request = values[0], _request(values)
+        began = time.monotonic()
+        self._status.begin(ticket, began)
+        try:
+            try:
+                alarm.arm(began)
+                result = scorer.score(request)
+            finally:
+                alarm.disarm()
+            scored = _checked(result)
+        # Whatever a user's reward raises is its own failure, SystemExit included.
+        except BaseException as reason:
+            # The timer may fire between the reward's return and the line that stops it.
+            alarm.disarm()
+            self._judge(ticket, reason, expired=alarm.expired)
+        else:
+            if alarm.expired:
+                self._fail(ticket, "timeout", "", ())
+            else:
+                self._scores.append((ticket, *scored))
+        finally:
+            self._status.end()
+        if time.monotonic() - began > _FLUSH_S:
+            self._flush()
+
+    def _judge(self, ticket: int, reason: BaseException, *, expired: bool) -> None:
+        if expired:
+            self._fail(ticket, "timeout", "", self._frames(reason.__traceback__))
+        elif isinstance(reason, RewardError):
+            found = f" ({reason.found})" if reason.found else ""
+            self._fail(ticket, "invalid", f"{reason.what}{found}", ())
+        else:
+            self._fail(ticket, "raised", _described(reason), self._frames(reason.__traceback__))
+
+    def _fail(self, ticket: int, kind: str, message: str, frames: tuple[str, ...]) -> None:
+        self._failures.append((ticket, kind, message[:_MAX_TEXT], frames))
+
+    def _flush(self) -> None:
+        if not self._scores and not self._failures:
+            return
+        message = pack(("scores", self._scores, self._failures))
+        self._scores, self._failures = [], []
+        try:
+            self._sock.sendall(message)
+        except OSError:
+            # The pool is gone, and with it everyone who could be told.
+            os._exit(0)
+
+    def _frames(self, trace: TracebackType | None) -> tuple[str, ...]:
+        return _user_frames(trace, self._own)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a worker on inherited file descriptors."""
+    sock_fd, memory_fd, parent = map(int, arguments)
+    _die_with(parent)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Lines that a reward printed before it hung or died are worth most.
+        sys.stdout.reconfigure(line_buffering=True)
+    sock = socket.socket(fileno=sock_fd)
+    status = Status(mmap(memory_fd, Status.NBYTES))
+    os.close(memory_fd)
+    incoming = FrameReader()
+    opening = _first(sock, incoming)
+    if opening is None:
+        return
+    _, plugin, context, timeout_s = opening
+    # Frames in these folders are not the user's: ours, Python's own and installed libraries'.
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    own: tuple[Path, ...] = (Path(flowrl.__file__).parent, *map(Path, libraries))
+    try:
+        backend, package = _plugin(str(plugin))
+        own += package
+        scorer = backend.open_score(cast(ScoreContext, context))
+    except FlowError as reason:
+        sock.sendall(pack(("broken", reason)))
+        return
+    # Importing a user's file can raise anything; they get their own frames.
+    except BaseException as reason:
+        sock.sendall(pack(("broken", _broken(reason, own))))
+        return
+    sock.sendall(pack(("ready",)))
+    _Worker(sock, status, own).run(scorer, cast(float, timeout_s), incoming)
+
+
+def _first(sock: socket.socket, incoming: FrameReader) -> Message | None:
+    while data := sock.recv(1 << 16):
+        messages = incoming.feed(data)
+        if messages:
+            return messages[0]
+    return None
+
+
+def _plugin(name: str) -> tuple[Plugin, tuple[Path, ...]]:
+    """A plug-in and the folder of its package: by name, or as `module:attribute`."""
+    module, colon, attribute = name.partition(":")
+    plugin = getattr(importlib.import_module(module), attribute) if colon else find(name)
+    if not isinstance(plugin, Plugin):
+        raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
+    package = sys.modules[type(plugin).__module__.partition(".")[0]]
+    folders = tuple(Path(folder) for folder in getattr(package, "__path__", ()))
+    return plugin, folders
+
+
+def _request(values: RequestTuple) -> ScoreRequest:
+    _, sample, prompt, response, answer, row, finish, num_tokens = values
+    return ScoreRequest(
+        sample=SampleId(sample),
+        prompt=prompt,
+        response=response,
+        answer=answer,
+        row=cast(dict[str, object], row),
+        finish=FinishReason(finish),
+        num_tokens=num_tokens,
+    )
+
+
+def _checked(result: object) -> tuple[float, dict[str, float]]:
+    """A scorer is a plug-in: what it returns is looked at before it is believed."""
+    if not isinstance(result, ScoreResult):
+        raise RewardError("the scorer returned no ScoreResult", found=type(result).__name__)
+    terms = {str(name): float(value) for name, value in result.terms.items()}
+    score = float(result.score)
+    strange = [f"{name}={value}" for name, value in terms.items() if not math.isfinite(value)]
+    if strange or not math.isfinite(score):
+        raise RewardError("the score is no finite number", found=", ".join(strange) or str(score))
+    return score, terms
+
+
+def _described(reason: BaseException) -> str:
+    try:
+        text = str(reason)
+    # An exception of the user's may fail to print itself.
+    except Exception:
+        text = "no message"
+    return f"{type(reason).__name__}: {text}" if text else type(reason).__name__
+
+
+def _user_frames(trace: TracebackType | None, own: tuple[Path, ...]) -> tuple[str, ...]:
+    """The innermost frames that are the user's, outermost first: `rewards.py:12 in f`."""
+    frames = traceback.extract_tb(trace)
+    theirs = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<frozen")
+        and not any(Path(frame.filename).is_relative_to(folder) for folder in own)
+    ]
+    shown = (theirs or list(frames))[-_MAX_FRAMES:]
+    return tuple(f"{_short(f.filename)}:{f.lineno} in {f.name}" for f in shown)
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _broken(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
+    frames = list(_user_frames(reason.__traceback__, own))
+    if isinstance(reason, SyntaxError) and reason.filename:
+        frames = [f"{_short(reason.filename)}:{reason.lineno}"]
+    return RewardError(
+        "the reward cannot be loaded",
+        where=frames[-1] if frames else None,
+        found=_described(reason)[:_MAX_TEXT],
+        hint=f"called from {' from '.join(reversed(frames[:-1]))}" if frames[:-1] else None,
+    )
+
+
+def _die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent dies (Linux: prctl(2)).
+
+    Elsewhere the closed socket ends it, at the latest after the sample it is on.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # It may have died before the kernel was asked.
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

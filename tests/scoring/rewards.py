@@ -1,0 +1,96 @@
+"""Reward functions that misbehave in every way that a user's can."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+
+
+def by_word(response, answer):
+    """Does what the response says."""
+    action, _, rest = response.partition(" ")
+    return _ACTIONS[action](rest)
+
+
+def _loop(rest):
+    while True:
+        pass
+
+
+def _stubborn(rest):
+    try:
+        while True:
+            pass
+    except BaseException:
+        return 0.0
+
+
+def _immortal(rest):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
+
+def _regex(rest):
+    return re.match(r"(a+)+$", "a" * 64 + "b") is not None
+
+
+def _deaf(rest):
+    """Blocks in C with every signal that can be blocked."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.CDLL(None).pause()
+
+
+def _own_alarm(rest):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    return 1.0
+
+
+def _nested(rest):
+    return {}[rest]
+
+
+def _print(rest):
+    print("printed by the reward " * 20000)
+    sys.stdout.flush()
+    return 1.0
+
+
+def _raise_unprintable(rest):
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    raise Unprintable
+
+
+def _segfault(rest):
+    ctypes.string_at(0)
+
+
+_ACTIONS = {
+    "ok": lambda rest: float(rest),
+    "loop": _loop,
+    "stubborn": _stubborn,
+    "immortal": _immortal,
+    "regex": _regex,
+    "deaf": _deaf,
+    "alarm": _own_alarm,
+    "key": _nested,
+    "nan": lambda rest: float("nan"),
+    "none": lambda rest: None,
+    "text": lambda rest: "1.0",
+    "print": _print,
+    "exit": lambda rest: os._exit(7),
+    "sysexit": lambda rest: sys.exit(3),
+    "kill": lambda rest: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": _segfault,
+    "unprintable": _raise_unprintable,
+    "torch": lambda rest: float("torch" in sys.modules),
+    "pid": lambda rest: float(os.getpid()),
+    "huge": lambda rest: "x" * 50_000_000,
+}
