@@ -228,11 +228,13 @@ class RolloutScheduler:
         """Drops every member: for its own reason, or because the group is incomplete."""
         for member in group.members:
             reason = reasons.get(member.id, DropReason.INCOMPLETE_GROUP)
-            if member.state is State.RUNNING:
-                assert member.engine is not None
-                # An engine that was just lost has nothing left to abort.
-                if member.engine.id in self._placement.engines:
-                    self._abort(member)
+            # A sample whose retries are used up, or whose engine is lost, runs no more.
+            if (
+                member.engine is not None
+                and member.engine.id in self._placement.engines
+                and reason is not DropReason.RETRIES
+            ):
+                self._abort(member)
             self._machine.move(member, State.DROPPED, reason)
             self._drops.append(Drop(sample=member.id, reason=reason))
         self._end_group(group, GroupPhase.DROPPED)
@@ -363,35 +365,42 @@ class RolloutScheduler:
                 sample.num_tokens = num_tokens
 
     def _on_finished(self, event: ev.SamplesFinished) -> None:
+        move = self._machine.move
+        oldest = self._machine.version - self.settings.max_staleness
+        # Dropped after the loop: a drop aborts the group's other attempts, and some of them may
+        # have ended too, further on in this event.
+        doomed: list[tuple[Sample, DropReason]] = []
         for end in event.ends:
             sample = self._attempt(event.engine, end.sample, end.attempt)
             if sample is None:
                 continue
             new_tokens = end.num_tokens - sample.kept_tokens
             self._join_spans(sample, end, new_tokens)
-            too_old = (
-                sample.first_version is not None
-                and sample.first_version < self._machine.version - self.settings.max_staleness
-            )
+            too_old = sample.first_version is not None and sample.first_version < oldest
             if end.reason is not FinishReason.ABORT:
-                self._machine.move(sample, State.GENERATED)
+                move(sample, State.GENERATED)
                 if too_old:
-                    self._drop(sample, DropReason.AGED)
+                    doomed.append((sample, DropReason.AGED))
                 else:
-                    self._machine.move(sample, State.SCORING)
+                    move(sample, State.SCORING)
                     self._scores.append(sample.id)
-            elif too_old:
-                self._machine.move(sample, State.PARTIAL, "aborted")
-                self._drop(sample, DropReason.AGED)
-            elif new_tokens == 0 and not sample.aborting:
+                continue
+            if new_tokens == 0 and not sample.aborting:
                 # Nobody asked for this abort and it brought nothing: without a bound an engine
                 # that refuses a sample could go on doing so for ever.
-                self._fail(sample, "aborted by the engine without a new token")
+                sample.failures += 1
+            move(sample, State.PARTIAL, "aborted")
+            if too_old:
+                doomed.append((sample, DropReason.AGED))
+            elif sample.failures >= self.settings.max_attempts:
+                doomed.append((sample, DropReason.RETRIES))
             else:
-                self._machine.move(sample, State.PARTIAL, "aborted")
                 if not sample.kept_tokens:
                     self._date(sample, None)
-                self._machine.move(sample, State.QUEUED)
+                move(sample, State.QUEUED)
+        for sample, reason in doomed:
+            if sample.group.alive:
+                self._drop(sample, reason)
 
     def _join_spans(self, sample: Sample, end: ev.SampleEnd, new_tokens: int) -> None:
         spans = end.versions

@@ -1,0 +1,643 @@
+"""Everything around a scheduler, played: engines, scorer, judge, trainer, and the faults of each.
+
+A `World` makes events at random, carries the scheduler's actions out, and keeps its own books in
+its own way (which token was made by which weights, who holds what, what ended how). Whatever the
+scheduler does is checked against these books, never against the scheduler's own state. A
+difference is a `Violation`.
+
+All choices come from one `random.Random`, so a seed names an episode, and Hypothesis can steer and
+shrink one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TypeVar, assert_never
+
+from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
+from flowrl.rollout import (
+    Abort,
+    AbortAsked,
+    Action,
+    BatchAsked,
+    Deliver,
+    Drop,
+    EngineCapacityChanged,
+    EngineJoined,
+    EngineLost,
+    Event,
+    GroupsJudged,
+    Judge,
+    NeedPrompts,
+    Progressed,
+    PromptsOffered,
+    Resumed,
+    RewardFailed,
+    RolloutScheduler,
+    SampleEnd,
+    SampleFailed,
+    SamplesFinished,
+    SamplesScored,
+    SchedulerSettings,
+    Score,
+    StopAsked,
+    Submit,
+    WeightsPublished,
+)
+from flowrl.specs import FinishReason
+
+__all__ = ["CALM", "STORMY", "Violation", "Weights", "World"]
+
+T = TypeVar("T")
+
+
+class Violation(AssertionError):
+    """The scheduler did what it must never do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How often each kind of event is tried, relative to the others."""
+
+    offer: float = 4
+    ask: float = 4
+    publish: float = 3
+    progress: float = 20
+    score: float = 12
+    judge: float = 8
+    join: float = 2
+    resize: float = 1
+    lose: float = 0
+    fail: float = 0
+    refuse: float = 0
+    late: float = 0
+    repeat: float = 0
+    reward_fail: float = 0
+    abort: float = 0
+    early_publish: float = 0
+    rewrite: float = 0
+    crash: float = 0
+    stop: float = 0
+
+
+CALM = Weights()
+"""No faults."""
+
+STORMY = Weights(
+    lose=1,
+    fail=2,
+    refuse=1,
+    late=3,
+    repeat=2,
+    reward_fail=0.5,
+    abort=3,
+    early_publish=0.5,
+    rewrite=1,
+    crash=0.7,
+    stop=0.02,
+)
+"""Every fault, often."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What an engine knows of a sample."""
+
+    attempt: int
+    kept: int
+    made: list[int] = field(default_factory=list)  # version of each token of this attempt
+    abort_asked: bool = False
+
+
+@dataclass(slots=True)
+class _Books:
+    """What is true, as far as a checkpoint holds it."""
+
+    num_offered: int = 0
+    version: int = 0
+    num_asked: int = 0
+    asked: dict[int, int] = field(default_factory=dict)  # batch -> groups, not yet delivered
+    wanted: int = 0  # prompts asked for
+    untrained: int = 0  # delivered batches whose weights are not published
+    capacity: dict[EngineId, int] = field(default_factory=dict)
+    running: dict[EngineId, dict[SampleId, _Attempt]] = field(default_factory=dict)
+    payload: dict[SampleId, list[int]] = field(default_factory=dict)  # version of each kept token
+    attempts: dict[SampleId, int] = field(default_factory=dict)  # latest attempt
+    scoring: dict[SampleId, None] = field(default_factory=dict)
+    scored: set[SampleId] = field(default_factory=set)
+    judging: dict[GroupId, None] = field(default_factory=dict)
+    end: dict[SampleId, str] = field(default_factory=dict)
+    answered: set[GroupId] = field(default_factory=set)
+    stopped: bool = False
+
+
+class World:
+    """One scheduler and all that surrounds it.
+
+    Args:
+        rng: Where every choice comes from.
+        max_live: Samples that are offered at once, about.
+        lag_rate: Share of decode calls that still use the weights before the latest.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        rng: random.Random,
+        *,
+        weights: Weights = STORMY,
+        batch_groups: int = 2,
+        max_live: int = 40,
+        max_tokens: int = 6,
+        filter_rate: float = 0.3,
+        lag_rate: float = 0.1,
+        validate: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.rng = rng
+        self.batch_groups = batch_groups
+        self.max_live = max_live
+        self.max_tokens = max_tokens
+        self.filter_rate = filter_rate
+        self.lag_rate = lag_rate
+        self.validate = validate
+        self.scheduler = RolloutScheduler(settings, validate=validate)
+        self.books = _Books()
+        self.next_event = 0
+        self.num_engines = 0
+        self.events: list[Event] = []  # since the last restart from an older state
+        self.seen = Counter[str]()  # kinds of events, and restarts
+        self.delivered: list[Deliver] = []
+        self._saved: tuple[dict[str, object], _Books, int] | None = None
+        self._past: list[tuple[EngineId, SampleId, int, int]] = []  # attempts that are over
+        moves = {kind.name: getattr(self, f"do_{kind.name}") for kind in fields(Weights)}
+        self._moves: list[Callable[[], None]] = list(moves.values())
+        self._rates = [float(getattr(weights, name)) for name in moves]
+
+    # Running
+
+    def run(self, num_events: int) -> None:
+        """Lets so many things happen, fewer after a stop."""
+        for _ in range(num_events):
+            if self.books.stopped:
+                return
+            self.rng.choices(self._moves, self._rates)[0]()
+
+    def drain(self) -> None:
+        """No more faults: checks that everything asked is answered and nothing stays behind."""
+        books = self.books
+        if books.stopped:
+            self._check(not self.scheduler.counts.live, "samples live on after the stop")
+            return
+        if not any(books.capacity.values()):
+            self._join(EngineId("engine[last]"), 3)
+        longest = self.max_tokens + 8
+        for _ in range(200 + longest * (self.scheduler.counts.live + 50)):
+            before = self.next_event
+            if books.asked and books.untrained:
+                self.do_publish()
+            for engine in list(books.running):
+                self._advance(engine, self.max_tokens)
+            self._score(list(books.scoring))
+            self._judge(list(books.judging))
+            if books.wanted:
+                self._offer(books.wanted)
+            if self.next_event == before:
+                if not books.asked:
+                    break
+                # Without refill a batch may ask for more groups than were ever offered.
+                self._offer(1)
+        self._check(not books.asked, f"batches {books.asked} are never delivered")
+        counts = self.scheduler.counts
+        busy = counts.live - counts.ready
+        self._check(not busy, f"{busy} samples never end: {self.scheduler.waits()}")
+
+    def tell(self, make: Callable[[int], Event]) -> None:
+        """Steps an event and carries out what follows."""
+        event = make(self.next_event)
+        self.next_event += 1
+        self.events.append(event)
+        self.seen[type(event).__name__] += 1
+        self.apply(self.scheduler.step(event))
+
+    # Moves
+
+    def do_offer(self) -> None:
+        """A few prompts, unless many are live."""
+        if self.scheduler.counts.live < self.max_live:
+            self._offer(self.rng.randint(1, 3))
+
+    def do_ask(self) -> None:
+        """Asks for a batch; sometimes several wait, or one is asked for twice."""
+        books = self.books
+        if len(books.asked) < 1 or self.rng.random() < 0.1:
+            batch, books.num_asked = books.num_asked, books.num_asked + 1
+            groups = self.rng.randint(1, self.batch_groups)
+            books.asked[batch] = groups
+        else:
+            batch, groups = self.rng.choice(list(books.asked.items()))
+        self.tell(lambda i: BatchAsked(id=i, batch=batch, groups=groups))
+
+    def do_publish(self) -> None:
+        """New weights for the batches that were delivered."""
+        if self.books.untrained:
+            self.books.untrained = 0
+            self.do_early_publish()
+
+    def do_early_publish(self) -> None:
+        """New weights that no batch called for."""
+        self.books.version += 1
+        self.tell(lambda i: WeightsPublished(id=i, version=self.books.version))
+
+    def do_progress(self) -> None:
+        """An engine decodes; some samples end."""
+        engine = self._pick([e for e, running in self.books.running.items() if running])
+        if engine is not None:
+            self._advance(engine, self.rng.randint(1, 4))
+
+    def do_score(self) -> None:
+        """Some samples are scored, in any order."""
+        names = list(self.books.scoring)
+        if names:
+            self._score(self.rng.sample(names, self.rng.randint(1, len(names))))
+
+    def do_judge(self) -> None:
+        """Some groups are judged, in any order."""
+        names = list(self.books.judging)
+        if names:
+            chosen = self.rng.sample(names, self.rng.randint(1, len(names)))
+            self._judge(chosen)
+
+    def do_join(self) -> None:
+        """An engine joins; seldom under a name that is in use."""
+        books = self.books
+        engine = self._pick(list(books.capacity)) if self.rng.random() < 0.1 else None
+        if engine is None:
+            if len(books.capacity) >= 4:
+                return
+            engine = EngineId(f"engine[{self.num_engines}]")
+            self.num_engines += 1
+        else:
+            self._forget_engine(engine)
+        self._join(engine, self.rng.randint(1, 7))
+
+    def do_resize(self) -> None:
+        """An engine takes more or fewer samples, or none for a while."""
+        engine = self._pick(list(self.books.capacity))
+        if engine is not None:
+            self.books.capacity[engine] = capacity = self.rng.choice([0, 1, 2, 3, 5, 8])
+            self.tell(lambda i: EngineCapacityChanged(id=i, engine=engine, capacity=capacity))
+
+    def do_lose(self) -> None:
+        """An engine dies, sometimes one that is dead already."""
+        engine = self._pick([*self.books.capacity, EngineId("engine[none]")])
+        if engine is not None:
+            self._forget_engine(engine)
+            self.tell(lambda i: EngineLost(id=i, engine=engine, reason="killed"))
+
+    def do_fail(self) -> None:
+        """An attempt breaks."""
+        found = self._pick_attempt()
+        if found:
+            engine, sample, attempt = found
+            self._end_attempt(engine, sample)
+            self.tell(
+                lambda i: SampleFailed(
+                    id=i, engine=engine, sample=sample, attempt=attempt.attempt, error="broken"
+                )
+            )
+
+    def do_refuse(self) -> None:
+        """An engine gives a sample back of its own accord, perhaps without any token."""
+        found = self._pick_attempt()
+        if found:
+            self._report(found[0], [(found[1], FinishReason.ABORT)])
+
+    def do_late(self) -> None:
+        """A report arrives on an attempt that is over, or on a sample that never was."""
+        known = self._past[-50:]
+        past = self._pick([*known, (EngineId("x"), SampleId("9/9/9"), 0, 1)])
+        assert past is not None
+        engine, sample, attempt, tokens = past
+        end = SampleEnd(
+            sample=sample,
+            attempt=attempt,
+            reason=self.rng.choice(list(FinishReason)),
+            num_tokens=tokens,
+            versions=((0, tokens),) if tokens else (),
+        )
+        late: list[Callable[[int], Event]] = [
+            lambda i: SamplesFinished(id=i, engine=engine, ends=(end, end)),
+            lambda i: SampleFailed(
+                id=i, engine=engine, sample=sample, attempt=attempt, error="late"
+            ),
+            lambda i: Progressed(id=i, engine=engine, progress=((sample, attempt, 99),)),
+        ]
+        if sample not in self.books.scoring:
+            late.append(lambda i: SamplesScored(id=i, scores=((sample, 1.0),)))
+            late.append(lambda i: RewardFailed(id=i, sample=sample, error="late"))
+        if GroupId(sample.rpartition("/")[0]) not in self.books.judging:
+            group = GroupId(sample.rpartition("/")[0])
+            late.append(lambda i: GroupsJudged(id=i, verdicts=((group, "late"),)))
+        before, fenced = self._facts(), self.scheduler.fenced
+        self.tell(self.rng.choice(late))
+        self._check(self._facts() == before, f"a late report on {sample} changed something")
+        self._check(self.scheduler.fenced > fenced, f"a late report on {sample} was not counted")
+
+    def do_repeat(self) -> None:
+        """An event is sent a second time."""
+        event = self._pick(self.events[-20:])
+        if event is not None:
+            self._check(not self.scheduler.step(event), f"{event} had an effect when sent again")
+
+    def do_reward_fail(self) -> None:
+        """A reward raises."""
+        sample = self._pick(list(self.books.scoring))
+        if sample is not None:
+            del self.books.scoring[sample]
+            self.tell(lambda i: RewardFailed(id=i, sample=sample, error="raised"))
+
+    def do_abort(self) -> None:
+        """Some samples are to be aborted, running or not, known or not."""
+        names = [*self.books.attempts, SampleId("9/9/9")]
+        chosen = tuple(self.rng.sample(names[-30:], min(len(names), self.rng.randint(1, 4), 30)))
+        self.tell(lambda i: AbortAsked(id=i, samples=chosen))
+
+    def do_rewrite(self) -> None:
+        """The scheduler is written and read back, and nobody notices."""
+        written = self.scheduler.to_json()
+        again = RolloutScheduler.from_json(json.loads(json.dumps(written)), validate=self.validate)
+        self._check(again.to_json() == written, "the state is not what was written")
+        self.scheduler = again
+        self.seen["rewrite"] += 1
+        if self.rng.random() < 0.5:
+            self._saved = (written, copy.deepcopy(self.books), len(self.delivered))
+
+    def do_crash(self) -> None:
+        """The process dies and begins anew from what was last written."""
+        if self._saved is None:
+            self._saved = (
+                self.scheduler.to_json(),
+                copy.deepcopy(self.books),
+                len(self.delivered),
+            )
+            return
+        written, books, num_delivered = self._saved
+        for engine in list(self.books.running):
+            self._forget_engine(engine)
+        self.scheduler = RolloutScheduler.from_json(
+            json.loads(json.dumps(written)), validate=self.validate
+        )
+        self.books = copy.deepcopy(books)
+        del self.delivered[num_delivered:]
+        for engine in list(self.books.running):
+            self._forget_engine(engine)
+        waiting = set(self.books.scoring), set(self.books.judging)
+        self.books.scoring.clear()
+        self.books.judging.clear()
+        self.books.wanted = 0
+        self.events.clear()
+        self._past.clear()
+        self.seen["crash"] += 1
+        self.tell(lambda i: Resumed(id=i))
+        self._check(
+            (set(self.books.scoring), set(self.books.judging)) == waiting,
+            "what waited for a score or a verdict is not asked for again after a crash",
+        )
+
+    def do_stop(self) -> None:
+        """The run ends."""
+        self.books.asked.clear()
+        self.books.stopped = True
+        self.tell(lambda i: StopAsked(id=i, reason="asked to"))
+        self._check(not self.scheduler.counts.live, "samples live on after the stop")
+
+    # How moves are made
+
+    def _pick(self, items: Sequence[T]) -> T | None:
+        return self.rng.choice(items) if items else None
+
+    def _pick_attempt(self) -> tuple[EngineId, SampleId, _Attempt] | None:
+        return self._pick(
+            [(e, s, a) for e, running in self.books.running.items() for s, a in running.items()]
+        )
+
+    def _join(self, engine: EngineId, capacity: int) -> None:
+        self.books.capacity[engine] = capacity
+        self.books.running[engine] = {}
+        self.tell(lambda i: EngineJoined(id=i, engine=engine, capacity=capacity))
+
+    def _offer(self, num_groups: int) -> None:
+        first = self.books.num_offered
+        groups = tuple(group_id(n // 10, n % 10) for n in range(first, first + num_groups))
+        self.books.num_offered += num_groups
+        self.books.wanted = max(0, self.books.wanted - num_groups)
+        self.tell(lambda i: PromptsOffered(id=i, groups=groups))
+
+    def _length(self, sample: SampleId) -> int:
+        # From the name alone, like tokens from a sample's own random stream.
+        return random.Random(str(sample)).randint(0, self.max_tokens)
+
+    def _advance(self, engine: EngineId, num_steps: int) -> None:
+        """Decodes, reports progress of some, and ends those that are done."""
+        version = max(0, self.books.version - (self.rng.random() < self.lag_rate))
+        running = self.books.running[engine]
+        if not running:
+            return
+        done: list[tuple[SampleId, FinishReason]] = []
+        for sample, attempt in running.items():
+            missing = self._length(sample) - attempt.kept - len(attempt.made)
+            if attempt.abort_asked and self.rng.random() < 0.7:
+                done.append((sample, FinishReason.ABORT))
+                continue
+            attempt.made += [version] * min(num_steps, missing)
+            if missing <= num_steps:
+                done.append((sample, FinishReason.STOP))
+        progress = tuple((s, a.attempt, a.kept + len(a.made)) for s, a in running.items())
+        self.tell(lambda i: Progressed(id=i, engine=engine, progress=progress))
+        self.rng.shuffle(done)
+        if done:
+            self._report(engine, done)
+
+    def _report(self, engine: EngineId, ends: Iterable[tuple[SampleId, FinishReason]]) -> None:
+        reports = []
+        for sample, reason in ends:
+            attempt = self._end_attempt(engine, sample)
+            spans: list[tuple[int, int]] = []
+            for version in attempt.made:
+                if spans and spans[-1][0] == version:
+                    spans[-1] = (version, spans[-1][1] + 1)
+                else:
+                    spans.append((version, 1))
+            if sample not in self.books.end:
+                self.books.payload.setdefault(sample, []).extend(attempt.made)
+            reports.append(
+                SampleEnd(
+                    sample=sample,
+                    attempt=attempt.attempt,
+                    reason=reason,
+                    num_tokens=attempt.kept + len(attempt.made),
+                    versions=tuple(spans),
+                )
+            )
+        self.tell(lambda i: SamplesFinished(id=i, engine=engine, ends=tuple(reports)))
+
+    def _end_attempt(self, engine: EngineId, sample: SampleId) -> _Attempt:
+        attempt = self.books.running[engine].pop(sample)
+        self._past.append((engine, sample, attempt.attempt, attempt.kept + len(attempt.made)))
+        return attempt
+
+    def _forget_engine(self, engine: EngineId) -> None:
+        for sample in list(self.books.running.get(engine, ())):
+            self._end_attempt(engine, sample)
+        self.books.running.pop(engine, None)
+        self.books.capacity.pop(engine, None)
+
+    def _score(self, samples: Sequence[SampleId]) -> None:
+        if samples:
+            for sample in samples:
+                del self.books.scoring[sample]
+                self.books.scored.add(sample)
+            scores = tuple((sample, 1.0) for sample in samples)
+            self.tell(lambda i: SamplesScored(id=i, scores=scores))
+
+    def _judge(self, groups: Sequence[GroupId]) -> None:
+        if groups:
+            verdicts = tuple((group, self._verdict(group)) for group in groups)
+            for group, reason in verdicts:
+                del self.books.judging[group]
+                if reason is not None:
+                    for sample in self._members(group):
+                        self._end(sample, "filtered")
+            self.tell(lambda i: GroupsJudged(id=i, verdicts=verdicts))
+
+    def _verdict(self, group: GroupId) -> str | None:
+        return "boring" if random.Random(str(group)).random() < self.filter_rate else None
+
+    def _members(self, group: GroupId) -> list[SampleId]:
+        return [sample_id(group, member) for member in range(self.settings.group_size)]
+
+    # Actions, and what is checked of each
+
+    def _check(self, fine: bool, what: str) -> None:
+        if not fine:
+            raise Violation(f"after event {self.next_event - 1}: {what}")
+
+    def _facts(self) -> object:
+        counts = self.scheduler.counts
+        return (counts, len(self.delivered), self.scheduler.version)
+
+    def apply(self, actions: list[Action]) -> None:
+        """Carries actions out and checks each against the books."""
+        for action in actions:
+            match action:
+                case Submit():
+                    self._on_submit(action)
+                case Abort():
+                    self._on_abort(action)
+                case Score(samples=samples):
+                    for sample in samples:
+                        length = len(self.books.payload.get(sample, ()))
+                        self._check(
+                            sample not in self.books.end and length == self._length(sample),
+                            f"{sample} is scored with {length} tokens",
+                        )
+                        self.books.scoring[sample] = None
+                case Judge(groups=groups):
+                    for group in groups:
+                        whole = all(s in self.books.scored for s in self._members(group))
+                        self._check(whole, f"{group} is judged before it is scored")
+                        self.books.judging[group] = None
+                case Deliver():
+                    self._on_deliver(action)
+                case Drop(sample=sample):
+                    self._end(sample, "dropped")
+                    self.books.scoring.pop(sample, None)
+                    self.books.judging.pop(GroupId(sample.rpartition("/")[0]), None)
+                case NeedPrompts(groups=num_groups):
+                    self._check(self.settings.refill and num_groups > 0, "prompts without refill")
+                    self.books.wanted += num_groups
+                case _:
+                    assert_never(action)
+        self._check_counts()
+
+    def _on_submit(self, submit: Submit) -> None:
+        books = self.books
+        self._check(submit.engine in books.capacity, f"{submit.engine} is gone")
+        running = books.running[submit.engine]
+        for dispatch in submit.samples:
+            sample = dispatch.sample
+            self._check(sample not in books.end, f"{sample} runs after its end")
+            self._check(
+                not any(sample in others for others in books.running.values()),
+                f"{sample} runs twice",
+            )
+            self._check(
+                dispatch.attempt > books.attempts.get(sample, -1),
+                f"attempt {dispatch.attempt} of {sample} is not a new one",
+            )
+            kept = len(books.payload.get(sample, ()))
+            self._check(
+                dispatch.kept_tokens == kept,
+                f"{sample} goes on from {dispatch.kept_tokens} tokens, but {kept} are kept",
+            )
+            books.attempts[sample] = dispatch.attempt
+            running[sample] = _Attempt(attempt=dispatch.attempt, kept=kept)
+        held = sum(sample not in books.end for sample in running)
+        capacity = books.capacity[submit.engine]
+        self._check(held <= capacity, f"{submit.engine} holds {held} of {capacity}")
+
+    def _on_abort(self, abort: Abort) -> None:
+        running = self.books.running.get(abort.engine, {})
+        for sample in abort.samples:
+            self._check(
+                sample in running and not running[sample].abort_asked,
+                f"{sample} is aborted where it does not run, or twice",
+            )
+            running[sample].abort_asked = True
+
+    def _on_deliver(self, deliver: Deliver) -> None:
+        books = self.books
+        asked = books.asked.pop(deliver.batch, 0)
+        self._check(asked > 0, f"batch {deliver.batch} was not asked for")
+        books.untrained += 1
+        self.delivered.append(deliver)
+        counted = len(deliver.groups) + (0 if self.settings.refill else len(deliver.filtered))
+        self._check(counted == asked, f"batch of {asked} has {counted} groups")
+        for name in deliver.filtered:
+            ends = {books.end.get(sample, "live") for sample in self._members(name)}
+            self._check(ends <= {"filtered", "dropped"}, f"{name} is named filtered, but {ends}")
+        names = [*(g.group for g in deliver.groups), *deliver.filtered]
+        self._check(
+            len(set(names)) == len(names) and not books.answered & set(names),
+            f"a group of {names} is answered twice",
+        )
+        books.answered |= set(names)
+        for listed in ([g.group for g in deliver.groups], list(deliver.filtered)):
+            order = [int(g.partition("/")[0]) * 10 + int(g.partition("/")[2]) for g in listed]
+            self._check(order == sorted(order), f"{listed} is not in offer order")
+        for group in deliver.groups:
+            self._check(list(group.samples) == self._members(group.group), f"{group} is not whole")
+            for sample in group.samples:
+                self._check(sample in books.scored, f"{sample} is consumed without a score")
+                first = min(books.payload.get(sample, []), default=books.version)
+                age = books.version - first
+                self._check(age <= self.settings.max_staleness, f"{sample} is {age} versions old")
+                self._end(sample, "consumed")
+
+    def _end(self, sample: SampleId, end: str) -> None:
+        ended = self.books.end.setdefault(sample, end)
+        self._check(ended is end, f"{sample} ends {end}, but was {ended}")
+
+    def _check_counts(self) -> None:
+        counts = self.scheduler.counts
+        ends = Counter(self.books.end.values())
+        admitted = self.books.num_offered * self.settings.group_size
+        mine = (admitted, ends["consumed"], ends["filtered"], ends["dropped"])
+        told = (counts.admitted, counts.consumed, counts.filtered, counts.dropped)
+        self._check(counts.conserved and mine == told, f"counts are {told}, but should be {mine}")
