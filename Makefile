@@ -45,7 +45,7 @@ format: set-up
 	$(BIN)/ruff check --fix .
 
 bench: set-up
-	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" --quick; done
+	$(BIN)/python benchmarks/decoder.py --batches 1 8 64 --repetitions 2
 
 set-up: $(STAMP)
 

@@ -110,6 +110,7 @@ def _problem(entry: Entry, candidate: object) -> str | None:
     assert isinstance(candidate, Plugin)
     if candidate.name != entry.name:
         return f"it calls itself {candidate.name!r}"
-    if not isinstance(candidate.capabilities, Capabilities):
-        return f"its capabilities are a {type(candidate.capabilities).__name__}"
+    capabilities: object = candidate.capabilities
+    if not isinstance(capabilities, Capabilities):
+        return f"its capabilities are a {type(capabilities).__name__}"
     return None

@@ -17,10 +17,13 @@ from flowrl.config.problems import combine
 from flowrl.config.schema import (
     ArithmeticData,
     CharTokenizer,
+    DataConfig,
+    EvalConfig,
     FormatMatch,
     FreshModel,
     JsonlData,
     PythonReward,
+    SamplingConfig,
 )
 from flowrl.errors import ConfigError
 
@@ -243,8 +246,9 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
         if stop is not None:
             asked.append((f"{prefix}stop.metric", stop.metric))
     for key, metric in asked:
-        # The default is a name that runs without such a term need not know.
-        if loaded.is_set(key) and metric not in measured:
+        # The default is a name that runs without such a term need not know; a resolved config
+        # writes it out, so that being written says nothing.
+        if metric != EvalConfig().metric and metric not in measured:
             yield ConfigError(
                 f"{key} is {metric!r}, which no reward term measures",
                 where=loaded.where(key),
@@ -264,7 +268,7 @@ def _samples_fit(loaded: LoadedConfig) -> Problems:
             key = f"{prefix}train.sampling.max_tokens"
             tokens = config.stage_config(stage).train.sampling.max_tokens
             # A default that nobody chose is no mistake of the user's: the engine stops earlier.
-            if not loaded.is_set(key) or prompt_tokens + tokens <= length:
+            if tokens == SamplingConfig().max_tokens or prompt_tokens + tokens <= length:
                 continue
             yield ConfigError(
                 f"prompts of {prompt_tokens} tokens ({prompt_key}) and responses of {tokens} "
@@ -277,7 +281,7 @@ def _samples_fit(loaded: LoadedConfig) -> Problems:
 def _prompt_tokens(loaded: LoadedConfig) -> tuple[int, str]:
     """Tokens of the longest prompt as far as they are known, at least 1, and what says so."""
     data = loaded.config.data
-    if loaded.is_set("data.max_prompt_tokens"):
+    if data.max_prompt_tokens != DataConfig.model_fields["max_prompt_tokens"].default:
         return data.max_prompt_tokens, "data.max_prompt_tokens"
     if isinstance(data.train, ArithmeticData):
         return 2 * data.train.digits + 2, "two numbers, + and ="

@@ -54,6 +54,16 @@ def test_a_sound_config_passes() -> None:
     check()
 
 
+def test_what_passes_passes_again_with_every_default_written_out(tmp_path: Path) -> None:
+    # A run folder holds the resolved config, and a resumed run reads it back.
+    loose = ["rewards.terms=[{kind: format, pattern: '.*'}]", "train={sampling: {max_tokens: 256}}"]
+    loaded = load_config(Path("run.yaml"), loose)
+    check_config(loaded)
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(loaded.config.model_dump_json(indent=1))
+    check_config(load_config(resolved))
+
+
 def test_both_numbers_that_do_not_divide_are_named_with_the_nearest_that_do() -> None:
     text = message("train.prompts_per_step=30", "train.mini_batches=4")
     assert "train.prompts_per_step=30 is not a multiple of train.mini_batches=4" in text
