@@ -62,7 +62,7 @@ class SequenceBatch:
     @property
     def response_lengths(self) -> Ints:
         """int64 `[N]`, response tokens (mask true) of each sample."""
-        counted = np.concatenate([[0], np.cumsum(self.response_mask)])
+        counted: Ints = np.concatenate([[0], np.cumsum(self.response_mask)])
         return counted[self.offsets[1:]] - counted[self.offsets[:-1]]
 
 

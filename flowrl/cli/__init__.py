@@ -1,0 +1,5 @@
+"""The `flowrl` command."""
+
+from flowrl.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,8 @@
+"""Program to graph to plan, in one function. (`fl.compile` is the name of the public call, so the
+package is called `compiler`.)"""
+
+from __future__ import annotations
+
+from flowrl.compiler.stage import CompiledStage, compile_stages, lower, sampling_of
+
+__all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]

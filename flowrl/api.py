@@ -1,0 +1,151 @@
+"""The public calls: `compile` and `run`.
+
+import flowrl as fl
+
+compiled = fl.compile(my_workflow, "config.yaml")
+print(compiled.graph, compiled.plan.to_yaml())
+result = compiled.run()
+print(result.summary.headline)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrl.compiler import CompiledStage, compile_stages
+from flowrl.config.check import check_config
+from flowrl.config.load import LoadedConfig, load_config
+from flowrl.config.schema import RunConfig
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph
+from flowrl.plan import PlacementPlan
+from flowrl.program import Workflow
+
+if TYPE_CHECKING:
+    from flowrl.cluster.pool import ResourcePool
+    from flowrl.observe.display import Display
+    from flowrl.observe.rows import Summary
+
+__all__ = ["Compiled", "ConfigLike", "RunResult", "compile", "resume", "run"]
+
+ConfigLike: TypeAlias = "str | Path | Mapping[str, object] | RunConfig | LoadedConfig"
+"""A path to a YAML file, plain nested values, or a configuration that was already read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run left behind.
+
+    Attributes:
+        folder: The run folder.
+        summary: What its summary.json holds.
+    """
+
+    folder: Path
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiled run: one graph and one plan for each stage.
+
+    Attributes:
+        config: The validated configuration.
+        stages: In the order they run.
+    """
+
+    config: RunConfig
+    stages: tuple[CompiledStage, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The lowered graph of the last stage."""
+        return self.stages[-1].graph
+
+    @property
+    def plan(self) -> PlacementPlan:
+        """The plan of the last stage."""
+        return self.stages[-1].plan
+
+    def run(self, *, display: Display | None = None) -> RunResult:
+        """Executes the plan in a new run folder.
+
+        Args:
+            display: Shows progress; by default lines on standard output, live on a terminal.
+
+        Raises:
+            FlowError: whatever ends the run early; KeyboardInterrupt after a clean Ctrl-C.
+        """
+        from flowrl.runtime.local import run_local
+
+        folder, summary = run_local(self.config, self.stages, display=display)
+        return RunResult(folder=folder, summary=summary)
+
+
+def compile(
+    workflow: Workflow | str | None,
+    config: ConfigLike,
+    *,
+    overrides: Sequence[str] = (),
+    pool: ResourcePool | None = None,
+) -> Compiled:
+    """Traces, lowers and places every stage of a configuration.
+
+    Args:
+        workflow: The last stage's workflow, or a reference to one (`grpo`, `mine.py:NAME`); None
+            takes the one that the configuration names.
+        config: See `ConfigLike`.
+        overrides: `key=value` texts.
+        pool: Devices to plan for; by default what `cluster` says, which is this machine.
+
+    Raises:
+        FlowError: anything that is wrong, before a tensor library is imported or data is read.
+    """
+    loaded = _load(config, overrides)
+    check_config(loaded)
+    return Compiled(
+        config=loaded.config, stages=compile_stages(loaded, workflow=workflow, pool=pool)
+    )
+
+
+def run(
+    workflow: Workflow | str | None,
+    config: ConfigLike,
+    *,
+    overrides: Sequence[str] = (),
+    display: Display | None = None,
+) -> RunResult:
+    """Compiles and executes; see `compile` and `Compiled.run`."""
+    return compile(workflow, config, overrides=overrides).run(display=display)
+
+
+def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) -> RunResult:
+    """Goes on with the run in `folder` from its latest checkpoint.
+
+    Args:
+        compiled: Of the configuration that the folder holds.
+
+    Raises:
+        CheckpointError: no run is there, or its checkpoint is damaged or of another run.
+    """
+    from flowrl.runtime.local import resume_local
+
+    path, summary = resume_local(compiled.config, compiled.stages, folder, display=display)
+    return RunResult(folder=path, summary=summary)
+
+
+def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
+    match config:
+        case str() | Path():
+            return load_config(Path(config), overrides)
+        case RunConfig():
+            return load_config(None, overrides, base=config.model_dump(mode="json"))
+        case LoadedConfig():
+            if overrides:
+                raise ConfigError("overrides belong to the call that reads the configuration")
+            return config
+        case Mapping():
+            return load_config(None, overrides, base=config)

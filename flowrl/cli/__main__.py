@@ -1,0 +1,5 @@
+"""`python -m flowrl.cli`."""
+
+from flowrl.cli.app import main
+
+main()

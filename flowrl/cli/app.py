@@ -1,0 +1,142 @@
+"""The command line.
+
+Reading commands (`graph`, `plan`, `backends`, `doctor`) print to standard output, and with `--json`
+nothing but JSON. Errors go to standard error in one to four lines. Exit codes: 0 done, 2 a mistake
+of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.errors import ConfigError, FlowError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="flowrl",
+    help="Reinforcement-learning post-training of language models as a dataflow graph.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of config keys.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
+
+
+@app.command()
+def graph(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKFLOW", help="FILE.py, FILE.py:NAME, a registered name or a config file."
+        ),
+    ],
+    overrides: Overrides = None,
+    format: Annotated[  # noqa: A002  (the option's name)
+        str, typer.Option("--format", help="tree, text, mermaid, dot or json.")
+    ] = "tree",
+    level: Annotated[str, typer.Option("--level", help="traced or lowered.")] = "traced",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a workflow as a graph."""
+    from flowrl.cli import graph as command
+
+    command.run(target, overrides or [], "json" if json else format, level, output)
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the plan: .json or .yaml."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show where every role runs, what memory it takes and what a step does."""
+    from flowrl.cli import plan as command
+
+    command.run(config, overrides or [], output, as_json=json)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A config file.")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run folder.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a config, or go on with a run that was stopped."""
+    from flowrl.cli import run as command
+
+    if resume is not None:
+        words = ([str(config)] if config is not None else []) + (overrides or [])
+        command.resume(resume, words)
+    elif config is None:
+        raise ConfigError(
+            "`flowrl run` needs a config file, or --resume RUN",
+            hint="for example `flowrl run configs/quickstart.yaml`",
+        )
+    else:
+        command.run(config, overrides or [])
+
+
+@app.command()
+def backends(json: Json = False, debug: Debug = False) -> None:
+    """List the plug-ins and whether they can be used here."""
+    from flowrl.cli import backends as command
+
+    raise typer.Exit(command.run(json))
+
+
+@app.command()
+def doctor(json: Json = False, debug: Debug = False) -> None:
+    """Check this machine and say what to do where something is missing."""
+    from flowrl.cli import doctor as command
+
+    raise typer.Exit(command.run(json))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the `flowrl` script; ends the process with the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    code = 0
+    try:
+        app(args=arguments)  # ends with SystemExit, a usage error's too
+    except FlowError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) is gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:  # the last resort: a fault of ours, told in a line
+        if debug:
+            traceback.print_exc()
+        print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("  to fix: run again with --debug and report the traceback", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,62 @@
+"""`flowrl run`: a configuration from the first stage to the exported model, or on from a stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from flowrl.errors import ConfigError
+
+__all__ = ["resume", "run"]
+
+_CHANGEABLE = ("train.steps", "runtime.", "eval.")
+"""Keys that a resumed run may change without ceasing to be the same run."""
+
+_INTERRUPTED = 130
+"""128 + SIGINT, as shells count it."""
+
+
+def run(config: Path, overrides: Sequence[str]) -> None:
+    """Compiles and runs.
+
+    Raises:
+        FlowError: whatever ends the run early.
+    """
+    from flowrl import api
+
+    compiled = api.compile(None, config, overrides=overrides)
+    _interruptible(compiled.run)
+
+
+def resume(path: Path, overrides: Sequence[str]) -> None:
+    """Goes on with the run in folder `path` from its latest checkpoint.
+
+    Raises:
+        ConfigError: an override that would make another run of it.
+        CheckpointError: no run is there, or its checkpoint is damaged.
+    """
+    from flowrl import api
+    from flowrl.observe.run_folder import RunFolder
+
+    for override in overrides:
+        if not override.startswith(_CHANGEABLE):
+            raise ConfigError(
+                "a resumed run keeps its configuration",
+                where=f"command line ({override})",
+                expected=f"keys that begin with {', '.join(_CHANGEABLE)}",
+                hint="start a new run for anything else",
+            )
+    RunFolder.open(path)
+    compiled = api.compile(None, path / "config.yaml", overrides=overrides)
+    _interruptible(lambda: api.resume(compiled, path))
+
+
+def _interruptible(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None

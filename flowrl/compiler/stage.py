@@ -1,0 +1,251 @@
+"""Program to plan: trace, lower, place. No tensor library is imported, no data is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.backend.protocols import Service
+from flowrl.backend.registry import find
+from flowrl.cluster.discover import discover
+from flowrl.cluster.load import load_cluster
+from flowrl.cluster.pool import ResourcePool
+from flowrl.config.load import LoadedConfig
+from flowrl.config.nearest import listing, suggestion
+from flowrl.config.schema import FreshModel, RoleConfig, RunConfig, StageConfig
+from flowrl.cost.models import ModelShape
+from flowrl.data import fresh_config_json, vocabulary_of
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph, Op
+from flowrl.passes import Context, run_passes
+from flowrl.plan import PlacementPlan, PlanRequest, RoleRequest, make_plan
+from flowrl.program import Workflow, load_workflow
+from flowrl.specs import GroupRelative, PolicyClip, Sampling
+
+__all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledStage:
+    """A stage, ready to be executed.
+
+    Attributes:
+        traced: What the program says.
+        graph: The lowered graph.
+        plan: Where and how it runs.
+    """
+
+    name: str
+    config: StageConfig
+    workflow: Workflow
+    traced: Graph
+    graph: Graph
+    plan: PlacementPlan
+
+
+def compile_stages(
+    loaded: LoadedConfig,
+    *,
+    workflow: Workflow | str | None = None,
+    pool: ResourcePool | None = None,
+) -> tuple[CompiledStage, ...]:
+    """Compiles every stage of a configuration.
+
+    Args:
+        workflow: Takes the place of the last stage's workflow.
+        pool: The devices; by default what `cluster` says.
+
+    Raises:
+        ConfigError, TraceError, GraphError, PlanError, BackendError: whatever is wrong with the
+            configuration, a program, its graph, a backend, or the fit on the devices.
+    """
+    config = loaded.config
+    workflows = [
+        _workflow_of(loaded, name, workflow if name == config.stages[-1] else None)
+        for name in config.stages
+    ]
+    graphs = [
+        _graphs(config.stage_config(name), config, program)
+        for name, program in zip(config.stages, workflows, strict=True)
+    ]
+    for program, (_, graph) in zip(workflows, graphs, strict=True):
+        _check_roles(loaded, program, graph)
+    if pool is None:
+        pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
+    evaluated = _evaluated_role(config, [graph for _, graph in graphs])
+    return tuple(
+        CompiledStage(
+            name=name,
+            config=config.stage_config(name),
+            workflow=program,
+            traced=traced,
+            graph=graph,
+            plan=make_plan(graph, _request(config, name, graph, evaluated), pool),
+        )
+        for name, program, (traced, graph) in zip(config.stages, workflows, graphs, strict=True)
+    )
+
+
+def lower(workflow: Workflow) -> Graph:
+    """The lowered graph of a workflow without a configuration: every default is the engine's."""
+    return run_passes(workflow.trace(), Context())
+
+
+def sampling_of(stage: StageConfig) -> Sampling:
+    """How the rollouts of a stage are drawn."""
+    return Sampling(**stage.train.sampling.model_dump())
+
+
+def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) -> Workflow:
+    if isinstance(given, Workflow):
+        return given
+    last = name == loaded.config.stages[-1]
+    key = "workflow" if last else f"stage.{name}.workflow"
+    own = loaded.config.stage_config(name).workflow
+    if given is not None:
+        return load_workflow(given)
+    if own is not None:
+        return load_workflow(own, where=loaded.where(key))
+    return load_workflow(name, where=loaded.where("stages"))
+
+
+def _graphs(stage: StageConfig, config: RunConfig, workflow: Workflow) -> tuple[Graph, Graph]:
+    """The traced and the lowered graph."""
+    traced = workflow.trace(stage.args)
+    train, algorithm = stage.train, config.algorithm
+    staleness = workflow.max_staleness
+    context = Context(
+        group_size=train.group_size,
+        prompts_per_step=train.prompts_per_step,
+        mini_batches=train.mini_batches,
+        sampling=sampling_of(stage),
+        advantage=GroupRelative(std=algorithm.advantage.std),
+        loss=PolicyClip(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            aggregation=algorithm.aggregation,
+        ),
+        max_staleness=train.max_staleness if staleness is None else staleness,
+        shares_weights={
+            role: role in config.roles
+            and find(config.roles[role].backend).capabilities.shares_weights
+            for role in traced.roles
+        },
+    )
+    return traced, run_passes(traced, context)
+
+
+def _check_roles(loaded: LoadedConfig, workflow: Workflow, graph: Graph) -> None:
+    for role in graph.roles:
+        if role in loaded.config.roles:
+            find(loaded.config.roles[role].backend, where=loaded.where(f"roles.{role}.backend"))
+            continue
+        node = next(node for node in graph.nodes if node.role == role)
+        raise ConfigError(
+            f"workflow {workflow.name!r} has a role {role!r} that the config does not name",
+            where=str(node.source or workflow.source),
+            found=f"roles {listing(loaded.config.roles)}",
+            hint=suggestion(role, loaded.config.roles) or f"add roles.{role}.backend to the config",
+        )
+
+
+def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:
+    """The policy that held-out samples are drawn from: the last one updated."""
+    if config.data.eval is None:
+        return None
+    updates = [node for graph in graphs for node in graph.of_op(Op.UPDATE)]
+    return updates[-1].role if updates else None
+
+
+def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) -> PlanRequest:
+    stage = config.stage_config(name)
+    train = stage.train
+    lengths = [
+        model.max_length
+        for model in (config.roles[role].model for role in graph.roles)
+        if isinstance(model, FreshModel)
+    ]
+    generate = graph.of_op(Op.GENERATE)
+    if generate:
+        sampling, group_size = generate[0].attr("sampling"), generate[0].attr("n")
+    else:
+        # Solutions may be as long as the responses that the run goes on to draw.
+        sampling, group_size = sampling_of(config.stage_config(config.stages[-1])), 1
+    assert isinstance(sampling, Sampling)
+    assert isinstance(group_size, int)
+    wanted = config.data.max_prompt_tokens + sampling.max_tokens
+    return PlanRequest(
+        roles=tuple(
+            _role_request(config, role, role == evaluated)
+            for role in dict.fromkeys((*graph.roles, *_copied(config, graph)))
+        ),
+        prompts_per_step=train.prompts_per_step,
+        group_size=group_size,
+        mini_batches=train.mini_batches,
+        micro_batch=train.micro_batch,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=sampling.max_tokens,
+        max_length=min([wanted, *lengths]),
+    )
+
+
+def _copied(config: RunConfig, graph: Graph) -> list[str]:
+    copies = [config.roles[role].copy_of for role in graph.roles]
+    return [role for role in copies if role is not None]
+
+
+def _role_request(config: RunConfig, role: str, evaluated: bool) -> RoleRequest:
+    role_config = config.roles[role]
+    capabilities = find(role_config.backend).capabilities
+    scores = capabilities.services == {Service.SCORE}
+    return RoleRequest(
+        name=role,
+        backend=role_config.backend,
+        capabilities=capabilities,
+        shape=None if scores else _shape(role, role_config),
+        dtype=role_config.dtype,
+        num_slots=role_config.num_slots,
+        copy_of=role_config.copy_of,
+        evaluated=evaluated,
+        num_workers=config.rewards.workers,
+    )
+
+
+def _shape(role: str, config: RoleConfig) -> ModelShape | None:
+    """The model's shape, from the folder's config.json or from the fields of a new model."""
+    if config.copy_of is not None:
+        return None
+    if config.model is None:
+        raise ConfigError(
+            "the role has no model",
+            where=f"roles.{role}.model",
+            expected="a Hugging Face model folder, the fields of a new model, or copy_of",
+        )
+    if isinstance(config.model, str):
+        path = Path(config.model) / "config.json"
+        return ModelShape.from_hf_config(_read_json(path, role), where=str(path))
+    if config.tokenizer is None:
+        raise ConfigError(
+            "a new model needs a tokenizer",
+            where=f"roles.{role}.tokenizer",
+            expected="{kind: char, alphabet: ...} or {kind: bpe, vocab_size: ...}",
+        )
+    vocab_size, eos_id = vocabulary_of(config.tokenizer)
+    return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
+
+
+def _read_json(path: Path, role: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the model's config.json cannot be read",
+            where=f"roles.{role}.model",
+            found=f"{path}: {error}",
+            hint="point it at a folder that save_pretrained wrote",
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError("the model's config.json is no mapping", where=str(path))
+    return value

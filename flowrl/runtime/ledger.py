@@ -1,0 +1,137 @@
+"""What a run has done so far, for its summary; part of every checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from flowrl.config.schema import RunConfig
+from flowrl.errors import CheckpointError
+from flowrl.observe.rows import EvaluationRow, Summary
+from flowrl.observe.run_folder import RunFolder
+from flowrl.runtime.stage import StepResult
+
+__all__ = ["Ledger"]
+
+_LIBRARIES = ("flowrl", "torch", "transformers", "numpy", "tokenizers")
+
+
+class Ledger:
+    """Adds up steps, samples, tokens and seconds over all resumptions of a run.
+
+    Attributes:
+        before: Held-out metrics before the last stage; None until measured.
+        after: Held-out metrics at the end.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._started = time.monotonic()
+        self._wall_s = 0.0
+        self._seconds: dict[str, dict[str, float]] = {}
+        self._steps: dict[str, int] = {}
+        self._samples: dict[str, int] = {}
+        self._num_tokens = 0
+        self._settled: tuple[str, int, bool] | None = None
+        self.before: Mapping[str, float] | None = None
+        self.after: Mapping[str, float] | None = None
+
+    def add(self, result: StepResult, *, logging_s: float) -> None:
+        """Counts a step."""
+        metrics = result.metrics
+        seconds = self._seconds.setdefault(metrics.stage, {})
+        for kind, spent in (*metrics.seconds.items(), ("log", logging_s)):
+            seconds[kind] = seconds.get(kind, 0.0) + spent
+        seconds["step"] = seconds.get("step", 0.0) + metrics.wall_s
+        self._steps[metrics.stage] = metrics.step
+        self._num_tokens += metrics.num_tokens
+        for row in result.samples:
+            self._samples[row.end] = self._samples.get(row.end, 0) + 1
+
+    def add_evaluation(self, row: EvaluationRow) -> None:
+        """Counts the time of an evaluation."""
+        seconds = self._seconds.setdefault(row.stage, {})
+        seconds["evaluate"] = seconds.get("evaluate", 0.0) + row.seconds
+
+    def step_of(self, stage: str) -> int:
+        """Steps of a stage made so far."""
+        return self._steps.get(stage, 0)
+
+    def settle(self, stage: str, step: int, reached: bool) -> None:
+        """What belongs to the boundary after `step` is done; `reached` ends the stage there."""
+        self._settled = (stage, step, reached)
+
+    def settled(self, stage: str, step: int) -> bool | None:
+        """Whether the stage ended at that boundary; None where it is not settled yet."""
+        if self._settled is None or self._settled[:2] != (stage, step):
+            return None
+        return self._settled[2]
+
+    def state(self) -> dict[str, object]:
+        """As it goes into a checkpoint."""
+        return {
+            "ledger": {
+                "wall_s": self._elapsed(),
+                "seconds": self._seconds,
+                "steps": self._steps,
+                "samples": self._samples,
+                "num_tokens": self._num_tokens,
+                "settled": self._settled,
+                "before": self.before,
+                "after": self.after,
+            }
+        }
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Goes on from what `state` gave.
+
+        Raises:
+            CheckpointError: the checkpoint holds none.
+        """
+        ledger: Any = state.get("ledger")
+        if not isinstance(ledger, Mapping):
+            raise CheckpointError("the checkpoint holds no ledger", where="state.json")
+        self._wall_s = float(ledger["wall_s"])
+        self._seconds = {stage: dict(kinds) for stage, kinds in ledger["seconds"].items()}
+        self._steps = dict(ledger["steps"])
+        self._samples = dict(ledger["samples"])
+        self._num_tokens = int(ledger["num_tokens"])
+        settled = ledger["settled"]
+        self._settled = None if settled is None else (settled[0], settled[1], settled[2])
+        self.before, self.after = ledger["before"], ledger["after"]
+
+    def summary(self, folder: RunFolder, num_held_out: int) -> Summary:
+        """What the run ends with."""
+        config = self._config
+        metric = config.eval.metric
+        return Summary(
+            name=config.name,
+            folder=str(folder),
+            seed=config.seed,
+            metric=metric,
+            temperature=config.eval.temperature,
+            before=None if self.before is None else self.before[metric],
+            after=None if self.after is None else self.after[metric],
+            num_held_out=num_held_out,
+            wall_s=self._elapsed(),
+            seconds=self._seconds,
+            steps=self._steps,
+            samples=self._samples,
+            num_tokens=self._num_tokens,
+            libraries=_libraries(),
+        )
+
+    def _elapsed(self) -> float:
+        return self._wall_s + time.monotonic() - self._started
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

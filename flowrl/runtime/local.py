@@ -1,0 +1,310 @@
+"""The local executor: runs compiled stages on this machine, in one process and its scorers.
+
+    prepare data and models -> open workers -> for each stage: steps, evaluations, checkpoints
+    -> export the model, write summary.json
+
+A run lives in its run folder. Everything that decides what comes next (weights, optimizer, random
+state, data cursor, scheduler, counters) is in a checkpoint, so a run that goes on from one ends
+with the same weights, bit for bit, as one that was never stopped.
+
+Ctrl-C ends a run with a checkpoint of the last step boundary: a rollout that is under way is given
+up (it changed no weights), an update is finished. A second Ctrl-C ends at once, without one.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from flowrl.compiler import CompiledStage
+from flowrl.config.schema import RunConfig
+from flowrl.errors import CheckpointError
+from flowrl.graph import format_graph, graph_to_json
+from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
+from flowrl.observe.rows import Summary
+from flowrl.observe.run_folder import RunFolder
+from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
+from flowrl.runtime.ledger import Ledger
+from flowrl.runtime.session import Session
+from flowrl.runtime.stage import Stage, StepResult
+from flowrl.runtime.watchdog import Watchdog
+
+__all__ = ["resume_local", "run_local"]
+
+
+def run_local(
+    config: RunConfig, stages: Sequence[CompiledStage], *, display: Display | None = None
+) -> tuple[Path, Summary]:
+    """Runs compiled stages in a new run folder.
+
+    Returns:
+        The run folder and its summary.
+
+    Raises:
+        FlowError: whatever ends the run early.
+        KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
+    """
+    with RunFolder.create(config.runtime.runs, config.name) as folder:
+        folder.write_config(config_yaml(config))
+        for stage in stages:
+            folder.write_graph(stage.name, format_graph(stage.graph), graph_to_json(stage.graph))
+            folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
+        return folder.path, _execute(config, stages, folder, None, display)
+
+
+def resume_local(
+    config: RunConfig,
+    stages: Sequence[CompiledStage],
+    path: Path,
+    *,
+    display: Display | None = None,
+) -> tuple[Path, Summary]:
+    """Goes on with a run from its latest checkpoint; from the start where it has none.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or of another run.
+        FlowError: whatever ends the run early.
+    """
+    with RunFolder.resume(path) as folder:
+        store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
+        checkpoint = store.latest()
+        names = [stage.name for stage in stages]
+        if checkpoint is None:
+            folder.truncate_after(names, names[0], -1)
+        else:
+            position = checkpoint.position
+            if position.stage not in names or names.index(position.stage) != position.stage_index:
+                raise CheckpointError(
+                    "the checkpoint is of another sequence of stages",
+                    where=str(checkpoint.path),
+                    found=f"stage {position.stage!r} at place {position.stage_index}",
+                    expected=f"stages {', '.join(names)}",
+                )
+            folder.truncate_after(names, position.stage, position.step)
+        return folder.path, _execute(config, stages, folder, checkpoint, display)
+
+
+def config_yaml(config: RunConfig) -> str:
+    """The resolved configuration, with every default, as YAML that `load_config` reads."""
+    import yaml
+
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+class _Interrupt:
+    """Ctrl-C as a flag that is looked at between polls.
+
+    Attributes:
+        asked: Ctrl-C was pressed.
+        forced: It was pressed again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.forced = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    @contextmanager
+    def installed(self, stalled: Callable[[], Exception | None]) -> Iterator[None]:
+        """Handles SIGINT while the block runs.
+
+        Args:
+            stalled: The watchdog's reason, where it was the watchdog that interrupted.
+        """
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            reason = stalled()
+            if reason is not None:
+                raise reason
+            if self.asked:
+                self.forced = True
+                raise KeyboardInterrupt
+            self.asked = True
+
+        before = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _execute(
+    config: RunConfig,
+    stages: Sequence[CompiledStage],
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    display: Display | None,
+) -> Summary:
+    own = display is None
+    screen = open_display() if display is None else display
+    with ExitStack() as stack:
+        if own:
+            stack.callback(screen.close)
+        screen.start(
+            RunInfo(
+                name=config.name,
+                folder=folder.path,
+                stages=tuple(stage.name for stage in stages),
+            )
+        )
+        interrupt = _Interrupt()
+        session = Session(config, stages, folder, screen, stop=interrupt)
+        stack.callback(session.close)
+        watchdog = Watchdog(config.runtime.stall_timeout_s, session.describe)
+        session.beat = watchdog.beat
+        stack.enter_context(watchdog)
+        stack.enter_context(interrupt.installed(lambda: watchdog.stalled))
+        return _Run(config, stages, folder, screen, session, checkpoint, interrupt).run()
+
+
+class _Run:
+    """The loop over stages and steps."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stages: Sequence[CompiledStage],
+        folder: RunFolder,
+        display: Display,
+        session: Session,
+        checkpoint: Checkpoint | None,
+        interrupt: _Interrupt,
+    ) -> None:
+        self._config = config
+        self._stages = stages
+        self._folder = folder
+        self._display = display
+        self._session = session
+        self._checkpoint = checkpoint
+        self._interrupt = interrupt
+        self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
+        self._ledger = Ledger(config)
+
+    def run(self) -> Summary:
+        """Every stage that is not done yet, then the end."""
+        first, step = 0, 0
+        if self._checkpoint is not None:
+            state = self._checkpoint.state
+            self._ledger.restore(state)
+            position = self._checkpoint.position
+            first, step = position.stage_index, position.step
+            if state.get("stage_done"):
+                first, step = first + 1, 0
+        self._session.open(self._checkpoint)
+        for index in range(first, len(self._stages)):
+            resumed = self._checkpoint if index == first and step else None
+            self._run_stage(index, step if index == first else 0, resumed)
+        return self._end()
+
+    def _run_stage(self, index: int, done: int, checkpoint: Checkpoint | None) -> None:
+        stage = self._stages[index]
+        last = index == len(self._stages) - 1
+        if last and self._ledger.before is None:
+            self._ledger.before = self._evaluate(stage.name, done)
+        self._display.stage(stage.name, stage.config.train.steps)
+        loop = self._session.begin_stage(index, checkpoint)
+        step = done
+        try:
+            for made in self._steps(loop, index, done):
+                step = made
+                if self._interrupt():
+                    raise KeyboardInterrupt
+            if last:
+                self._ledger.after = self._evaluate(stage.name, step)
+        except KeyboardInterrupt:
+            if self._interrupt() and not self._interrupt.forced:
+                self._save(loop, index, self._ledger.step_of(stage.name), done=False)
+            raise
+        self._save(loop, index, step, done=True)
+
+    def _steps(self, loop: Stage, index: int, done: int) -> Iterator[int]:
+        """Makes the steps that are left; yields the number of each once it is recorded.
+
+        What belongs to the boundary after a step (a stop check, an evaluation, a checkpoint) is
+        settled before the next step, also where a run was stopped in between.
+        """
+        stage = self._stages[index]
+        steps = stage.config.train.steps
+        to_go = TimeToGo(steps)
+        step = done
+        while True:
+            if self._settle(loop, index, step) or step >= steps:
+                return
+            self._session.beat()
+            result = loop.step(step + 1)
+            step += 1
+            self._record(result, to_go.step(step, result.metrics.wall_s))
+            yield step
+
+    def _settle(self, loop: Stage, index: int, step: int) -> bool:
+        """Does what belongs to the boundary after `step`; whether the stage ends here early."""
+        stage = self._stages[index]
+        settled = self._ledger.settled(stage.name, step)
+        if settled is not None or step == 0:
+            return bool(settled)
+        reached = self._reached(stage, step)
+        inside = not reached and step < stage.config.train.steps
+        every = self._config.eval.every
+        if inside and index == len(self._stages) - 1 and every and step % every == 0:
+            self._evaluate(stage.name, step)
+        self._ledger.settle(stage.name, step, reached)
+        saves = self._config.runtime.checkpoint_every
+        if inside and saves and step % saves == 0:
+            self._save(loop, index, step, done=False)
+        return reached
+
+    def _record(self, result: StepResult, eta_s: float) -> None:
+        started = time.monotonic()
+        limit = self._config.runtime.log_samples
+        rows = result.samples[:limit] if limit else result.samples
+        if rows:
+            self._folder.write_samples(rows)
+            self._display.samples(rows)
+        self._folder.write_step(result.metrics)
+        self._ledger.add(result, logging_s=time.monotonic() - started)
+        self._display.step(result.metrics, eta_s)
+
+    def _reached(self, stage: CompiledStage, step: int) -> bool:
+        stop = stage.config.stop
+        if stop is None or step % stop.check_every:
+            return False
+        metrics = self._evaluate(stage.name, step, num=stop.num)
+        if metrics is None or metrics[stop.metric] < stop.at_least:
+            return False
+        self._display.note(
+            f"{stage.name} stops at step {step}: {stop.metric} {metrics[stop.metric]:.2f} "
+            f"reached {stop.at_least:g}"
+        )
+        return True
+
+    def _evaluate(
+        self, stage: str, step: int, num: int | None = None
+    ) -> Mapping[str, float] | None:
+        row = self._session.evaluate(stage, step, num)
+        if row is None:
+            return None
+        self._folder.write_evaluation(row)
+        self._display.evaluation(stage, step, row.metrics)
+        self._ledger.add_evaluation(row)
+        return row.metrics
+
+    def _save(self, loop: Stage, index: int, step: int, *, done: bool) -> None:
+        self._folder.sync()
+        position = Position(stage_index=index, step=step, stage=self._stages[index].name)
+        state = {**self._ledger.state(), **self._session.state(), "stage_done": done}
+        self._store.save(position, self._session.save, {**state, "stage": loop.state()})
+        if self._interrupt():
+            self._display.note(f"stopped at {position}; go on with --resume {self._folder}")
+
+    def _end(self) -> Summary:
+        self._folder.export_model(self._session.export)
+        summary = self._ledger.summary(self._folder, self._session.num_held_out)
+        self._folder.write_summary(summary)
+        self._display.end(summary)
+        return summary

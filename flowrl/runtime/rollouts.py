@@ -1,0 +1,404 @@
+"""Drives a RolloutScheduler: tells it what happened, does what it asks.
+
+The scheduler decides; this module has the engines, the scorers and the clock. One thread runs it:
+an in-process engine decodes inside `poll`, scorers work in their own processes meanwhile, so a
+finished sample is scored while others still generate and a finished group is judged at once.
+
+    offer -> [Submit] -> engine.poll -> SamplesFinished -> [Score] -> scoring.poll ->
+    SamplesScored -> [Judge] -> GroupsJudged -> [Deliver] -> collect returns
+
+Every wait is bounded by the stall timeout, after which `SchedulerError` says who waits for whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flowrl.backend.protocols import (
+    Finished,
+    GenerateBackend,
+    GenerateRequest,
+    Progress,
+    ScoreRequest,
+    ScoreResult,
+)
+from flowrl.data import PromptItem, Tokenizer
+from flowrl.errors import RewardError, SchedulerError
+from flowrl.ids import EngineId, GroupId, SampleId, sample_id
+from flowrl.rollout import (
+    Abort,
+    Action,
+    BatchAsked,
+    Deliver,
+    Drop,
+    EngineJoined,
+    Event,
+    GroupsJudged,
+    Judge,
+    NeedPrompts,
+    Progressed,
+    PromptsOffered,
+    RewardFailed,
+    RolloutScheduler,
+    SampleEnd,
+    SamplesFinished,
+    SamplesScored,
+    Score,
+    Submit,
+    WeightsPublished,
+)
+from flowrl.runtime.payloads import Payload, PayloadStore
+from flowrl.runtime.scoring import ScoreFailure, ScoringPool
+from flowrl.specs import FinishReason, Sampling
+
+__all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds"]
+
+_POLL_S = 0.25
+"""How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
+
+
+class Clock(Protocol):
+    """A monotonic clock in seconds."""
+
+    def __call__(self) -> float: ...
+
+
+@dataclass(slots=True)
+class FailureBudget:
+    """Rewards that may fail before the run stops; shared by all rollouts of a run."""
+
+    allowed: int
+    failed: int = 0
+
+    def spend(self, failure: ScoreFailure, payload: Payload) -> None:
+        """Counts a failed reward.
+
+        Raises:
+            RewardError: it is one more than allowed; names the sample and what it said.
+        """
+        self.failed += 1
+        if self.failed > self.allowed:
+            raise RewardError(
+                f"the reward of this sample {failure.message}",
+                where=f"sample {failure.sample}",
+                found=f"prompt {_excerpt(payload.item.prompt)}, response {_excerpt(payload.text)}",
+                expected=f"at most {self.allowed} failed rewards (rewards.max_failures)",
+                hint="mend the reward function, or raise rewards.max_failures to drop such samples",
+            )
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the driver's time went."""
+
+    generate: float = 0.0
+    score_wait: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """A delivered batch.
+
+    Attributes:
+        groups: Delivered groups in offer order, each with its members' payloads in member order.
+        filtered: Samples of groups that the filter took out, with its reason.
+        num_filtered_groups: How many groups those were.
+        dropped: Samples that ended unused, with the reason.
+        seconds: Time of this collection.
+    """
+
+    groups: list[tuple[GroupId, list[tuple[SampleId, Payload]]]] = field(default_factory=list)
+    filtered: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
+    num_filtered_groups: int = 0
+    dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+
+
+class RolloutDriver:
+    """One scheduler with its engines and scorers.
+
+    Args:
+        scheduler: The state machine; nobody else may step it.
+        engines: Generating engines by id.
+        scoring: Scorer processes.
+        tokenizer: Decodes responses for the scorer.
+        sampling: Of every request.
+        group_size: Samples for each prompt.
+        seed_of: The seed of a sample's random stream.
+        judge: Verdict on a group's scores: None keeps it, a reason filters it; None where the
+            scheduler does not ask for judgements.
+        failures: Reward failures allowed.
+        beat: Called whenever something moved (the watchdog's).
+        stop: Asked between polls; a true value raises KeyboardInterrupt there.
+        stall_timeout_s: Seconds without any event after which `collect` gives up.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: RolloutScheduler,
+        engines: Mapping[EngineId, GenerateBackend],
+        scoring: ScoringPool,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        group_size: int,
+        seed_of: Callable[[SampleId], int],
+        judge: Callable[[Sequence[float]], str | None] | None,
+        failures: FailureBudget,
+        beat: Callable[[], None],
+        stop: Callable[[], bool],
+        stall_timeout_s: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.store = PayloadStore()
+        self._engines = dict(engines)
+        self._scoring = scoring
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._group_size = group_size
+        self._seed_of = seed_of
+        self._judge = judge
+        self._failures = failures
+        self._beat = beat
+        self._stop = stop
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._event = scheduler.last_event_id
+        self._pending: deque[Event] = deque()
+        self._running: dict[EngineId, set[SampleId]] = {engine: set() for engine in engines}
+        self._scoring_samples: set[SampleId] = set()
+        self._batches: dict[int, Collected] = {}
+        self._dropped: list[tuple[SampleId, Payload, str]] = []
+        self._verdicts: dict[GroupId, str] = {}
+        for engine_id, engine in self._engines.items():
+            # Twice the slots, so that a freed slot is refilled inside the engine at once.
+            self._emit(
+                EngineJoined(id=self._next(), engine=engine_id, capacity=2 * engine.num_slots)
+            )
+
+    def offer(self, items: Sequence[PromptItem]) -> None:
+        """Offers prompts; each becomes a group."""
+        for item in items:
+            for member in range(self._group_size):
+                self.store.add(sample_id(item.group, member), item)
+        self._emit(PromptsOffered(id=self._next(), groups=tuple(item.group for item in items)))
+
+    def publish(self, version: int) -> None:
+        """Tells the scheduler that the engines serve weights `version`."""
+        self._emit(WeightsPublished(id=self._next(), version=version))
+
+    def collect(self, batch: int, groups: int) -> Collected:
+        """Asks for a batch and runs engines and scorers until it is delivered.
+
+        Raises:
+            RewardError: more rewards failed than allowed.
+            SchedulerError: nothing moved for the stall timeout.
+            KeyboardInterrupt: `stop` said so.
+        """
+        seconds = Seconds()
+        self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
+        last_move = self._clock()
+        while batch not in self._batches:
+            if self._stop():
+                raise KeyboardInterrupt
+            moved = self._poll_engines(seconds)
+            moved += self._poll_scoring(seconds, wait=not any(self._running.values()))
+            now = self._clock()
+            if moved:
+                last_move = now
+                self._beat()
+            elif now - last_move > self._stall_timeout_s:
+                raise SchedulerError(
+                    f"nothing moved for {self._stall_timeout_s:g} s",
+                    found=self.describe(),
+                    hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
+                )
+        collected = self._batches.pop(batch)
+        collected.seconds = seconds
+        return collected
+
+    def describe(self) -> str:
+        """Who waits for whom, in one line."""
+        return (
+            "; ".join(self.scheduler.waits()) or f"nobody waits; samples: {self.scheduler.counts}"
+        )
+
+    # -- events in ---------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._event += 1
+        return self._event
+
+    def _emit(self, event: Event) -> None:
+        """Steps the scheduler with `event` and with all events that its actions cause."""
+        self._pending.append(event)
+        while self._pending:
+            for action in self.scheduler.step(self._pending.popleft()):
+                self._perform(action)
+
+    def _poll_engines(self, seconds: Seconds) -> int:
+        moved = 0
+        for engine_id, engine in self._engines.items():
+            if not self._running[engine_id]:
+                continue
+            started = self._clock()
+            outputs = engine.poll(_POLL_S)
+            seconds.generate += self._clock() - started
+            moved += len(outputs)
+            progress = tuple(
+                (o.sample, o.attempt, o.num_tokens) for o in outputs if isinstance(o, Progress)
+            )
+            if progress:
+                self._emit(Progressed(id=self._next(), engine=engine_id, progress=progress))
+            finished = [o for o in outputs if isinstance(o, Finished)]
+            if finished:
+                self._finish(engine_id, finished)
+        return moved
+
+    def _finish(self, engine_id: EngineId, finished: list[Finished]) -> None:
+        ends = []
+        for end in finished:
+            self._running[engine_id].discard(end.sample)
+            payload = self.store.get(end.sample)
+            if payload is None:
+                continue  # dropped meanwhile; the scheduler fences it too
+            payload.extend(end)
+            ends.append(
+                SampleEnd(
+                    sample=end.sample,
+                    attempt=end.attempt,
+                    reason=end.reason,
+                    num_tokens=len(payload.tokens),
+                    versions=end.versions,
+                )
+            )
+        self._emit(SamplesFinished(id=self._next(), engine=engine_id, ends=tuple(ends)))
+
+    def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
+        if not self._scoring_samples:
+            return 0
+        started = self._clock()
+        if wait:
+            self._scoring.wait(_POLL_S)
+        results = self._scoring.poll()
+        if wait:
+            seconds.score_wait += self._clock() - started
+        scored: list[tuple[SampleId, float]] = []
+        for result in results:
+            self._scoring_samples.discard(result.sample)
+            payload = self.store.get(result.sample)
+            if payload is None:
+                continue
+            if isinstance(result, ScoreResult):
+                payload.score, payload.terms = result.score, result.terms
+                scored.append((result.sample, result.score))
+            else:
+                self._failures.spend(result, payload)
+                self._emit(
+                    RewardFailed(id=self._next(), sample=result.sample, error=result.message)
+                )
+        if scored:
+            self._emit(SamplesScored(id=self._next(), scores=tuple(scored)))
+        return len(results)
+
+    # -- actions out -------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Submit():
+                self._submit(action)
+            case Abort():
+                self._engines[action.engine].abort(action.samples)
+            case Score():
+                self._score(action)
+            case Judge():
+                self._judge_groups(action)
+            case Deliver():
+                self._deliver(action)
+            case Drop():
+                ((sample, payload),) = self.store.take((action.sample,))
+                self._dropped.append((sample, payload, action.reason))
+            case NeedPrompts():
+                raise SchedulerError(
+                    "the scheduler asks for more prompts, but this run offers a fixed batch",
+                    found=f"{action.groups} groups short",
+                )
+
+    def _submit(self, action: Submit) -> None:
+        requests = []
+        for dispatch in action.samples:
+            payload = self.store[dispatch.sample]
+            requests.append(
+                GenerateRequest(
+                    sample=dispatch.sample,
+                    attempt=dispatch.attempt,
+                    prompt=payload.item.prompt_ids,
+                    response=payload.tokens,
+                    sampling=self._sampling,
+                    seed=self._seed_of(dispatch.sample),
+                    shares_prompt=payload.item.group,
+                )
+            )
+        self._running[action.engine].update(d.sample for d in action.samples)
+        self._engines[action.engine].submit(requests)
+
+    def _score(self, action: Score) -> None:
+        payloads = [(sample, self.store[sample]) for sample in action.samples]
+        texts = self._tokenizer.decode_many(
+            [p.tokens[:-1] if p.finish is FinishReason.STOP else p.tokens for _, p in payloads]
+        )
+        requests = []
+        for (sample, payload), text in zip(payloads, texts, strict=True):
+            payload.text = text
+            row = payload.item.row
+            requests.append(
+                ScoreRequest(
+                    sample=sample,
+                    prompt=row.prompt,
+                    response=text,
+                    answer=row.answer,
+                    row=row.fields,
+                    finish=payload.finish or FinishReason.LENGTH,
+                    num_tokens=len(payload.tokens),
+                )
+            )
+        self._scoring_samples.update(action.samples)
+        self._scoring.submit(requests)
+
+    def _judge_groups(self, action: Judge) -> None:
+        if self._judge is None:
+            raise SchedulerError("a group is to be judged, but the workflow has no filter")
+        verdicts: list[tuple[GroupId, str | None]] = []
+        for group in action.groups:
+            scores = [self.store[sample].score for sample in self._members(group)]
+            reason = self._judge([score for score in scores if score is not None])
+            if reason is not None:
+                self._verdicts[group] = reason
+            verdicts.append((group, reason))
+        self._pending.append(GroupsJudged(id=self._next(), verdicts=tuple(verdicts)))
+
+    def _members(self, group: GroupId) -> list[SampleId]:
+        return [sample_id(group, member) for member in range(self._group_size)]
+
+    def _deliver(self, action: Deliver) -> None:
+        collected = Collected(dropped=self._dropped)
+        self._dropped = []
+        for delivered in action.groups:
+            collected.groups.append((delivered.group, self.store.take(delivered.samples)))
+        for group in action.filtered:
+            reason = self._verdicts.pop(group, None)
+            if reason is None:
+                continue  # the group was dropped; its samples are among those already
+            collected.num_filtered_groups += 1
+            for sample, payload in self.store.take(self._members(group)):
+                collected.filtered.append((sample, payload, reason))
+        self._batches[action.batch] = collected
+
+
+def _excerpt(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,137 @@
+"""The workers of a local run: policies and scorers, opened as the plan places them.
+
+Roles that a plan puts on one device share this process and take turns on it. A policy that trains
+and generates there has one copy of its weights: the engine reads the trainer's parameters in
+place, so publishing a version moves no bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.backend.protocols import (
+    GenerateBackend,
+    Plugin,
+    PolicyContext,
+    ScoreContext,
+    Service,
+    TrainBackend,
+)
+from flowrl.backend.registry import find
+from flowrl.errors import BackendError
+from flowrl.ids import EngineId, RoleName
+from flowrl.plan.schema import Placement
+from flowrl.runtime.scoring import ScoringPool
+
+__all__ = ["PolicyWorker", "open_policy", "open_scoring", "require"]
+
+
+def require(name: str, service: Service, role: str) -> Plugin:
+    """The plug-in `name`, usable on this machine and offering `service`.
+
+    Raises:
+        BackendError: it is not; says what to do.
+    """
+    plugin = find(name)
+    if service not in plugin.capabilities.services:
+        raise BackendError(
+            f"backend {name!r} cannot {service} for role {role!r}",
+            where=f"roles.{role}.backend",
+            found=f"it offers {', '.join(sorted(plugin.capabilities.services))}",
+            hint="`flowrl backends` lists what each one offers",
+        )
+    status = plugin.check()
+    if not status.usable:
+        raise BackendError(
+            f"backend {name!r} cannot be used here: {status.problem}",
+            where=f"roles.{role}.backend",
+            hint=status.hint,
+        )
+    return plugin
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyWorker:
+    """A policy role's workers in this process.
+
+    Attributes:
+        generate: None where the role never generates.
+        shared: The engine reads the trainer's parameters in place.
+        version: Of the weights that the engine serves; counts publications.
+    """
+
+    role: RoleName
+    context: PolicyContext
+    train: TrainBackend
+    generate: GenerateBackend | None
+    shared: bool
+    version: int = 0
+
+    @property
+    def engine_id(self) -> EngineId:
+        """The engine's name for the scheduler and for logs."""
+        return EngineId(f"{self.role}.generate[0]")
+
+    @property
+    def engine(self) -> GenerateBackend:
+        """The engine; the plan promises it for roles that generate."""
+        if self.generate is None:
+            raise BackendError(f"role {self.role!r} was opened without an engine")
+        return self.generate
+
+    def publish(self, version: int, scratch: Path) -> None:
+        """Serves the trainer's weights as `version`.
+
+        Args:
+            scratch: A folder name that may be used while the weights travel.
+        """
+        self.version = version
+        if self.shared:
+            self.engine.publish(version, None)
+            return
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        self.train.export(scratch)
+        self.engine.publish(version, scratch)
+        shutil.rmtree(scratch)
+
+    def close(self) -> None:
+        """Ends both workers."""
+        if self.generate is not None:
+            self.generate.close()
+        self.train.close()
+
+
+def open_policy(placement: Placement, context: PolicyContext, *, generates: bool) -> PolicyWorker:
+    """Opens a policy as placed.
+
+    Raises:
+        BackendError: the plug-in is missing or cannot do what the role needs.
+    """
+    plugin = require(placement.backend, Service.TRAIN, placement.role)
+    train = plugin.open_train(context)
+    generate = None
+    shared = generates and plugin.capabilities.shares_weights
+    if generates:
+        require(placement.backend, Service.GENERATE, placement.role)
+        generate = plugin.open_generate(context, train if shared else None)
+    return PolicyWorker(
+        role=context.role, context=context, train=train, generate=generate, shared=shared
+    )
+
+
+def open_scoring(
+    backend: str,
+    role: str,
+    terms: tuple[Mapping[str, object], ...],
+    *,
+    timeout_s: float,
+    workers: int,
+) -> ScoringPool:
+    """Opens the scorer processes of a role."""
+    require(backend, Service.SCORE, role)
+    context = ScoreContext(role=RoleName(role), terms=terms)
+    return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers)
