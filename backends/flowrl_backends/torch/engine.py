@@ -73,6 +73,13 @@ class _Run:
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
         if not len(tokens):
             return
+        if not np.isfinite(logprobs).all():
+            raise BackendError(
+                "the model's logits are not finite",
+                where=f"sample {self.request.sample}",
+                found=f"logprob {logprobs[~np.isfinite(logprobs)][0]} at version {version}",
+                hint="training diverged: lower the learning rate, or clip gradients",
+            )
         self.tokens.append(tokens)
         self.logprobs.append(logprobs)
         if self.spans and self.spans[-1][0] == version:

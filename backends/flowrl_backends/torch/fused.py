@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812, the customary name
 from transformers import PreTrainedModel
 
 from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep
@@ -73,23 +73,27 @@ class FusedDecoder:
         self._scale = float(attention.scaling)
         self._eps = float(config.rms_norm_eps)
         self._layers: list[_Layer] = []
+        self._parameters: list[nn.Parameter] = []
         self._seen: list[tuple[int, int]] = []
         self._cos = self._sin = torch.empty(0)
 
     def refresh(self) -> None:
         """Forgets copies of parameters."""
-        self._seen = []
+        self._parameters, self._seen = [], []
 
     def release(self) -> None:
         """Frees copies of parameters; `prepare` makes them again."""
-        self._layers, self._seen = [], []
+        self._layers = []
+        self.refresh()
 
     def prepare(self) -> None:
         """Makes the copies anew where a parameter has changed; call it before a run of steps."""
-        now = [(p.data_ptr(), p._version) for p in self._model.parameters()]
+        # Walking the module tree takes longer than a decode step, so the list is kept.
+        self._parameters = self._parameters or list(self._model.parameters())
+        parameters = self._parameters
+        now = [(p.data_ptr(), p._version) for p in parameters]
         if now == self._seen:
             return
-        parameters = list(self._model.parameters())
         stack = sum(p.nbytes for p in parameters) <= _STACK_LIMIT
         count = int(self._model.config.num_hidden_layers)
         self._layers = [_read_layer(layer, stack) for layer in self._model.model.layers[:count]]
@@ -134,7 +138,7 @@ class FusedDecoder:
     def _forward(
         self, tokens: Tensor, cos: Tensor, sin: Tensor, step: DecodeStep | PrefillStep
     ) -> Tensor:
-        """Hidden states `[N, hidden]` after the last layer, for N tokens rotated by `cos`, `sin`."""
+        """Hidden states `[N, hidden]` after the last layer, of N tokens rotated by `cos`, `sin`."""
         num_heads, num_kv, head_dim, eps = self._num_heads, self._num_kv, self._head_dim, self._eps
         rotated, half = num_heads + num_kv, head_dim // 2
         hidden = F.embedding(tokens, self._model.model.embed_tokens.weight)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 __all__ = ["uniforms"]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN_INT = 0x9E3779B97F4A7C15
+_GOLDEN = np.uint64(_GOLDEN_INT)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -36,7 +37,7 @@ def uniforms(seeds: Sequence[int], first: Sequence[int], count: int) -> npt.NDAr
     Returns:
         float32 `[len(seeds), count]` in [0, 1).
     """
-    keys = _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _GOLDEN)
+    keys = _mix(np.array([(seed + _GOLDEN_INT) & _MASK for seed in seeds], dtype=np.uint64))
     counters = np.asarray(first, dtype=np.uint64)[:, None] + np.arange(
         1, count + 1, dtype=np.uint64
     )

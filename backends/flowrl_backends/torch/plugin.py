@@ -1,4 +1,4 @@
-"""The plug-in object that the entry point names. Nothing heavy is imported before a worker opens."""
+"""The plug-in object that the entry point names; it imports nothing heavy until a worker opens."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class TorchPlugin:
         """A trainer."""
         from flowrl_backends.torch.trainer import TorchTrainer
 
-        return TorchTrainer(context)
+        trainer: TrainBackend = TorchTrainer(context)
+        return trainer
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
         """Not offered."""

@@ -152,7 +152,7 @@ def truncate(logits: Tensor, options: RowOptions) -> Tensor:
         whole = options.top_k >= logits.shape[-1]
         kept = kept.masked_fill((kept < edge) & ~whole, -torch.inf)
     elif options.top_p is not None:
-        ordered, order = kept.sort(-1, descending=True, stable=True)
+        ordered, order = kept.sort(dim=-1, descending=True, stable=True)
         if options.top_k is not None:
             ordered = ordered.masked_fill(
                 ordered < ordered.gather(-1, options.top_k - 1), -torch.inf
@@ -175,8 +175,11 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
 
     The first token i with `p_0 + ... + p_i > u * (p_0 + ... + p_{V-1})`; its probability is never
     0. With u a multiple of 2**-24 below 1, `u * total` rounds below `total` in float32 (the product
-    lies at least half a unit in the last place under it, and a whole one unless it is exact), so the
+    lies at least half a unit in the last place under it, and more unless it is exact), so the
     search always ends inside the row.
+
+    Rows that are not finite give some token of the vocabulary; its logprob is not finite either,
+    and the engine refuses it.
 
     Large vocabularies are searched in two levels, blocks of 64 tokens first. The sum inside a block
     can round to less than the block's share, so the second search is held at the block's last token
@@ -189,20 +192,29 @@ def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         int64 `[n]`.
     """
+    tokens = _search(probs, uniform[:, None])
+    if probs.device.type == "cpu":
+        return tokens
+    # A parallel running sum rounds differently at each place and may rise where nothing is added.
+    drawn = probs.gather(-1, tokens[:, None]).squeeze(-1)
+    return torch.where(drawn > 0, tokens, probs.argmax(-1))
+
+
+def _search(probs: Tensor, u: Tensor) -> Tensor:
     n, vocab_size = probs.shape
-    u = uniform[:, None]
     if vocab_size <= 4 * _BLOCK:
         total = probs.cumsum(-1)
-        return torch.searchsorted(total, u * total[:, -1:], right=True).squeeze(-1)
+        place = torch.searchsorted(total, u * total[:, -1:], right=True)
+        return place.squeeze(-1).clamp_(max=vocab_size - 1)
     padding = -vocab_size % _BLOCK
     padded = torch.nn.functional.pad(probs, (0, padding)) if padding else probs
     blocks = padded.view(n, -1, _BLOCK)
     shares = blocks.sum(-1).cumsum(-1)
     target = u * shares[:, -1:]
-    block = torch.searchsorted(shares, target, right=True)
+    block = torch.searchsorted(shares, target, right=True).clamp_(max=blocks.shape[1] - 1)
     before = torch.where(block > 0, shares.gather(-1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(n, 1, _BLOCK)).squeeze(1).cumsum(-1)
     place = torch.searchsorted(inside, target - before, right=True)
     # argmax gives the first place that reaches the sum: the last token of non-zero probability.
     place = torch.minimum(place, inside.argmax(-1, keepdim=True))
-    return (block * _BLOCK + place).squeeze(-1)
+    return (block * _BLOCK + place).squeeze(-1).clamp_(max=vocab_size - 1)

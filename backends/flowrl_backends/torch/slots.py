@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812, the customary name
 
 __all__ = ["DecodeStep", "KVSlots", "PrefillStep"]
 
@@ -145,7 +145,7 @@ class DecodeStep:
         return torch.bmm(weights, all_values).view(n, -1)
 
     def _flat_places(self, num_kv: int, capacity: int) -> Tensor:
-        """int64 `[n * kv_heads]`: index of each new entry among all `rows * kv_heads * capacity`."""
+        """int64 `[n * kv_heads]`: index of each new entry among `rows * kv_heads * capacity`."""
         if num_kv not in self._places:
             n, device = self.positions.shape[0], self.positions.device
             starts = torch.arange(n * num_kv, device=device).view(n, num_kv) * capacity

@@ -63,7 +63,7 @@ def _check(
     )
     if missing or unexpected:
         parts = [
-            f"{label} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+            f"{label} {_list(names)}"
             for label, names in (("missing", missing), ("unexpected", unexpected))
             if names
         ]
@@ -81,3 +81,8 @@ def _check(
                 found=f"{name} of shape {list(shape)}",
                 expected=f"shape {list(targets[name].shape)}",
             )
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
