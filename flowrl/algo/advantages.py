@@ -59,7 +59,11 @@ def group_relative(
     centred = np.where((high == low)[number], 0.0, r - mean[number])
 
     alone = size == 1
-    group_std = np.where(alone, 1.0, _std(np.bincount(number, weights=centred**2), size, spec.ddof))
+    group_std = np.where(
+        alone,
+        1.0,
+        _std(np.bincount(number, weights=centred**2).astype(np.float64), size, spec.ddof),
+    )
     batch_std = float(_std(((r - r.mean()) ** 2).sum(), np.int64(len(r)), spec.ddof))
     if spec.singleton == "raw":
         centred = np.where(alone[number], r, centred)
