@@ -47,7 +47,7 @@ def _operation(
     chunk = 1 if start is StartUnit.SAMPLE else 0
     if node.op is Op.GENERATE and placement is not None:
         chunk = placement.num_slots
-    after = dict.fromkeys(edge.src for edge in graph.in_edges(node.id) if not edge.carried)
+    sources = {edge.src for edge in graph.in_edges(node.id) if not edge.carried}
     rows = -(-request.samples_per_step // request.mini_batches)
     return Operation(
         node=node.id,
@@ -55,10 +55,10 @@ def _operation(
         role=node.role,
         devices=placement.devices if placement else (),
         start=start,
-        after=tuple(after),
+        after=tuple(before.id for before in graph.nodes if before.id in sources),
         replicas=placement.replicas if placement else 1,
         chunk=chunk,
-        micro_batch=min(request.micro_batch, rows) if node.op in _MODEL_PASSES else 0,
+        micro_batch=min(request.micro_batch, rows) if node.op is Op.UPDATE else 0,
     )
 
 

@@ -55,7 +55,7 @@ def plan_renderable(plan: PlacementPlan) -> Group:
     """The plan as a rich renderable."""
     parts: list[Text | Table | Padding] = [Text(f"plan of {plan.graph}", style="bold")]
     for title, rows in _tables(plan):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None)
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=None)
         for i, heading in enumerate(rows[0]):
             table.add_column(heading, justify="right" if _is_number(rows, i) else "left")
         for row in rows[1:]:
@@ -188,10 +188,7 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
                 f"in {operation.replicas} {processes}{where}"
             )
         case "logprobs" | "values":
-            return (
-                f"{who} computes {operation.op} of {samples} samples, "
-                f"at most {operation.micro_batch} rows at once{where}"
-            )
+            return f"{who} computes {operation.op} of {samples} samples{where}"
         case "filter" | "select":
             return f"{who} looks at each group as it is complete"
         case "advantage":

@@ -179,7 +179,7 @@ class Operation:
         start: What must have arrived before it begins on it.
         after: Ids of the nodes that it reads, directly.
         chunk: Units of `start` that it takes at once; 0 takes all that are there.
-        micro_batch: Rows of one forward pass; 0 where no model runs.
+        micro_batch: Rows of one forward and backward pass; 0 where nothing is trained.
     """
 
     node: str

@@ -1,0 +1,78 @@
+"""What people read: golden text for fixed pools, and the same facts in the rich form."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowrl.graph import Graph
+from flowrl.plan import PlacementPlan, make_plan
+from flowrl.plan.render import plan_renderable, plan_text, step_sentences
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def cpu_plan(graph: Graph, cases: Any) -> PlacementPlan:
+    return make_plan(graph, cases.request_for(), cases.pool_of(cases.cpu()))
+
+
+def gpu_plan(graph: Graph, cases: Any) -> PlacementPlan:
+    request = cases.request_for(
+        cases.QWEN25_05B,
+        capabilities=replace(cases.TORCH, sleep=True),
+        max_prompt_tokens=512,
+        max_response_tokens=256,
+        num_slots=512,
+        micro_batch=8,
+    )
+    pool = cases.pool_of(cases.cpu(64), cases.gpu(0, reserved=True), cases.gpu(1, 24))
+    pool = replace(pool, warnings=("the GPUs differ",))
+    return make_plan(graph, request, pool)
+
+
+@pytest.mark.parametrize(("name", "build"), [("cpu", cpu_plan), ("gpu", gpu_plan)])
+def test_the_text_of_a_plan_is_the_golden_one(
+    grpo: Graph, cases: Any, name: str, build: Any
+) -> None:
+    assert plan_text(build(grpo, cases)) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_rich_form_holds_the_same_words_as_the_text(
+    grpo: Graph, cases: Any, width: int
+) -> None:
+    plan = gpu_plan(grpo, cases)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(plan_renderable(plan))
+    assert isinstance(console.file, io.StringIO)
+    rich_words = "".join(console.file.getvalue().split())
+    assert rich_words == "".join(plan_text(plan).split())
+
+
+def test_a_memory_table_fits_eighty_columns(grpo: Graph, cases: Any) -> None:
+    lines = plan_text(gpu_plan(grpo, cases)).splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("memory of"))
+    end = lines.index("", begin)
+    assert max(len(line) for line in lines[begin + 1 : end]) <= 80
+
+
+def test_a_step_tells_of_every_operation_and_switch_in_order(grpo: Graph, cases: Any) -> None:
+    sentences = step_sentences(gpu_plan(grpo, cases))
+    assert sentences[1] == "actor takes its kv cache again on cuda:1"
+    assert sentences[2].startswith("actor generates 64 prompts x 8 samples")
+    assert sentences[4] == "actor gives its kv cache back on cuda:1"
+    assert sentences[-1] == "actor publishes its new weights"
+
+
+def test_brackets_in_names_are_printed_and_not_read_as_markup(grpo: Graph, cases: Any) -> None:
+    odd = replace(cases.cpu(), name="CPU [bold]x[/bold]")
+    plan = make_plan(grpo, cases.request_for(), cases.pool_of(odd))
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(plan_renderable(plan))
+    assert isinstance(console.file, io.StringIO)
+    assert "CPU [bold]x[/bold]" in console.file.getvalue()
