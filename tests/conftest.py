@@ -49,19 +49,3 @@ def golden(request: pytest.FixtureRequest) -> Golden:
         assert text == path.read_text(encoding="utf-8")
 
     return check
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares text with `golden/NAME` beside the test; FLOWRL_UPDATE_GOLDEN=1 rewrites it."""
-    folder: Path = request.path.parent / "golden"
-
-    def check(name: str, text: str) -> None:
-        path = folder / name
-        if os.environ.get("FLOWRL_UPDATE_GOLDEN") == "1":
-            folder.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        assert path.is_file(), f"no {path}; FLOWRL_UPDATE_GOLDEN=1 writes it"
-        assert text == path.read_text(encoding="utf-8")
-
-    return check

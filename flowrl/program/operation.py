@@ -96,6 +96,8 @@ def _describe(value: object) -> str:
 
 
 def _way_out(value: object, kind: type[Handle]) -> str | None:
+    if isinstance(value, Handle):
+        return None
     role = getattr(value, "name", None)
     if kind.__name__ in ("Samples", "Rollout") and hasattr(value, "generate"):
         return f"pass what {role}.generate(prompts) returned"

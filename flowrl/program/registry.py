@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 from flowrl.config.nearest import listing, nearest, suggestion
-from flowrl.entry_points import entries, find_entry
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.source import innermost_user_line, user_frames
 from flowrl.program.workflow import Workflow
@@ -22,6 +21,8 @@ GROUP = "flowrl.graphs"
 
 def registered_workflows() -> tuple[str, ...]:
     """Names that `load_workflow` knows without a file."""
+    from flowrl.entry_points import entries
+
     return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
 
 
@@ -45,6 +46,9 @@ def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
             where=where,
             expected="a registered name, FILE.py or FILE.py:NAME",
         )
+    # Reading distributions' metadata is a third of what `import flowrl` would cost.
+    from flowrl.entry_points import find_entry
+
     entry = find_entry(GROUP, ref, kind="workflow", error=ConfigError, where=where)
     found = entry.load(ConfigError)
     if not isinstance(found, Workflow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -11,7 +12,8 @@ from flowrl.graph.types import SourceRef
 
 __all__ = ["innermost_user_line", "user_frames", "user_line"]
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent) + os.sep
+_FLOWRL = str(Path(__file__).parent.parent) + os.sep
 _IMPORT_MACHINERY = "<frozen importlib"
 
 
@@ -54,7 +56,7 @@ def innermost_user_line(error: BaseException) -> SourceRef | None:
 
 
 def _is_flowrl(filename: str) -> bool:
-    return filename.startswith(str(Path(_OURS).parent))
+    return filename.startswith(_FLOWRL)
 
 
 def _is_installed(filename: str) -> bool:

@@ -87,6 +87,8 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
             # A value that lowering fills; other nulls mean "none" and are not worth a word.
             if graph.level is Level.TRACED and rule is not None and rule.filled is not None:
                 open_.append(name)
+        elif isinstance(value, KL) and value.coefficient == 0:
+            continue  # no penalty
         elif isinstance(value, Spec):
             named = name in ("loss", "kl")
             notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))

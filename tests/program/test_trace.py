@@ -1,0 +1,564 @@
+"""Tracing: what a program leaves, and what it may not do."""
+
+from __future__ import annotations
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import ConfigError, GraphError, TraceError
+from flowrl.specs import KL, CrossEntropy, GroupRelative, PolicyClip, Sampling, ZeroVariance
+
+HERE = "test_trace.py"
+
+
+def refused(flow: fl.Workflow, **args: object) -> TraceError:
+    with pytest.raises(TraceError) as caught:
+        flow.trace(args)
+    return caught.value
+
+
+def line_with(mark: str) -> int:
+    """The line of this file that ends in the comment `# MARK`."""
+    with open(__file__, encoding="utf-8") as file:  # noqa: PTH123
+        found = [i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}")]
+    assert len(found) == 1
+    return found[0]
+
+
+@fl.workflow
+def three(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+    """The docstring."""
+    responses = actor.generate(prompts)
+    rewards = reward.score(responses)
+    actor.update(responses, rewards)
+
+
+def test_the_three_line_program_leaves_four_nodes():
+    graph = three.trace()
+    assert [node.id for node in graph.nodes] == [
+        "prompts",
+        "actor.generate",
+        "reward.score",
+        "actor.update",
+    ]
+    assert graph.roles == ("actor", "reward")
+    assert graph.node("actor.generate").attrs == (("n", None), ("sampling", None))
+    assert graph.node("actor.update").attrs == (("loss", None), ("kl", None))
+
+
+def test_a_workflow_says_what_its_signature_says():
+    @fl.workflow(max_staleness=2)
+    def mine(prompts: fl.Prompts, *, actor: fl.Policy, reward: fl.Reward, kl: float = 0.5): ...
+
+    assert mine.name == "mine"
+    assert mine.max_staleness == 2
+    assert [(r.name, r.kind) for r in mine.roles] == [("actor", fl.Policy), ("reward", fl.Reward)]
+    assert [(d.name, d.kind) for d in mine.data] == [("prompts", fl.Prompts)]
+    assert [(a.name, a.types, a.default) for a in mine.arguments] == [("kl", (float,), 0.5)]
+    assert three.max_staleness is None
+    assert three.__doc__ == "The docstring."
+
+
+def test_each_node_remembers_its_line_even_in_calls_of_several_lines():
+    @fl.workflow
+    def mine(examples: fl.Examples, actor: fl.Policy):
+        actor.update(  # several
+            examples,
+            loss=fl.loss.cross_entropy(),
+        )
+
+    source = mine.trace().node("actor.update").source
+    assert source.file.endswith(HERE)
+    assert source.line == line_with("several")
+
+
+def test_what_a_call_says_is_recorded():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, ref: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts, n=4, temperature=1, max_tokens=9)
+        scores = reward.score(rollout)
+        rollout, scores = fl.filter.zero_variance(rollout, scores)
+        adv = fl.advantage.group_relative(scores, std="none")
+        actor.update(
+            rollout,
+            advantages=adv,
+            reference=ref.logprobs(rollout),
+            loss=fl.loss.policy_clip(0.1, 0.3),
+            kl=fl.kl.k3(0.01),
+        )
+
+    graph = mine.trace()
+    attrs = {node.id: dict(node.attrs) for node in graph.nodes}
+    assert attrs["actor.generate"] == {
+        "n": 4,
+        "sampling": None,
+        "temperature": 1.0,
+        "max_tokens": 9,
+    }
+    assert attrs["filter"] == {"spec": ZeroVariance()}
+    assert attrs["advantage"] == {"spec": GroupRelative(std="none")}
+    assert attrs["actor.update"] == {
+        "loss": PolicyClip(clip_low=0.1, clip_high=0.3),
+        "kl": KL(estimator="k3", coefficient=0.01),
+    }
+    assert graph.feeding("advantage", "scores").src == "filter"
+    assert graph.feeding("ref.logprobs", "rollout").src == "filter"
+
+
+def test_single_options_change_a_sampling_that_is_given():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts, sampling=fl.Sampling(top_p=0.9), temperature=0.5)
+        actor.update(rollout, reward.score(rollout))
+
+    sampling = mine.trace().node("actor.generate").attr("sampling")
+    assert sampling == Sampling(top_p=0.9, temperature=0.5)
+
+
+def test_repeated_operations_are_numbered():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, other: fl.Policy, reward: fl.Reward):
+        one = actor.generate(prompts)
+        two = actor.generate(prompts)
+        actor.update(one, reward.score(one))
+        other.update(two, reward.score(two))
+
+    ids = [node.id for node in mine.trace().nodes]
+    assert ids[1:3] == ["actor.generate", "actor.generate.2"]
+    assert "reward.score.2" in ids
+
+
+def test_python_control_flow_on_configuration_works():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, drop: bool = False):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        if drop:
+            rollout, scores = fl.filter.zero_variance(rollout, scores)
+        actor.update(rollout, scores)
+
+    assert "filter" not in [node.id for node in mine.trace().nodes]
+    assert "filter" in [node.id for node in mine.trace({"drop": True}).nodes]
+
+
+def test_supervised_examples_need_no_advantage():
+    @fl.workflow
+    def mine(examples: fl.Examples, actor: fl.Policy):
+        actor.update(examples, loss=fl.loss.cross_entropy())
+
+    assert mine.trace().node("actor.update").attr("loss") == CrossEntropy()
+
+
+def test_a_workflow_inside_another_becomes_part_of_it():
+    @fl.workflow
+    def outer(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        three(prompts, actor, reward)
+
+    assert [n.id for n in outer.trace().nodes] == [n.id for n in three.trace().nodes]
+
+
+# What handles refuse.
+
+USES = {
+    "truth": lambda x: bool(x),
+    "len": lambda x: len(x),
+    "iter": lambda x: list(x),
+    "unpack": lambda x: (lambda a, b: None)(*x),
+    "in": lambda x: 1 in x,
+    "item": lambda x: x[0],
+    "float": lambda x: float(x),
+    "int": lambda x: int(x),
+    "index": lambda x: range(x),
+    "equal": lambda x: x == 1,
+    "unequal": lambda x: x != 1,
+    "less": lambda x: x < 1,
+    "greater": lambda x: x > 1,
+    "plus": lambda x: x + 1,
+    "rplus": lambda x: 1 + x,
+    "minus": lambda x: -x,
+    "times": lambda x: x * 0.5,
+    "power": lambda x: x**2,
+    "abs": lambda x: abs(x),
+    "round": lambda x: round(x),
+    "sum": lambda x: sum([x]),
+    "format": lambda x: f"{x}",
+    "array": lambda x: __import__("numpy").asarray(x),
+    "attribute": lambda x: x.mean(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_handle_is_no_number_and_no_truth_value(use):
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        USES[use](scores)
+        actor.update(rollout, scores)
+
+    error = refused(mine)
+    assert "the scores of 'reward.score'" in error.what
+    assert HERE in error.where
+    assert error.hint
+    assert 1 <= len(str(error).splitlines()) <= 4
+
+
+def test_an_if_on_data_names_the_line_and_what_to_use():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        if scores:  # if-on-data
+            actor.update(rollout, scores)
+
+    error = refused(mine)
+    assert error.where.endswith(f"{HERE}:{line_with('if-on-data')}")
+    assert "truth value" in error.what
+    assert "fl.filter.zero_variance(rollout, scores)" in error.hint
+
+
+def test_a_handle_can_be_printed_and_compared_with_is():
+    seen = []
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        seen.append((repr(rollout), str(rollout), rollout is None, {rollout}))
+        actor.update(rollout, reward.score(rollout))
+
+    mine.trace()
+    shown, text, is_none, _ = seen[0]
+    assert shown == text
+    assert shown.startswith("<Rollout of actor.generate: tokens: int64/tokens")
+    assert not is_none
+
+
+# Wrong arguments.
+
+CALLS = {
+    "unknown name": (lambda v: v.actor.generate(v.prompts, m=3), "unexpected keyword", "arguments"),
+    "near name": (lambda v: v.actor.generate(v.prompts, temprature=1), "", "'temperature'"),
+    "n": (lambda v: v.actor.generate(v.prompts, n=0), "'n'", "whole number"),
+    "n float": (lambda v: v.actor.generate(v.prompts, n=2.5), "'n'", "2.5 (float)"),
+    "top_p": (lambda v: v.actor.generate(v.prompts, top_p=1.5), "'top_p'", "at most 1"),
+    "top_k": (lambda v: v.actor.generate(v.prompts, top_k=True), "'top_k'", "True (bool)"),
+    "sampling": (lambda v: v.actor.generate(v.prompts, sampling=1), "'sampling'", "fl.Sampling"),
+    "role as prompts": (lambda v: v.actor.generate(v.actor), "takes the prompts", "role 'actor'"),
+    "role as rollout": (
+        lambda v: v.reward.score(v.actor),
+        "takes samples",
+        "actor.generate(prompts)",
+    ),
+    "prompts as rollout": (
+        lambda v: v.reward.score(v.prompts),
+        "samples",
+        "the prompts of 'prompts'",
+    ),
+    "number as rollout": (lambda v: v.actor.update(3), "samples", "3 (int)"),
+    "role as rewards": (
+        lambda v: v.actor.update(v.rollout, v.reward),
+        "scores",
+        "reward.score(rollout)",
+    ),
+    "role as reference": (
+        lambda v: v.actor.update(v.rollout, v.scores, reference=v.actor),
+        "logprobs",
+        "actor.logprobs(rollout)",
+    ),
+    "scores as advantages": (
+        lambda v: v.actor.update(v.rollout, advantages=v.scores),
+        "takes the advantages",
+        "the scores of 'reward.score'",
+    ),
+    "kl number": (lambda v: v.actor.update(v.rollout, v.scores, kl=0.01), "'kl'", "fl.kl.k3(0.01)"),
+    "kl text": (lambda v: v.actor.update(v.rollout, v.scores, kl="k3"), "'kl'", "fl.kl.k3(0.001)"),
+    "loss text": (
+        lambda v: v.actor.update(v.rollout, v.scores, loss="ppo"),
+        "'loss'",
+        "policy_clip",
+    ),
+    "std": (lambda v: fl.advantage.group_relative(v.scores, std="groups"), "'std'", "'group'"),
+    "ddof": (lambda v: fl.advantage.group_relative(v.scores, ddof=2), "'ddof'", "0, 1"),
+    "eps": (lambda v: fl.advantage.group_relative(v.scores, eps=-1), "'eps'", "from 0 up"),
+    "tolerance": (
+        lambda v: fl.filter.zero_variance(v.rollout, v.scores, tolerance=-1),
+        "'tolerance'",
+        "from 0 up",
+    ),
+    "filter of nothing": (
+        lambda v: fl.filter.zero_variance(v.scores),
+        "'scores'",
+        "rollout, scores",
+    ),
+}
+
+
+class Values:
+    """Everything that a call may be given."""
+
+    def __init__(self, prompts, actor, reward) -> None:
+        self.prompts, self.actor, self.reward = prompts, actor, reward
+        self.rollout = actor.generate(prompts)
+        self.scores = reward.score(self.rollout)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_argument_is_refused_with_line_and_way_out(call):
+    function, what, way_out = CALLS[call]
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        function(Values(prompts, actor, reward))
+
+    error = refused(mine)
+    assert what in error.what
+    assert way_out in str(error)
+    assert HERE in error.where
+    assert len(str(error).splitlines()) <= 4
+
+
+def test_a_kl_of_zero_is_none_however_it_is_written():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, plain: bool = True):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, reward.score(rollout), kl=0 if plain else fl.kl.k3(0.0))
+
+    assert mine.trace().node("actor.update").attr("kl") is None
+    assert mine.trace({"plain": False}).node("actor.update").attr("kl").coefficient == 0
+
+
+def test_a_kl_without_reference_is_a_graph_error_with_the_line():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, reward.score(rollout), kl=fl.kl.k3(0.1))  # no-reference
+
+    with pytest.raises(GraphError) as caught:
+        mine.trace()
+    first, fix = str(caught.value).splitlines()
+    assert first.endswith(
+        f"{HERE}:{line_with('no-reference')}: update(kl=k3) needs 'reference' logprobs per token, "
+        "but 'rollout' gives tokens, response_mask, rollout_logprobs"
+    )
+    assert "reference=reference.logprobs(rollout), or set kl=0" in fix
+
+
+# The shape of a program.
+
+
+def test_an_output_that_nobody_uses_is_refused():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        reward.score(rollout)  # unused
+        actor.update(rollout, scores)
+
+    error = refused(mine)
+    assert error.what == "nothing uses what reward.score.2 makes"
+    assert error.where.endswith(f":{line_with('unused')}")
+
+
+def test_a_workflow_without_update_is_refused():
+    @fl.workflow
+    def mine(actor: fl.Policy): ...
+
+    assert "updates nothing" in refused(mine).what
+
+
+def test_generation_after_the_update_of_the_same_step_is_refused():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, reward.score(rollout))
+        actor.generate(prompts)  # after-update
+
+    error = refused(mine)
+    assert "actor.generate comes after actor.update" in error.what
+    assert error.where.endswith(f":{line_with('after-update')}")
+
+
+def test_a_workflow_that_calls_itself_is_refused():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        mine(prompts, actor, reward)
+
+    error = refused(mine)
+    assert "calls itself" in error.what
+    assert error.found == "mine -> mine"
+
+
+def test_a_nested_workflow_checks_what_it_is_given():
+    @fl.workflow
+    def wrong_kind(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        three(prompts, reward, actor)
+
+    @fl.workflow
+    def too_few(prompts: fl.Prompts, actor: fl.Policy):
+        three(prompts, actor)
+
+    assert "takes a policy as 'actor'" in refused(wrong_kind).what
+    assert "missing a required argument: 'reward'" in refused(too_few).what
+
+
+def test_a_workflow_is_not_called_like_a_function():
+    with pytest.raises(TraceError, match="a program to compile"):
+        three(1, 2, 3)
+
+
+def test_operations_outside_a_workflow_are_refused():
+    with pytest.raises(TraceError, match="outside a workflow"):
+        fl.advantage.group_relative(None)
+
+
+def test_handles_and_roles_do_not_outlive_their_trace():
+    kept = {}
+
+    @fl.workflow
+    def first(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        kept["rollout"] = rollout = actor.generate(prompts)
+        kept["actor"] = actor
+        actor.update(rollout, reward.score(rollout))
+
+    @fl.workflow
+    def handle(actor: fl.Policy, reward: fl.Reward):
+        actor.update(kept["rollout"], reward.score(kept["rollout"]))
+
+    @fl.workflow
+    def role(prompts: fl.Prompts, actor: fl.Policy):
+        kept["actor"].generate(prompts)
+
+    first.trace()
+    assert "has been traced already" in refused(handle).what
+    assert "cannot take this 'role'" in refused(role).what
+    with pytest.raises(TraceError, match="outside a workflow"):
+        kept["actor"].generate(None)
+
+
+def test_an_error_of_the_program_is_shown_with_its_own_frames_only():
+    def helper(table: dict[str, int]) -> int:
+        return table["missing"]  # key-error
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy):
+        actor.generate(prompts, n=helper({}))
+
+    error = refused(mine)
+    assert error.what == "workflow 'mine' raised KeyError: 'missing'"
+    assert error.where.endswith(f":{line_with('key-error')}")
+    assert "helper" in error.user_frames
+    assert "in mine" in error.user_frames
+    assert "workflow.py" not in error.user_frames
+    assert error.user_frames.endswith("KeyError: 'missing'")
+    assert isinstance(error.__cause__, KeyError)
+
+
+# Arguments from the config.
+
+
+@fl.workflow
+def options(
+    examples: fl.Examples,
+    actor: fl.Policy,
+    lr: float = 1.0,
+    size: int | None = None,
+    flag: bool = False,
+    name: str = "x",
+):
+    actor.update(examples)
+
+
+@pytest.mark.parametrize(
+    ("args", "where", "text"),
+    [
+        ({"sise": 1}, "args.sise", "did you mean 'size'?"),
+        ({"zzz": 1}, "args.zzz", "one of lr, size, flag, name"),
+        ({"lr": "fast"}, "args.lr", "found: 'fast' (str); expected: float"),
+        ({"size": 1.5}, "args.size", "expected: int or null"),
+        ({"size": True}, "args.size", "True (bool)"),
+        ({"flag": 1}, "args.flag", "expected: bool"),
+        ({"lr": None}, "args.lr", "None (NoneType)"),
+    ],
+)
+def test_arguments_of_the_config_are_checked(args, where, text):
+    with pytest.raises(ConfigError) as caught:
+        options.trace(args)
+    assert caught.value.where == where
+    assert text in str(caught.value)
+
+
+def test_a_whole_number_will_do_where_a_float_is_wanted():
+    seen = []
+
+    @fl.workflow
+    def mine(examples: fl.Examples, actor: fl.Policy, lr: float = 1.0):
+        seen.append(lr)
+        actor.update(examples)
+
+    mine.trace({"lr": 2})
+    assert seen == [2.0]
+    assert type(seen[0]) is float
+
+
+def test_a_required_argument_and_a_choice_are_checked():
+    from typing import Literal
+
+    @fl.workflow
+    def mine(examples: fl.Examples, actor: fl.Policy, *, std: Literal["group", "none"]):
+        actor.update(examples)
+
+    with pytest.raises(ConfigError, match="needs a value for 'std'"):
+        mine.trace()
+    with pytest.raises(ConfigError) as caught:
+        mine.trace({"std": "grup"})
+    assert "did you mean 'group'?" in str(caught.value)
+    assert mine.trace({"std": "none"})
+
+
+# Signatures.
+
+
+def test_parameters_that_a_workflow_cannot_have_are_refused_at_their_line():
+    def bare(actor): ...
+
+    def odd(actor: fl.Policy, table: dict[str, int]): ...
+
+    def unknown(actor: Nowhere): ...  # noqa: F821
+
+    def many(*actors: fl.Policy): ...
+
+    def nobody(prompts: fl.Prompts): ...
+
+    for function, text in (
+        (bare, "parameter 'actor' of workflow 'bare' has no annotation"),
+        (odd, "neither a role, nor data, nor a plain setting"),
+        (unknown, "name 'Nowhere' is not defined"),
+        (many, "must be named"),
+        (nobody, "has no policy"),
+    ):
+        with pytest.raises(TraceError) as caught:
+            fl.workflow(function)
+        assert text in str(caught.value)
+        assert caught.value.where.endswith(f"{HERE}:{function.__code__.co_firstlineno}")
+
+
+def test_max_staleness_must_count_publications():
+    with pytest.raises(TraceError, match="must count weight publications"):
+
+        @fl.workflow(max_staleness=-1)
+        def mine(actor: fl.Policy): ...
+
+
+def test_only_functions_are_workflows():
+    with pytest.raises(TraceError, match="marks functions"):
+        fl.workflow(3)  # type: ignore[call-overload]
+
+
+def test_a_role_that_the_config_lacks_is_named_with_its_first_use():
+    from flowrl.program import require_roles
+
+    with pytest.raises(ConfigError) as caught:
+        require_roles(three.trace(), ["actor", "rewards"])
+    assert "needs the role 'reward' for reward.score" in caught.value.what
+    assert "rewards" in caught.value.hint
+    require_roles(three.trace(), ["actor", "reward"])

@@ -1,0 +1,78 @@
+"""The ready-made workflows and the examples: their graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+import flowrl as fl
+from flowrl.graph import format_graph
+from flowrl.passes import Context, run_passes
+from flowrl.program import load_workflow
+from flowrl.specs import PolicyClip
+from flowrl_graphs.grpo import grpo
+from flowrl_graphs.sft import sft
+
+
+@pytest.mark.parametrize(
+    ("name", "flow", "args"),
+    [
+        ("grpo", grpo, {}),
+        ("grpo_kl", grpo, {"kl": 0.001, "drop_zero_variance": False, "group_size": 4}),
+        ("sft", sft, {}),
+    ],
+)
+def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
+    traced = flow.trace(args)
+    golden(f"{name}.traced.txt", format_graph(traced))
+    golden(f"{name}.lowered.txt", format_graph(run_passes(traced, Context())))
+
+
+def test_grpo_needs_a_reference_only_with_kl():
+    assert grpo.trace().roles == ("actor", "verifier")
+    assert grpo.trace({"kl": 0.1}).roles == ("actor", "verifier", "reference")
+
+
+def test_every_ready_made_workflow_names_its_paper():
+    for module in ("grpo", "sft"):
+        doc = __import__(f"flowrl_graphs.{module}", fromlist=["__doc__"]).__doc__
+        assert "arXiv:" in doc
+
+
+def test_the_three_line_example_is_grpo_by_default(repository):
+    flow = load_workflow(str(repository / "examples" / "three_lines.py"))
+    graph = run_passes(flow.trace(), Context(group_size=5))
+    assert [node.id for node in graph.nodes] == [
+        "prompts",
+        "actor.generate",
+        "reward.score",
+        "advantage",
+        "actor.update",
+        "actor.sync",
+    ]
+    assert graph.node("actor.generate").attr("n") == 5
+    assert graph.node("actor.update").attr("loss") == PolicyClip()
+
+
+def test_the_arithmetic_example_is_the_demo_recipe(repository):
+    flow = load_workflow(str(repository / "examples" / "arithmetic_grpo.py"))
+    graph = run_passes(flow.trace(), Context())
+    assert flow.max_staleness == 0
+    assert graph.node("actor.update").attr("loss") == PolicyClip(clip_low=0.2, clip_high=0.28)
+    assert [node.id for node in graph.nodes] == [
+        node.id for node in run_passes(grpo.trace(), Context()).nodes
+    ]
+
+
+def test_the_program_of_the_guide_runs_as_written():
+    @fl.workflow
+    def grpo(prompts: fl.Prompts, *, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward,
+             group_size: int = 8, kl: float = 0.001):  # fmt: skip
+        rollout = actor.generate(prompts, n=group_size)
+        scores = verifier.score(rollout)
+        ref = reference.logprobs(rollout)
+        adv = fl.advantage.group_relative(scores, std="group")
+        actor.update(rollout, advantages=adv, reference=ref, loss=fl.loss.policy_clip(0.2), kl=fl.kl.k3(kl))  # fmt: skip  # noqa: E501
+
+    assert grpo.trace().roles == ("actor", "verifier", "reference")
+    without = run_passes(grpo.trace({"kl": 0.0}), Context())
+    assert without.roles == ("actor", "verifier")

@@ -1,0 +1,94 @@
+"""Drawings are as they were, and hold everything that a person looks for."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph, SourceRef, format_graph, graph_from_json
+from flowrl.passes import Context, run_passes
+from flowrl.viz import FORMATS, render
+from flowrl_graphs.grpo import grpo
+from flowrl_graphs.sft import sft
+
+
+def with_short_sources(graph: Graph) -> Graph:
+    """Golden files hold no absolute paths and no lines that move with docstrings."""
+    from dataclasses import replace
+
+    return graph.with_nodes(
+        replace(node, source=SourceRef(file="grpo.py", line=i + 1))
+        for i, node in enumerate(graph.nodes)
+    )
+
+
+@pytest.fixture
+def traced() -> Graph:
+    return with_short_sources(grpo.trace())
+
+
+@pytest.fixture
+def lowered() -> Graph:
+    context = Context(shares_weights={"actor": True})
+    return with_short_sources(run_passes(grpo.trace({"kl": 0.001}), context))
+
+
+@pytest.mark.parametrize("format_", [f for f in FORMATS if f != "json"])
+def test_drawings_of_the_lowered_graph_are_as_they_were(golden, lowered, format_):
+    golden(f"grpo.lowered.{format_}.txt", render(lowered, format_))
+
+
+def test_the_tree_of_the_traced_graph_is_as_it_was(golden, traced):
+    golden("grpo.traced.tree.txt", render(traced))
+
+
+def test_the_tree_names_every_node_with_its_line(lowered):
+    text = render(lowered)
+    for node in lowered.nodes:
+        assert re.search(rf"{re.escape(node.id)}\b.*{re.escape(str(node.source))}$", text, re.M)
+
+
+def test_colours_change_nothing_but_colour(lowered):
+    coloured = render(lowered, color=True)
+    assert "\x1b[" in coloured
+    assert "\x1b[" not in render(lowered)
+    # What stands under the colour is the same text.
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert [line.rstrip() for line in plain.splitlines()] == render(lowered).splitlines()
+
+
+def test_text_is_the_canonical_form(lowered):
+    assert render(lowered, "text") == format_graph(lowered)
+
+
+def test_json_reads_back(lowered):
+    assert graph_from_json(json.loads(render(lowered, "json"))) == lowered
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_format_ends_in_one_newline(format_):
+    text = render(sft.trace(), format_)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+def test_special_characters_do_not_break_the_pictures(traced):
+    from dataclasses import replace
+
+    from flowrl.graph import Node, Op
+    from flowrl.ids import NodeId
+
+    odd = Node(id=NodeId('a"b<c>&\\'), op=Op.SOURCE, attrs=(("data", 'x"<y>'),))
+    graph = replace(traced, nodes=(odd,), edges=())
+    mermaid = render(graph, "mermaid")
+    assert 'n0[("<b>a#quot;b#lt;c>#amp;\\</b><br/>a step\'s x#quot;#lt;y>")]' in mermaid
+    assert '"a\\"b<c>&\\\\" [label=' in render(graph, "dot")
+
+
+def test_an_unknown_format_gets_the_nearest_name(traced):
+    with pytest.raises(ConfigError) as caught:
+        render(traced, "mermade")
+    assert "did you mean 'mermaid'?" in str(caught.value)
