@@ -140,7 +140,8 @@ _KEYS = sorted(
 
 
 def _as_config_error(path: Path, error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
+    # A misspelt key is also a missing one; the key that is there says more.
+    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])
     where = f"{path}: {key}" if key else str(path)
     if first["type"] == "extra_forbidden":

@@ -478,6 +478,9 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     return plan
 
 
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+
+
 class _PlanFile(BaseModel):
     """Its settings hold for the plain dataclasses inside it too."""
 
@@ -501,9 +504,10 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
         text = json.dumps({"plan": raw}, default=str)
         plan = _PlanFile.model_validate_json(text, strict=True).plan
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key is also a missing one; the key that is there says more.
+        first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
         key = ".".join(str(part) for part in first["loc"][1:])
-        unknown = first["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+        unknown = first["type"] in _UNKNOWN_KEY
         missing = first["type"] in ("missing", "missing_keyword_only_argument")
         raise ConfigError(
             "unknown key" if unknown else "missing key" if missing else str(first["msg"]),

@@ -51,6 +51,11 @@ def test_lookups_find_what_is_there_and_raise_for_the_rest(plan: PlacementPlan) 
             "prediction.memory.0.memory.parts.0.size",
             "unknown key",
         ),
+        (
+            lambda d: d["placements"][0].update(backed=d["placements"][0].pop("backend")),
+            "placements.0.backed",
+            "unknown key",
+        ),
         (lambda d: d["placements"][1].pop("backend"), "placements.1.backend", "missing key"),
         (lambda d: d["placements"][0].update(replicas="2"), "placements.0.replicas", "integer"),
         (lambda d: d["operations"][0].update(start="soon"), "operations.0.start", "'sample'"),
