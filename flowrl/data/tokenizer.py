@@ -1,7 +1,8 @@
 """Text to tokens and back, with the `tokenizers` library and the files of a Hugging Face folder.
 
-Token ids equal those of `transformers.AutoTokenizer` on the same folder; Transformers itself, which
-takes seconds to import, is not needed. Text is tokenised once, before a rollout; what a policy
+Token ids equal those of `transformers.AutoTokenizer` (5.24) on the same folder; Transformers itself,
+which takes seconds to import, is not needed. As there, the post-processor of tokenizer.json decides
+on BOS and EOS; `add_bos_token` and `add_eos_token` of tokenizer_config.json are not read. Text is tokenised once, before a rollout; what a policy
 produced is decoded for rewards and people and never tokenised again.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from tokenizers import AddedToken, models, pre_tokenizers, processors
+from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints
@@ -90,7 +91,6 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
         _add_missing_tokens(fast, config, special)
-        _apply_bos_eos(fast, config, special)
         end_id, stop_ids = _end_tokens(fast, special, folder)
         return cls(
             fast,
@@ -252,25 +252,6 @@ def _add_missing_tokens(
             known.add(text)
     if tokens:
         fast.add_tokens(tokens)
-
-
-def _apply_bos_eos(
-    fast: FastTokenizer, config: Mapping[str, object], special: Mapping[str, str]
-) -> None:
-    """Follows `add_bos_token` and `add_eos_token` where the config states them.
-
-    Where it states neither, tokenizer.json's own post-processor decides.
-    """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    single = f"{f'{bos}:0 ' if bos else ''}$A:0{f' {eos}:0' if eos else ''}"
-    pair = f"{single}{f' {bos}:1' if bos else ''} $B:1{f' {eos}:1' if eos else ''}"
-    used = [(text, fast.token_to_id(text)) for text in (bos, eos) if text]
-    fast.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=used
-    )
 
 
 def _end_tokens(

@@ -1,0 +1,89 @@
+"""The prompt cursor: order, epochs, resume."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.data import Prompt, PromptCursor, PromptSet, Row
+from flowrl.data.order import permutation
+from flowrl.errors import CheckpointError
+
+
+def prompts(num: int, answer: str = "1") -> PromptSet:
+    def row(i: int) -> Row:
+        return Row(
+            index=i,
+            prompt=f"p{i}",
+            answer=answer,
+            solution="1",
+            fields={},
+            where=f"d.jsonl:{i + 1}",
+        )
+
+    return PromptSet(
+        prompts=tuple(
+            Prompt(row=row(i), prompt_ids=np.array([i, i + 1], np.int64)) for i in range(num)
+        ),
+        too_long=(),
+        source="d.jsonl",
+    )
+
+
+def test_every_epoch_gives_every_prompt_once_in_a_new_order():
+    cursor = PromptCursor(prompts(7), seed=3)
+    items = cursor.take(21)
+    orders = [[item.index for item in items[start : start + 7]] for start in (0, 7, 14)]
+    assert all(sorted(order) == list(range(7)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert [item.group for item in items[:2]] == [f"0/{items[0].index}", f"0/{items[1].index}"]
+    assert items[7].group == f"1/{items[7].index}"
+    assert items[0].prompt == items[0].row.prompt
+
+
+@given(
+    num=st.integers(1, 9),
+    sizes=st.lists(st.integers(0, 12), max_size=6),
+    cut=st.integers(0, 6),
+    seed=st.integers(0, 5),
+)
+def test_a_resumed_cursor_gives_what_the_first_would_have_given(num, sizes, cut, seed):
+    data = prompts(num)
+    whole = PromptCursor(data, seed)
+    expected = [item.group for size in sizes for item in whole.take(size)]
+    first = PromptCursor(data, seed)
+    got = [item.group for size in sizes[:cut] for item in first.take(size)]
+    second = PromptCursor.from_json(json.loads(json.dumps(first.to_json())), data)
+    got += [item.group for size in sizes[cut:] for item in second.take(size)]
+    assert got == expected
+    assert len(set(got)) == len(got)
+
+
+def test_another_seed_is_another_order():
+    first, second = (PromptCursor(prompts(50), seed).take(50) for seed in (0, 1))
+    assert [i.index for i in first] != [i.index for i in second]
+
+
+@pytest.mark.parametrize("changed", [prompts(6), prompts(5, answer="2")])
+def test_resuming_on_changed_data_is_refused(changed):
+    cursor = PromptCursor(prompts(5), seed=0)
+    cursor.take(3)
+    with pytest.raises(CheckpointError, match="the training data changed"):
+        PromptCursor.from_json(cursor.to_json(), changed)
+
+
+def test_a_broken_cursor_is_a_checkpoint_error():
+    with pytest.raises(CheckpointError, match="broken"):
+        PromptCursor.from_json({"seed": 0}, prompts(2))
+
+
+def test_permutations_never_change_between_versions_of_anything():
+    assert permutation(8, 0, 0).tolist() == PERMUTATION
+    assert sorted(permutation(1000, "x", 1).tolist()) == list(range(1000))
+
+
+PERMUTATION = [4, 0, 3, 5, 7, 6, 2, 1]

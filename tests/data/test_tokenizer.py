@@ -1,0 +1,378 @@
+"""Tokenizers against `transformers.AutoTokenizer` on the same folders, and new model folders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as FastTokenizer
+
+from flowrl.config.schema import BpeTokenizer, CharTokenizer, DataConfig, FreshModel, RoleConfig
+from flowrl.data import (
+    Row,
+    Tokenizer,
+    build_tokenizer,
+    check_model_folder,
+    encode_prompts,
+    fresh_config_json,
+    load_rows,
+    prepare_model_folder,
+    vocabulary_of,
+)
+from flowrl.errors import ConfigError, DataError
+
+HERE = Path(__file__).parent
+TEXTS = [
+    "What is 23 + 45?",
+    "  two  spaces, a\ttab\nand lines\r\n\n",
+    "don't I'LL 1,234.50$ — naïve Ünïcode 漢字 🙂",
+    "<eos> <bos>",
+    "x",
+]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def auto():
+    """`AutoTokenizer.from_pretrained`; imported once, since it takes seconds."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained
+
+
+def rows_of(*pairs: tuple[str, str]) -> list[Row]:
+    return [
+        Row(index=i, prompt=p, answer=s, solution=s, fields={}, where=f"d.jsonl:{i + 1}")
+        for i, (p, s) in enumerate(pairs)
+    ]
+
+
+def gsm8k():
+    data = DataConfig(train=str(HERE / "gsm8k_train.jsonl"), prompt="{question}\n")
+    return load_rows(data.train, data, split="train")
+
+
+def fresh(folder: Path, spec, rows, architecture="qwen2") -> Path:
+    role = RoleConfig(model=FreshModel(architecture=architecture, max_length=4096), tokenizer=spec)
+    return prepare_model_folder(role, folder, rows)
+
+
+def foreign_folder(folder: Path, **config: object) -> Path:
+    """A folder as other people's models bring it: BOS in front, special tokens, a template."""
+    fast = FastTokenizer(models.BPE(unk_token=None))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    special = [AddedToken(t, special=True) for t in ("<bos>", "<eos>", "<|user|>", "<|end|>")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    fast.train_from_iterator(TEXTS * 3, trainer)
+    fast.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", 0)]
+    )
+    fast.enable_truncation(4)
+    folder.mkdir()
+    fast.save(str(folder / "tokenizer.json"))
+    base = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": {"content": "<eos>", "__type": "AddedToken"},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(base | config))
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_a_new_bpe_tokenizer_equals_autotokenizer_and_round_trips(tmp_path, auto, architecture):
+    spec = BpeTokenizer(kind="bpe", vocab_size=640)
+    ours = Tokenizer.load(fresh(tmp_path / "m", spec, gsm8k(), architecture))
+    theirs = auto(tmp_path / "m")
+    assert ours.vocab_size == len(theirs) == 640
+    assert ours.end_id == theirs.eos_token_id == 0
+    assert ours.stop_ids == (0,)
+    for text in [*TEXTS, *(row.solution for row in gsm8k())]:
+        ids = ours.encode_prompt(text)
+        assert ids.dtype == "int64"
+        assert ids.tolist() == theirs(text)["input_ids"]
+        assert ours.encode_response(text).tolist() == [*ids.tolist(), 0]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    solution = gsm8k()[3].solution
+    assert ours.decode(ours.encode_response(solution)) == solution
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_a_new_character_tokenizer_equals_autotokenizer(tmp_path, auto, architecture):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+= \n")
+    rows = rows_of(("2 3+45=", "0\n68"))
+    ours = Tokenizer.load(fresh(tmp_path / "m", spec, rows, architecture))
+    theirs = auto(tmp_path / "m")
+    assert ours.vocab_size == len(theirs) == 16
+    for text in ("23+45=", "1 +\n\n2  =", " "):
+        ids = ours.encode_prompt(text).tolist()
+        assert ids == ["0123456789+= \n".index(c) for c in text] == theirs(text)["input_ids"]
+        assert ours.decode(ids) == text == theirs.decode(ids)
+
+
+def test_the_demo_vocabulary_has_sixteen_tokens_known_before_any_data(tmp_path):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    assert vocabulary_of(spec) == (16, 12)
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows_of(("23+45=", "068"))))
+    assert (tokenizer.vocab_size, tokenizer.end_id, tokenizer.stop_ids) == (16, 12, (12,))
+    assert tokenizer.encode_response("068").tolist() == [0, 6, 8, 12]
+
+
+def test_every_id_but_the_end_has_a_text_so_no_token_hides_in_a_right_answer(tmp_path):
+    specs = (
+        CharTokenizer(kind="char", alphabet="0123456789+="),
+        BpeTokenizer(kind="bpe", vocab_size=400),
+    )
+    for spec in specs:
+        rows = rows_of(("1+1=", "2"))
+        tokenizer = Tokenizer.load(fresh(tmp_path / spec.kind, spec, rows))
+        size, end = vocabulary_of(spec)
+        assert tokenizer.vocab_size == size
+        texts = tokenizer.decode_many([[i] for i in range(size)])
+        assert [i for i in range(size) if not texts[i]] == [end]
+
+
+def test_a_character_outside_the_alphabet_names_file_line_and_character(tmp_path):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    with pytest.raises(DataError) as caught:
+        fresh(tmp_path / "m", spec, rows_of(("1+1=", "2"), ("1-1=", "0")))
+    assert str(caught.value).startswith("d.jsonl:2: ")
+    assert "'-'" in str(caught.value)
+    assert not (tmp_path / "m").exists()
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows_of(("1+1=", "2"))))
+    with pytest.raises(DataError) as caught:
+        encode_prompts(rows_of(("1+1=", "2"), ("7*8=", "56")), tokenizer, max_prompt_tokens=9)
+    assert str(caught.value).startswith("d.jsonl:2: ")
+    assert "'*'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("alphabet", "what"), [("0120", "twice"), ("01é", "ASCII")])
+def test_an_impossible_alphabet_is_a_config_error(alphabet, what):
+    with pytest.raises(ConfigError, match=what):
+        build_tokenizer(CharTokenizer(kind="char", alphabet=alphabet), [], max_length=8)
+
+
+def test_bpe_training_gives_the_same_files_in_every_process():
+    program = (
+        "import sys, hashlib; sys.path[:0] = eval(sys.argv[1]);"
+        "from flowrl.config.schema import *; from flowrl.data import *;"
+        "d = DataConfig(train=sys.argv[2], prompt='{question}');"
+        "f = build_tokenizer(BpeTokenizer(kind='bpe', vocab_size=900),"
+        " load_rows(d.train, d, split='train'), max_length=99);"
+        "print(hashlib.sha256(repr(sorted(f.items())).encode()).hexdigest())"
+    )
+    data = str(HERE / "gsm8k_train.jsonl")
+    command = [sys.executable, "-c", program, repr([p for p in sys.path if p]), data]
+    runs = {subprocess.run(command, capture_output=True, check=True).stdout for _ in range(3)}
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tie", [True, False])
+def test_transformers_makes_the_model_that_the_config_describes(architecture, tie):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = FreshModel(
+        architecture=architecture, num_heads=4, num_kv_heads=2, max_length=77, tie_embeddings=tie
+    )
+    written = fresh_config_json(model, 16, 12)
+    config = AutoConfig.for_model(**written)
+    made = AutoModelForCausalLM.from_config(config)
+    assert type(made).__name__ == written["architectures"][0]
+    assert made.get_input_embeddings().weight.shape == (16, 64)
+    tied = made.get_output_embeddings().weight is made.get_input_embeddings().weight
+    assert tied is tie
+    for key in ("num_key_value_heads", "max_position_embeddings", "eos_token_id", "head_dim"):
+        assert getattr(config, key) == written[key]
+    assert config.rope_parameters["rope_theta"] == written["rope_theta"]
+
+
+def test_a_model_folder_appears_whole_is_kept_and_loads_in_transformers(tmp_path):
+    from transformers import AutoConfig, GenerationConfig
+
+    spec = CharTokenizer(kind="char", alphabet="01+=")
+    folder = fresh(tmp_path / "deep" / "m", spec, rows_of(("1+1=", "10")))
+    assert [p.name for p in tmp_path.joinpath("deep").iterdir()] == ["m"]
+    assert AutoConfig.from_pretrained(folder).vocab_size == 8
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == 4
+    before = (folder / "tokenizer.json").stat().st_mtime_ns
+    assert fresh(folder, spec, rows_of(("0+0=", "0"))) == folder
+    assert (folder / "tokenizer.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"pad_token": "<pad>"},
+        {"added_tokens_decoder": {"400": {"content": "<tool>", "special": False}}},
+    ],
+)
+def test_a_foreign_tokenizer_equals_autotokenizer(tmp_path, auto, config):
+    folder = foreign_folder(tmp_path / "m", **config)
+    ours, theirs = Tokenizer.load(folder), auto(folder)
+    assert ours.vocab_size == len(theirs)
+    for text in [*TEXTS, "<tool> <pad>"]:
+        ids = theirs(text, truncation=False)["input_ids"]
+        assert ours.encode_prompt(text).tolist() == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode_many([[5, 6], []]) == theirs.batch_decode([[5, 6], []])
+
+
+@pytest.mark.parametrize("place", ["config", "list", "file"])
+def test_a_chat_template_equals_apply_chat_template(tmp_path, auto, place):
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHAT}]
+    options = {"config": {"chat_template": CHAT}, "list": {"chat_template": named}, "file": {}}
+    folder = foreign_folder(tmp_path / "m", **options[place])
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(CHAT)
+    ours, theirs = Tokenizer.load(folder), auto(folder)
+    for text in TEXTS:
+        expected = theirs.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        assert ours.encode_prompt(text, "auto").tolist() == expected
+        assert ours.encode_prompt(text, "always").tolist() == expected
+        assert ours.encode_prompt(text, "never").tolist() == theirs(text)["input_ids"]
+
+
+def test_templates_have_the_filters_blocks_and_functions_that_transformers_gives_them(
+    tmp_path, auto
+):
+    template = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "  {% generation %}{{ m | tojson }}{% endgeneration %}\n{% endfor %}\n"
+        "{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ strftime_now('%Y') }}"
+        "{{ tools is none }}{{ eos_token }}"
+    )
+    folder = foreign_folder(tmp_path / "m", chat_template=template)
+    expected = auto(folder).apply_chat_template(
+        [{"role": "user", "content": "<é>"}], add_generation_prompt=True, return_dict=False
+    )
+    assert Tokenizer.load(folder).encode_prompt("<é>").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('system turn needed') }}",
+        "{{ messages[0].absent.deep }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_refuses_or_reaches_out_is_a_data_error(tmp_path, template):
+    tokenizer = Tokenizer.load(foreign_folder(tmp_path / "m", chat_template=template))
+    with pytest.raises(DataError, match="the chat template fails"):
+        tokenizer.encode_prompt("x")
+    assert len(tokenizer.encode_prompt("x", "never"))
+
+
+def test_a_template_that_does_not_parse_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: the chat template fails"):
+        Tokenizer.load(foreign_folder(tmp_path / "m", chat_template="{% for %}"))
+
+
+def test_always_without_a_template_says_what_to_set(tmp_path):
+    tokenizer = Tokenizer.load(foreign_folder(tmp_path / "m"))
+    assert not tokenizer.has_chat_template
+    with pytest.raises(DataError, match=r"data\.chat_template=auto"):
+        tokenizer.encode_prompt("x", "always")
+
+
+@pytest.mark.parametrize(
+    ("files", "stop_ids"),
+    [
+        ({}, (1,)),
+        ({"generation_config.json": {"eos_token_id": [3, 1, 2]}}, (1, 3, 2)),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": 3}}, (1, 3)),
+        ({"config.json": {"text_config": {"eos_token_id": 2}}}, (1, 2)),
+    ],
+)
+def test_stop_tokens_are_the_tokenizers_and_the_models(tmp_path, files, stop_ids):
+    folder = foreign_folder(tmp_path / "m")
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.end_id, tokenizer.stop_ids) == (1, stop_ids)
+
+
+def test_a_folder_without_any_end_token_is_refused(tmp_path):
+    folder = foreign_folder(tmp_path / "m", eos_token=None)
+    with pytest.raises(DataError, match="nothing says which token ends"):
+        Tokenizer.load(folder)
+
+
+def test_a_folder_with_a_slow_tokenizer_only_says_how_to_convert_it(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(DataError, match=r"no tokenizer\.json[\s\S]*tokenizer\.model[\s\S]*convert"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(DataError, match="no such model folder"):
+        Tokenizer.load(tmp_path / "none")
+
+
+def test_broken_files_are_named(tmp_path):
+    folder = foreign_folder(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: cannot be read as JSON"):
+        Tokenizer.load(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: the tokenizer cannot be read"):
+        Tokenizer.load(folder)
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted_never_cut(tmp_path):
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    rows = rows_of(("1+1=", "2"), ("1+1+1+1+1=", "5"), ("12+1=", "13"))
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows))
+    found = encode_prompts(rows, tokenizer, max_prompt_tokens=5)
+    assert [item.group for item in found.items()] == ["0/0", "0/2"]
+    assert [(t.where, t.num_tokens) for t in found.too_long] == [("d.jsonl:2", 10)]
+    with pytest.raises(DataError, match="the shortest has 4"):
+        encode_prompts(rows, tokenizer, max_prompt_tokens=3)
+
+
+def test_a_model_folder_of_the_users_is_checked_before_anything_heavy(tmp_path):
+    folder = foreign_folder(tmp_path / "m")
+    role = RoleConfig(model=str(folder))
+    with pytest.raises(ConfigError, match=r"roles\.actor\.model: the model folder lacks config"):
+        prepare_model_folder(role, tmp_path / "unused", [])
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"no safetensors[\s\S]*pickled weights are never loaded"):
+        prepare_model_folder(role, tmp_path / "unused", [])
+    (folder / "model.safetensors").write_bytes(b"")
+    assert prepare_model_folder(role, tmp_path / "unused", []) == folder
+    with pytest.raises(ConfigError, match=r"roles\.judge\.model: no such model folder"):
+        check_model_folder(tmp_path / "none", where="roles.judge.model")
+
+
+def test_a_role_without_model_or_tokenizer_says_what_it_needs(tmp_path):
+    with pytest.raises(ConfigError, match=r"roles\.actor\.model: the role has no model"):
+        prepare_model_folder(RoleConfig(), tmp_path / "m", [])
+    with pytest.raises(ConfigError, match=r"roles\.actor\.tokenizer: a new model needs"):
+        prepare_model_folder(RoleConfig(model=FreshModel()), tmp_path / "m", [])
+
+
+def test_the_data_package_imports_neither_torch_nor_transformers():
+    program = (
+        f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; import flowrl.data;"
+        "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert result.stdout.strip() == b"[]"
