@@ -1,9 +1,11 @@
 """Text to tokens and back, with the `tokenizers` library and the files of a Hugging Face folder.
 
-Token ids equal those of `transformers.AutoTokenizer` (5.24) on the same folder; Transformers itself,
-which takes seconds to import, is not needed. As there, the post-processor of tokenizer.json decides
-on BOS and EOS; `add_bos_token` and `add_eos_token` of tokenizer_config.json are not read. Text is tokenised once, before a rollout; what a policy
-produced is decoded for rewards and people and never tokenised again.
+Token ids equal those of `transformers.AutoTokenizer` (5.24) on the same folder; Transformers
+itself, which takes seconds to import, is not needed. As there, the post-processor of tokenizer.json
+decides on BOS and EOS, and `add_bos_token` of tokenizer_config.json is not read.
+
+Text is tokenised once, before a rollout; what a policy produced is decoded for rewards and people
+and never tokenised again.
 """
 
 from __future__ import annotations

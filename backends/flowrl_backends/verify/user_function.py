@@ -73,9 +73,7 @@ class UserFunction:
                 f"reward {self.target} returned {_described(returned)}",
                 where=f"sample {request.sample}",
                 expected="a finite number",
-                hint="add async code's own runner: the function is called, not awaited"
-                if inspect.isawaitable(returned)
-                else "return a number for every response",
+                hint="return a number for every response",
             )
         return number
 
@@ -111,6 +109,13 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
 
 def _function(module: ModuleType, path: Path, name: str, *, where: str) -> Callable[..., object]:
     function = getattr(module, name, None)
+    if inspect.iscoroutinefunction(function):
+        raise RewardError(
+            f"reward {name!r} is an async function",
+            where=where,
+            found=f"{path}:{function.__code__.co_firstlineno}",
+            hint="make it an ordinary function; it may call asyncio.run itself",
+        )
     if callable(function):
         typed: Callable[..., object] = function
         return typed
