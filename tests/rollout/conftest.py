@@ -1,0 +1,106 @@
+"""A hand-held scheduler for tests that say what happens event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from flowrl.ids import EngineId, GroupId, SampleId
+from flowrl.rollout import (
+    Action,
+    EngineJoined,
+    PromptsOffered,
+    RolloutScheduler,
+    SampleEnd,
+    SamplesFinished,
+    SamplesScored,
+    SchedulerSettings,
+    Submit,
+    Transition,
+)
+from flowrl.specs import FinishReason
+
+A = TypeVar("A")
+
+E0, E1 = EngineId("e0"), EngineId("e1")
+
+
+class Play:
+    """A validated scheduler; events get their ids, and attempts are remembered."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.journal: list[Transition] = []
+        self.scheduler = RolloutScheduler(
+            SchedulerSettings(**{"group_size": 2, **settings}),
+            validate=True,
+            observer=self.journal.append,
+        )
+        self.attempts: dict[SampleId, tuple[EngineId, int, int]] = {}
+
+    def __call__(self, kind: Callable[..., Any], **fields: Any) -> list[Action]:
+        actions = self.scheduler.step(kind(id=self.scheduler.last_event_id + 1, **fields))
+        for action in actions:
+            if isinstance(action, Submit):
+                for d in action.samples:
+                    self.attempts[d.sample] = (action.engine, d.attempt, d.kept_tokens)
+        return actions
+
+    def join(self, engine: EngineId = E0, capacity: int = 8) -> list[Action]:
+        return self(EngineJoined, engine=engine, capacity=capacity)
+
+    def offer(self, *groups: str) -> list[Action]:
+        return self(PromptsOffered, groups=tuple(GroupId(g) for g in groups))
+
+    def end(
+        self, sample: str, *, tokens: int = 3, version: int | None = None, reason: str = "stop"
+    ) -> SampleEnd:
+        """The end of the sample's latest attempt, with `tokens` new ones."""
+        _, attempt, kept = self.attempts[SampleId(sample)]
+        version = self.scheduler.version if version is None else version
+        return SampleEnd(
+            sample=SampleId(sample),
+            attempt=attempt,
+            reason=FinishReason(reason),
+            num_tokens=kept + tokens,
+            versions=((version, tokens),) if tokens else (),
+        )
+
+    def finish(self, *samples: str, **how: Any) -> list[Action]:
+        """Ends the latest attempts of samples that run on one engine."""
+        engine = self.attempts[SampleId(samples[0])][0]
+        ends = tuple(self.end(sample, **how) for sample in samples)
+        return self(SamplesFinished, engine=engine, ends=ends)
+
+    def score(self, *samples: str) -> list[Action]:
+        return self(SamplesScored, scores=tuple((SampleId(s), 1.0) for s in samples))
+
+    def finish_and_score(self, *samples: str, **how: Any) -> list[Action]:
+        self.finish(*samples, **how)
+        return self.score(*samples)
+
+    def moves(self, sample: str) -> list[str]:
+        """The states that the sample went through."""
+        return [str(step.after) for step in self.journal if step.sample == sample]
+
+    def drops(self) -> dict[str, str]:
+        """Reasons of dropped samples."""
+        return {step.sample: step.reason for step in self.journal if step.after == "dropped"}
+
+
+@pytest.fixture
+def play() -> type[Play]:
+    return Play
+
+
+@pytest.fixture
+def only() -> Callable[[list[Action], type[A]], A]:
+    """The one action of a kind."""
+
+    def find(actions: list[Action], kind: type[A]) -> A:
+        found = [action for action in actions if isinstance(action, kind)]
+        assert len(found) == 1, actions
+        return found[0]
+
+    return find
