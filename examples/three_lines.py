@@ -1,7 +1,10 @@
 """The shortest workflow: generate, score, update. Advantage and loss come from the config (GRPO).
 
-flowrl graph examples/three_lines.py
-flowrl run configs/quickstart.yaml workflow=examples/three_lines.py roles.reward.backend=verify
+From the root of the repository, any of
+
+    flowrl graph examples/three_lines.py
+    python examples/three_lines.py
+    flowrl run configs/quickstart.yaml workflow=examples/three_lines.py roles.reward.backend=verify
 """
 
 import flowrl as fl
@@ -15,4 +18,4 @@ def three_lines(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
 
 
 if __name__ == "__main__":
-    fl.run(three_lines, "configs/quickstart.yaml")
+    fl.run(three_lines, "configs/quickstart.yaml", overrides=["roles.reward.backend=verify"])

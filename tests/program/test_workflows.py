@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 import flowrl as fl
 from flowrl.graph import format_graph
 from flowrl.passes import Context, run_passes
-from flowrl.program import load_workflow
+from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.sft import sft
@@ -76,3 +78,23 @@ def test_the_program_of_the_guide_runs_as_written():
     assert grpo.trace().roles == ("actor", "verifier", "reference")
     without = run_passes(grpo.trace({"kl": 0.0}), Context())
     assert without.roles == ("actor", "verifier")
+
+
+@pytest.mark.parametrize("name", ["three_lines", "arithmetic_grpo"])
+def test_the_examples_compile_as_they_are_run(monkeypatch, repository, name):
+    compiled = []
+
+    def compile_only(*args: object, **kwargs: object) -> None:
+        compiled.append(fl.compile(*args, **kwargs))
+
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(fl, "run", compile_only, raising=False)
+    runpy.run_path(str(repository / "examples" / f"{name}.py"), run_name="__main__")
+    assert compiled[0].graph.name == name
+    assert [stage.name for stage in compiled[0].stages] == ["sft", "grpo"]
+
+
+def test_the_reward_of_the_arithmetic_example_is_exact_match(repository):
+    module = import_file(repository / "examples" / "arithmetic_grpo.py")
+    assert module.exact("23+45=", "068", "068", {}) == 1.0
+    assert module.exact("23+45=", "68", "068", {}) == 0.0
