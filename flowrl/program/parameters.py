@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.config.nearest import listing, suggestion
@@ -130,10 +130,12 @@ def _annotation(
     hints: Mapping[str, object],
     where: SourceRef,
 ) -> Any:
-    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise TraceError(
-            f"workflow '{function.__name__}' takes '{parameter}', but its parameters must be named",
+            f"parameter '{parameter.name}' of workflow '{function.__name__}' has no name to give",
             where=str(where),
+            found=str(parameter.kind.description),
+            expected="parameters with names of their own, without *, ** and /",
         )
     if parameter.name not in hints:
         raise TraceError(
@@ -160,8 +162,18 @@ def _read_argument(
             found=str(getattr(annotation, "__name__", annotation)),
             expected=_ACCEPTED,
         )
-    default = REQUIRED if parameter.default is parameter.empty else parameter.default
-    return Argument(name=parameter.name, types=kinds, choices=choices, default=default)
+    argument = Argument(name=parameter.name, types=kinds, choices=choices, default=REQUIRED)
+    if parameter.default is parameter.empty:
+        return argument
+    if not _fits(argument, parameter.default):
+        raise TraceError(
+            f"the default of parameter '{parameter.name}' of workflow '{function.__name__}' "
+            "does not fit its annotation",
+            where=str(where),
+            found=repr(parameter.default),
+            expected=argument.expected,
+        )
+    return replace(argument, default=_converted(argument, parameter.default))
 
 
 def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, ...]]:
@@ -218,12 +230,21 @@ def bind_arguments(
     return values
 
 
+def _converted(argument: Argument, value: Scalar) -> Scalar:
+    """A whole number will do where a float is wanted."""
+    whole = type(value) is int and int not in argument.types and float in argument.types
+    return float(value) if whole and value is not None else value
+
+
+def _fits(argument: Argument, value: Scalar) -> bool:
+    value = _converted(argument, value)
+    return type(value) in argument.types and (not argument.choices or value in argument.choices)
+
+
 def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
+    if _fits(argument, value):
+        return _converted(argument, value)
     kind = type(value)
-    if kind is int and int not in argument.types and float in argument.types:
-        value, kind = float(value or 0), float
-    if kind in argument.types and (not argument.choices or value in argument.choices):
-        return value
     choices = [choice for choice in argument.choices if isinstance(choice, str)]
     raise ConfigError(
         f"argument '{argument.name}' of workflow '{workflow}' is of the wrong "

@@ -118,6 +118,12 @@ class Tracer:
         for node in self._nodes.values():
             if node.op in _SINKS or node.id in read:
                 continue
+            if node.op is Op.SOURCE:
+                raise TraceError(
+                    f"workflow '{self.name}' does not use its parameter '{node.id}'",
+                    where=str(node.source),
+                    hint="pass it to actor.generate or actor.update, or remove it",
+                )
             raise TraceError(
                 f"nothing uses what {node.id} makes",
                 where=str(node.source),

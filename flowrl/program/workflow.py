@@ -196,6 +196,13 @@ def workflow(
             raise TraceError(
                 "@fl.workflow marks functions", where=str(user_line()), found=repr(target)
             )
+        if inspect.iscoroutinefunction(target) or inspect.isgeneratorfunction(target):
+            raise TraceError(
+                f"workflow '{target.__name__}' must be a plain function",
+                where=str(_definition(target)),
+                found="async def" if inspect.iscoroutinefunction(target) else "yield in its body",
+                hint="a workflow only says what happens; flowrl runs operations concurrently",
+            )
         return Workflow(target, max_staleness=max_staleness, local_names=local_names)
 
     return make if function is None else make(function)
@@ -234,7 +241,7 @@ def _definition(function: Callable[..., object]) -> SourceRef:
     code = inspect.unwrap(function).__code__
     line = code.co_firstlineno
     for number in range(line, line + 20):
-        if linecache.getline(code.co_filename, number).lstrip().startswith("def "):
+        if linecache.getline(code.co_filename, number).lstrip().startswith(("def ", "async def ")):
             return SourceRef(file=code.co_filename, line=number)
     return SourceRef(file=code.co_filename, line=line)
 

@@ -359,6 +359,14 @@ def test_an_output_that_nobody_uses_is_refused():
     assert error.where.endswith(f":{line_with('unused')}")
 
 
+def test_a_parameter_that_nobody_uses_is_refused():
+    @fl.workflow
+    def mine(examples: fl.Examples, prompts: fl.Prompts, actor: fl.Policy):
+        actor.update(examples)
+
+    assert refused(mine).what == "workflow 'mine' does not use its parameter 'prompts'"
+
+
 def test_a_workflow_without_update_is_refused():
     @fl.workflow
     def mine(actor: fl.Policy): ...
@@ -527,13 +535,26 @@ def test_parameters_that_a_workflow_cannot_have_are_refused_at_their_line():
 
     def many(*actors: fl.Policy): ...
 
+    def slash(actor: fl.Policy, /): ...
+
+    def default(actor: fl.Policy, size: int = None): ...  # noqa: RUF013
+
+    async def later(actor: fl.Policy): ...
+
+    def steps(actor: fl.Policy):
+        yield
+
     def nobody(prompts: fl.Prompts): ...
 
     for function, text in (
         (bare, "parameter 'actor' of workflow 'bare' has no annotation"),
         (odd, "neither a role, nor data, nor a plain setting"),
         (unknown, "name 'Nowhere' is not defined"),
-        (many, "must be named"),
+        (many, "has no name to give"),
+        (slash, "has no name to give"),
+        (default, "does not fit its annotation"),
+        (later, "must be a plain function"),
+        (steps, "must be a plain function"),
         (nobody, "has no policy"),
     ):
         with pytest.raises(TraceError) as caught:
