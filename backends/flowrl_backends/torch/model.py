@@ -12,7 +12,6 @@ Transformers takes seconds to import, so it is imported when the first model is 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from flowrl.backend.protocols import PolicyContext
 from flowrl.errors import BackendError
@@ -28,7 +28,14 @@ from flowrl_backends.torch.packing import Block, Packed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["DTYPES", "load_model", "packed_logits", "supports_packing", "tokenizer_files"]
+__all__ = [
+    "DTYPES",
+    "load_model",
+    "packed_logits",
+    "quiet_transformers",
+    "supports_packing",
+    "tokenizer_files",
+]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -84,7 +91,7 @@ def load_model(context: PolicyContext) -> PreTrainedModel:
             expected=" ".join(DTYPES),
         )
     _register_attention()
-    with _explained(context):
+    with _explained(context), quiet_transformers():
         model = _fresh(context) if context.fresh else _pretrained(context)
         # requires_grad and eval() first: `.to` keeps both.
         model.eval()
@@ -304,13 +311,27 @@ def _fresh(context: PolicyContext) -> Any:
 
 
 @contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keeps Transformers' progress bars off the terminal; the run has its own display."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
 def _explained(context: PolicyContext) -> Iterator[None]:
     """Turns what the libraries raise while loading into a `BackendError` that names the folder."""
     try:
         yield
     except BackendError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, json.JSONDecodeError) as err:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as err:
         text = str(err).strip().splitlines() or [type(err).__name__]
         raise BackendError(
             f"the model in {context.model} cannot be loaded on {context.device}",

@@ -26,7 +26,12 @@ from flowrl.errors import BackendError, CheckpointError
 from flowrl.specs import AdamW, spec_from_json
 from flowrl_backends.torch import checkpoint
 from flowrl_backends.torch.metrics import Metrics
-from flowrl_backends.torch.model import load_model, packed_logits, tokenizer_files
+from flowrl_backends.torch.model import (
+    load_model,
+    packed_logits,
+    quiet_transformers,
+    tokenizer_files,
+)
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.packing import Packed, micro_batches, pack
 
@@ -217,7 +222,8 @@ class TorchTrainer:
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(folder)
+        with quiet_transformers():
+            self.model.save_pretrained(folder)
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
 

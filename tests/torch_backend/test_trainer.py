@@ -1,0 +1,510 @@
+"""The trainer's gradients against the padded computation, and what an update does and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from flowrl.algo.losses import aggregate, sample_weights
+from flowrl.backend.batch import SequenceBatch, TrainBatch
+from flowrl.backend.protocols import PolicyContext, TrainBackend, UpdateSpec
+from flowrl.errors import BackendError
+from flowrl.ids import RoleName, SampleId
+from flowrl.specs import KL, AdamW, CrossEntropy, LossSpec, PolicyClip
+from flowrl.specs.loss import Aggregation
+from flowrl_backends.torch.model import supports_packing
+from flowrl_backends.torch.packing import micro_batches, pack
+from flowrl_backends.torch.trainer import TorchTrainer
+
+VOCABULARY = 12
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64,
+    "bos_token_id": None, "eos_token_id": 1, "resid_pdrop": 0.5, "attn_pdrop": 0.5,
+}  # fmt: skip
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "qwen2": lambda: transformers.Qwen2Config(
+        **SHAPE, num_key_value_heads=4, tie_word_embeddings=True
+    ),
+    "llama-gqa": lambda: transformers.LlamaConfig(**SHAPE, num_key_value_heads=2),
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=8),
+    "mistral-window": lambda: transformers.MistralConfig(
+        **SHAPE, num_key_value_heads=2, sliding_window=4
+    ),
+    "gpt2-dropout": lambda: transformers.GPT2Config(**GPT2),
+    "gemma2-capped": lambda: transformers.Gemma2Config(
+        **SHAPE, num_key_value_heads=2, head_dim=8, sliding_window=4
+    ),
+    "granite-scaled": lambda: transformers.GraniteConfig(**SHAPE, logits_scaling=3.0),
+}
+
+
+def context(folder: Path, **changes: Any) -> PolicyContext:
+    return replace(
+        PolicyContext(
+            role=RoleName("actor"),
+            model=folder,
+            fresh=True,
+            device="cpu",
+            dtype="float32",
+            seed=3,
+            num_slots=4,
+            max_length=64,
+            trainable=True,
+            stop_token_ids=(1,),
+        ),
+        **changes,
+    )
+
+
+def folder_of(kind: str, base: Path) -> Path:
+    folder = base / kind
+    if not folder.exists():
+        CONFIGS[kind]().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def qwen(models: Path) -> Path:
+    return folder_of("qwen2", models)
+
+
+def sequences(seed: int = 0, *, groups: int = 4, size: int = 3) -> SequenceBatch:
+    """Ragged groups with shared prompts, shared first answers, and one mask with a hole."""
+    draw = np.random.default_rng(seed)
+    tokens, mask, offsets, numbers = [], [], [0], []
+    for group in range(groups):
+        prompt = draw.integers(2, VOCABULARY, draw.integers(1, 6))
+        for member in range(size):
+            # A small alphabet makes members agree in their first answers.
+            answer = draw.integers(2, 4, draw.integers(1, 10))
+            masked = np.ones(len(answer), bool)
+            if member == 0 and len(answer) > 3:
+                masked[1:3] = False
+            tokens += [prompt, answer]
+            mask += [np.zeros(len(prompt), bool), masked]
+            offsets.append(offsets[-1] + len(prompt) + len(answer))
+            numbers.append(group)
+    return SequenceBatch(
+        samples=tuple(SampleId(f"0/{g}/{i % size}") for i, g in enumerate(numbers)),
+        tokens=np.concatenate(tokens).astype(np.int64),
+        offsets=np.array(offsets, np.int64),
+        response_mask=np.concatenate(mask),
+        groups=np.array(numbers, np.int64),
+    )
+
+
+def training(seed: int = 0, **options: int) -> TrainBatch:
+    """A batch with behaviour and reference logprobs near those of a fresh model."""
+    rows = sequences(seed, **options)
+    draw = np.random.default_rng(seed + 100)
+    per_sample = draw.normal(size=len(rows))
+
+    def noise() -> Any:
+        values = draw.normal(-np.log(VOCABULARY), 0.3, len(rows.tokens)) * rows.response_mask
+        return values.astype(np.float32)
+
+    advantages = np.repeat(per_sample, rows.lengths) * rows.response_mask
+    return TrainBatch(
+        sequences=rows,
+        behaviour_logprobs=noise(),
+        reference_logprobs=noise(),
+        advantages=advantages.astype(np.float32),
+    )
+
+
+def update_spec(batch: TrainBatch, **changes: Any) -> UpdateSpec:
+    return replace(
+        UpdateSpec(
+            loss=PolicyClip(clip_low=0.2, clip_high=0.28),
+            kl=None,
+            temperature=1.0,
+            mini_batches=(tuple(range(len(batch))),),
+            micro_batch=4,
+            max_tokens=16,
+        ),
+        **changes,
+    )
+
+
+def padded(model: Any, rows: SequenceBatch, temperature: float) -> tuple[torch.Tensor, Any]:
+    """Transformers' own forward over one padded batch with its mask; logprobs `[T]`."""
+    width = int(rows.lengths.max())
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for i in range(len(rows)):
+        sample = rows.tokens[rows.offsets[i] : rows.offsets[i + 1]]
+        ids[i, : len(sample)] = torch.from_numpy(sample)
+        mask[i, : len(sample)] = 1
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    table = (logits[:, :-1] / temperature).log_softmax(-1)
+    chosen = table.gather(-1, ids[:, 1:, None])[..., 0]
+    chosen = torch.nn.functional.pad(chosen, (1, 0))
+    return chosen[mask > 0], (ids, mask, logits)
+
+
+def straightforward(model: Any, batch: TrainBatch, spec: UpdateSpec) -> tuple[float, Any]:
+    """Loss and gradients written out plainly over the padded batch."""
+    rows = batch.sequences
+    logprobs, _ = padded(model, rows, spec.temperature)
+    assert batch.behaviour_logprobs is not None
+    assert batch.advantages is not None
+    assert batch.reference_logprobs is not None
+    live = torch.from_numpy(rows.response_mask)
+    new = logprobs[live]
+    ratio = (new - torch.from_numpy(batch.behaviour_logprobs)[live]).exp()
+    advantage = torch.from_numpy(batch.advantages)[live]
+    if isinstance(spec.loss, PolicyClip):
+        low, high = 1 - spec.loss.clip_low, 1 + spec.loss.clip_high
+        values = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    else:
+        values = -new
+    if spec.kl is not None:
+        gap = new - torch.from_numpy(batch.reference_logprobs)[live]
+        values = values + spec.kl.coefficient * ((-gap).exp() - 1 + gap)
+    aggregation: Aggregation = spec.loss.aggregation  # type: ignore[attr-defined]
+    weights = sample_weights(rows.response_lengths, aggregation, max_tokens=spec.max_tokens)
+    loss = aggregate(values, torch.from_numpy(np.repeat(weights, rows.response_lengths)))
+    model.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    return float(loss.detach()), grads
+
+
+class Watch:
+    """Keeps the gradients that the trainer hands to its optimizer, and makes no step."""
+
+    def __init__(self, trainer: TorchTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.grads: dict[str, torch.Tensor] = {}
+        optimizer = trainer._optimizer
+        assert optimizer is not None
+        step = optimizer.step
+
+        def keep() -> Any:
+            self.grads = {
+                n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                for n, p in trainer.model.named_parameters()
+            }
+            return step()
+
+        monkeypatch.setattr(optimizer, "step", keep)
+
+
+def watched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[TorchTrainer, Watch]:
+    trainer = TorchTrainer(context(folder), **options)
+    # A rate of 0 leaves the weights as they are, so that updates can be compared.
+    trainer.begin(AdamW(learning_rate=0.0), num_updates=10)
+    return trainer, Watch(trainer, monkeypatch)
+
+
+def assert_equal(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], atol: float) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-5, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_gradients_equal_the_padded_computation(
+    kind: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(folder_of(kind, models), monkeypatch)
+    batch = training()
+    spec = update_spec(batch, temperature=0.8, kl=KL(estimator="k3", coefficient=0.1))
+    assert supports_packing(trainer.model) == (kind != "gemma2-capped")
+    want_loss, want = straightforward(trainer.model, batch, spec)
+    (step,) = trainer.update(batch, spec)
+    assert step.loss == pytest.approx(want_loss, abs=1e-6)
+    assert_equal(watch.grads, want, 1e-6)
+    assert step.grad_norm == pytest.approx(
+        float(torch.stack([g.norm() for g in want.values()]).norm()), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logprobs_equal_the_padded_computation(kind: str, models: Path) -> None:
+    trainer = TorchTrainer(context(folder_of(kind, models)))
+    rows = sequences(5)
+    got = trainer.logprobs(rows, 0.7)
+    with torch.no_grad():
+        want, _ = padded(trainer.model, rows, 0.7)
+    np.testing.assert_allclose(got, want.numpy() * rows.response_mask, atol=1e-5)
+    assert (got[~rows.response_mask] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"],
+)
+def test_micro_batches_change_neither_loss_nor_gradient(
+    aggregation: Aggregation, qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = training(groups=6)
+    loss = PolicyClip(aggregation=aggregation)
+    want_loss, want = straightforward(trainer.model, batch, update_spec(batch, loss=loss))
+    for micro_batch in (1, 2, 5, 18, 100):
+        spec = update_spec(batch, loss=loss, micro_batch=micro_batch)
+        (step,) = trainer.update(batch, spec)
+        assert step.loss == pytest.approx(want_loss, abs=1e-6)
+        assert_equal(watch.grads, want, 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_do_not_depend_on_the_batch_composition(
+    seed: int, qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a token sum is the sum of the gradients of any parts."""
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = training(seed, groups=5, size=2)
+    order = np.random.default_rng(seed).permutation(len(batch)).tolist()
+    loss = PolicyClip(aggregation="sequence-mean-token-sum")
+    trainer.update(batch, update_spec(batch, loss=loss))
+    whole = watch.grads
+    cut = int(np.random.default_rng(seed).integers(1, len(order)))
+    total: dict[str, torch.Tensor] = {n: torch.zeros_like(g) for n, g in whole.items()}
+    for part in (sorted(order[:cut]), sorted(order[cut:])):
+        trainer.update(batch, update_spec(batch, loss=loss, mini_batches=(tuple(part),)))
+        total = {n: t + watch.grads[n] * len(part) / len(order) for n, t in total.items()}
+    assert_equal(total, whole, 1e-6)
+
+
+def test_cross_entropy_equals_the_loss_of_transformers(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = TrainBatch(sequences=sequences(2))
+    rows = batch.sequences
+    _, (ids, mask, _) = padded(trainer.model, rows, 1.0)
+    labels = torch.full_like(ids, -100)
+    labels[mask > 0] = torch.where(
+        torch.from_numpy(rows.response_mask), torch.from_numpy(rows.tokens), -100
+    )
+    loss = trainer.model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss.backward()
+    want = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+    (step,) = trainer.update(batch, update_spec(batch, loss=CrossEntropy()))
+    assert step.loss == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert step.num_tokens == int(rows.response_mask.sum())
+    assert_equal(watch.grads, want, 1e-6)
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    rows = SequenceBatch(
+        samples=tuple(SampleId(f"0/0/{i}") for i in range(3)),
+        tokens=np.array([5, 6, 7, 8, 1, 5, 6, 7, 9, 1, 5, 6, 3]),
+        offsets=np.array([0, 5, 10, 13]),
+        response_mask=np.array([0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1], bool),
+        groups=np.zeros(3, np.int64),
+    )
+    # Inputs: 5, 6, 7 once; 8 and 9; a last answer is no input. Targets: 3, 7, 8, 9 and two ends.
+    packed = pack(rows, np.arange(3))
+    assert sorted(packed.tokens.tolist()) == [5, 6, 7, 8, 9]
+    assert len(packed.target_token) == 6
+    assert len(packed.source) == 7
+    alone = pack(rows, np.arange(3), share_prefixes=False)
+    assert len(alone.tokens) == 4 + 4 + 2
+
+
+def test_groups_stay_whole_in_micro_batches_where_they_fit() -> None:
+    rows = sequences(groups=6, size=3)
+    pieces = micro_batches(rows, range(18), 7)
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(18))
+    assert all(len(piece) == 6 for piece in pieces)
+    assert max(len(piece) for piece in micro_batches(rows, range(18), 2)) == 2
+    for piece in micro_batches(rows, range(18), 18, max_tokens=20):
+        assert len(piece) == 1 or rows.lengths[piece].sum() <= 20
+
+
+def test_skipping_samples_without_advantage_changes_no_gradient(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = training(groups=5)
+    assert batch.advantages is not None
+    rows = batch.sequences
+    advantages = batch.advantages.copy()
+    advantages[rows.offsets[3] : rows.offsets[9]] = 0
+    batch = replace(batch, advantages=advantages)
+    grads, steps = [], []
+    for skip in (True, False):
+        trainer, watch = watched(qwen, monkeypatch, skip_zero=skip)
+        steps += trainer.update(batch, update_spec(batch))
+        grads.append(watch.grads)
+    assert_equal(grads[0], grads[1], 1e-7)
+    assert steps[0].loss == pytest.approx(steps[1].loss, abs=1e-7)
+    assert steps[0].num_tokens == steps[1].num_tokens
+    assert steps[0].metrics["samples_skipped"] == 6
+    assert steps[0].metrics["samples_computed"] == 9
+    assert steps[1].metrics["samples_skipped"] == 0
+    assert steps[0].metrics["tokens_computed"] < steps[1].metrics["tokens_computed"]
+
+
+def test_no_sample_is_skipped_where_a_kl_term_pulls_on_it(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(), 1)
+    batch = training()
+    batch = replace(batch, advantages=np.zeros_like(batch.advantages))
+    spec = update_spec(batch, kl=KL(estimator="k3", coefficient=0.1))
+    (step,) = trainer.update(batch, spec)
+    assert step.metrics["samples_skipped"] == 0
+    assert step.grad_norm > 0
+    assert step.metrics["kl"] > 0
+
+
+def test_a_mini_batch_without_any_advantage_still_moves_with_its_momentum(qwen: Path) -> None:
+    results = []
+    batch = training()
+    nothing = replace(batch, advantages=np.zeros_like(batch.advantages))
+    for skip in (True, False):
+        trainer = TorchTrainer(context(qwen), skip_zero=skip)
+        trainer.begin(AdamW(learning_rate=1e-2), 10)
+        trainer.update(batch, update_spec(batch))
+        (step,) = trainer.update(nothing, update_spec(batch))
+        assert step.loss == 0
+        results.append({n: p.detach().clone() for n, p in trainer.model.named_parameters()})
+    assert_equal(results[0], results[1], 1e-7)
+
+
+def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(learning_rate=1e-2), 10)
+    good = training()
+    assert good.advantages is not None
+    bad_values = good.advantages.copy()
+    bad_values[np.argmax(good.sequences.response_mask)] = np.inf
+    bad = replace(good, advantages=bad_values)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    (step,) = trainer.update(bad, update_spec(bad))
+    assert step.skipped
+    assert not np.isfinite(step.grad_norm)
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+    (step,) = trainer.update(good, update_spec(good))
+    assert not step.skipped
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_metrics_of_an_update_on_its_own_samples(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(learning_rate=0.0), 10)
+    batch = training()
+    rows = batch.sequences
+    batch = replace(batch, behaviour_logprobs=trainer.logprobs(rows, 1.0))
+    (step,) = trainer.update(batch, update_spec(batch))
+    assert step.metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert step.metrics["ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert step.metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert step.metrics["clip_fraction_low"] == step.metrics["clip_fraction_high"] == 0
+    assert 0 < step.metrics["entropy"] <= np.log(VOCABULARY) + 1e-6
+    assert batch.behaviour_logprobs is not None
+    assert step.metrics["entropy_estimate"] == pytest.approx(
+        -float(batch.behaviour_logprobs[rows.response_mask].mean()), rel=1e-5
+    )
+    assert step.metrics["positions"] < len(rows.tokens)
+
+
+def test_temperature_zero_means_logprobs_at_temperature_one(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    rows = sequences()
+    np.testing.assert_array_equal(trainer.logprobs(rows, 0.0), trainer.logprobs(rows, 1.0))
+
+
+def test_mini_batches_are_updates_in_order(qwen: Path) -> None:
+    batch = training(groups=4)
+    halves = (tuple(range(6)), tuple(range(6, 12)))
+    together = TorchTrainer(context(qwen))
+    together.begin(AdamW(learning_rate=1e-2), 2)
+    steps = together.update(batch, update_spec(batch, mini_batches=halves))
+    apart = TorchTrainer(context(qwen))
+    apart.begin(AdamW(learning_rate=1e-2), 2)
+    again = [
+        step
+        for half in halves
+        for step in apart.update(batch, update_spec(batch, mini_batches=(half,)))
+    ]
+    assert steps == again
+    for mine, other in zip(together.model.parameters(), apart.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_equal_inputs_give_identical_bits(qwen: Path) -> None:
+    outcomes = []
+    for _ in range(2):
+        torch.manual_seed(len(outcomes))
+        trainer = TorchTrainer(context(qwen))
+        trainer.begin(AdamW(learning_rate=1e-2), 3)
+        batch = training()
+        steps = [trainer.update(batch, update_spec(batch)) for _ in range(3)]
+        outcomes.append((steps, trainer.logprobs(batch.sequences, 1.0).tobytes()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_updates_raise_the_likelihood_of_what_is_rewarded(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(learning_rate=1e-2), 20)
+    assert isinstance(trainer, TrainBackend)
+    batch = TrainBatch(sequences=sequences(groups=3, size=1))
+    spec = update_spec(batch, loss=CrossEntropy())
+    losses = [trainer.update(batch, spec)[0].loss for _ in range(20)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "kl", "field"),
+    [
+        (PolicyClip(), None, "advantages"),
+        (CrossEntropy(), KL(estimator="k3", coefficient=0.1), "reference_logprobs"),
+    ],
+)
+def test_a_field_that_the_update_reads_and_the_batch_lacks_is_named(
+    loss: LossSpec, kl: KL | None, field: str, qwen: Path
+) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(), 1)
+    batch = TrainBatch(sequences=sequences())
+    with pytest.raises(BackendError, match=f"no {field}"):
+        trainer.update(batch, update_spec(batch, loss=loss, kl=kl))
+
+
+def test_mistakes_of_the_caller_are_typed_errors(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    batch = TrainBatch(sequences=sequences())
+    spec = update_spec(batch, loss=CrossEntropy())
+    with pytest.raises(BackendError, match="update before begin"):
+        trainer.update(batch, spec)
+    trainer.begin(AdamW(), 1)
+    rows = batch.sequences
+    empty = replace(rows, response_mask=np.zeros_like(rows.response_mask))
+    with pytest.raises(BackendError, match="no response token"):
+        trainer.update(TrainBatch(sequences=empty), spec)
+    unprompted = replace(rows, response_mask=np.ones_like(rows.response_mask))
+    with pytest.raises(BackendError, match="first token") as caught:
+        trainer.logprobs(unprompted, 1.0)
+    assert "sample 0/" in str(caught.value)
+    with pytest.raises(BackendError, match="without an optimizer"):
+        TorchTrainer(context(qwen, trainable=False)).begin(AdamW(), 1)
+    with pytest.raises(BackendError, match="float16"):
+        TorchTrainer(context(qwen, dtype="float16"))

@@ -1,0 +1,216 @@
+"""Saving, restoring, exporting and moving a trainer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from flowrl.backend.batch import SequenceBatch, TrainBatch
+from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
+from flowrl.errors import CheckpointError
+from flowrl.ids import RoleName, SampleId
+from flowrl.specs import AdamW, CrossEntropy
+from flowrl_backends.torch.trainer import TorchTrainer
+
+SCHEDULE = AdamW(learning_rate=1e-2, warmup_updates=2, schedule="cosine", weight_decay=0.01)
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    config = transformers.Qwen2Config(
+        vocab_size=12,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=request.param,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    config.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"a": 1}')
+    (tmp_path / "model" / "code.py").write_text("raise SystemExit")
+    return tmp_path / "model"
+
+
+def trainer_of(folder: Path, **changes: object) -> TorchTrainer:
+    context = PolicyContext(
+        role=RoleName("actor"),
+        model=folder,
+        fresh=True,
+        device="cpu",
+        dtype="float32",
+        seed=3,
+        num_slots=4,
+        max_length=64,
+        trainable=True,
+        stop_token_ids=(1,),
+    )
+    return TorchTrainer(replace(context, **changes))  # type: ignore[arg-type]
+
+
+def train(trainer: TorchTrainer, seeds: range) -> list[OptimizerStep]:
+    steps = []
+    for seed in seeds:
+        draw = np.random.default_rng(seed)
+        lengths = draw.integers(3, 9, 6)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        mask = np.ones(offsets[-1], bool)
+        mask[offsets[:-1]] = False
+        batch = SequenceBatch(
+            samples=tuple(SampleId(f"0/{i}/0") for i in range(6)),
+            tokens=draw.integers(2, 12, offsets[-1]),
+            offsets=offsets,
+            response_mask=mask,
+            groups=np.arange(6),
+        )
+        spec = UpdateSpec(
+            loss=CrossEntropy(),
+            kl=None,
+            temperature=1.0,
+            mini_batches=((0, 1, 2), (3, 4, 5)),
+            micro_batch=2,
+            max_tokens=16,
+        )
+        steps += trainer.update(TrainBatch(sequences=batch), spec)
+    return steps
+
+
+def bits(trainer: TorchTrainer) -> dict[str, bytes]:
+    return {
+        n: p.detach().view(torch.uint8).numpy().tobytes()
+        for n, p in trainer.model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_restored_trainer_goes_on_bit_for_bit(dtype: str, folder: Path, tmp_path: Path) -> None:
+    straight = trainer_of(folder, dtype=dtype)
+    straight.begin(SCHEDULE, num_updates=8)
+    train(straight, range(2))
+    straight.save(tmp_path / "saved")
+    want_random = torch.rand(3)
+    want = train(straight, range(2, 4))
+
+    resumed = trainer_of(folder, dtype=dtype, seed=99)
+    torch.manual_seed(12345)
+    resumed.restore(tmp_path / "saved")
+    assert torch.equal(torch.rand(3), want_random)
+    assert train(resumed, range(2, 4)) == want
+    assert bits(resumed) == bits(straight)
+
+
+def test_parameters_are_restored_in_place(folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(folder)
+    trainer.begin(SCHEDULE, 8)
+    before = bits(trainer)
+    trainer.save(tmp_path / "saved")
+    model, places = trainer.model, [p.data_ptr() for p in trainer.model.parameters()]
+    train(trainer, range(1))
+    assert bits(trainer) != before
+    trainer.restore(tmp_path / "saved")
+    assert trainer.model is model
+    assert [p.data_ptr() for p in trainer.model.parameters()] == places
+    assert bits(trainer) == before
+
+
+def test_a_checkpoint_before_any_stage_holds_the_parameters_only(
+    folder: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(folder)
+    trainer.save(tmp_path / "saved")
+    other = trainer_of(folder, seed=4)
+    other.restore(tmp_path / "saved")
+    assert bits(other) == bits(trainer)
+
+
+def test_a_checkpoint_holds_no_pickle(folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(folder)
+    trainer.begin(SCHEDULE, 8)
+    train(trainer, range(1))
+    trainer.save(tmp_path / "saved")
+    names = sorted(p.name for p in (tmp_path / "saved").iterdir())
+    assert names == ["trainer.json", "trainer.safetensors"]
+    state = json.loads((tmp_path / "saved" / "trainer.json").read_text())
+    assert state["updates"] == 2
+    assert state["optimizer"]["kind"] == "adamw"
+
+
+def test_a_missing_damaged_or_foreign_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(folder)
+    before = bits(trainer)
+    with pytest.raises(CheckpointError, match=r"trainer\.json"):
+        trainer.restore(tmp_path / "nothing")
+    saved = tmp_path / "saved"
+    trainer.save(saved)
+    whole = (saved / "trainer.safetensors").read_bytes()
+    (saved / "trainer.safetensors").write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match=r"trainer\.safetensors"):
+        trainer.restore(saved)
+    (saved / "trainer.safetensors").write_bytes(whole)
+    other = trainer_of(folder, dtype="bfloat16")
+    with pytest.raises(CheckpointError, match="another model"):
+        other.restore(saved)
+    (saved / "trainer.json").write_text('{"format": 99}')
+    with pytest.raises(CheckpointError, match="another format"):
+        trainer.restore(saved)
+    assert bits(trainer) == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_exported_folder_loads_with_transformers(
+    dtype: str, folder: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(folder, dtype=dtype)
+    trainer.begin(SCHEDULE, 8)
+    train(trainer, range(1))
+    out = tmp_path / "exported"
+    trainer.export(out)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert loaded.dtype == trainer.model.dtype
+    ids = torch.tensor([[2, 3, 4, 5]])
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, trainer.model(ids).logits)
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert (out / "tokenizer_config.json").read_text() == '{"a": 1}'
+    assert not (out / "code.py").exists()
+    assert not list(out.glob("*.bin"))
+    config = json.loads((out / "config.json").read_text())
+    assert "flowrl" not in json.dumps(config)
+    tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+    assert tied == loaded.config.tie_word_embeddings
+
+
+def test_a_trainer_opens_an_exported_folder(folder: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(folder)
+    trainer.export(tmp_path / "exported")
+    again = trainer_of(tmp_path / "exported", fresh=False, seed=77)
+    assert bits(again) == bits(trainer)
+
+
+def test_moving_off_and_back_changes_nothing_on_the_cpu(folder: Path) -> None:
+    moved, still = trainer_of(folder), trainer_of(folder)
+    for trainer in (moved, still):
+        trainer.begin(SCHEDULE, 8)
+        train(trainer, range(1))
+    for _ in range(2):
+        moved.offload()
+    for _ in range(2):
+        moved.reload()
+    assert train(moved, range(1, 2)) == train(still, range(1, 2))
+
+
+def test_closing_twice_is_harmless(folder: Path) -> None:
+    trainer = trainer_of(folder)
+    trainer.close()
+    trainer.close()
+    trainer.offload()
