@@ -348,3 +348,15 @@ def test_importing_the_plugin_imports_no_tensor_library():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert result.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("kind", ["gsm8k", "numeric_match"])
+def test_the_worked_solutions_of_gsm8k_are_right_answers_to_themselves(split, kind):
+    path = Path(__file__).parents[1] / "data" / f"gsm8k_{split}.jsonl"
+    solutions = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
+    for solution, other in zip(solutions, solutions[1:], strict=False):
+        assert value({"kind": kind}, solution, solution) == 1
+        final = solution.rpartition("#### ")[2]
+        if final != other.rpartition("#### ")[2]:
+            assert value({"kind": kind}, other, final) == 0
