@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -355,7 +356,7 @@ def test_importing_the_plugin_imports_no_tensor_library():
 def test_the_worked_solutions_of_gsm8k_are_right_answers_to_themselves(split, kind):
     path = Path(__file__).parents[1] / "data" / f"gsm8k_{split}.jsonl"
     solutions = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
-    for solution, other in zip(solutions, solutions[1:], strict=False):
+    for solution, other in pairwise(solutions):
         assert value({"kind": kind}, solution, solution) == 1
         final = solution.rpartition("#### ")[2]
         if final != other.rpartition("#### ")[2]:
