@@ -28,8 +28,9 @@ __all__ = ["RUNTIME_BYTES", "DeviceFit", "Tenant", "fit_device"]
 MIB = 1 << 20
 
 RUNTIME_BYTES = {"cpu": 512 * MIB, "cuda": 768 * MIB, "npu": 1024 * MIB}
-"""What the framework takes before the first tensor: its libraries in host memory, the device
-context and loaded kernels on an accelerator. Rounded up from process sizes seen after import."""
+"""What the framework takes before the first tensor. On the CPU: its libraries (a process that has
+imported torch and transformers measures 350 MB) and room for buffers. On an accelerator: the
+context and loaded kernels; estimates, not measured here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,13 @@ class DeviceFit:
 
 
 def fit_device(
-    tenants: tuple[Tenant, ...], *, address: str, device_type: str, name: str, budget: int
+    tenants: tuple[Tenant, ...],
+    *,
+    address: str,
+    device_type: str,
+    name: str,
+    budget: int,
+    train_key: str = "train",
 ) -> DeviceFit:
     """The memory of a device in every phase, proven to be within `budget` bytes.
 
@@ -91,7 +98,7 @@ def fit_device(
         f"{memory.phase} does not fit on {address} ({name}): needs {format_bytes(memory.total)} "
         f"of {format_bytes(budget)}: {memory.describe()}",
         where=f"roles.{role}",
-        hint=_smallest_change(tenants, device_type, budget),
+        hint=_smallest_change(tenants, device_type, budget, train_key),
     )
 
 
@@ -121,7 +128,9 @@ def _measure(tenants: tuple[Tenant, ...], device_type: str, sleeping: tuple[str,
     return DeviceFit(phases=tuple(phases), sleeping=sleeping)
 
 
-def _smallest_change(tenants: tuple[Tenant, ...], device_type: str, budget: int) -> str:
+def _smallest_change(
+    tenants: tuple[Tenant, ...], device_type: str, budget: int, train_key: str
+) -> str:
     """The way out: one size where one is enough, else both, else what the job needs at least."""
 
     def total(micro_batch: int, num_slots: int) -> int:
@@ -138,14 +147,14 @@ def _smallest_change(tenants: tuple[Tenant, ...], device_type: str, budget: int)
     )
     best = _largest(rows, lambda size: total(size, slots) <= budget)
     if best:
-        return f"set train.micro_batch={best} ({note(best, slots)})"
+        return f"set {train_key}.micro_batch={best} ({note(best, slots)})"
     best = _largest(slots, lambda size: total(rows, size) <= budget)
     if best:
         return f"set {generating}={best} ({note(rows, best)})"
     both = _largest(slots, lambda size: total(1, size) <= budget)
     if both:
         best = _largest(rows, lambda size: total(size, both) <= budget)
-        return f"set {generating}={both} and train.micro_batch={best} ({note(best, both)})"
+        return f"set {generating}={both} and {train_key}.micro_batch={best} ({note(best, both)})"
     least = total(1, min(slots, 1))
     return (
         f"even one row and one slot need {format_bytes(least)}: take a device with more memory, "

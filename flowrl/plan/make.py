@@ -93,6 +93,7 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
             device_type=choice.device.type,
             name=choice.device.name,
             budget=choice.device.budget_bytes,
+            train_key=request.train_key,
         )
         prediction = Prediction(
             memory=tuple(
@@ -223,6 +224,7 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         max_prompt_tokens=request.max_prompt_tokens,
         max_response_tokens=request.max_response_tokens,
         micro_batch=min(request.micro_batch, rows),
+        num_samples=request.samples_per_step,
         dtype=_dtype(role, request, device),
         trainable=Op.UPDATE in ops,
         shares_weights=role.capabilities.shares_weights,

@@ -146,15 +146,26 @@ def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
 
 
 def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> Rows:
-    """Parts down, phases across; parts of all roles on the device are added up."""
-    names = {part.name for entry in entries for part in entry.memory.parts}
-    ordered = [name for name in _PART_ORDER if name in names]
-    ordered += sorted(names.difference(_PART_ORDER))
+    """Each role's parts down, phases across."""
+    found = dict.fromkeys(
+        (part.role, part.name) for entry in entries for part in entry.memory.parts
+    )
+    roles = list(dict.fromkeys(role for role, _ in found if role))
+    known = {name: i for i, name in enumerate(_PART_ORDER)}
+    # What belongs to no role, the framework's own memory, comes last.
+    ordered = sorted(
+        found,
+        key=lambda key: (
+            roles.index(key[0]) if key[0] else len(roles),
+            known.get(key[1], len(known)),
+        ),
+    )
     rows: list[tuple[str, ...]] = [
         ("", *(f"{entry.active} {entry.memory.phase}" for entry in entries))
     ]
-    for name in ordered:
-        rows.append((name, *(_sum(entry.memory.parts, name) for entry in entries)))
+    for role, name in ordered:
+        cells = (_sum(entry.memory.parts, role, name) for entry in entries)
+        rows.append((f"{role} {name}" if role else name, *cells))
     totals = [entry.memory.total for entry in entries]
     rows.append(("total", *(format_bytes(total) for total in totals)))
     if device.budget_bytes:
@@ -163,8 +174,8 @@ def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> R
     return tuple(rows)
 
 
-def _sum(parts: Iterable[MemoryPart], name: str) -> str:
-    nbytes = sum(part.nbytes for part in parts if part.name == name)
+def _sum(parts: Iterable[MemoryPart], role: str, name: str) -> str:
+    nbytes = sum(part.nbytes for part in parts if (part.role, part.name) == (role, name))
     return format_bytes(nbytes) if nbytes else "-"
 
 

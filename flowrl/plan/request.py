@@ -43,6 +43,8 @@ class PlanRequest:
 
     Attributes:
         max_length: Tokens of the longest sample, prompt and response together.
+        train_key: Where the configuration holds the sizes, for messages: `train`, or
+            `stage.NAME.train` for a stage before the last.
     """
 
     roles: tuple[RoleRequest, ...]
@@ -53,6 +55,7 @@ class PlanRequest:
     max_prompt_tokens: int
     max_response_tokens: int
     max_length: int
+    train_key: str = "train"
 
     @property
     def samples_per_step(self) -> int:

@@ -26,6 +26,7 @@ WORK = Workload(
     max_prompt_tokens=6,
     max_response_tokens=4,
     micro_batch=5,
+    num_samples=20,
     dtype="float32",
     trainable=True,
 )
@@ -101,13 +102,34 @@ def test_an_engine_with_its_own_weights_holds_them_beside_the_trainer_s() -> Non
     assert apart["engine weights"] == apart["parameters"]
 
 
+def test_a_forward_only_pass_needs_its_layers_or_its_logits_of_the_rows_there_are() -> None:
+    def working(work: Workload, shape: ModelShape = SHAPE) -> dict[str, int]:
+        parts = named(
+            PhaseMemory(
+                phase=Phase.LOGPROBS, parts=working_memory("a", shape, work, Phase.LOGPROBS)
+            )
+        )
+        parts.pop("margin")
+        return parts
+
+    few = replace(SHAPE, vocab_size=3)
+    # 20 rows of 10 tokens, one layer's 3h + 3q + 3f elements.
+    assert working(WORK, few) == {"activations": 200 * (24 + 24 + 72) * 4}
+    assert working(WORK) == {"logits": (1 + 3) * 4 * 80 * 100}
+    # 128 rows at most.
+    assert working(replace(WORK, num_samples=1000)) == {"logits": (1 + 3) * 4 * 512 * 100}
+
+
 def test_truncated_sampling_needs_more_copies_of_the_logits() -> None:
+    wide = replace(SHAPE, vocab_size=10_000)
+    few = replace(WORK, max_prompt_tokens=1)
+
     def logits(work: Workload) -> int:
-        parts = working_memory("a", SHAPE, work, Phase.ROLLOUT)
+        parts = working_memory("a", wide, work, Phase.ROLLOUT)
         return next(part.nbytes for part in parts if part.name == "logits")
 
-    assert logits(WORK) == 4 * 4 * 3 * 100
-    assert logits(replace(WORK, truncates=True)) == 11 * 4 * 3 * 100
+    assert logits(few) == 4 * 4 * 3 * 10_000
+    assert logits(replace(few, truncates=True)) == 11 * 4 * 3 * 10_000
 
 
 def test_no_grad_phases_need_less_than_an_update() -> None:
@@ -182,6 +204,7 @@ def test_activations_match_what_a_real_forward_pass_keeps(
         max_prompt_tokens=length,
         max_response_tokens=0,
         micro_batch=rows,
+        num_samples=rows,
         dtype=dtype,
         trainable=True,
         attention="eager" if attention == "eager" else "sdpa",

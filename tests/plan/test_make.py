@@ -211,6 +211,12 @@ def test_where_neither_size_alone_is_enough_the_hint_changes_both(grpo: Graph, c
     )
 
 
+def test_the_hint_names_the_key_of_the_stage_s_own_sizes(grpo: Graph, cases: Any) -> None:
+    request = replace(big_request(cases, micro_batch=64), train_key="stage.warm.train")
+    with pytest.raises(PlanError, match=r"set stage\.warm\.train\.micro_batch="):
+        make_plan(grpo, request, cases.pool_of(cases.cpu(24)))
+
+
 def test_a_device_too_small_for_one_row_says_what_it_needs_at_least(
     grpo: Graph, cases: Any
 ) -> None:
@@ -329,6 +335,7 @@ def test_what_the_hint_of_a_refusal_asks_for_always_fits(
         max_prompt_tokens=100,
         max_response_tokens=200,
         micro_batch=micro_batch,
+        num_samples=1024,
         dtype=dtype,
         trainable=True,
     )
