@@ -59,13 +59,13 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def make_model(kind: str = "qwen2", seed: int = 0) -> hf.PreTrainedModel:
-    """A random model whose greedy choices have wide margins."""
+def make_model(kind: str = "qwen2", seed: int = 0, std: float = 0.3) -> hf.PreTrainedModel:
+    """A random model; `std` 0.3 gives its greedy choices wide margins."""
     torch.manual_seed(seed)
     model: hf.PreTrainedModel = hf.AutoModelForCausalLM.from_config(CONFIGS[kind]())
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=std)
     model.generation_config = hf.GenerationConfig()
     return model.eval()
 

@@ -73,13 +73,6 @@ class _Run:
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
         if not len(tokens):
             return
-        if not np.isfinite(logprobs).all():
-            raise BackendError(
-                "the model's logits are not finite",
-                where=f"sample {self.request.sample}",
-                found=f"logprob {logprobs[~np.isfinite(logprobs)][0]} at version {version}",
-                hint="training diverged: lower the learning rate, or clip gradients",
-            )
         self.tokens.append(tokens)
         self.logprobs.append(logprobs)
         if self.spans and self.spans[-1][0] == version:
@@ -88,12 +81,13 @@ class _Run:
             self.spans.append([version, len(tokens)])
 
     def finish(self, reason: FinishReason) -> Finished:
+        some = len(self.tokens) > 0
         return Finished(
             sample=self.request.sample,
             attempt=self.request.attempt,
             reason=reason,
-            tokens=np.concatenate(self.tokens) if self.tokens else np.zeros(0, np.int64),
-            logprobs=np.concatenate(self.logprobs) if self.logprobs else np.zeros(0, np.float32),
+            tokens=np.concatenate(self.tokens) if some else np.zeros(0, np.int64),
+            logprobs=np.concatenate(self.logprobs) if some else np.zeros(0, np.float32),
             versions=tuple((version, count) for version, count in self.spans),
         )
 
@@ -406,6 +400,7 @@ class TorchEngine:
         tokens, logprobs = self._draw(logits, span, drawn[:, 0])
         self._last[span] = tokens
         host_tokens, host_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        self._check_finite(rows, host_logprobs[:, None], 0)
         for i, row in enumerate(rows):
             self._runs[row].add(host_tokens[i : i + 1], host_logprobs[i : i + 1], self._version)
         self._count[span] += 1
@@ -452,6 +447,7 @@ class TorchEngine:
         index = torch.tensor(rows, device=self._device)
         tokens = self._tokens[index, :column].cpu().numpy()
         logprobs = self._logprobs[index, :column].cpu().numpy()
+        self._check_finite(rows, logprobs, column)
         for i, (row, reason) in enumerate(zip(rows, reasons, strict=True)):
             run = self._runs[row]
             run.add(tokens[i, run.start :], logprobs[i, run.start :], self._version)
@@ -500,7 +496,7 @@ class TorchEngine:
     def _make_options(self, rows: range) -> RowOptions:
         samplings = [self._runs[row].request.sampling for row in rows]
         first = samplings[0]
-        if all(sampling == first for sampling in samplings):
+        if all(sampling is first or sampling == first for sampling in samplings):
             samplings = [first] * len(samplings)
         return row_options(samplings, self._vocab_size, self._device)
 
@@ -525,12 +521,30 @@ class TorchEngine:
             tokens = np.concatenate([request.prompt, request.response])
             self._seen[row, torch.from_numpy(tokens).to(self._device)] = True
 
+    def _check_finite(self, rows: Sequence[int], logprobs: Floats, column: int) -> None:
+        """Refuses logprobs that are no numbers; a row's columns before its start are another's."""
+        finite = np.isfinite(logprobs)
+        if finite.all():
+            return
+        for i, row in enumerate(rows):
+            run = self._runs[row]
+            part = slice(run.start if column else 0, None)
+            wrong = logprobs[i, part][~finite[i, part]]
+            if len(wrong):
+                raise BackendError(
+                    "the model's logits are not finite",
+                    where=f"sample {run.request.sample}",
+                    found=f"logprob {wrong[0]}, weights version {self._version}",
+                    hint="training diverged: lower the learning rate, or clip gradients",
+                )
+
     def _read_window(self) -> None:
         """Reads the window's tokens into the runs and begins a new one, with its draws."""
         n, column = len(self._runs), self._column
         if n and column:
             tokens = self._tokens[:n, :column].cpu().numpy().copy()
             logprobs = self._logprobs[:n, :column].cpu().numpy().copy()
+            self._check_finite(range(n), logprobs, column)
             for row, run in enumerate(self._runs):
                 run.add(tokens[row, run.start :], logprobs[row, run.start :], self._version)
                 run.start = 0

@@ -45,7 +45,11 @@ def is_llama_like(model: PreTrainedModel) -> bool:
 
 @dataclass(slots=True)
 class _Layer:
-    """What a step reads of one layer; the weights of stacked matrices lie end to end."""
+    """What a step reads of one layer.
+
+    Matrices are `[in, out]`, views of the parameters' transposes or of their stacked copies: the
+    plain matrix product costs a third less to call than `linear`, and adds the residual for free.
+    """
 
     qkv: list[tuple[Tensor, Tensor | None]]
     gate_up: list[tuple[Tensor, Tensor | None]]
@@ -164,31 +168,38 @@ class FusedDecoder:
                 self._scale,
                 layer.window,
             )
-            hidden = hidden + F.linear(attended, *layer.out)
+            hidden = _add_projected(hidden, attended, layer.out)
             normed = F.rms_norm(hidden, shape, layer.norm_mlp, eps)
             gate, up = _project(normed, layer.gate_up).chunk(2, -1)
-            hidden = hidden + F.linear(layer.act(gate) * up, *layer.down)
+            hidden = _add_projected(hidden, layer.act(gate) * up, layer.down)
         return hidden
 
 
 def _project(x: Tensor, parts: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    if len(parts) == 1:
-        return F.linear(x, *parts[0])
-    return torch.cat([F.linear(x, *part) for part in parts], -1)
+    if len(parts) > 1:
+        return torch.cat([_project(x, [part]) for part in parts], -1)
+    weight, bias = parts[0]
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _add_projected(residual: Tensor, x: Tensor, part: tuple[Tensor, Tensor | None]) -> Tensor:
+    weight, bias = part
+    out = torch.addmm(residual, x, weight)
+    return out if bias is None else out.add_(bias)
 
 
 def _read_layer(module: Any, stack: bool) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
-    qkv = [(p.weight, p.bias) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    gate_up = [(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]
+    qkv = [_matrix(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    gate_up = [_matrix(p) for p in (mlp.gate_proj, mlp.up_proj)]
     if stack:
         qkv, gate_up = [_stacked(qkv)], [_stacked(gate_up)]
     norm_q, norm_k = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return _Layer(
         qkv=qkv,
         gate_up=gate_up,
-        out=(attention.o_proj.weight, attention.o_proj.bias),
-        down=(mlp.down_proj.weight, mlp.down_proj.bias),
+        out=_matrix(attention.o_proj),
+        down=_matrix(mlp.down_proj),
         norm_in=module.input_layernorm.weight,
         norm_mlp=module.post_attention_layernorm.weight,
         norm_q=None if norm_q is None else norm_q.weight,
@@ -205,7 +216,11 @@ def _window(attention: Any) -> int | None:
     return cast("int | None", getattr(attention, "sliding_window", None))
 
 
+def _matrix(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return linear.weight.t(), linear.bias
+
+
 def _stacked(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([w for w, _ in parts])
+    weight = torch.cat([w.t() for w, _ in parts]).t()
     biases = [b for _, b in parts if b is not None]
     return weight, torch.cat(biases) if biases else None

@@ -38,10 +38,10 @@ def uniforms(seeds: Sequence[int], first: Sequence[int], count: int) -> npt.NDAr
         float32 `[len(seeds), count]` in [0, 1).
     """
     keys = _mix(np.array([(seed + _GOLDEN_INT) & _MASK for seed in seeds], dtype=np.uint64))
-    counters = np.asarray(first, dtype=np.uint64)[:, None] + np.arange(
-        1, count + 1, dtype=np.uint64
-    )
-    bits = _mix(keys[:, None] + counters * _GOLDEN)
+    places = np.arange(1, count + 1, dtype=np.uint64)
+    counters = np.add(np.asarray(first, np.uint64)[:, None], places, dtype=np.uint64)
+    steps = np.multiply(counters, _GOLDEN, dtype=np.uint64)
+    bits = _mix(np.add(keys[:, None], steps, dtype=np.uint64))
     return ((bits >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
 
 

@@ -137,7 +137,10 @@ class DecodeStep:
         all_values = values.view(-1, keys.shape[2], v.shape[-1])[: n * num_kv, first:length]
         queries = q.reshape(n * num_kv, num_heads // num_kv, head_dim)
         if self.equal:
-            scores = torch.bmm(queries * scale, all_keys.transpose(1, 2))
+            # beta=0 ignores the first argument; the product is scaled in the same call.
+            scores = torch.baddbmm(
+                q.new_zeros(1, 1, 1), queries, all_keys.transpose(1, 2), beta=0, alpha=scale
+            )
         else:
             mask = self._mask(num_kv, window, q.dtype)
             scores = torch.baddbmm(mask, queries, all_keys.transpose(1, 2), alpha=scale)
