@@ -326,6 +326,8 @@ def test_shared_prefixes_are_computed_once() -> None:
     assert sorted(packed.tokens.tolist()) == [5, 6, 7, 8, 9]
     assert len(packed.target_token) == 6
     assert len(packed.source) == 7
+    # The third sample's inputs begin the others: no attention of its own.
+    assert sum(block.rows for block in packed.blocks) == 2
     alone = pack(rows, np.arange(3), share_prefixes=False)
     assert len(alone.tokens) == 4 + 4 + 2
 

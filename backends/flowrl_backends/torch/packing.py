@@ -131,6 +131,7 @@ def pack(batch: SequenceBatch, rows: Ints, *, share_prefixes: bool = True) -> Pa
         )
     last = np.where(answers.any(1), width - 1 - np.argmax(answers[:, ::-1], 1), 0)
     valid &= column <= last[:, None]
+    tokens = np.where(valid, tokens, -1)
 
     # Rows of a group in lexicographic order: a prefix that a row shares with any earlier row, it
     # shares with the row just before it.
@@ -167,8 +168,8 @@ def _index(
     dense[labels] = np.arange(len(labels))
 
     lengths = inputs.sum(1)
-    by_length = np.argsort(lengths, kind="stable")
-    by_length = by_length[lengths[by_length] > 0]
+    needed = _leaf_rows(inputs, node, lengths)
+    by_length = needed[np.argsort(lengths[needed], kind="stable")]
     cuts = _cut(lengths[by_length])
     blocks: list[Block] = []
     gathers: list[Ints] = []
@@ -202,6 +203,20 @@ def _index(
         source=places[row, place],
         sample=rows[row],
     )
+
+
+def _leaf_rows(
+    inputs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], node: Ints, lengths: Ints
+) -> Ints:
+    """One row for each leaf of the tree of inputs; together they hold every input node.
+
+    Other rows, repeated answers above all, need no attention of their own.
+    """
+    rows = np.flatnonzero(lengths)
+    ends, first = np.unique(node[rows, lengths[rows] - 1], return_index=True)
+    inner = node[:, :-1][inputs[:, 1:]]
+    found: Ints = rows[first[~np.isin(ends, inner)]]
+    return found
 
 
 def _cut(lengths: Ints) -> list[int]:
