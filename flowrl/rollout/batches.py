@@ -4,8 +4,19 @@ Two orders, one for each kind of run:
 
 - `OfferOrder`, synchronous: a batch is the next groups in offer order and waits for each of them,
   so that what is trained on never depends on who finished first.
-- `ByDeadline`, asynchronous: a batch takes groups as they get ready, the oldest weights first. It
-  waits for an unfinished group only if that group would be too old for the batch after this one.
+- `ByDeadline`, asynchronous: a batch takes groups as they get ready, the oldest weights first
+  (earliest deadline first). It waits for an unfinished group only where going on without it would
+  make a sample too old for every batch that could still take it.
+
+When that is: a group that began at version f can be consumed up to version f + max_staleness, its
+deadline. With n groups a batch and one batch a version, the batches up to a deadline d take at
+most (d - version + 1) n groups. So of the groups with a deadline up to d, the batch of now must
+take all but (d - version) n. Looking at the next version alone is not enough: two groups with the
+same deadline that are both passed over until then cannot both be in its batch.
+
+How much is offered ahead decides how much slack there is. With (max_staleness + 1) n groups in
+flight no group can be passed over at all, and batches follow the order of versions; every batch
+fewer lets fresh groups overtake stragglers by one version more.
 
 In both, a pool holds every group that was offered and is not yet answered by a batch. Without
 refill each group is answered exactly once, filtered and dropped ones too; with refill only kept
@@ -14,7 +25,7 @@ groups count, and the others are named in passing.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -119,9 +130,13 @@ class OfferOrder:
 
 
 class ByDeadline:
-    """A batch takes settled groups, those that are overdue at the next publication first."""
+    """A batch takes settled groups, oldest weights first, unless others would get too old.
 
-    __slots__ = ("_dead", "_open", "_overdue", "_ready", "_refill", "_staleness", "_version")
+    Without refill a dead group is answered like a ready one, in its place by age; with refill it
+    is no longer of interest.
+    """
+
+    __slots__ = ("_begun", "_dead", "_done", "_open", "_ready", "_refill", "_staleness", "_version")
 
     def __init__(self, max_staleness: int, refill: bool) -> None:
         self._staleness = max_staleness
@@ -130,44 +145,54 @@ class ByDeadline:
         self._open: dict[int, Group] = {}  # not settled, by seq
         self._ready: dict[int, Group] = {}  # READY, by seq
         self._dead: dict[int, Group] = {}  # FILTERED or DROPPED, by seq
-        self._overdue = [0, 0]  # groups with .overdue set: in _open, in _ready
+        # Groups by first version, of those that batches are still to take; no zeros.
+        self._begun: dict[int, int] = {}  # open, ready and, without refill, dead
+        self._done: dict[int, int] = {}  # the same without the open ones
 
     def add(self, group: Group) -> None:
         self._open[group.seq] = group
         self.date(group)
 
+    def date(self, group: Group) -> None:
+        if group.dated is not None:
+            _count(self._begun, group.dated, -1)
+        group.dated = group.first_version
+        if group.dated is not None:
+            _count(self._begun, group.dated, 1)
+
     def settle(self, group: Group) -> None:
         del self._open[group.seq]
-        self._overdue[0] -= group.overdue
         if group.phase is GroupPhase.READY:
             self._ready[group.seq] = group
-            self._overdue[1] += group.overdue
         else:
             self._dead[group.seq] = group
-            group.overdue = False
+        if group.dated is not None:
+            if group.phase is GroupPhase.READY or not self._refill:
+                _count(self._done, group.dated, 1)
+            else:
+                _count(self._begun, group.dated, -1)
 
     def lose(self, group: Group) -> None:
         del self._ready[group.seq]
-        self._overdue[1] -= group.overdue
         self._dead[group.seq] = group
-        group.overdue = False
-
-    def date(self, group: Group) -> None:
-        overdue = self._is_overdue(group)
-        self._overdue[0] += overdue - group.overdue
-        group.overdue = overdue
+        if self._refill:
+            self._forget(group)
 
     def publish(self, version: int) -> None:
         self._version = version
-        for number, groups in enumerate((self._open, self._ready)):
-            for group in groups.values():
-                group.overdue = self._is_overdue(group)
-            self._overdue[number] = sum(group.overdue for group in groups.values())
 
     def complete(self, num_groups: int) -> bool:
         counted = len(self._ready) + (0 if self._refill else len(self._dead))
-        overdue_open, overdue_ready = self._overdue
-        return counted >= num_groups and (not overdue_open or overdue_ready >= num_groups)
+        if counted < num_groups:
+            return False
+        begun = done = 0
+        for first in sorted(self._begun):
+            begun += self._begun[first]
+            done += self._done.get(first, 0)
+            later = max(0, first + self._staleness - self._version) * num_groups
+            if done < min(num_groups, begun - later):
+                return False
+        return True
 
     def take(self, num_groups: int) -> list[Group] | None:
         if not self.complete(num_groups):
@@ -177,13 +202,13 @@ class ByDeadline:
             candidates += self._dead.values()
         candidates.sort(key=self._urgency)
         taken = candidates[:num_groups]
-        if self._refill:
-            taken += self._dead.values()
         for group in taken:
+            self._forget(group)
             if self._ready.pop(group.seq, None) is None:
                 del self._dead[group.seq]
-            else:
-                self._overdue[1] -= group.overdue
+        if self._refill:
+            taken += self._dead.values()
+            self._dead.clear()
         return sorted(taken, key=lambda group: group.seq)
 
     def groups(self) -> Iterable[Group]:
@@ -193,21 +218,33 @@ class ByDeadline:
     def problems(self) -> list[str]:
         """What is wrong with the books; for the validator."""
         found = []
-        for number, groups in enumerate((self._open, self._ready)):
-            overdue = [group for group in groups.values() if self._is_overdue(group)]
-            flagged = [group for group in groups.values() if group.overdue]
-            if overdue != flagged or len(overdue) != self._overdue[number]:
-                found.append(f"{len(overdue)} groups are overdue, {self._overdue[number]} counted")
+        done = [*self._ready.values(), *(() if self._refill else self._dead.values())]
+        for name, counts, groups in (
+            ("begun", self._begun, [*self._open.values(), *done]),
+            ("done", self._done, done),
+        ):
+            actual = Counter(g.first_version for g in groups if g.first_version is not None)
+            if actual != counts:
+                found.append(f"groups {name} by version are {dict(actual)}, counted {counts}")
         if any(group.settled for group in self._open.values()):
             found.append("a settled group counts as open")
         if any(group.phase is not GroupPhase.READY for group in self._ready.values()):
             found.append("a group that is not ready counts as ready")
         return found
 
-    def _is_overdue(self, group: Group) -> bool:
-        first = group.first_version
-        return first is not None and first + self._staleness <= self._version
+    def _forget(self, group: Group) -> None:
+        """Takes a settled group out of the counts."""
+        if group.dated is not None:
+            _count(self._begun, group.dated, -1)
+            _count(self._done, group.dated, -1)
 
-    def _urgency(self, group: Group) -> tuple[bool, int, int]:
-        first = self._version if group.first_version is None else group.first_version
-        return (not group.overdue, first, group.seq)
+    def _urgency(self, group: Group) -> tuple[int, int]:
+        return (self._version if group.dated is None else group.dated, group.seq)
+
+
+def _count(counts: dict[int, int], version: int, change: int) -> None:
+    number = counts.get(version, 0) + change
+    if number:
+        counts[version] = number
+    else:
+        del counts[version]

@@ -49,31 +49,22 @@ class OfferedGroups:
             )
         return int(epoch), int(prompt)
 
-    def to_json(self) -> dict[str, list[list[int]]]:
-        """For each epoch the prompts, as `[first, last]` ranges."""
-        return {str(epoch): _ranges(bits) for epoch, bits in sorted(self._epochs.items())}
+    def to_json(self) -> dict[str, str]:
+        """For each epoch its bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
+
+        Written at every step boundary, so it costs one call an epoch and no look at each prompt.
+        """
+        return {
+            str(epoch): bits.rstrip(b"\0").hex() for epoch, bits in sorted(self._epochs.items())
+        }
 
     @classmethod
-    def from_json(cls, value: dict[str, list[list[int]]]) -> OfferedGroups:
-        """The set that `to_json` wrote."""
+    def from_json(cls, value: dict[str, str]) -> OfferedGroups:
+        """The set that `to_json` wrote.
+
+        Raises:
+            ValueError: not such a description.
+        """
         offered = cls()
-        for epoch, ranges in value.items():
-            for first, last in ranges:
-                for prompt in range(first, last + 1):
-                    offered.add(GroupId(f"{epoch}/{prompt}"))
+        offered._epochs = {int(epoch): bytearray.fromhex(bits) for epoch, bits in value.items()}
         return offered
-
-
-def _ranges(bits: bytearray) -> list[list[int]]:
-    ranges: list[list[int]] = []
-    for byte, value in enumerate(bits):
-        if not value:
-            continue
-        for bit in range(8):
-            if value >> bit & 1:
-                prompt = byte * 8 + bit
-                if ranges and ranges[-1][1] == prompt - 1:
-                    ranges[-1][1] = prompt
-                else:
-                    ranges.append([prompt, prompt])
-    return ranges

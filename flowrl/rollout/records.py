@@ -59,7 +59,7 @@ class Group:
     phase: GroupPhase = GroupPhase.OPEN  # OPEN iff num_ready < group_size and no member was dropped
     num_ready: int = 0  # members in READY
     first_version: int | None = None  # least of the members', None while none has begun
-    overdue: bool = False  # alive, and its first_version will be too old at the next publication
+    dated: int | None = None  # the first_version that the pool knows of
     home: Engine | None = None  # where its latest member was sent; may be lost or full
 
     @property

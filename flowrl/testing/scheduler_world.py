@@ -206,12 +206,14 @@ class World:
             self._score(list(books.scoring))
             self._judge(list(books.judging))
             if books.wanted:
-                self._offer(books.wanted)
+                self.offer(books.wanted)
             if self.next_event == before:
                 if not books.asked:
                     break
-                # Without refill a batch may ask for more groups than were ever offered.
-                self._offer(1)
+                # Batches may ask for more groups than were ever offered.
+                asked, there = sum(books.asked.values()), self._num_available()
+                self._check(there < asked, f"batches {books.asked} wait while {there} are there")
+                self.offer(asked - there)
         self._check(not books.asked, f"batches {books.asked} are never delivered")
         counts = self.scheduler.counts
         busy = counts.live - counts.ready
@@ -230,18 +232,16 @@ class World:
     def do_offer(self) -> None:
         """A few prompts, unless many are live."""
         if self.scheduler.counts.live < self.max_live:
-            self._offer(self.rng.randint(1, 3))
+            self.offer(self.rng.randint(1, 3))
 
     def do_ask(self) -> None:
         """Asks for a batch; sometimes several wait, or one is asked for twice."""
         books = self.books
         if len(books.asked) < 1 or self.rng.random() < 0.1:
-            batch, books.num_asked = books.num_asked, books.num_asked + 1
-            groups = self.rng.randint(1, self.batch_groups)
-            books.asked[batch] = groups
+            self.ask(self.rng.randint(1, self.batch_groups))
         else:
             batch, groups = self.rng.choice(list(books.asked.items()))
-        self.tell(lambda i: BatchAsked(id=i, batch=batch, groups=groups))
+            self.tell(lambda i: BatchAsked(id=i, batch=batch, groups=groups))
 
     def do_publish(self) -> None:
         """New weights for the batches that were delivered."""
@@ -419,6 +419,14 @@ class World:
 
     # How moves are made
 
+    def _num_available(self) -> int:
+        """Groups that batches can still take."""
+        books = self.books
+        if not self.settings.refill:
+            return books.num_offered - len(books.answered)
+        ended = {sample.rpartition("/")[0] for sample in books.end}
+        return books.num_offered - len(ended)
+
     def _pick(self, items: Sequence[T]) -> T | None:
         return self.rng.choice(items) if items else None
 
@@ -432,7 +440,14 @@ class World:
         self.books.running[engine] = {}
         self.tell(lambda i: EngineJoined(id=i, engine=engine, capacity=capacity))
 
-    def _offer(self, num_groups: int) -> None:
+    def ask(self, groups: int) -> None:
+        """Asks for one more batch."""
+        batch, self.books.num_asked = self.books.num_asked, self.books.num_asked + 1
+        self.books.asked[batch] = groups
+        self.tell(lambda i: BatchAsked(id=i, batch=batch, groups=groups))
+
+    def offer(self, num_groups: int) -> None:
+        """Offers the next prompts."""
         first = self.books.num_offered
         groups = tuple(group_id(n // 10, n % 10) for n in range(first, first + num_groups))
         self.books.num_offered += num_groups
@@ -557,6 +572,11 @@ class World:
                     self._on_deliver(action)
                 case Drop(sample=sample):
                     self._end(sample, "dropped")
+                    runs = any(
+                        sample in running and not running[sample].abort_asked
+                        for running in self.books.running.values()
+                    )
+                    self._check(not runs, f"{sample} is dropped and runs on")
                     self.books.scoring.pop(sample, None)
                     self.books.judging.pop(GroupId(sample.rpartition("/")[0]), None)
                 case NeedPrompts(groups=num_groups):

@@ -129,9 +129,7 @@ def makespan(lengths, capacities):
 
     for number, capacity in enumerate(capacities):
         running[f"e{number}"] = {}
-        carry_out(
-            scheduler.step(EngineJoined(id=event, engine=f"e{number}", capacity=capacity))
-        )
+        carry_out(scheduler.step(EngineJoined(id=event, engine=f"e{number}", capacity=capacity)))
         event += 1
     groups = tuple(group_id(0, n) for n in todo)
     carry_out(scheduler.step(PromptsOffered(id=event, groups=groups)))

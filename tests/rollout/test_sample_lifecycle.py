@@ -240,9 +240,7 @@ def test_after_a_resume_running_samples_are_queued_and_scores_asked_for_again(pl
     actions = p(Resumed)
     assert only(actions, Score).samples == ("0/0/1",)
     assert p.scheduler.counts.queued == 1
-    assert only(p.join(), Submit).samples == (
-        Dispatch(sample="0/0/0", attempt=1, kept_tokens=0),
-    )
+    assert only(p.join(), Submit).samples == (Dispatch(sample="0/0/0", attempt=1, kept_tokens=0),)
 
 
 def test_an_impossible_transition_tells_the_samples_story(play):

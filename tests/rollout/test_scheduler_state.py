@@ -104,7 +104,7 @@ def test_an_event_that_was_seen_before_changes_nothing(play):
         lambda s: setattr(s.machine.samples["0/2/0"], "kept_tokens", 99),
         lambda s: setattr(s.machine.samples["0/2/0"], "first_version", -1),
         lambda s: setattr(s.groups["0/0"], "num_ready", 1),
-        lambda s: setattr(s.groups["0/0"], "overdue", True),
+        lambda s: s.pool._begun.clear(),
         lambda s: setattr(s.placement.engines["e0"], "capacity", 50),
         lambda s: s.pool.take(0) or s.waiting.appendleft((9, 0)),
     ],
