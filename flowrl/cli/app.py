@@ -7,15 +7,18 @@ of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flowrl.errors import ConfigError, FlowError
+from flowrl.errors import ConfigError, FlowError, TraceError
 
 __all__ = ["app", "main"]
 
@@ -121,22 +124,63 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `flowrl` script; ends the process with the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in arguments
-    code = 0
+    with _warnings_shown():
+        code = _run(arguments, debug="--debug" in arguments)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """The exit code of a command line; tells every error on standard error."""
     try:
-        app(args=arguments)  # ends with SystemExit, a usage error's too
+        try:
+            app(args=arguments, prog_name="flowrl")  # ends with SystemExit, a usage error's too
+        finally:
+            sys.stdout.flush()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return _without_reader()
+    except BrokenPipeError:
+        return _without_reader()
     except FlowError as error:
         if debug:
             traceback.print_exc()
+        elif isinstance(error, TraceError) and error.user_frames:
+            print(error.user_frames, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
-    except BrokenPipeError:
-        # The reader (head, less) is gone; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.exit_code
     except Exception as error:  # the last resort: a fault of ours, told in a line
         if debug:
             traceback.print_exc()
         print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
         print("  to fix: run again with --debug and report the traceback", file=sys.stderr)
-        code = 1
-    sys.exit(code)
+        return 1
+    return 0
+
+
+def _without_reader() -> int:
+    """Whoever read our output (head, less) had enough of it; that is no mistake."""
+    # The interpreter flushes once more at its end, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+class _Warnings(logging.Handler):
+    """Warnings of flowrl as lines on standard error, wherever that points at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        except Exception:  # logging must not end a run
+            self.handleError(record)
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    log = logging.getLogger("flowrl")
+    handler = _Warnings(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

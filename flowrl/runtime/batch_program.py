@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -83,7 +84,7 @@ def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ..
         return ()
     pieces = np.array_split(np.array(starts), parts)
     cuts = [int(piece[0]) for piece in pieces] + [len(groups)]
-    return tuple(tuple(range(a, b)) for a, b in zip(cuts, cuts[1:], strict=False))
+    return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
 
 
 class BatchProgram:
@@ -170,7 +171,9 @@ class BatchProgram:
             micro_batch=settings.micro_batch,
             max_tokens=settings.max_tokens,
         )
-        step.updates += self._policies[node.role].train.update(batch, spec)
+        worker = self._policies[node.role]
+        worker.stale = True
+        step.updates += worker.train.update(batch, spec)
 
     def _behaviour(self, node: Node, loss: LossSpec, step: StepBatch) -> Floats | None:
         if "behaviour_logprobs" not in loss.needs:

@@ -13,9 +13,16 @@ from flowrl.observe.rows import EvaluationRow, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.stage import StepResult
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "ended_at"]
 
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy", "tokenizers")
+
+
+def ended_at(state: Mapping[str, object], stage: str, step: int) -> bool:
+    """Whether, by a checkpoint's state, a stop criterion ended the stage after `step`."""
+    ledger = state.get("ledger")
+    settled = ledger.get("settled") if isinstance(ledger, Mapping) else None
+    return settled == [stage, step, True]
 
 
 class Ledger:
@@ -105,15 +112,15 @@ class Ledger:
     def summary(self, folder: RunFolder, num_held_out: int) -> Summary:
         """What the run ends with."""
         config = self._config
-        metric = config.eval.metric
+        metric = self._metric()
         return Summary(
             name=config.name,
             folder=str(folder),
             seed=config.seed,
             metric=metric,
             temperature=config.eval.temperature,
-            before=None if self.before is None else self.before[metric],
-            after=None if self.after is None else self.after[metric],
+            before=None if self.before is None else self.before.get(metric),
+            after=None if self.after is None else self.after.get(metric),
             num_held_out=num_held_out,
             wall_s=self._elapsed(),
             seconds=self._seconds,
@@ -122,6 +129,15 @@ class Ledger:
             num_tokens=self._num_tokens,
             libraries=_libraries(),
         )
+
+    def _metric(self) -> str:
+        """The metric of the last line: the one asked for, or the score where nothing measures it.
+
+        A name that the user wrote is measured, as the configuration's checks prove; the default
+        need not be.
+        """
+        asked, measured = self._config.eval.metric, self.after or self.before
+        return asked if measured is None or asked in measured else "score"
 
     def _elapsed(self) -> float:
         return self._wall_s + time.monotonic() - self._started

@@ -13,7 +13,11 @@ up (it changed no weights), an update is finished. A second Ctrl-C ends at once,
 
 from __future__ import annotations
 
+import gc
+import os
+import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,13 +26,13 @@ from types import FrameType
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError
+from flowrl.errors import CheckpointError, ConfigError, RewardError
 from flowrl.graph import format_graph, graph_to_json
 from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
-from flowrl.runtime.ledger import Ledger
+from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.session import Session
 from flowrl.runtime.stage import Stage, StepResult
 from flowrl.runtime.watchdog import Watchdog
@@ -65,8 +69,11 @@ def resume_local(
 ) -> tuple[Path, Summary]:
     """Goes on with a run from its latest checkpoint; from the start where it has none.
 
+    A run that is finished stays as it is, unless its last stage now has more steps.
+
     Raises:
         CheckpointError: the checkpoint is damaged or of another run.
+        ConfigError: the last stage has fewer steps now than it has made.
         FlowError: whatever ends the run early.
     """
     with RunFolder.resume(path) as folder:
@@ -84,8 +91,50 @@ def resume_local(
                     found=f"stage {position.stage!r} at place {position.stage_index}",
                     expected=f"stages {', '.join(names)}",
                 )
+            _check_steps(stages[position.stage_index], position, path)
+            summary = folder.read_summary()
+            if summary is not None and _is_finished(checkpoint, stages):
+                return folder.path, _told_again(summary, folder, names, display)
             folder.truncate_after(names, position.stage, position.step)
+        folder.write_config(config_yaml(config))  # with what this resumption changes
         return folder.path, _execute(config, stages, folder, checkpoint, display)
+
+
+def _is_finished(checkpoint: Checkpoint, stages: Sequence[CompiledStage]) -> bool:
+    """Whether nothing is left to do: the last stage made all its steps, or stopped early."""
+    position = checkpoint.position
+    last = position.stage_index == len(stages) - 1
+    return last and _is_done(checkpoint, stages[position.stage_index])
+
+
+def _is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
+    """Whether the checkpoint's stage is over; one that has more steps by now goes on."""
+    position = checkpoint.position
+    ended_early = ended_at(checkpoint.state, position.stage, position.step)
+    enough = position.step >= stage.config.train.steps
+    return bool(checkpoint.state.get("stage_done")) and (ended_early or enough)
+
+
+def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:
+    if position.step > stage.config.train.steps:
+        raise ConfigError(
+            f"the run has made {position.step} steps of {stage.name!r} already",
+            where=f"{path} (train.steps)",
+            found=f"train.steps={stage.config.train.steps}",
+            expected=f"at least {position.step}",
+        )
+
+
+def _told_again(
+    summary: Summary, folder: RunFolder, stages: Sequence[str], display: Display | None
+) -> Summary:
+    screen = open_display() if display is None else display
+    screen.start(RunInfo(name=summary.name, folder=folder.path, stages=tuple(stages)))
+    screen.note("this run is finished; a larger train.steps goes on with it")
+    screen.end(summary)
+    if display is None:
+        screen.close()
+    return summary
 
 
 def config_yaml(config: RunConfig) -> str:
@@ -126,7 +175,12 @@ class _Interrupt:
                 self.forced = True
                 raise KeyboardInterrupt
             self.asked = True
+            # Not print: the signal may have come in the middle of another one.
+            os.write(2, b"\nstopping at the next step boundary; Ctrl-C again ends at once\n")
 
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's; whoever runs flowrl in another one handles them
+            return
         before = signal.signal(signal.SIGINT, handle)
         try:
             yield
@@ -154,6 +208,7 @@ def _execute(
             )
         )
         interrupt = _Interrupt()
+        stack.callback(gc.unfreeze)
         session = Session(config, stages, folder, screen, stop=interrupt)
         stack.callback(session.close)
         watchdog = Watchdog(config.runtime.stall_timeout_s, session.describe)
@@ -194,9 +249,13 @@ class _Run:
             self._ledger.restore(state)
             position = self._checkpoint.position
             first, step = position.stage_index, position.step
-            if state.get("stage_done"):
+            if _is_done(self._checkpoint, self._stages[first]):
                 first, step = first + 1, 0
         self._session.open(self._checkpoint)
+        # Libraries and data rows live as long as the run; without this each full collection of the
+        # garbage collector walks over all of them (0.1 s) in the middle of a step.
+        gc.collect()
+        gc.freeze()
         for index in range(first, len(self._stages)):
             resumed = self._checkpoint if index == first and step else None
             self._run_stage(index, step if index == first else 0, resumed)
@@ -205,21 +264,22 @@ class _Run:
     def _run_stage(self, index: int, done: int, checkpoint: Checkpoint | None) -> None:
         stage = self._stages[index]
         last = index == len(self._stages) - 1
-        if last and self._ledger.before is None:
-            self._ledger.before = self._evaluate(stage.name, done)
         self._display.stage(stage.name, stage.config.train.steps)
         loop = self._session.begin_stage(index, checkpoint)
         step = done
         try:
+            if last and self._ledger.before is None:
+                self._ledger.before = self._evaluate(stage.name, done)
             for made in self._steps(loop, index, done):
                 step = made
                 if self._interrupt():
                     raise KeyboardInterrupt
             if last:
                 self._ledger.after = self._evaluate(stage.name, step)
-        except KeyboardInterrupt:
-            if self._interrupt() and not self._interrupt.forced:
-                self._save(loop, index, self._ledger.step_of(stage.name), done=False)
+        except (KeyboardInterrupt, RewardError) as reason:
+            # Both come up at a boundary or in a rollout, where no weights have changed since.
+            if isinstance(reason, RewardError) or self._is_asked_to_stop():
+                self._save_stopped(loop, index)
             raise
         self._save(loop, index, step, done=True)
 
@@ -299,8 +359,18 @@ class _Run:
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
         state = {**self._ledger.state(), **self._session.state(), "stage_done": done}
         self._store.save(position, self._session.save, {**state, "stage": loop.state()})
-        if self._interrupt():
-            self._display.note(f"stopped at {position}; go on with --resume {self._folder}")
+
+    def _is_asked_to_stop(self) -> bool:
+        return self._interrupt() and not self._interrupt.forced
+
+    def _save_stopped(self, loop: Stage, index: int) -> None:
+        name = self._stages[index].name
+        step = self._ledger.step_of(name)
+        self._save(loop, index, step, done=False)
+        self._display.note(
+            f"stopped after step {step} of {name}; "
+            f"go on with: flowrl run --resume {shlex.quote(str(self._folder))}"
+        )
 
     def _end(self) -> Summary:
         self._folder.export_model(self._session.export)

@@ -106,7 +106,7 @@ class _Worker:
         """Until the pool closes the socket."""
         alarm = _Alarm(timeout_s, self._flush)
         while True:
-            data = self._sock.recv(1 << 18)
+            data = _received(self._sock, 1 << 18)
             if not data:
                 scorer.close()
                 return
@@ -115,7 +115,7 @@ class _Worker:
                 for values in cast(list[RequestTuple], message[1]):
                     self._one(scorer, alarm, values)
                 self._flush()
-                self._sock.sendall(pack(("idle",)))
+                self._send(pack(("idle",)))
 
     def _one(self, scorer: ScoreBackend, alarm: _Alarm, values: RequestTuple) -> None:
         ticket, request = values[0], _request(values)
@@ -160,6 +160,9 @@ class _Worker:
             return
         message = pack(("scores", self._scores, self._failures))
         self._scores, self._failures = [], []
+        self._send(message)
+
+    def _send(self, message: bytes) -> None:
         try:
             self._sock.sendall(message)
         except OSError:
@@ -204,11 +207,22 @@ def main(arguments: list[str]) -> None:
 
 
 def _first(sock: socket.socket, incoming: FrameReader) -> Message | None:
-    while data := sock.recv(1 << 16):
+    while data := _received(sock, 1 << 16):
         messages = incoming.feed(data)
         if messages:
             return messages[0]
     return None
+
+
+def _received(sock: socket.socket, nbytes: int) -> bytes:
+    """What came, or nothing at the end of the stream.
+
+    A pool that closes without having read everything ends the stream with a reset.
+    """
+    try:
+        return sock.recv(nbytes)
+    except ConnectionResetError:
+        return b""
 
 
 def _plugin(name: str) -> tuple[Plugin, tuple[Path, ...]]:

@@ -210,13 +210,14 @@ class Session:
             for node in stage.graph.of_op(Op.UPDATE):
                 worker = self._policies[_role(node)]
                 worker.train.begin(optimizer, train.steps * train.mini_batches)
-        self._open_copies(stage)
+        self._open_copies(stage, begins=checkpoint is None)
+        self._driver = None
         state = None if checkpoint is None else part_of(checkpoint.state, "stage")
         if stage.graph.of_op(Op.GENERATE):
             return self._rollout_stage(stage, state)
         return self._supervised_stage(stage, state)
 
-    def _open_copies(self, stage: CompiledStage) -> None:
+    def _open_copies(self, stage: CompiledStage, *, begins: bool) -> None:
         """Opens roles that keep another role's weights as they are when the stage begins."""
         for worker in self._copies.values():
             worker.close()
@@ -226,7 +227,7 @@ class Session:
             if source is None:
                 continue
             folder = self._folder.path / "copies" / stage.name / role
-            if not folder.exists():  # a resumed stage finds what its beginning wrote
+            if begins or not folder.exists():  # a resumed stage finds what its beginning wrote
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 with folder_atomically(folder) as target:
                     self._policies[RoleName(source)].train.export(target)
@@ -277,6 +278,8 @@ class Session:
             )
         else:
             scheduler = RolloutScheduler.from_json(dict(part_of(state, "scheduler")))
+        if self._policies[_role(node)].stale:
+            self._publish(_role(node))  # what an earlier stage trained without publishing
         driver = self._new_driver(
             _role(node), scheduler, sampling, group_size, f"rollout/{stage.name}", judge
         )
@@ -376,7 +379,7 @@ class Session:
             return None
         started = time.monotonic()
         role = self._policy_role
-        if not self._stage_named(stage).graph.of_op(Op.GENERATE):
+        if self._policies[role].stale:
             self._publish(role)  # a supervised stage trains without publishing
         temperature = self._config.eval.temperature
         sampling = replace(self._last_sampling(), temperature=temperature)
@@ -408,9 +411,6 @@ class Session:
             seconds=time.monotonic() - started,
         )
 
-    def _stage_named(self, name: str) -> CompiledStage:
-        return next(stage for stage in self._stages if stage.name == name)
-
     def _last_sampling(self) -> Sampling:
         """How the last rollout stage draws; a run without one uses the last stage's settings."""
         nodes = [node for stage in self._stages for node in stage.graph.of_op(Op.GENERATE)]
@@ -426,6 +426,7 @@ class Session:
         """What a checkpoint holds of the session beside the workers' own files."""
         return {
             "versions": {role: worker.version for role, worker in self._policies.items()},
+            "stale": [role for role, worker in self._policies.items() if worker.stale],
             "reward_failures": self._failures.failed,
         }
 
@@ -441,11 +442,13 @@ class Session:
         self._policy.train.export(folder)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        failed = checkpoint.state.get("reward_failures")
+        failed, stale = (checkpoint.state.get(key) for key in ("reward_failures", "stale"))
         versions = part_of(checkpoint.state, "versions")
-        if not isinstance(failed, int):
+        if not isinstance(failed, int) or not isinstance(stale, list):
             raise CheckpointError(
-                "the checkpoint does not count reward failures", where=str(checkpoint.path)
+                "the checkpoint lacks what this version of flowrl writes",
+                where=str(checkpoint.path),
+                hint="resume it with the version of flowrl that wrote it",
             )
         self._failures.failed = failed
         for role, worker in self._policies.items():
@@ -457,6 +460,8 @@ class Session:
                 )
             if worker.generate is not None:
                 worker.publish(version, self._folder.path / "sync" / role)
+            # The next publication gets the number that it would have got without the stop.
+            worker.stale = role in stale
 
 
 def _role(node: Node) -> RoleName:

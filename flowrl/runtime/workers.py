@@ -60,6 +60,7 @@ class PolicyWorker:
     Attributes:
         generate: None where the role never generates.
         shared: The engine reads the trainer's parameters in place.
+        stale: The weights were trained since they were last published.
         version: Of the weights that the engine serves; counts publications.
     """
 
@@ -68,6 +69,7 @@ class PolicyWorker:
     train: TrainBackend
     generate: GenerateBackend | None
     shared: bool
+    stale: bool = False
     version: int = 0
 
     @property
@@ -88,7 +90,7 @@ class PolicyWorker:
         Args:
             scratch: A folder name that may be used while the weights travel.
         """
-        self.version = version
+        self.version, self.stale = version, False
         if self.shared:
             self.engine.publish(version, None)
             return
