@@ -85,7 +85,7 @@ class Compiled:
         return RunResult(folder=folder, summary=summary)
 
 
-def compile(
+def compile(  # noqa: A001  (its name as `fl.compile`)
     workflow: Workflow | str | None,
     config: ConfigLike,
     *,

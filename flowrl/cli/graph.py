@@ -17,20 +17,18 @@ FORMATS = ("tree", "text", "mermaid", "dot", "json")
 LEVELS = ("traced", "lowered")
 
 
-def run(
-    target: str, overrides: Sequence[str], format: str, level: str, output: Path | None
-) -> None:
+def run(target: str, overrides: Sequence[str], form: str, level: str, output: Path | None) -> None:
     """Traces `target` and prints or writes its graph.
 
     Raises:
         ConfigError: an unknown format or level, overrides without a config, no such target.
         TraceError, GraphError: the workflow is wrong.
     """
-    _one_of("--format", format, FORMATS)
+    _one_of("--format", form, FORMATS)
     _one_of("--level", level, LEVELS)
     graph = _load(target, overrides, level)
     color = output is None and sys.stdout.isatty()
-    text = render(graph, format, color=color)
+    text = render(graph, form, color=color)
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
         sys.stdout.write(text)

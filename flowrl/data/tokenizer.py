@@ -138,12 +138,18 @@ class Tokenizer:
         return str(self._fast.decode(list(map(int, ids)), skip_special_tokens=True))
 
     def decode_many(self, batch: Sequence[Sequence[int] | Ints]) -> list[str]:
-        """The texts of many token sequences, in one call."""
-        return list(
-            self._fast.decode_batch(
-                [np.asarray(ids, np.int64).tolist() for ids in batch], skip_special_tokens=True
-            )
+        """The texts of many token sequences, in one call.
+
+        Equal sequences are decoded once: the members of a group often give the same answer.
+        """
+        arrays = [np.asarray(ids, np.int64) for ids in batch]
+        keys = [array.tobytes() for array in arrays]
+        distinct = dict(zip(keys, arrays, strict=True))
+        texts = self._fast.decode_batch(
+            [array.tolist() for array in distinct.values()], skip_special_tokens=True
         )
+        by_key = dict(zip(distinct, texts, strict=True))
+        return [by_key[key] for key in keys]
 
     def tokens(self, ids: Sequence[int] | Ints) -> list[str]:
         """How each token is written in the vocabulary, for people."""
