@@ -54,7 +54,11 @@ class SampleEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsOffered:
-    """New groups, each of `group_size` samples; their order is the order of delivery."""
+    """New groups, each of `group_size` samples; their order is the order of delivery.
+
+    Samples start as soon as an engine has room, and their age counts from then on. A synchronous
+    caller therefore offers a step's prompts after the publication before it.
+    """
 
     id: int
     groups: tuple[GroupId, ...]

@@ -137,10 +137,6 @@ def wait_for_one_more(self, num_groups):
     return len(self._ready) + (0 if self._refill else len(self._dead)) > num_groups
 
 
-def dispatched_before(self, sample):
-    self.fresh.appendleft(sample)
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "replacement"),
     [
@@ -157,9 +153,8 @@ def test_the_fuzzer_finds_a_sabotaged_scheduler(monkeypatch, owner, name, replac
     assert fuzz(seed=1, num_events=20_000, size=200, seen=Counter()) is not None
 
 
-@pytest.mark.parametrize("effect", [None, dispatched_before])
-def test_the_fuzzer_finds_a_sabotaged_transition(monkeypatch, effect):
-    monkeypatch.setitem(TRANSITIONS, (State.PARTIAL, State.QUEUED), effect)
+def test_the_fuzzer_finds_a_transition_that_loses_its_effect(monkeypatch):
+    monkeypatch.setitem(TRANSITIONS, (State.PARTIAL, State.QUEUED), None)
     assert fuzz(seed=1, num_events=20_000, size=200, seen=Counter()) is not None
 
 
