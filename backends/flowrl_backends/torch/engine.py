@@ -11,8 +11,6 @@ Invariants:
 
 - Rows are independent: options, random stream and stop conditions are each row's own. Tokens do
   not depend on the batch, up to the rounding of the device's matrix products.
-- Tokens and logprobs of the current window of steps lie in tensors `[slots, window]`; column c is
-  step c of the window for every row, so a step writes one column and the host reads whole windows.
 - The host waits for the device once a step, for one truth value: whether any row drew a stop token.
   Lengths are known to the host.
 - After a publication, keys and values of earlier tokens stay as the old weights made them; the
@@ -24,14 +22,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from flowrl.backend.batch import Floats, Ints
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
@@ -39,57 +36,17 @@ from flowrl.specs import FinishReason
 from flowrl_backends.torch.admission import check_request, gather_prompts, takes_no_token
 from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder, is_llama_like
-from flowrl_backends.torch.noise import uniforms
-from flowrl_backends.torch.sampler import RowOptions, draw, row_options
+from flowrl_backends.torch.rows import RowTable, Run
+from flowrl_backends.torch.sampler import RowOptions, draw
 from flowrl_backends.torch.selfcheck import check_decoder
 from flowrl_backends.torch.slots import KVSlots
 from flowrl_backends.torch.weights import load_weights
 
 __all__ = ["TorchEngine"]
 
-_WINDOW = 64
-"""Steps whose tokens stay on the device before the host reads them."""
-
 _STEPS_PER_POLL = 32
 _PREFILL_TOKENS = 8192
 """Padded tokens in one prefill call; bounds its activations."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A request in a row.
-
-    Attributes:
-        start: Column of the window where its unread tokens begin.
-        spans: `[version, tokens]` of what was read.
-    """
-
-    request: GenerateRequest
-    start: int
-    tokens: list[Ints] = field(default_factory=list)
-    logprobs: list[Floats] = field(default_factory=list)
-    spans: list[list[int]] = field(default_factory=list)
-
-    def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
-        if not len(tokens):
-            return
-        self.tokens.append(tokens)
-        self.logprobs.append(logprobs)
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1][1] += len(tokens)
-        else:
-            self.spans.append([version, len(tokens)])
-
-    def finish(self, reason: FinishReason) -> Finished:
-        some = len(self.tokens) > 0
-        return Finished(
-            sample=self.request.sample,
-            attempt=self.request.attempt,
-            reason=reason,
-            tokens=np.concatenate(self.tokens) if some else np.zeros(0, np.int64),
-            logprobs=np.concatenate(self.logprobs) if some else np.zeros(0, np.float32),
-            versions=tuple((version, count) for version, count in self.spans),
-        )
 
 
 class TorchEngine:
@@ -122,28 +79,16 @@ class TorchEngine:
         self._checked = False
         self._asleep = False
         self._closed = False
-        self._version = 0
         self._waiting: deque[GenerateRequest] = deque()
         self._ended: list[Finished] = []
-        self._runs: list[_Run] = []
         self._live: set[SampleId] = set()
         self._vocab_size = int(model.config.vocab_size)
         self._device = torch.device(context.device)
-        n = context.num_slots
-        self._count = np.zeros(n, np.int64)  # response tokens of each row, kept ones included
-        self._limit = np.zeros(n, np.int64)  # max_tokens of each row
-        self._host_length = np.zeros(n, np.int64)  # tokens whose keys are stored, each row
-        self._last = torch.zeros(n, dtype=torch.int64, device=self._device)
-        self._length = torch.zeros(n, dtype=torch.int64, device=self._device)
-        self._tokens = torch.zeros(n, _WINDOW, dtype=torch.int64, device=self._device)
-        self._logprobs = torch.zeros(n, _WINDOW, device=self._device)
-        self._uniform = torch.zeros(n, _WINDOW, device=self._device)
-        self._seen: torch.Tensor | None = None  # bool [slots, V], only once a penalty is asked for
-        self._stops: torch.Tensor | None = None
+        self._rows = RowTable(context.num_slots, self._vocab_size, self._device)
+        self._stops: Tensor | None = None
         if context.stop_token_ids:
             self._stops = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
             self._stops[list(context.stop_token_ids)] = True
-        self._column = 0
         # Derived from the rows; `_rows_changed` makes them.
         self._options = RowOptions()
         self._longest = 0
@@ -191,11 +136,11 @@ class TorchEngine:
         kept: deque[GenerateRequest] = deque()
         for request in self._waiting:
             if request.sample in wanted:
-                self._end(_Run(request, 0), FinishReason.ABORT)
+                self._end(Run(request).finish(FinishReason.ABORT))
             else:
                 kept.append(request)
         self._waiting = kept
-        rows = [row for row, run in enumerate(self._runs) if run.request.sample in wanted]
+        rows = [row for row, run in enumerate(self._rows.runs) if run.request.sample in wanted]
         if rows:
             with self._no_grad():
                 self._leave(rows, [FinishReason.ABORT] * len(rows))
@@ -203,7 +148,7 @@ class TorchEngine:
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """See `GenerateBackend`; at most 32 decode steps."""
         self._open()
-        if (self._waiting or self._runs) and not self._ended:
+        if (self._waiting or len(self._rows)) and not self._ended:
             if self._asleep:
                 raise BackendError(
                     "requests for an engine that sleeps",
@@ -219,7 +164,7 @@ class TorchEngine:
                 Progress(
                     sample=run.request.sample, attempt=run.request.attempt, num_tokens=int(count)
                 )
-                for run, count in zip(self._runs, self._count, strict=False)
+                for run, count in zip(self._rows.runs, self._rows.count, strict=False)
             ]
         return ended
 
@@ -232,7 +177,7 @@ class TorchEngine:
         """
         self._open()
         with self._no_grad():
-            self._read_window()
+            self._rows.read_window()
         if weights is not None:
             if self._shares_weights:
                 raise BackendError(
@@ -244,7 +189,7 @@ class TorchEngine:
             load_weights(self._model, weights, role=self._context.role)
         if isinstance(self._decoder, FusedDecoder):
             self._decoder.refresh()
-        self._version = version
+        self._rows.version = version
 
     def sleep(self) -> None:
         """See `GenerateBackend`.
@@ -252,15 +197,15 @@ class TorchEngine:
         Raises:
             BackendError: a request is running.
         """
-        if self._runs:
+        if len(self._rows):
             raise BackendError(
                 "the engine cannot sleep while requests run",
                 where=f"role {self._context.role}",
-                found=f"{len(self._runs)} running requests",
+                found=f"{len(self._rows)} running requests",
                 hint="abort them or poll until they end",
             )
         self._slots.release()
-        self._seen = None
+        self._rows.seen = None
         if isinstance(self._decoder, FusedDecoder):
             self._decoder.release()
         self._asleep = True
@@ -272,7 +217,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """See `GenerateBackend`."""
-        self._runs, self._live, self._ended = [], set(), []
+        self._rows.runs, self._live, self._ended = [], set(), []
         self._waiting.clear()
         self.sleep()
         self._closed = True
@@ -301,9 +246,9 @@ class TorchEngine:
                 for _ in range(_STEPS_PER_POLL):
                     if self._waiting and self._wants_more():
                         self._admit()
-                    if self._runs:
+                    if len(self._rows):
                         self._step()
-                    if self._ended or not self._runs or time.monotonic() >= deadline:
+                    if self._ended or not len(self._rows) or time.monotonic() >= deadline:
                         break
         finally:
             if training:
@@ -311,41 +256,33 @@ class TorchEngine:
 
     def _wants_more(self) -> bool:
         """Whether to prefill now. A few free slots are awaited, so that prefills come together."""
-        free = self.num_slots - len(self._runs)
+        free = self.num_slots - len(self._rows)
         return free >= min(len(self._waiting), max(1, self.num_slots // 16))
 
     def _step(self) -> None:
         """One token for every row."""
-        n = len(self._runs)
-        if self._column == _WINDOW:
-            self._read_window()
+        rows, n = self._rows, len(self._rows)
+        uniform = rows.uniform()
         self._slots.reserve(n, self._longest + 1)
-        last, length, column = self._last[:n], self._length[:n], self._column
-        logits = self._decoder.decode(last, length, self._longest + 1, self._equal)
-        tokens, logprobs = self._draw(logits, slice(0, n), self._uniform[:n, column])
-        self._tokens[:n, column] = tokens
-        self._logprobs[:n, column] = logprobs
-        last.copy_(tokens)
-        length.add_(1)
-        self._host_length[:n] += 1
-        self._count[:n] += 1
+        logits = self._decoder.decode(
+            rows.last[:n], rows.length[:n], self._longest + 1, self._equal
+        )
+        tokens, logprobs = self._draw(logits, slice(0, n), uniform)
+        rows.write(tokens, logprobs)
         self._longest += 1
-        self._column += 1
         self._until_limit -= 1
         stopped = self._stops[tokens] if self._stops is not None else None
         if self._until_limit == 0 or (stopped is not None and bool(stopped.any())):
             self._finish_rows(range(n), stopped)
 
-    def _draw(
-        self, logits: torch.Tensor, rows: slice, uniform: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, logits: Tensor, span: slice, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and logprobs of consecutive rows; `self._options` are theirs."""
-        options, forbidden, seen = self._options, None, None
+        options, rows, forbidden, seen = self._options, self._rows, None, None
         if options.penalty is not None:
-            assert self._seen is not None
-            seen = self._seen[rows]
+            assert rows.seen is not None
+            seen = rows.seen[span]
         if options.min_tokens is not None and self._stops is not None and self._forbid_until > 0:
-            count = torch.from_numpy(self._count[rows].copy()).to(self._device)
+            count = torch.from_numpy(rows.count[span].copy()).to(self._device)
             forbidden = (count < options.min_tokens)[:, None] & self._stops
             self._forbid_until -= 1
         tokens, logprobs = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
@@ -353,71 +290,48 @@ class TorchEngine:
             seen.scatter_(1, tokens[:, None], True)
         return tokens, logprobs
 
-    def _finish_rows(self, rows: range, stopped: torch.Tensor | None) -> None:
+    def _finish_rows(self, rows: range, stopped: Tensor | None) -> None:
         """Ends those of `rows` that drew a stop token or have all their tokens."""
         span = slice(rows.start, rows.stop)
-        full = self._count[span] >= self._limit[span]
+        full = self._rows.count[span] >= self._rows.limit[span]
         stop = np.zeros_like(full) if stopped is None else stopped.cpu().numpy()
-        done = [rows.start + int(i) for i in np.flatnonzero(full | stop)]
-        if not done:
-            return
-        self._leave(
-            done,
-            [FinishReason.STOP if stop[r - rows.start] else FinishReason.LENGTH for r in done],
-        )
+        done = np.flatnonzero(full | stop)
+        if len(done):
+            reasons = [FinishReason.STOP if stop[i] else FinishReason.LENGTH for i in done]
+            self._leave([rows.start + int(i) for i in done], reasons)
 
     # Rows come and go.
 
     def _admit(self) -> None:
         """Moves waiting requests into free slots, prefills them and draws their first tokens."""
         taken: list[GenerateRequest] = []
-        while self._waiting and len(self._runs) + len(taken) < self.num_slots:
+        while self._waiting and len(self._rows) + len(taken) < self.num_slots:
             request = self._waiting.popleft()
             reason = takes_no_token(request, self._context.stop_token_ids)
             if reason is not None:
-                self._end(_Run(request, 0), reason)
+                self._end(Run(request).finish(reason))
             else:
                 taken.append(request)
         if not taken:
             return
-        if self._column == _WINDOW:
-            self._read_window()
-        before = len(self._runs)
-        rows = range(before, before + len(taken))
-        for row, request in zip(rows, taken, strict=True):
-            self._runs.append(_Run(request, self._column))
-            self._count[row] = len(request.response)
-            self._limit[row] = request.sampling.max_tokens
-            self._host_length[row] = len(request.prompt) + len(request.response)
+        rows, uniform = self._rows.enter(taken)
         logits = self._prefill(rows)
-        span = slice(rows.start, rows.stop)
-        self._length[span] = torch.from_numpy(self._host_length[span]).to(self._device)
-        drawn = self._uniforms(rows, _WINDOW - self._column + 1)
-        self._uniform[span, self._column :] = drawn[:, 1:]
-        self._note_seen(rows)
-        self._options = self._make_options(rows)
+        self._options = self._rows.options(rows)
         self._forbid_until = 1
-        tokens, logprobs = self._draw(logits, span, drawn[:, 0])
-        self._last[span] = tokens
-        host_tokens, host_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
-        self._check_finite(rows, host_logprobs[:, None], 0)
-        for i, row in enumerate(rows):
-            self._runs[row].add(host_tokens[i : i + 1], host_logprobs[i : i + 1], self._version)
-        self._count[span] += 1
+        tokens, logprobs = self._draw(logits, slice(rows.start, rows.stop), uniform)
+        self._rows.begin(rows, tokens, logprobs)
         self._rows_changed()
         self._finish_rows(rows, None if self._stops is None else self._stops[tokens])
 
-    def _prefill(self, rows: range) -> torch.Tensor:
+    def _prefill(self, rows: range) -> Tensor:
         """Fills the rows from their prompts and kept responses; float32 logits `[len(rows), V]`.
 
         A prompt that several rows share is computed for the first of them and copied to the others.
         """
-        runs = [self._runs[row] for row in rows]
-        contexts, members = gather_prompts([run.request for run in runs])
-        longest = max(len(context) for context in contexts)
-        self._slots.reserve(rows.stop, longest)
+        contexts, members = gather_prompts([self._rows.runs[row].request for row in rows])
+        self._slots.reserve(rows.stop, max(len(context) for context in contexts))
         order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
-        results: dict[int, torch.Tensor] = {}
+        logits: list[Tensor] = []
         batch: list[int] = []
         for place, index in enumerate(order):
             batch.append(index)
@@ -427,126 +341,48 @@ class TorchEngine:
                 padded = np.zeros((len(batch), lengths[-1]), np.int64)
                 for i, context in enumerate(batch):
                     padded[i, : lengths[i]] = contexts[context]
-                logits = self._decoder.prefill(
-                    torch.from_numpy(padded).to(self._device),
-                    torch.tensor(lengths, device=self._device),
-                    torch.tensor([rows.start + members[i][0] for i in batch], device=self._device),
+                logits.append(
+                    self._decoder.prefill(
+                        torch.from_numpy(padded).to(self._device),
+                        torch.tensor(lengths, device=self._device),
+                        torch.tensor(
+                            [rows.start + members[i][0] for i in batch], device=self._device
+                        ),
+                    )
                 )
-                results.update(zip(batch, logits, strict=True))
                 batch = []
         sources = [rows.start + group[0] for group in members for _ in group[1:]]
         targets = [rows.start + member for group in members for member in group[1:]]
         shared = max((len(contexts[i]) for i, g in enumerate(members) if len(g) > 1), default=0)
         self._slots.copy_rows(sources, targets, shared)
-        owner = {member: i for i, group in enumerate(members) for member in group}
-        return torch.stack([results[owner[i]] for i in range(len(rows))])
+        owner = np.empty(len(rows), np.int64)
+        for computed, index in enumerate(order):
+            owner[members[index]] = computed
+        return torch.cat(logits)[torch.from_numpy(owner).to(self._device)]
 
-    def _leave(self, rows: list[int], reasons: list[FinishReason]) -> None:
-        """Ends the requests in `rows` (ascending) and closes the holes with the last rows."""
-        column = self._column
-        index = torch.tensor(rows, device=self._device)
-        tokens = self._tokens[index, :column].cpu().numpy()
-        logprobs = self._logprobs[index, :column].cpu().numpy()
-        self._check_finite(rows, logprobs, column)
-        for i, (row, reason) in enumerate(zip(rows, reasons, strict=True)):
-            run = self._runs[row]
-            run.add(tokens[i, run.start :], logprobs[i, run.start :], self._version)
-            self._end(run, reason)
-        kept = len(self._runs) - len(rows)
-        gone = set(rows)
-        targets = [row for row in rows if row < kept]
-        sources = [row for row in range(kept, len(self._runs)) if row not in gone]
+    def _leave(self, rows: list[int], reasons: Sequence[FinishReason]) -> None:
+        ends, sources, targets = self._rows.leave(rows, reasons)
+        for end in ends:
+            self._end(end)
         if targets:
-            self._move(sources, targets)
-        for source, target in zip(sources, targets, strict=True):
-            self._runs[target] = self._runs[source]
-        del self._runs[kept:]
+            self._slots.copy_rows(sources, targets, int(self._rows.stored[targets].max()))
         self._rows_changed()
 
-    def _move(self, sources: list[int], targets: list[int]) -> None:
-        self._slots.copy_rows(sources, targets, int(self._host_length[sources].max()))
-        for array in (self._count, self._limit, self._host_length):
-            array[targets] = array[sources]
-        to = torch.tensor(targets, device=self._device)
-        of = torch.tensor(sources, device=self._device)
-        tensors = [self._last, self._length, self._tokens, self._logprobs, self._uniform]
-        for tensor in tensors if self._seen is None else [*tensors, self._seen]:
-            tensor[to] = tensor[of]
-
-    def _end(self, run: _Run, reason: FinishReason) -> None:
-        self._ended.append(run.finish(reason))
-        self._live.discard(run.request.sample)
+    def _end(self, end: Finished) -> None:
+        self._ended.append(end)
+        self._live.discard(end.sample)
 
     def _rows_changed(self) -> None:
         """Derives what a step needs from the rows in use."""
-        n = len(self._runs)
+        n = len(self._rows)
         if n == 0:
-            self._column = 0
             return
-        lengths = self._host_length[:n]
-        self._longest = int(lengths.max())
-        self._equal = self._longest == int(lengths.min())
-        self._until_limit = int((self._limit[:n] - self._count[:n]).min())
-        self._options = self._make_options(range(n))
-        self._forbid_until = max(
-            run.request.sampling.min_tokens - int(count)
-            for run, count in zip(self._runs, self._count, strict=False)
-        )
-
-    def _make_options(self, rows: range) -> RowOptions:
-        samplings = [self._runs[row].request.sampling for row in rows]
-        first = samplings[0]
-        if all(sampling is first or sampling == first for sampling in samplings):
-            samplings = [first] * len(samplings)
-        return row_options(samplings, self._vocab_size, self._device)
-
-    def _uniforms(self, rows: range, count: int) -> torch.Tensor:
-        """float32 `[len(rows), count]`, draws of the next tokens of consecutive rows."""
-        seeds = [self._runs[row].request.seed for row in rows]
-        first = self._count[rows.start : rows.stop].tolist()
-        return torch.from_numpy(uniforms(seeds, first, count)).to(self._device)
-
-    def _note_seen(self, rows: range) -> None:
-        """Marks the tokens of prompts and kept responses for the repetition penalty."""
-        asked = any(self._runs[row].request.sampling.repetition_penalty != 1.0 for row in rows)
-        if self._seen is None and asked:
-            self._seen = torch.zeros(
-                self.num_slots, self._vocab_size, dtype=torch.bool, device=self._device
-            )
-        if self._seen is None:
-            return
-        for row in rows:
-            request = self._runs[row].request
-            self._seen[row] = False
-            tokens = np.concatenate([request.prompt, request.response])
-            self._seen[row, torch.from_numpy(tokens).to(self._device)] = True
-
-    def _check_finite(self, rows: Sequence[int], logprobs: Floats, column: int) -> None:
-        """Refuses logprobs that are no numbers; a row's columns before its start are another's."""
-        finite = np.isfinite(logprobs)
-        if finite.all():
-            return
-        for i, row in enumerate(rows):
-            run = self._runs[row]
-            part = slice(run.start if column else 0, None)
-            wrong = logprobs[i, part][~finite[i, part]]
-            if len(wrong):
-                raise BackendError(
-                    "the model's logits are not finite",
-                    where=f"sample {run.request.sample}",
-                    found=f"logprob {wrong[0]}, weights version {self._version}",
-                    hint="training diverged: lower the learning rate, or clip gradients",
-                )
-
-    def _read_window(self) -> None:
-        """Reads the window's tokens into the runs and begins a new one, with its draws."""
-        n, column = len(self._runs), self._column
-        if n and column:
-            tokens = self._tokens[:n, :column].cpu().numpy().copy()
-            logprobs = self._logprobs[:n, :column].cpu().numpy().copy()
-            self._check_finite(range(n), logprobs, column)
-            for row, run in enumerate(self._runs):
-                run.add(tokens[row, run.start :], logprobs[row, run.start :], self._version)
-                run.start = 0
-            self._uniform[:n] = self._uniforms(range(n), _WINDOW)
-        self._column = 0
+        stored, count, limit = self._rows.stored[:n], self._rows.count[:n], self._rows.limit[:n]
+        self._longest = int(stored.max())
+        self._equal = self._longest == int(stored.min())
+        self._until_limit = int((limit - count).min())
+        self._options = self._rows.options(range(n))
+        self._forbid_until = 0
+        if self._options.min_tokens is not None:
+            left = self._options.min_tokens.cpu().numpy() - count
+            self._forbid_until = int(left.max())

@@ -1,0 +1,248 @@
+"""The book of the running requests: one row each, rows 0 to n-1 in use, without holes.
+
+Tokens and logprobs of the present window of steps stay on the device, in `[slots, WINDOW]`; column
+c is step c of the window for every row, so a step writes one column, the random numbers of a step
+are one column, and the host reads whole windows. A row that came in the middle of a window begins
+at its `start` column; earlier columns of it are another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.backend.batch import Floats, Ints
+from flowrl.backend.protocols import Finished, GenerateRequest
+from flowrl.errors import BackendError
+from flowrl.specs import FinishReason
+from flowrl_backends.torch.noise import uniforms
+from flowrl_backends.torch.sampler import RowOptions, row_options
+
+__all__ = ["WINDOW", "RowTable", "Run"]
+
+WINDOW = 64
+"""Steps whose tokens stay on the device before the host reads them."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A request in a row.
+
+    Attributes:
+        start: Column of the window where its unread tokens begin.
+        spans: `[version, tokens]` of what was read.
+    """
+
+    request: GenerateRequest
+    start: int = 0
+    tokens: list[Ints] = field(default_factory=list)
+    logprobs: list[Floats] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+
+    def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
+        """Appends tokens drawn from weights `version`."""
+        if not len(tokens):
+            return
+        self.tokens.append(tokens)
+        self.logprobs.append(logprobs)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += len(tokens)
+        else:
+            self.spans.append([version, len(tokens)])
+
+    def finish(self, reason: FinishReason) -> Finished:
+        """The request's end."""
+        some = len(self.tokens) > 0
+        return Finished(
+            sample=self.request.sample,
+            attempt=self.request.attempt,
+            reason=reason,
+            tokens=np.concatenate(self.tokens) if some else np.zeros(0, np.int64),
+            logprobs=np.concatenate(self.logprobs) if some else np.zeros(0, np.float32),
+            versions=tuple((version, count) for version, count in self.spans),
+        )
+
+
+class RowTable:
+    """Rows, their counters, and the window of tokens.
+
+    Attributes:
+        runs: The n requests in use, by row.
+        count: int64 `[slots]`, response tokens of each row, kept ones included.
+        limit: int64 `[slots]`, `max_tokens` of each row.
+        stored: int64 `[slots]`, tokens whose keys are stored, on the host.
+        length: The same on the device.
+        last: int64 `[slots]`, each row's newest token, whose keys are not stored yet.
+        seen: bool `[slots, V]`, tokens of prompt and response; only once a penalty is asked for.
+        column: The window's column that the next step writes.
+        version: Of the weights that draw tokens now.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.runs: list[Run] = []
+        self.count = np.zeros(num_slots, np.int64)
+        self.limit = np.zeros(num_slots, np.int64)
+        self.stored = np.zeros(num_slots, np.int64)
+        self.length = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.seen: Tensor | None = None
+        self.column = 0
+        self.version = 0
+        self._num_slots = num_slots
+        self._vocab_size = vocab_size
+        self._device = device
+        self._tokens = torch.zeros(num_slots, WINDOW, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(num_slots, WINDOW, device=device)
+        self._uniform = torch.zeros(num_slots, WINDOW, device=device)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def enter(self, requests: Sequence[GenerateRequest]) -> tuple[range, Tensor]:
+        """Gives requests the rows after the last.
+
+        Returns:
+            The rows, and float32 `[len(requests)]` draws of their first new tokens, which come
+            from the prefill and lie in no column.
+        """
+        if self.column == WINDOW:
+            self.read_window()
+        rows = range(len(self.runs), len(self.runs) + len(requests))
+        for row, request in zip(rows, requests, strict=True):
+            self.runs.append(Run(request, self.column))
+            self.count[row] = len(request.response)
+            self.limit[row] = request.sampling.max_tokens
+            self.stored[row] = len(request.prompt) + len(request.response)
+        span = slice(rows.start, rows.stop)
+        self.length[span] = torch.from_numpy(self.stored[span]).to(self._device)
+        drawn = self._uniforms(rows, WINDOW - self.column + 1)
+        self._uniform[span, self.column :] = drawn[:, 1:]
+        self._note_seen(rows)
+        return rows, drawn[:, 0]
+
+    def begin(self, rows: range, tokens: Tensor, logprobs: Tensor) -> None:
+        """Records the tokens that prefill gave to new rows."""
+        span = slice(rows.start, rows.stop)
+        self.last[span] = tokens
+        self.count[span] += 1
+        host_tokens, host_logprobs = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        self._check_finite(rows, [0] * len(rows), host_logprobs[:, None])
+        for i, row in enumerate(rows):
+            self.runs[row].add(host_tokens[i : i + 1], host_logprobs[i : i + 1], self.version)
+
+    def uniform(self) -> Tensor:
+        """float32 `[n]`, the draws of the next step."""
+        if self.column == WINDOW:
+            self.read_window()
+        return self._uniform[: len(self.runs), self.column]
+
+    def write(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """Records one step of every row: `tokens` and `logprobs` `[n]`."""
+        n = len(self.runs)
+        self._tokens[:n, self.column] = tokens
+        self._logprobs[:n, self.column] = logprobs
+        self.last[:n].copy_(tokens)
+        self.length[:n].add_(1)
+        self.stored[:n] += 1
+        self.count[:n] += 1
+        self.column += 1
+
+    def leave(
+        self, rows: list[int], reasons: Sequence[FinishReason]
+    ) -> tuple[list[Finished], list[int], list[int]]:
+        """Ends the requests in `rows` (ascending) and fills the holes with the last rows.
+
+        Returns:
+            The ends, and the rows that moved: from, to. Their keys are the caller's to move, up to
+            `stored[to]`.
+        """
+        index = torch.tensor(rows, device=self._device)
+        tokens = self._tokens[index, : self.column].cpu().numpy()
+        logprobs = self._logprobs[index, : self.column].cpu().numpy()
+        starts = [self.runs[row].start for row in rows]
+        self._check_finite(rows, starts, logprobs)
+        ends = []
+        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            run = self.runs[row]
+            run.add(tokens[i, start:], logprobs[i, start:], self.version)
+            ends.append(run.finish(reasons[i]))
+        kept, gone = len(self.runs) - len(rows), set(rows)
+        targets = [row for row in rows if row < kept]
+        sources = [row for row in range(kept, len(self.runs)) if row not in gone]
+        if targets:
+            self._move(sources, targets)
+        del self.runs[kept:]
+        if not self.runs:
+            self.column = 0
+        return ends, sources, targets
+
+    def read_window(self) -> None:
+        """Reads the window's tokens into the runs and begins a new one, with its draws."""
+        n = len(self.runs)
+        if n and self.column:
+            tokens = self._tokens[:n, : self.column].cpu().numpy().copy()
+            logprobs = self._logprobs[:n, : self.column].cpu().numpy().copy()
+            starts = [run.start for run in self.runs]
+            self._check_finite(range(n), starts, logprobs)
+            for row, run in enumerate(self.runs):
+                run.add(tokens[row, run.start :], logprobs[row, run.start :], self.version)
+                run.start = 0
+            self._uniform[:n] = self._uniforms(range(n), WINDOW)
+        self.column = 0
+
+    def options(self, rows: range) -> RowOptions:
+        """Sampling options of consecutive rows."""
+        samplings = [self.runs[row].request.sampling for row in rows]
+        first = samplings[0]
+        if all(sampling is first or sampling == first for sampling in samplings):
+            samplings = [first] * len(samplings)
+        return row_options(samplings, self._vocab_size, self._device)
+
+    def _move(self, sources: list[int], targets: list[int]) -> None:
+        for array in (self.count, self.limit, self.stored):
+            array[targets] = array[sources]
+        to = torch.tensor(targets, device=self._device)
+        of = torch.tensor(sources, device=self._device)
+        tensors = [self.last, self.length, self._tokens, self._logprobs, self._uniform]
+        for tensor in tensors if self.seen is None else [*tensors, self.seen]:
+            tensor[to] = tensor[of]
+        for source, target in zip(sources, targets, strict=True):
+            self.runs[target] = self.runs[source]
+
+    def _uniforms(self, rows: range, count: int) -> Tensor:
+        seeds = [self.runs[row].request.seed for row in rows]
+        first = self.count[rows.start : rows.stop].tolist()
+        return torch.from_numpy(uniforms(seeds, first, count)).to(self._device)
+
+    def _note_seen(self, rows: range) -> None:
+        """Marks the tokens of prompts and kept responses for the repetition penalty."""
+        asked = any(self.runs[row].request.sampling.repetition_penalty != 1.0 for row in rows)
+        if self.seen is None and asked:
+            shape = (self._num_slots, self._vocab_size)
+            self.seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
+        if self.seen is None:
+            return
+        for row in rows:
+            request = self.runs[row].request
+            self.seen[row] = False
+            tokens = np.concatenate([request.prompt, request.response])
+            self.seen[row, torch.from_numpy(tokens).to(self._device)] = True
+
+    def _check_finite(self, rows: Sequence[int], starts: Sequence[int], logprobs: Floats) -> None:
+        """Refuses logprobs `[len(rows), columns]` that are no numbers."""
+        finite = np.isfinite(logprobs)
+        if finite.all():
+            return
+        for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            wrong = logprobs[i, start:][~finite[i, start:]]
+            if len(wrong):
+                raise BackendError(
+                    "the model's logits are not finite",
+                    where=f"sample {self.runs[row].request.sample}",
+                    found=f"logprob {wrong[0]}, weights version {self.version}",
+                    hint="training diverged: lower the learning rate, or clip gradients",
+                )
