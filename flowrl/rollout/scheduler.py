@@ -35,26 +35,21 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId, sample_id
+from flowrl.ids import EngineId, SampleId, sample_id
 from flowrl.rollout import events as ev
 from flowrl.rollout.actions import (
-    Abort,
     Action,
     Deliver,
-    DeliveredGroup,
-    Drop,
-    Judge,
     NeedPrompts,
-    Score,
 )
+from flowrl.rollout.lives import Lives
 from flowrl.rollout.machine import Observer
-from flowrl.rollout.records import Engine, Group, Sample
+from flowrl.rollout.records import Group, Sample
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.snapshot import read_state, write_state
 from flowrl.rollout.state import SchedulerState, describe_waits
 from flowrl.rollout.states import Counts, DropReason, GroupPhase, State
 from flowrl.rollout.validation import check_state
-from flowrl.specs import FinishReason
 
 __all__ = ["RolloutScheduler"]
 
@@ -85,15 +80,8 @@ class RolloutScheduler:
         self._groups = state.groups
         self._pool = state.pool
         self._waiting = state.waiting
+        self._lives = Lives(state)
         self._validate = validate
-        self._begin()
-
-    def _begin(self) -> None:
-        # Actions of the step being made; all empty between steps.
-        self._aborts: dict[EngineId, list[SampleId]] = {}
-        self._drops: list[Drop] = []
-        self._scores: list[SampleId] = []
-        self._judges: list[GroupId] = []
 
     # What can be asked
 
@@ -162,18 +150,8 @@ class RolloutScheduler:
             if taken is None:
                 break
             self._waiting.popleft()
-            delivers.append(self._deliver(batch, taken))
-        actions: list[Action] = [
-            Abort(engine=engine, samples=tuple(samples)) for engine, samples in self._aborts.items()
-        ]
-        actions += self._drops
-        if self._drops:
-            # A group can be dropped by a later part of the event that finished its member.
-            self._scores = [name for name in self._scores if name in self._machine.samples]
-        if self._scores:
-            actions.append(Score(samples=tuple(self._scores)))
-        if self._judges:
-            actions.append(Judge(groups=tuple(self._judges)))
+            delivers.append(self._lives.deliver(batch, taken))
+        actions = self._lives.collect()
         actions += delivers
         if self.settings.refill and self._waiting:
             asked = sum(num_groups for _, num_groups in self._waiting)
@@ -182,102 +160,8 @@ class RolloutScheduler:
                 self.state.lost -= need
                 self.state.requested += need
                 actions.append(NeedPrompts(groups=need))
-        actions += self._placement.place(self._start)
-        if actions:
-            self._begin()
+        actions += self._placement.place(self._lives.start)
         return actions
-
-    def _start(self, sample: Sample, engine: Engine) -> None:
-        group = sample.group
-        sample.engine = group.home = engine
-        sample.attempt += 1
-        if sample.first_version is None:
-            sample.first_version = self._machine.version
-            if group.first_version is None:
-                group.first_version = sample.first_version
-                self._pool.date(group)
-        self._machine.move(sample, State.RUNNING)
-
-    def _deliver(self, batch: int, taken: list[Group]) -> Deliver:
-        oldest = self._machine.version - self.settings.max_staleness
-        kept, filtered = [], []
-        for group in taken:
-            if not group.alive:
-                filtered.append(group.id)
-                continue
-            if group.first_version is not None and group.first_version < oldest:
-                raise SchedulerError(
-                    "a group is too old to be delivered",
-                    where=f"group {group.id}",
-                    found=f"first version {group.first_version} at version {self._machine.version}",
-                    expected=f"first version {oldest} or later",
-                )
-            kept.append(DeliveredGroup(group=group.id, samples=tuple(m.id for m in group.members)))
-            del self._groups[group.id]
-            for member in group.members:
-                self._machine.move(member, State.CONSUMED)
-        return Deliver(batch=batch, groups=tuple(kept), filtered=tuple(filtered))
-
-    # Ends of samples and groups
-
-    def _drop(self, sample: Sample, reason: DropReason) -> None:
-        """Drops the sample, and with it its group."""
-        self._drop_group(sample.group, {sample.id: reason})
-
-    def _drop_group(self, group: Group, reasons: dict[SampleId, DropReason]) -> None:
-        """Drops every member: for its own reason, or because the group is incomplete."""
-        for member in group.members:
-            reason = reasons.get(member.id, DropReason.INCOMPLETE_GROUP)
-            # A sample whose retries are used up, or whose engine is lost, runs no more.
-            if (
-                member.engine is not None
-                and member.engine.id in self._placement.engines
-                and reason is not DropReason.RETRIES
-            ):
-                self._abort(member)
-            self._machine.move(member, State.DROPPED, reason)
-            self._drops.append(Drop(sample=member.id, reason=reason))
-        self._end_group(group, GroupPhase.DROPPED)
-
-    def _abort(self, sample: Sample) -> None:
-        if not sample.aborting:
-            assert sample.engine is not None
-            sample.aborting = True
-            self._aborts.setdefault(sample.engine.id, []).append(sample.id)
-
-    def _end_group(self, group: Group, phase: GroupPhase) -> None:
-        was_ready = group.phase is GroupPhase.READY
-        group.phase = phase
-        group.members = []
-        del self._groups[group.id]
-        if was_ready:
-            self._pool.lose(group)
-        else:
-            self._pool.settle(group)
-        if self.settings.refill:
-            self.state.lost += 1
-
-    def _fail(self, sample: Sample, error: str) -> None:
-        """A running attempt came to nothing: try again, or give up."""
-        sample.failures += 1
-        sample.num_tokens = sample.kept_tokens
-        if sample.failures >= self.settings.max_attempts:
-            self._drop(sample, DropReason.RETRIES)
-        else:
-            self._requeue(sample, error)
-
-    def _requeue(self, sample: Sample, reason: str) -> None:
-        """RUNNING -> QUEUED, without the tokens of the attempt."""
-        sample.num_tokens = sample.kept_tokens
-        if not sample.kept_tokens:
-            self._date(sample, None)
-        self._machine.move(sample, State.QUEUED, reason)
-
-    def _date(self, sample: Sample, first_version: int | None) -> None:
-        if sample.first_version != first_version:
-            sample.first_version = first_version
-            sample.group.recompute_first_version()
-            self._pool.date(sample.group)
 
     # Events: prompts and engines
 
@@ -326,7 +210,7 @@ class RolloutScheduler:
         for sample in self._placement.lose(self._placement.engines[engine]):
             # A sample can be gone already: with its group, by an earlier one of this loop.
             if sample.state is State.RUNNING:
-                self._fail(sample, f"engine lost: {reason}")
+                self._lives.fail(sample, f"engine lost: {reason}")
 
     @staticmethod
     def _require_capacity(engine: EngineId, capacity: int) -> None:
@@ -336,19 +220,6 @@ class RolloutScheduler:
             )
 
     # Events: attempts
-
-    def _attempt(self, engine: EngineId, sample: SampleId, attempt: int) -> Sample | None:
-        """The sample, if it runs that very attempt there; else the report is fenced."""
-        record = self._machine.samples.get(sample)
-        if (
-            record is None
-            or record.attempt != attempt
-            or record.engine is None
-            or record.engine.id != engine
-        ):
-            self.state.fenced += 1
-            return None
-        return record
 
     def _on_progress(self, event: ev.Progressed) -> None:
         samples, engine = self._machine.samples, event.engine
@@ -365,80 +236,18 @@ class RolloutScheduler:
                 sample.num_tokens = num_tokens
 
     def _on_finished(self, event: ev.SamplesFinished) -> None:
-        move = self._machine.move
-        oldest = self._machine.version - self.settings.max_staleness
-        # Dropped after the loop: a drop aborts the group's other attempts, and some of them may
-        # have ended too, further on in this event.
-        doomed: list[tuple[Sample, DropReason]] = []
-        for end in event.ends:
-            sample = self._attempt(event.engine, end.sample, end.attempt)
-            if sample is None:
-                continue
-            new_tokens = end.num_tokens - sample.kept_tokens
-            self._join_spans(sample, end, new_tokens)
-            too_old = sample.first_version is not None and sample.first_version < oldest
-            if end.reason is not FinishReason.ABORT:
-                move(sample, State.GENERATED)
-                if too_old:
-                    doomed.append((sample, DropReason.AGED))
-                else:
-                    move(sample, State.SCORING)
-                    self._scores.append(sample.id)
-                continue
-            if new_tokens == 0 and not sample.aborting:
-                # Nobody asked for this abort and it brought nothing: without a bound an engine
-                # that refuses a sample could go on doing so for ever.
-                sample.failures += 1
-            move(sample, State.PARTIAL, "aborted")
-            if too_old:
-                doomed.append((sample, DropReason.AGED))
-            elif sample.failures >= self.settings.max_attempts:
-                doomed.append((sample, DropReason.RETRIES))
-            else:
-                if not sample.kept_tokens:
-                    self._date(sample, None)
-                move(sample, State.QUEUED)
-        for sample, reason in doomed:
-            if sample.group.alive:
-                self._drop(sample, reason)
-
-    def _join_spans(self, sample: Sample, end: ev.SampleEnd, new_tokens: int) -> None:
-        spans = end.versions
-        if (
-            new_tokens < 0
-            or sum(count for _, count in spans) != new_tokens
-            or (len(spans) > 1 and min(count for _, count in spans) < 1)
-        ):
-            raise SchedulerError(
-                "an attempt's version spans do not add up to its tokens",
-                where=f"sample {sample.id}, attempt {end.attempt}",
-                found=f"{end.num_tokens} tokens in all, spans {spans}",
-                expected=f"spans of {new_tokens} tokens beside the {sample.kept_tokens} kept ones",
-                hint="the engine reports the versions of this attempt's own tokens",
-            )
-        if new_tokens:
-            # An engine may serve older weights than the one before it: the oldest token counts.
-            oldest = min(spans)[0]
-            if sample.versions:
-                sample.versions = _joined(sample.versions, spans)
-                if sample.first_version is not None:
-                    oldest = min(oldest, sample.first_version)
-            else:
-                sample.versions = spans
-            self._date(sample, oldest)
-            sample.kept_tokens = end.num_tokens
-        sample.num_tokens = end.num_tokens
+        self._lives.finish(event.engine, event.ends)
 
     def _on_failed(self, event: ev.SampleFailed) -> None:
-        sample = self._attempt(event.engine, event.sample, event.attempt)
+        sample = self._lives.attempt(event.engine, event.sample, event.attempt)
         if sample is not None:
-            self._fail(sample, event.error)
+            self._lives.fail(sample, event.error)
 
     def _on_abort_asked(self, event: ev.AbortAsked) -> None:
         for name in event.samples:
             sample = self._machine.samples.get(name)
             if sample is not None and sample.state is State.RUNNING:
-                self._abort(sample)
+                self._lives.abort(sample)
 
     # Events: scores and verdicts
 
@@ -454,7 +263,7 @@ class RolloutScheduler:
             if group.num_ready == self.settings.group_size:
                 if self.settings.judges_groups:
                     group.phase = GroupPhase.JUDGING
-                    self._judges.append(group.id)
+                    self._lives.judges.append(group.id)
                 else:
                     group.phase = GroupPhase.READY
                     self._pool.settle(group)
@@ -464,7 +273,7 @@ class RolloutScheduler:
         if sample is None or sample.state is not State.SCORING:
             self.state.fenced += 1
         else:
-            self._drop(sample, DropReason.REWARD_FAILED)
+            self._lives.drop(sample, DropReason.REWARD_FAILED)
 
     def _on_judged(self, event: ev.GroupsJudged) -> None:
         for name, reason in event.verdicts:
@@ -477,7 +286,7 @@ class RolloutScheduler:
             else:
                 for member in group.members:
                     self._machine.move(member, State.FILTERED, reason)
-                self._end_group(group, GroupPhase.FILTERED)
+                self._lives.end_group(group, GroupPhase.FILTERED)
 
     # Events: versions, batches, the run
 
@@ -494,7 +303,7 @@ class RolloutScheduler:
         oldest = event.version - self.settings.max_staleness
         for group in list(self._groups.values()):
             if group.first_version is not None and group.first_version < oldest:
-                self._drop_group(
+                self._lives.drop_group(
                     group,
                     {
                         member.id: DropReason.AGED
@@ -521,20 +330,20 @@ class RolloutScheduler:
         self.state.stopped = event.reason
         self._waiting.clear()
         for group in list(self._groups.values()):
-            self._drop_group(group, dict.fromkeys(_names(group.members), DropReason.STOPPED))
+            self._lives.drop_group(group, dict.fromkeys(_names(group.members), DropReason.STOPPED))
         self.state.lost = self.state.requested = 0
 
     def _on_resumed(self, event: ev.Resumed) -> None:
         for engine in list(self._placement.engines.values()):
             for sample in self._placement.lose(engine):
                 # Not the sample's failure: the whole process ended.
-                self._requeue(sample, "resumed")
+                self._lives.requeue(sample, "resumed")
         # What was asked of the process before is asked again; a second answer is fenced.
         for group in self._groups.values():
             if group.phase is GroupPhase.JUDGING:
-                self._judges.append(group.id)
+                self._lives.judges.append(group.id)
             elif group.phase is GroupPhase.OPEN:
-                self._scores += _names(m for m in group.members if m.state is State.SCORING)
+                self._lives.scores += _names(m for m in group.members if m.state is State.SCORING)
         self.state.lost += self.state.requested
         self.state.requested = 0
 
@@ -581,16 +390,6 @@ class RolloutScheduler:
         scheduler = cls.__new__(cls)
         scheduler._open(state, validate)
         return scheduler
-
-
-def _joined(
-    first: tuple[tuple[int, int], ...], second: tuple[tuple[int, int], ...]
-) -> tuple[tuple[int, int], ...]:
-    """Spans one after the other; neighbours of one version become one."""
-    if first[-1][0] != second[0][0]:
-        return first + second
-    version, count = first[-1]
-    return (*first[:-1], (version, count + second[0][1]), *second[1:])
 
 
 def _names(samples: Iterable[Sample]) -> list[SampleId]:

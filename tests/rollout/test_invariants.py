@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.rollout import TRANSITIONS, RolloutScheduler, SchedulerSettings, State
+from flowrl.rollout import TRANSITIONS, SchedulerSettings, State
 from flowrl.rollout.batches import ByDeadline, OfferOrder
+from flowrl.rollout.lives import Lives
 from flowrl.rollout.placement import Placement
 from flowrl.testing.scheduler_fuzz import draw_world, fuzz, main, run_episode
 from flowrl.testing.scheduler_world import STORMY, Weights, World
@@ -140,9 +141,9 @@ def wait_for_one_more(self, num_groups):
 @pytest.mark.parametrize(
     ("owner", "name", "replacement"),
     [
-        (RolloutScheduler, "_attempt", forget_attempt),
-        (RolloutScheduler, "_abort", lambda self, sample: None),
-        (RolloutScheduler, "_date", lambda self, sample, version: None),
+        (Lives, "attempt", forget_attempt),
+        (Lives, "abort", lambda self, sample: None),
+        (Lives, "date", lambda self, sample, version: None),
         (Placement, "release", keep_the_slot),
         (OfferOrder, "complete", one_too_few),
         (ByDeadline, "complete", wait_for_one_more),
