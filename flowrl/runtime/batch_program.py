@@ -95,6 +95,7 @@ class BatchProgram:
         policies: Open workers by role.
         settings: Sizes of the updates.
         publish: Publishes a role's new weights; called by sync nodes.
+        before: Called before each node runs (the plan's residency switches).
 
     Raises:
         PlanError: the graph has an operation that this executor cannot run.
@@ -106,11 +107,13 @@ class BatchProgram:
         policies: Mapping[RoleName, PolicyWorker],
         settings: UpdateSettings,
         publish: Callable[[RoleName], None],
+        before: Callable[[NodeId], None],
     ) -> None:
         self._graph = graph
         self._policies = policies
         self._settings = settings
         self._publish = publish
+        self._before = before
         streaming = (Op.SOURCE, Op.GENERATE, Op.SCORE, Op.FILTER)
         self._nodes = tuple(node for node in graph.nodes if node.op not in streaming)
         for node in self._nodes:
@@ -127,6 +130,7 @@ class BatchProgram:
             return
         for node in self._nodes:
             started = time.monotonic()
+            self._before(node.id)
             _HANDLERS[node.op](self, node, step)
             spent = time.monotonic() - started
             step.seconds[node.op] = step.seconds.get(node.op, 0.0) + spent

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from flowrl.backend.protocols import (
     Finished,
@@ -59,6 +59,10 @@ __all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds"]
 
 _POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
+
+
+GroupJudge: TypeAlias = Callable[[Sequence[Sequence[float]]], list[str | None]]
+"""Verdicts on groups from the scores of their members: None keeps one, a reason filters it."""
 
 
 class Clock(Protocol):
@@ -129,8 +133,7 @@ class RolloutDriver:
         sampling: Of every request.
         group_size: Samples for each prompt.
         seed_of: The seed of a sample's random stream.
-        judge: Verdict on a group's scores: None keeps it, a reason filters it; None where the
-            scheduler does not ask for judgements.
+        judge: Verdicts on groups; None where the scheduler does not ask for any.
         failures: Reward failures allowed.
         beat: Called whenever something moved (the watchdog's).
         stop: Asked between polls; a true value raises KeyboardInterrupt there.
@@ -147,7 +150,7 @@ class RolloutDriver:
         sampling: Sampling,
         group_size: int,
         seed_of: Callable[[SampleId], int],
-        judge: Callable[[Sequence[float]], str | None] | None,
+        judge: GroupJudge | None,
         failures: FailureBudget,
         beat: Callable[[], None],
         stop: Callable[[], bool],
@@ -373,14 +376,13 @@ class RolloutDriver:
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:
             raise SchedulerError("a group is to be judged, but the workflow has no filter")
-        verdicts: list[tuple[GroupId, str | None]] = []
-        for group in action.groups:
-            scores = [self.store[sample].score for sample in self._members(group)]
-            reason = self._judge([score for score in scores if score is not None])
-            if reason is not None:
-                self._verdicts[group] = reason
-            verdicts.append((group, reason))
-        self._pending.append(GroupsJudged(id=self._next(), verdicts=tuple(verdicts)))
+        scores = [
+            [score for s in self._members(group) if (score := self.store[s].score) is not None]
+            for group in action.groups
+        ]
+        verdicts = tuple(zip(action.groups, self._judge(scores), strict=True))
+        self._verdicts.update((group, reason) for group, reason in verdicts if reason is not None)
+        self._pending.append(GroupsJudged(id=self._next(), verdicts=verdicts))
 
     def _members(self, group: GroupId) -> list[SampleId]:
         return [sample_id(group, member) for member in range(self._group_size)]

@@ -29,7 +29,8 @@ from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram, UpdateSettings
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.materials import Materials, prepare_materials
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.residency import Residency
+from flowrl.runtime.rollouts import FailureBudget, GroupJudge, RolloutDriver
 from flowrl.runtime.scoring import ScoringPool
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.stage import RolloutStage, Stage, SupervisedStage, group_judge, part_of
@@ -284,6 +285,7 @@ class Session:
             _role(node), scheduler, sampling, group_size, f"rollout/{stage.name}", judge
         )
         self._driver = driver
+        residency = Residency(stage.plan, {**self._policies, **self._copies})
         return RolloutStage(
             name=stage.name,
             graph=stage.graph,
@@ -299,12 +301,13 @@ class Session:
             cursor=self._cursor(stage, state, supervised=False),
             driver=driver,
             prompts_per_step=train.prompts_per_step,
+            begin_rollout=lambda: residency.switch(node.id),
         )
 
     def _program(self, stage: CompiledStage, settings: UpdateSettings) -> BatchProgram:
-        return BatchProgram(
-            stage.graph, {**self._policies, **self._copies}, settings, self._publish
-        )
+        policies = {**self._policies, **self._copies}
+        residency = Residency(stage.plan, policies)
+        return BatchProgram(stage.graph, policies, settings, self._publish, residency.switch)
 
     def _cursor(
         self, stage: CompiledStage, state: Mapping[str, object] | None, *, supervised: bool
@@ -322,7 +325,7 @@ class Session:
         sampling: Sampling,
         group_size: int,
         purpose: str,
-        judge: Callable[[Sequence[float]], str | None] | None,
+        judge: GroupJudge | None,
     ) -> RolloutDriver:
         assert self._scoring is not None
         assert self._materials is not None

@@ -24,7 +24,7 @@ from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.batch_program import BatchProgram, StepBatch
 from flowrl.runtime.materials import Solutions
 from flowrl.runtime.payloads import Payload, behaviour_logprobs, sequence_batch
-from flowrl.runtime.rollouts import Collected, RolloutDriver
+from flowrl.runtime.rollouts import Collected, GroupJudge, RolloutDriver
 from flowrl.specs import FilterSpec, FinishReason
 
 __all__ = ["RolloutStage", "Stage", "StepResult", "SupervisedStage", "group_judge", "part_of"]
@@ -50,19 +50,24 @@ class Stage(Protocol):
         ...
 
 
-def group_judge(graph: Graph) -> Callable[[Sequence[float]], str | None] | None:
-    """The verdict of a graph's filters on a group's scores; None where it has no filter."""
+def group_judge(graph: Graph) -> GroupJudge | None:
+    """The verdicts of a graph's filters on whole groups; None where it has no filter."""
     specs = [node.attr("spec") for node in graph.of_op(Op.FILTER)]
     filters = [(spec, resolve_filter(spec)) for spec in specs if isinstance(spec, FilterSpec)]
     if not filters:
         return None
 
-    def judge(scores: Sequence[float]) -> str | None:
-        group = np.zeros(len(scores), np.int64)
+    def judge(groups: Sequence[Sequence[float]]) -> list[str | None]:
+        scores = np.concatenate([np.asarray(group, np.float64) for group in groups])
+        sizes = np.array([len(group) for group in groups])
+        numbers = np.repeat(np.arange(len(groups)), sizes)
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        verdicts: list[str | None] = [None] * len(groups)
         for spec, keeps in filters:
-            if not keeps(scores, group).all():
-                return spec.reason
-        return None
+            kept = np.logical_and.reduceat(keeps(scores, numbers), first)
+            for group in np.flatnonzero(~kept):
+                verdicts[group] = verdicts[group] or spec.reason
+        return verdicts
 
     return judge
 
@@ -116,7 +121,11 @@ class SupervisedStage:
 
 
 class RolloutStage:
-    """Generates, scores, judges and updates; every sample is scheduled on its own."""
+    """Generates, scores, judges and updates; every sample is scheduled on its own.
+
+    Args:
+        begin_rollout: Called before each rollout (the plan's residency switches).
+    """
 
     def __init__(
         self,
@@ -127,11 +136,13 @@ class RolloutStage:
         cursor: PromptCursor,
         driver: RolloutDriver,
         prompts_per_step: int,
+        begin_rollout: Callable[[], None],
     ) -> None:
         self._name = name
         self._program = program
         self._cursor = cursor
         self._driver = driver
+        self._begin_rollout = begin_rollout
         self._prompts_per_step = prompts_per_step
         self._outputs = [
             (node.id, field.name)
@@ -145,6 +156,7 @@ class RolloutStage:
         started = time.monotonic()
         version = self._driver.scheduler.version
         items = self._cursor.take(self._prompts_per_step)
+        self._begin_rollout()
         self._driver.offer(items)
         collected = self._driver.collect(number, len(items))
         batch = self._batch(collected)
