@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from flowrl.errors import SchedulerError
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.testing.scheduler_world import CALM, STORMY, Violation, World
+from flowrl.testing.scheduler_books import Violation
+from flowrl.testing.scheduler_world import CALM, STORMY, World
 
 __all__ = ["Failure", "draw_world", "fuzz", "main", "run_episode"]
 

@@ -11,29 +11,22 @@ shrink one.
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TypeVar, assert_never
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
-from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
+from flowrl.ids import EngineId, GroupId, SampleId, group_id
 from flowrl.rollout import (
-    Abort,
     AbortAsked,
-    Action,
     BatchAsked,
-    Deliver,
-    Drop,
     EngineCapacityChanged,
     EngineJoined,
     EngineLost,
     Event,
     GroupsJudged,
-    Judge,
-    NeedPrompts,
     Progressed,
     PromptsOffered,
     Resumed,
@@ -44,20 +37,15 @@ from flowrl.rollout import (
     SamplesFinished,
     SamplesScored,
     SchedulerSettings,
-    Score,
     StopAsked,
-    Submit,
     WeightsPublished,
 )
 from flowrl.specs import FinishReason
+from flowrl.testing.scheduler_books import Attempt, Books, Violation
 
 __all__ = ["CALM", "STORMY", "Violation", "Weights", "World"]
 
 T = TypeVar("T")
-
-
-class Violation(AssertionError):
-    """The scheduler did what it must never do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,38 +92,6 @@ STORMY = Weights(
 """Every fault, often."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """What an engine knows of a sample."""
-
-    attempt: int
-    kept: int
-    made: list[int] = field(default_factory=list)  # version of each token of this attempt
-    abort_asked: bool = False
-
-
-@dataclass(slots=True)
-class _Books:
-    """What is true, as far as a checkpoint holds it."""
-
-    num_offered: int = 0
-    version: int = 0
-    num_asked: int = 0
-    asked: dict[int, int] = field(default_factory=dict)  # batch -> groups, not yet delivered
-    wanted: int = 0  # prompts asked for
-    untrained: int = 0  # delivered batches whose weights are not published
-    capacity: dict[EngineId, int] = field(default_factory=dict)
-    running: dict[EngineId, dict[SampleId, _Attempt]] = field(default_factory=dict)
-    payload: dict[SampleId, list[int]] = field(default_factory=dict)  # version of each kept token
-    attempts: dict[SampleId, int] = field(default_factory=dict)  # latest attempt
-    scoring: dict[SampleId, None] = field(default_factory=dict)
-    scored: set[SampleId] = field(default_factory=set)
-    judging: dict[GroupId, None] = field(default_factory=dict)
-    end: dict[SampleId, str] = field(default_factory=dict)
-    answered: set[GroupId] = field(default_factory=set)
-    stopped: bool = False
-
-
 class World:
     """One scheduler and all that surrounds it.
 
@@ -167,13 +123,12 @@ class World:
         self.lag_rate = lag_rate
         self.validate = validate
         self.scheduler = RolloutScheduler(settings, validate=validate)
-        self.books = _Books()
+        self.books = Books(settings=settings, max_tokens=max_tokens)
         self.next_event = 0
         self.num_engines = 0
         self.events: list[Event] = []  # since the last restart from an older state
         self.seen = Counter[str]()  # kinds of events, and restarts
-        self.delivered: list[Deliver] = []
-        self._saved: tuple[dict[str, object], _Books, int] | None = None
+        self._saved: tuple[dict[str, object], Books] | None = None
         self._past: list[tuple[EngineId, SampleId, int, int]] = []  # attempts that are over
         moves = {kind.name: getattr(self, f"do_{kind.name}") for kind in fields(Weights)}
         self._moves: list[Callable[[], None]] = list(moves.values())
@@ -192,7 +147,7 @@ class World:
         """No more faults: checks that everything asked is answered and nothing stays behind."""
         books = self.books
         if books.stopped:
-            self._check(not self.scheduler.counts.live, "samples live on after the stop")
+            self.books.check(not self.scheduler.counts.live, "samples live on after the stop")
             return
         if not any(books.capacity.values()):
             self._join(EngineId("engine[last]"), 3)
@@ -211,13 +166,15 @@ class World:
                 if not books.asked:
                     break
                 # Batches may ask for more groups than were ever offered.
-                asked, there = sum(books.asked.values()), self._num_available()
-                self._check(there < asked, f"batches {books.asked} wait while {there} are there")
+                asked, there = sum(books.asked.values()), self.books.num_available()
+                self.books.check(
+                    there < asked, f"batches {books.asked} wait while {there} are there"
+                )
                 self.offer(asked - there)
-        self._check(not books.asked, f"batches {books.asked} are never delivered")
+        self.books.check(not books.asked, f"batches {books.asked} are never delivered")
         counts = self.scheduler.counts
         busy = counts.live - counts.ready
-        self._check(not busy, f"{busy} samples never end: {self.scheduler.waits()}")
+        self.books.check(not busy, f"{busy} samples never end: {self.scheduler.waits()}")
 
     def tell(self, make: Callable[[int], Event]) -> None:
         """Steps an event and carries out what follows."""
@@ -225,7 +182,11 @@ class World:
         self.next_event += 1
         self.events.append(event)
         self.seen[type(event).__name__] += 1
-        self.apply(self.scheduler.step(event))
+        actions = self.scheduler.step(event)
+        try:
+            self.books.carry_out(actions, self.scheduler.counts)
+        except Violation as violation:
+            raise Violation(f"after {event}: {violation}") from None
 
     # Moves
 
@@ -346,14 +307,18 @@ class World:
             late.append(lambda i: GroupsJudged(id=i, verdicts=((group, "late"),)))
         before, fenced = self._facts(), self.scheduler.fenced
         self.tell(self.rng.choice(late))
-        self._check(self._facts() == before, f"a late report on {sample} changed something")
-        self._check(self.scheduler.fenced > fenced, f"a late report on {sample} was not counted")
+        self.books.check(self._facts() == before, f"a late report on {sample} changed something")
+        self.books.check(
+            self.scheduler.fenced > fenced, f"a late report on {sample} was not counted"
+        )
 
     def do_repeat(self) -> None:
         """An event is sent a second time."""
         event = self._pick(self.events[-20:])
         if event is not None:
-            self._check(not self.scheduler.step(event), f"{event} had an effect when sent again")
+            self.books.check(
+                not self.scheduler.step(event), f"{event} had an effect when sent again"
+            )
 
     def do_reward_fail(self) -> None:
         """A reward raises."""
@@ -372,29 +337,27 @@ class World:
         """The scheduler is written and read back, and nobody notices."""
         written = self.scheduler.to_json()
         again = RolloutScheduler.from_json(json.loads(json.dumps(written)), validate=self.validate)
-        self._check(again.to_json() == written, "the state is not what was written")
+        self.books.check(again.to_json() == written, "the state is not what was written")
         self.scheduler = again
         self.seen["rewrite"] += 1
         if self.rng.random() < 0.5:
-            self._saved = (written, copy.deepcopy(self.books), len(self.delivered))
+            self._saved = (written, self.books.clone())
 
     def do_crash(self) -> None:
         """The process dies and begins anew from what was last written."""
         if self._saved is None:
             self._saved = (
                 self.scheduler.to_json(),
-                copy.deepcopy(self.books),
-                len(self.delivered),
+                self.books.clone(),
             )
             return
-        written, books, num_delivered = self._saved
+        written, books = self._saved
         for engine in list(self.books.running):
             self._forget_engine(engine)
         self.scheduler = RolloutScheduler.from_json(
             json.loads(json.dumps(written)), validate=self.validate
         )
-        self.books = copy.deepcopy(books)
-        del self.delivered[num_delivered:]
+        self.books = books.clone()
         for engine in list(self.books.running):
             self._forget_engine(engine)
         waiting = set(self.books.scoring), set(self.books.judging)
@@ -405,7 +368,7 @@ class World:
         self._past.clear()
         self.seen["crash"] += 1
         self.tell(lambda i: Resumed(id=i))
-        self._check(
+        self.books.check(
             (set(self.books.scoring), set(self.books.judging)) == waiting,
             "what waited for a score or a verdict is not asked for again after a crash",
         )
@@ -415,22 +378,14 @@ class World:
         self.books.asked.clear()
         self.books.stopped = True
         self.tell(lambda i: StopAsked(id=i, reason="asked to"))
-        self._check(not self.scheduler.counts.live, "samples live on after the stop")
+        self.books.check(not self.scheduler.counts.live, "samples live on after the stop")
 
     # How moves are made
-
-    def _num_available(self) -> int:
-        """Groups that batches can still take."""
-        books = self.books
-        if not self.settings.refill:
-            return books.num_offered - len(books.answered)
-        ended = {sample.rpartition("/")[0] for sample in books.end}
-        return books.num_offered - len(ended)
 
     def _pick(self, items: Sequence[T]) -> T | None:
         return self.rng.choice(items) if items else None
 
-    def _pick_attempt(self) -> tuple[EngineId, SampleId, _Attempt] | None:
+    def _pick_attempt(self) -> tuple[EngineId, SampleId, Attempt] | None:
         return self._pick(
             [(e, s, a) for e, running in self.books.running.items() for s, a in running.items()]
         )
@@ -454,10 +409,6 @@ class World:
         self.books.wanted = max(0, self.books.wanted - num_groups)
         self.tell(lambda i: PromptsOffered(id=i, groups=groups))
 
-    def _length(self, sample: SampleId) -> int:
-        # From the name alone, like tokens from a sample's own random stream.
-        return random.Random(str(sample)).randint(0, self.max_tokens)
-
     def _advance(self, engine: EngineId, num_steps: int) -> None:
         """Decodes, reports progress of some, and ends those that are done."""
         version = max(0, self.books.version - (self.rng.random() < self.lag_rate))
@@ -466,7 +417,7 @@ class World:
             return
         done: list[tuple[SampleId, FinishReason]] = []
         for sample, attempt in running.items():
-            missing = self._length(sample) - attempt.kept - len(attempt.made)
+            missing = self.books.length(sample) - attempt.kept - len(attempt.made)
             if attempt.abort_asked and self.rng.random() < 0.7:
                 done.append((sample, FinishReason.ABORT))
                 continue
@@ -502,7 +453,7 @@ class World:
             )
         self.tell(lambda i: SamplesFinished(id=i, engine=engine, ends=tuple(reports)))
 
-    def _end_attempt(self, engine: EngineId, sample: SampleId) -> _Attempt:
+    def _end_attempt(self, engine: EngineId, sample: SampleId) -> Attempt:
         attempt = self.books.running[engine].pop(sample)
         self._past.append((engine, sample, attempt.attempt, attempt.kept + len(attempt.made)))
         return attempt
@@ -527,137 +478,13 @@ class World:
             for group, reason in verdicts:
                 del self.books.judging[group]
                 if reason is not None:
-                    for sample in self._members(group):
-                        self._end(sample, "filtered")
+                    for sample in self.books.members(group):
+                        self.books.finish(sample, "filtered")
             self.tell(lambda i: GroupsJudged(id=i, verdicts=verdicts))
 
     def _verdict(self, group: GroupId) -> str | None:
         return "boring" if random.Random(str(group)).random() < self.filter_rate else None
 
-    def _members(self, group: GroupId) -> list[SampleId]:
-        return [sample_id(group, member) for member in range(self.settings.group_size)]
-
-    # Actions, and what is checked of each
-
-    def _check(self, fine: bool, what: str) -> None:
-        if not fine:
-            raise Violation(f"after event {self.next_event - 1}: {what}")
-
     def _facts(self) -> object:
         counts = self.scheduler.counts
-        return (counts, len(self.delivered), self.scheduler.version)
-
-    def apply(self, actions: list[Action]) -> None:
-        """Carries actions out and checks each against the books."""
-        for action in actions:
-            match action:
-                case Submit():
-                    self._on_submit(action)
-                case Abort():
-                    self._on_abort(action)
-                case Score(samples=samples):
-                    for sample in samples:
-                        length = len(self.books.payload.get(sample, ()))
-                        self._check(
-                            sample not in self.books.end and length == self._length(sample),
-                            f"{sample} is scored with {length} tokens",
-                        )
-                        self.books.scoring[sample] = None
-                case Judge(groups=groups):
-                    for group in groups:
-                        whole = all(s in self.books.scored for s in self._members(group))
-                        self._check(whole, f"{group} is judged before it is scored")
-                        self.books.judging[group] = None
-                case Deliver():
-                    self._on_deliver(action)
-                case Drop(sample=sample):
-                    self._end(sample, "dropped")
-                    runs = any(
-                        sample in running and not running[sample].abort_asked
-                        for running in self.books.running.values()
-                    )
-                    self._check(not runs, f"{sample} is dropped and runs on")
-                    self.books.scoring.pop(sample, None)
-                    self.books.judging.pop(GroupId(sample.rpartition("/")[0]), None)
-                case NeedPrompts(groups=num_groups):
-                    self._check(self.settings.refill and num_groups > 0, "prompts without refill")
-                    self.books.wanted += num_groups
-                case _:
-                    assert_never(action)
-        self._check_counts()
-
-    def _on_submit(self, submit: Submit) -> None:
-        books = self.books
-        self._check(submit.engine in books.capacity, f"{submit.engine} is gone")
-        running = books.running[submit.engine]
-        for dispatch in submit.samples:
-            sample = dispatch.sample
-            self._check(sample not in books.end, f"{sample} runs after its end")
-            self._check(
-                not any(sample in others for others in books.running.values()),
-                f"{sample} runs twice",
-            )
-            self._check(
-                dispatch.attempt > books.attempts.get(sample, -1),
-                f"attempt {dispatch.attempt} of {sample} is not a new one",
-            )
-            kept = len(books.payload.get(sample, ()))
-            self._check(
-                dispatch.kept_tokens == kept,
-                f"{sample} goes on from {dispatch.kept_tokens} tokens, but {kept} are kept",
-            )
-            books.attempts[sample] = dispatch.attempt
-            running[sample] = _Attempt(attempt=dispatch.attempt, kept=kept)
-        held = sum(sample not in books.end for sample in running)
-        capacity = books.capacity[submit.engine]
-        self._check(held <= capacity, f"{submit.engine} holds {held} of {capacity}")
-
-    def _on_abort(self, abort: Abort) -> None:
-        running = self.books.running.get(abort.engine, {})
-        for sample in abort.samples:
-            self._check(
-                sample in running and not running[sample].abort_asked,
-                f"{sample} is aborted where it does not run, or twice",
-            )
-            running[sample].abort_asked = True
-
-    def _on_deliver(self, deliver: Deliver) -> None:
-        books = self.books
-        asked = books.asked.pop(deliver.batch, 0)
-        self._check(asked > 0, f"batch {deliver.batch} was not asked for")
-        books.untrained += 1
-        self.delivered.append(deliver)
-        counted = len(deliver.groups) + (0 if self.settings.refill else len(deliver.filtered))
-        self._check(counted == asked, f"batch of {asked} has {counted} groups")
-        for name in deliver.filtered:
-            ends = {books.end.get(sample, "live") for sample in self._members(name)}
-            self._check(ends <= {"filtered", "dropped"}, f"{name} is named filtered, but {ends}")
-        names = [*(g.group for g in deliver.groups), *deliver.filtered]
-        self._check(
-            len(set(names)) == len(names) and not books.answered & set(names),
-            f"a group of {names} is answered twice",
-        )
-        books.answered |= set(names)
-        for listed in ([g.group for g in deliver.groups], list(deliver.filtered)):
-            order = [int(g.partition("/")[0]) * 10 + int(g.partition("/")[2]) for g in listed]
-            self._check(order == sorted(order), f"{listed} is not in offer order")
-        for group in deliver.groups:
-            self._check(list(group.samples) == self._members(group.group), f"{group} is not whole")
-            for sample in group.samples:
-                self._check(sample in books.scored, f"{sample} is consumed without a score")
-                first = min(books.payload.get(sample, []), default=books.version)
-                age = books.version - first
-                self._check(age <= self.settings.max_staleness, f"{sample} is {age} versions old")
-                self._end(sample, "consumed")
-
-    def _end(self, sample: SampleId, end: str) -> None:
-        ended = self.books.end.setdefault(sample, end)
-        self._check(ended is end, f"{sample} ends {end}, but was {ended}")
-
-    def _check_counts(self) -> None:
-        counts = self.scheduler.counts
-        ends = Counter(self.books.end.values())
-        admitted = self.books.num_offered * self.settings.group_size
-        mine = (admitted, ends["consumed"], ends["filtered"], ends["dropped"])
-        told = (counts.admitted, counts.consumed, counts.filtered, counts.dropped)
-        self._check(counts.conserved and mine == told, f"counts are {told}, but should be {mine}")
+        return (counts, len(self.books.delivered), self.scheduler.version)

@@ -64,7 +64,7 @@ def batches(seed, rules, weights, *, steps=4, groups=3):
             break
     assert not books.asked
     assert not world.scheduler.counts.dropped
-    return [(d.batch, d.groups, d.filtered) for d in world.delivered]
+    return [(d.batch, d.groups, d.filtered) for d in world.books.delivered]
 
 
 @settings(max_examples=25, deadline=None)
@@ -116,7 +116,7 @@ def test_no_sample_is_too_old_when_prompts_are_dosed_by_the_age_bound(
             world.offer((books.version + staleness + 1) * groups - books.num_offered)
             world.ask(groups)
     assert world.scheduler.counts.dropped == 0
-    ages = {d.batch: d for d in world.delivered}
+    ages = {d.batch: d for d in world.books.delivered}
     assert len(ages) == 8
 
 
@@ -164,7 +164,7 @@ def test_the_worlds_books_alone_find_a_broken_age_bound():
     found = 0
     for seed in range(30):
         world = World(rules, random.Random(seed), weights=STORMY, validate=False)
-        world.settings = SchedulerSettings(group_size=2, max_staleness=1)
+        world.books.settings = SchedulerSettings(group_size=2, max_staleness=1)
         try:
             world.run(400)
         except AssertionError as error:
