@@ -27,7 +27,7 @@ from types import FrameType
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError, ConfigError, RewardError
+from flowrl.errors import CheckpointError, ConfigError, PlanError, RewardError
 from flowrl.graph import format_graph, graph_to_json
 from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
