@@ -100,7 +100,7 @@ class Books:
         return self.num_offered - len(ended)
 
     def carry_out(self, actions: list[Action], counts: Counts) -> None:
-        """Carries actions out and checks each against the self."""
+        """Carries actions out and checks each of them."""
         for action in actions:
             match action:
                 case Submit():
