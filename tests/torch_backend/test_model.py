@@ -16,6 +16,7 @@ from flowrl.errors import BackendError
 from flowrl.ids import RoleName
 from flowrl_backends.torch.model import (
     load_model,
+    move_tensor,
     quiet_transformers,
     supports_packing,
     tokenizer_files,
@@ -184,3 +185,17 @@ def test_an_unknown_type_or_absent_device_is_refused(folder: Path) -> None:
         load_model(context(folder, dtype="float8"))
     with pytest.raises(BackendError, match="on nosuch:0"):
         load_model(context(folder, device="nosuch:0"))
+
+
+def test_moving_a_model_keeps_its_parameters_and_ties(folder: Path) -> None:
+    """`meta` stands for a device whose tensors torch does not take for compatible with the CPU's."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load_model(context(folder))
+    before = {name: id(p) for name, p in model.named_parameters()}
+    for tensor in (*model.parameters(), *model.buffers()):
+        move_tensor(tensor, torch.device("meta"))
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert {b.device.type for b in model.buffers()} == {"meta"}
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

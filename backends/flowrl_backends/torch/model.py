@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "load_model",
+    "move_tensor",
     "packed_logits",
     "quiet_transformers",
     "supports_packing",
@@ -45,6 +46,8 @@ DTYPES: dict[str, torch.dtype] = {
 
 _ATTENTION = "flowrl"
 _PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_NOT_PACKED = ("softcap", "position_bias", "s_aux")
+"""Arguments of Transformers' attention functions that change the scores."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -82,8 +85,7 @@ def load_model(context: PolicyContext) -> PreTrainedModel:
             or the architecture needs code that Transformers does not bring.
     """
     _check_folder(context)
-    dtype = DTYPES.get(context.dtype)
-    if dtype is None:
+    if context.dtype not in DTYPES:
         raise BackendError(
             "unknown parameter type",
             where=f"roles.{context.role}",
@@ -93,11 +95,31 @@ def load_model(context: PolicyContext) -> PreTrainedModel:
     _register_attention()
     with _explained(context), quiet_transformers():
         model = _fresh(context) if context.fresh else _pretrained(context)
-        # requires_grad and eval() first: `.to` keeps both.
         model.eval()
         model.requires_grad_(context.trainable)
-        model.to(device=torch.device(context.device), dtype=dtype)
+        for tensor in (*model.parameters(), *model.buffers()):
+            move_tensor(tensor, torch.device(context.device))
     return model
+
+
+def move_tensor(tensor: torch.Tensor, device: torch.device) -> None:
+    """Moves a parameter or buffer to `device`; the Python object stays the same.
+
+    `Module.to` keeps the object only where torch takes the two devices' tensors for compatible, as
+    it does CPU's and CUDA's. Elsewhere (NPU) it makes new parameters: tied weights come apart, and
+    an optimizer or engine that holds the old ones goes on with those.
+    """
+    moved = tensor.detach().to(device)
+    if moved.device == tensor.device:
+        return
+    if torch._has_compatible_shallow_copy_type(tensor, moved):
+        tensor.data = moved
+    elif isinstance(tensor, torch.nn.Parameter):
+        torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+            tensor, torch.nn.Parameter(moved, tensor.requires_grad)
+        )
+    else:
+        torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -157,7 +179,7 @@ def _padded_logits(model: PreTrainedModel, packed: Packed, device: torch.device)
 
 
 def _tensor(array: Any, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    return torch.from_numpy(array).to(device)
 
 
 def _packed_attention(
@@ -188,6 +210,13 @@ def _packed_attention(
             sliding_window=sliding_window, **kwargs,
         )  # fmt: skip
         return output, None
+    extra = [name for name in _NOT_PACKED if kwargs.get(name) is not None]
+    if extra:
+        raise BackendError(
+            f"attention of {type(module).__name__} takes {', '.join(extra)}, which the torch "
+            "trainer does not compute",
+            hint="use another train backend for this architecture",
+        )
     qkv = [_slots(x, packing.gather) for x in (query, key, value)]
     outputs = []
     begin = 0
@@ -260,9 +289,14 @@ def _check_folder(context: PolicyContext) -> None:
     )
 
 
-def _attention_of(config: Any) -> str:
-    """Our attention where the architecture takes any, eager where scores are capped."""
-    return "eager" if getattr(config, "attn_logit_softcapping", None) else _ATTENTION
+def _attention_of(kind: Any, config: Any) -> str:
+    """Ours where the architecture takes any function; eager where it needs more than SDPA does.
+
+    Capped scores and attention sinks are of the second sort.
+    """
+    if not kind._supports_sdpa or getattr(config, "attn_logit_softcapping", None):
+        return "eager"
+    return _ATTENTION if kind._supports_attention_backend else "sdpa"
 
 
 def _config(context: PolicyContext) -> Any:
@@ -280,12 +314,11 @@ def _model_class(config: Any) -> Any:
 def _pretrained(context: PolicyContext) -> Any:
     config = _config(context)
     kind = _model_class(config)
-    attention = _attention_of(config) if kind._supports_attention_backend else "sdpa"
     model, report = kind.from_pretrained(
         context.model,
         config=config,
         dtype=DTYPES[context.dtype],
-        attn_implementation=attention,
+        attn_implementation=_attention_of(kind, config),
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,
@@ -304,10 +337,17 @@ def _pretrained(context: PolicyContext) -> Any:
 def _fresh(context: PolicyContext) -> Any:
     config = _config(context)
     kind = _model_class(config)
-    attention = _attention_of(config) if kind._supports_attention_backend else "sdpa"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
-        return kind._from_config(config, attn_implementation=attention, dtype=torch.float32)
+        model = kind._from_config(
+            config, attn_implementation=_attention_of(kind, config), dtype=torch.float32
+        )
+    # Buffers (rotary frequencies) stay in float32, as from_pretrained leaves them.
+    dtype = DTYPES[context.dtype]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
 
 
 @contextlib.contextmanager

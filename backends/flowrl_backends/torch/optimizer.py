@@ -16,6 +16,7 @@ import torch
 
 from flowrl.errors import CheckpointError
 from flowrl.specs import AdamW
+from flowrl_backends.torch.model import move_tensor
 
 __all__ = ["Optimizer", "StepResult", "learning_rate"]
 
@@ -172,7 +173,7 @@ class Optimizer:
     def to(self, device: torch.device) -> None:
         """Moves moments and masters; parameters are moved by their owner."""
         for name in self._low:
-            self._masters[name].data = self._masters[name].data.to(device)
+            move_tensor(self._masters[name], device)
         for state in self._adamw.state.values():
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key] = state[key].to(device)

@@ -28,6 +28,7 @@ from flowrl_backends.torch import checkpoint
 from flowrl_backends.torch.metrics import Metrics
 from flowrl_backends.torch.model import (
     load_model,
+    move_tensor,
     packed_logits,
     quiet_transformers,
     tokenizer_files,
@@ -304,7 +305,8 @@ class TorchTrainer:
     def _move(self, device: torch.device) -> None:
         if self._device.type == "cpu" or self._closed:
             return
-        self.model.to(device)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            move_tensor(tensor, device)
         if self._optimizer is not None:
             self._optimizer.to(device)
         if device.type == "cpu":
