@@ -188,7 +188,7 @@ def test_an_unknown_type_or_absent_device_is_refused(folder: Path) -> None:
 
 
 def test_moving_a_model_keeps_its_parameters_and_ties(folder: Path) -> None:
-    """`meta` stands for a device whose tensors torch does not take for compatible with the CPU's."""
+    """`meta` stands for a device whose tensors are not compatible with the CPU's."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     model = load_model(context(folder))
