@@ -1,0 +1,276 @@
+"""A run that is stopped and goes on ends as if it had never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl import api
+from flowrl.backend.protocols import ScoreRequest
+from flowrl.errors import CheckpointError, ConfigError
+from flowrl.observe.run_folder import RunFolder
+from flowrl.runtime.scoring import ScoringPool
+from tests.runtime.tiny_runs import (
+    CtrlC,
+    Outcome,
+    WatchedDisplay,
+    outcome,
+    tiny_config,
+    write_config,
+)
+
+DEADLINE_S = 120.0
+
+
+def resumed(run: Path, *overrides: str, display: WatchedDisplay | None = None) -> api.RunResult:
+    compiled = api.compile(None, run / "config.yaml", overrides=overrides)
+    return api.resume(compiled, run, display=display or WatchedDisplay())
+
+
+def stopped(runs: Path, ctrl_c: CtrlC, **changes: Any) -> Path:
+    """The folder of a tiny run that Ctrl-C has ended."""
+    config = {**tiny_config(runs), **changes}
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config, display=ctrl_c)
+    return runs / "tiny"
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What the tiny run leaves when nobody stops it."""
+    result = api.run(None, tiny_config(tmp_path_factory.mktemp("runs")), display=WatchedDisplay())
+    left = outcome(result.folder)
+    # The comparison means something: both stages learned and groups of both kinds were there.
+    assert len(left.metrics) == 8
+    assert {row["end"] for row in map(as_row, left.samples.splitlines())} == {
+        "consumed",
+        "filtered",
+    }
+    assert all(row["kl"] > 0 for row in left.metrics[5:])  # type: ignore[operator]
+    return left
+
+
+def as_row(line: bytes) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(line)
+    return row
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
+    """Has the displays in it told of every batch that goes to the scorers."""
+    displays: list[CtrlC] = []
+    submit = ScoringPool.submit
+
+    def watched(pool: ScoringPool, requests: Sequence[ScoreRequest]) -> None:
+        submit(pool, requests)
+        for display in displays:
+            display.press()
+
+    monkeypatch.setattr(ScoringPool, "submit", watched)
+    return displays
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [
+        pytest.param("sft", 2, id="in a stop check of the supervised stage"),
+        pytest.param("grpo", 0, id="in the evaluation before the last stage"),
+        pytest.param("grpo", 1, id="in a rollout"),
+        pytest.param("grpo", 2, id="in an evaluation between steps"),
+        pytest.param("grpo", 4, id="in the last evaluation"),
+    ],
+)
+def test_a_run_stopped_between_boundaries_ends_as_one_never_stopped(
+    straight: Outcome, tmp_path: Path, keyboard: list[CtrlC], stage: str, step: int
+):
+    ctrl_c = CtrlC(stage, step, in_scoring=True)
+    keyboard.append(ctrl_c)
+    run = stopped(tmp_path, ctrl_c)
+    assert "--resume" in ctrl_c.notes[-1]
+    assert not (run / "summary.json").exists()
+
+    resumed(run)
+
+    assert outcome(run) == straight
+
+
+def test_a_run_stopped_after_every_step_ends_as_one_never_stopped(
+    straight: Outcome, tmp_path: Path
+):
+    run = stopped(tmp_path, CtrlC("sft", 0))  # a step that has begun is finished
+    moments = [("sft", 2), ("sft", 3), ("sft", 4), *(("grpo", step) for step in range(1, 5))]
+    for stage, step in moments:
+        display = CtrlC(stage, step)
+        with pytest.raises(KeyboardInterrupt):
+            resumed(run, display=display)
+        assert display.steps == [(stage, step)]
+    resumed(run)
+    assert outcome(run) == straight
+
+
+def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, tmp_path: Path):
+    script = f"""
+import os, signal
+from flowrl import api
+from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
+
+class Killed(WatchedDisplay):
+    def step(self, metrics, eta_s=None):
+        if (metrics.stage, metrics.step) == ("grpo", 4):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+config = tiny_config({str(tmp_path)!r})
+config["runtime"]["checkpoint_every"] = 2
+api.run(None, config, display=Killed())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=DEADLINE_S
+    )
+    assert ended.returncode == -signal.SIGKILL
+    run = tmp_path / "tiny"
+    # One step was logged past the checkpoint; it is made again, not logged twice.
+    assert [row.step for row in RunFolder.open(run).steps()][-1] in (3, 4)
+
+    display = WatchedDisplay()
+    resumed(run, display=display)
+
+    assert display.steps == [("grpo", 3), ("grpo", 4)]
+    assert outcome(run) == straight
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_terminal_ends_with_130_and_the_run_goes_on(tmp_path: Path):
+    config = write_config(tmp_path)
+    run = tmp_path / "runs" / "tiny"
+    # A constant schedule, so that the number of steps asked for changes nothing before the stop.
+    command = [sys.executable, "-m", "flowrl.cli", "run", str(config), "train.steps=1000000"]
+    command += ["train.optimizer.schedule=constant"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            wait_for_rows(run / "metrics.jsonl", 6, process)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+            out, err = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert re.search(r"stopped after step \d+ of grpo; go on with: flowrl run --resume", out)
+
+    made = max(row.step for row in RunFolder.open(run).steps() if row.stage == "grpo")
+    steps = f"train.steps={made + 2}"
+    display = WatchedDisplay()
+    resumed(run, steps, display=display)
+    assert display.steps == [("grpo", made + 1), ("grpo", made + 2)]
+
+    never = api.run(
+        None,
+        config,
+        overrides=[steps, "train.optimizer.schedule=constant"],
+        display=WatchedDisplay(),
+    )
+    assert outcome(run) == outcome(never.folder)
+
+
+def wait_for_rows(path: Path, number: int, process: subprocess.Popen[str]) -> None:
+    """Until a log has so many rows."""
+    end = time.monotonic() + DEADLINE_S
+    while not path.exists() or path.read_bytes().count(b"\n") < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"no {number} rows in {path}"
+        time.sleep(0.02)
+
+
+def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
+    display = CtrlC("grpo", 2, times=2)
+    run = stopped(tmp_path, display)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["0001-sft-step4"]
+    assert not display.notes
+
+
+def test_resuming_a_finished_run_says_so_and_tells_its_numbers_again(tmp_path: Path):
+    result = api.run(None, tiny_config(tmp_path), display=WatchedDisplay())
+    before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
+
+    display = WatchedDisplay()
+    again = resumed(result.folder, display=display)
+
+    assert "finished" in display.notes[0]
+    assert display.summary is not None
+    assert again.summary.headline == display.summary.headline == result.summary.headline
+    after = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_finished_run_goes_on_to_more_steps_and_remembers_them(tmp_path: Path):
+    result = api.run(None, tiny_config(tmp_path), display=WatchedDisplay())
+    more = WatchedDisplay()
+    resumed(result.folder, "train.steps=6", display=more)
+    assert more.steps == [("grpo", 5), ("grpo", 6)]
+    assert more.summary is not None
+    assert more.summary.steps == {"sft": 4, "grpo": 6}
+    assert more.summary.before == result.summary.before
+
+    # The larger number is the run's own now.
+    again = WatchedDisplay()
+    resumed(result.folder, display=again)
+    assert again.steps == []
+    with pytest.raises(ConfigError, match="has made 6 steps of 'grpo' already"):
+        resumed(result.folder, "train.steps=5")
+
+
+def test_a_stage_that_a_stop_criterion_ended_is_not_taken_up_again(tmp_path: Path):
+    config = tiny_config(tmp_path)
+    config["stage"]["sft"]["stop"]["at_least"] = 0.0
+    config["stop"] = {"metric": "digit", "at_least": 0.0, "check_every": 3, "num": 8}
+    first = CtrlC("grpo", 1)
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config, display=first)
+    assert first.steps == [("sft", 1), ("sft", 2), ("grpo", 1)]
+    second = WatchedDisplay()
+    resumed(tmp_path / "tiny", display=second)
+    assert second.steps == [("grpo", 2), ("grpo", 3)]
+    third = WatchedDisplay()
+    resumed(tmp_path / "tiny", "train.steps=9", display=third)
+    assert third.steps == []
+    assert "finished" in third.notes[0]
+
+
+def test_a_killed_run_without_a_checkpoint_begins_again_in_its_folder(
+    straight: Outcome, tmp_path: Path
+):
+    run = stopped(tmp_path, CtrlC("sft", 3, times=2))
+    assert not list((run / "checkpoints").glob("*"))
+    resumed(run)
+    assert outcome(run) == straight
+
+
+def test_a_damaged_checkpoint_is_named_and_not_taken(tmp_path: Path):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: path.name)
+    weights = newest / "actor" / "trainer.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        resumed(run)
+    assert str(weights) in str(caught.value)
+
+
+def test_a_checkpoint_of_other_stages_is_refused(tmp_path: Path):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    config = {**tiny_config(tmp_path), "stages": ["grpo"], "stage": {}}
+    with pytest.raises(CheckpointError, match="another sequence of stages"):
+        api.resume(api.compile(None, config), run, display=WatchedDisplay())

@@ -1,0 +1,182 @@
+"""Whole runs that take a fraction of a second: their config, and what they leave to compare."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.numpy import load_file
+
+from flowrl.files import read_json_lines
+from flowrl.observe.display import SilentDisplay
+from flowrl.observe.rows import StepMetrics, Summary
+
+# About half of all responses of an untrained model begin with a digit, so that every step has
+# groups to learn from.
+REWARD = {"kind": "format", "name": "digit", "pattern": "[0-9].*"}
+
+
+def tiny_config(runs: Path) -> dict[str, Any]:
+    """Two stages of four steps, with everything on that a resumed run must take up again.
+
+    Stop checks in the first stage, that never reach what they ask; evaluations, a reference that
+    is a copy, and groups that are filtered, in the last.
+    """
+    optimizer = {"learning_rate": 3e-3, "warmup_updates": 2, "schedule": "cosine"}
+    return {
+        "name": "tiny",
+        "seed": 7,
+        "stages": ["sft", "grpo"],
+        "roles": {
+            "actor": {
+                "backend": "torch",
+                "model": {
+                    "hidden_size": 16,
+                    "num_layers": 1,
+                    "num_heads": 2,
+                    "intermediate_size": 16,
+                    "max_length": 16,
+                },
+                "tokenizer": {"kind": "char", "alphabet": "0123456789+="},
+                "num_slots": 8,
+            },
+            "reference": {"backend": "torch", "copy_of": "actor"},
+            "verifier": {"backend": "verify"},
+        },
+        "data": {
+            "train": {"kind": "arithmetic", "split": "train"},
+            "eval": {"kind": "arithmetic", "split": "eval"},
+            "max_prompt_tokens": 8,
+        },
+        "rewards": {"terms": [REWARD], "timeout_s": 60.0},
+        "stage": {
+            "sft": {
+                "train": {"steps": 4, "prompts_per_step": 8, "optimizer": optimizer},
+                "stop": {"metric": "digit", "at_least": 2.0, "check_every": 2, "num": 8},
+            }
+        },
+        "train": {
+            "steps": 4,
+            "prompts_per_step": 8,
+            "group_size": 4,
+            "mini_batches": 2,
+            "micro_batch": 16,
+            "optimizer": optimizer,
+            "sampling": {"max_tokens": 6},
+        },
+        "args": {"kl": 0.05},
+        "eval": {"every": 2, "num": 16, "metric": "digit"},
+        "runtime": {"runs": str(runs)},
+    }
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """`tiny_config` as a file in `folder`, with runs beside it; top-level keys replaced."""
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**tiny_config(folder / "runs"), **changes}))
+    return path
+
+
+class WatchedDisplay(SilentDisplay):
+    """Shows nothing and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.steps: list[tuple[str, int]] = []
+        self.summary: Summary | None = None
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        self.steps.append((metrics.stage, metrics.step))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def end(self, summary: Summary) -> None:
+        self.summary = summary
+
+
+class CtrlC(WatchedDisplay):
+    """Presses Ctrl-C once: after a step is recorded, or at the first scoring that follows it.
+
+    Step 0 stands for the beginning of a stage.
+
+    Args:
+        times: How often it is pressed at that moment.
+    """
+
+    def __init__(self, stage: str, step: int, *, in_scoring: bool = False, times: int = 1) -> None:
+        super().__init__()
+        self._moment = (stage, step)
+        self._in_scoring = in_scoring
+        self._times = times
+        self.armed = False
+
+    def stage(self, name: str, steps: int) -> None:
+        self._passed((name, 0))
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        super().step(metrics, eta_s)
+        self._passed((metrics.stage, metrics.step))
+
+    def _passed(self, moment: tuple[str, int]) -> None:
+        if moment == self._moment:
+            self.armed = True
+            if not self._in_scoring:
+                self.press()
+
+    def press(self) -> None:
+        """A real SIGINT in this thread."""
+        if self.armed:
+            self.armed = False
+            for _ in range(self._times):
+                signal.raise_signal(signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run leaves, without measured times and paths."""
+
+    weights: bytes
+    trainer: dict[str, bytes]
+    metrics: list[dict[str, object]]
+    evaluations: list[dict[str, object]]
+    samples: bytes
+    counts: Mapping[str, object]
+
+
+def outcome(run: Path) -> Outcome:
+    """What the finished run in folder `run` left."""
+    summary = json.loads((run / "summary.json").read_text())
+    last = max((run / "checkpoints").iterdir(), key=lambda path: path.name)
+    return Outcome(
+        weights=(run / "model" / "model.safetensors").read_bytes(),
+        # Without the state of the process's own random stream, which no step draws from.
+        trainer={
+            name: tensor.tobytes()
+            for name, tensor in load_file(last / "actor" / "trainer.safetensors").items()
+            if not name.startswith("random.")
+        },
+        metrics=_without(run / "metrics.jsonl", "wall_s", "seconds"),
+        evaluations=_without(run / "evaluations.jsonl", "seconds"),
+        samples=(run / "samples.jsonl").read_bytes(),
+        counts={
+            key: summary[key]
+            for key in ("before", "after", "steps", "samples", "num_tokens", "num_held_out")
+        },
+    )
+
+
+def _without(path: Path, *keys: str) -> list[dict[str, object]]:
+    return [
+        {key: value for key, value in row.items() if key not in keys}
+        for row in read_json_lines(path)
+    ]
