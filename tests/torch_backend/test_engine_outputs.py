@@ -190,12 +190,10 @@ def test_both_decoders_give_the_same_logits():
         for decoder_of in (FusedDecoder, ModelDecoder):
             slots = KVSlots(num_slots=3, max_length=64)
             decoder = decoder_of(model, slots)
-            if isinstance(decoder, FusedDecoder):
-                decoder.prepare()
             slots.reserve(3, 14)
             tokens = torch.arange(36).view(3, 12) % VOCAB
             lengths = torch.tensor([12, 5, 1])
-            with torch.no_grad():
+            with torch.no_grad(), decoder.active():
                 first = decoder.prefill(tokens, lengths, torch.arange(3))
                 second = decoder.decode(tokens[:, 3], lengths, 13, False)
             results.append((first, second))

@@ -10,7 +10,7 @@ biases) is refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,10 @@ class Decoder(Protocol):
     """Runs a model over the slots; both methods return float32 logits."""
 
     slots: KVSlots
+
+    def active(self) -> AbstractContextManager[None]:
+        """Prepares for steps and tidies up after them; both other methods need it."""
+        ...
 
     def prefill(self, tokens: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
         """Fills rows `targets` `[m]` from int64 `tokens` `[m, L]`, padded on the right.
@@ -81,7 +85,12 @@ def _attend(
             hint="use another generate backend (vllm, sglang)",
         )
     n, num_heads, num_tokens, head_dim = query.shape
-    flat = [x.transpose(1, 2).reshape(n * num_tokens, x.shape[1], -1) for x in (query, key, value)]
+    if num_tokens == 1:
+        flat = [x.squeeze(2) for x in (query, key, value)]
+    else:
+        flat = [
+            x.transpose(1, 2).reshape(n * num_tokens, x.shape[1], -1) for x in (query, key, value)
+        ]
     scale = head_dim**-0.5 if scaling is None else scaling
     out = flowrl_step.attend(int(layer), flat[0], flat[1], flat[2], scale, sliding_window)
     return out.view(n, num_tokens, num_heads, -1), None
@@ -117,6 +126,10 @@ class ModelDecoder:
         self._model = model
         self.slots = slots
 
+    def active(self) -> AbstractContextManager[None]:
+        """Lends the model our attention; other users of it meet its own again afterwards."""
+        return attention_of(self._model, _NAME)
+
     def prefill(self, tokens: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
         """See `Decoder.prefill`."""
         m, length = tokens.shape
@@ -134,13 +147,12 @@ class ModelDecoder:
     def _forward(
         self, tokens: Tensor, positions: Tensor, step: DecodeStep | PrefillStep, keep: Tensor | int
     ) -> Tensor:
-        with attention_of(self._model, _NAME):
-            out = self._model(
-                input_ids=tokens,
-                position_ids=positions,
-                use_cache=False,
-                logits_to_keep=keep,
-                flowrl_step=step,
-            )
+        out = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            flowrl_step=step,
+        )
         logits: Tensor = out.logits
         return logits

@@ -237,12 +237,10 @@ class TorchEngine:
         if training:
             self._model.eval()
         try:
-            with self._no_grad():
+            with self._no_grad(), self._decoder.active():
                 if not self._checked:
                     check_decoder(self._model, self._decoder, self._slots)
                     self._checked = True
-                if isinstance(self._decoder, FusedDecoder):
-                    self._decoder.prepare()
                 for _ in range(_STEPS_PER_POLL):
                     if self._waiting and self._wants_more():
                         self._admit()

@@ -14,6 +14,8 @@ them, and `publish` calls it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,12 +88,17 @@ class FusedDecoder:
         self._parameters, self._seen = [], []
 
     def release(self) -> None:
-        """Frees copies of parameters; `prepare` makes them again."""
+        """Frees copies of parameters; `active` makes them again."""
         self._layers = []
         self.refresh()
 
-    def prepare(self) -> None:
-        """Makes the copies anew where a parameter has changed; call it before a run of steps."""
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """See `Decoder.active`: makes the copies anew where a parameter has changed."""
+        self._prepare()
+        yield
+
+    def _prepare(self) -> None:
         # Walking the module tree takes longer than a decode step, so the list is kept.
         self._parameters = self._parameters or list(self._model.parameters())
         parameters = self._parameters

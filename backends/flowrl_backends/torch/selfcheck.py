@@ -26,6 +26,8 @@ def check_decoder(
 ) -> None:
     """Compares the decoder with the model; leaves the slots empty.
 
+    The decoder must be active.
+
     Raises:
         BackendError: they differ by more than the parameter type explains.
     """
@@ -37,8 +39,6 @@ def check_decoder(
     tokens = (torch.arange(num, device=parameter.device) * 7 + 1) % vocab_size
     with attention_of(model, "eager"):
         expected = model(input_ids=tokens[None], use_cache=False).logits[0, -1].float()
-    if isinstance(decoder, FusedDecoder):
-        decoder.prepare()
     rows = min(2, slots.num_slots)
     slots.reserve(rows, num)
     lengths = torch.tensor([num - 1, 1][:rows], device=parameter.device)
