@@ -78,7 +78,7 @@ def plan(
     """Show where every role runs, what memory it takes and what a step does."""
     from flowrl.cli import plan as command
 
-    command.run(config, overrides or [], output, as_json=json)
+    command.run(_config_file(config, "plan"), overrides or [], output, as_json=json)
 
 
 @app.command()
@@ -96,13 +96,18 @@ def run(
     if resume is not None:
         words = ([str(config)] if config is not None else []) + (overrides or [])
         command.resume(resume, words)
-    elif config is None:
-        raise ConfigError(
-            "`flowrl run` needs a config file, or --resume RUN",
-            hint="for example `flowrl run configs/quickstart.yaml`",
-        )
     else:
-        command.run(config, overrides or [])
+        command.run(_config_file(config, "run"), overrides or [])
+
+
+def _config_file(config: Path | None, command: str) -> Path:
+    if config is None or ("=" in config.name and not config.exists()):
+        words = ["flowrl", command, "configs/quickstart.yaml", *([str(config)] if config else [])]
+        raise ConfigError(
+            f"`flowrl {command}` needs a config file" + (", or --resume RUN" * (command == "run")),
+            hint=f"for example `{' '.join(words)}`",
+        )
+    return config
 
 
 @app.command()

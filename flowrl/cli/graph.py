@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowrl.cli.output import write_output
 from flowrl.errors import ConfigError
-from flowrl.files import write_text_atomic
 from flowrl.graph import Graph
 from flowrl.viz import render
 
@@ -33,7 +33,7 @@ def run(target: str, overrides: Sequence[str], form: str, level: str, output: Pa
     if output is None:
         sys.stdout.write(text)
     else:
-        write_text_atomic(output, text)
+        write_output(output, text)
 
 
 def _load(target: str, overrides: Sequence[str], level: str) -> Graph:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowrl.cli.output import write_output
 from flowrl.errors import ConfigError
-from flowrl.files import write_text_atomic
 
 __all__ = ["run"]
 
@@ -30,9 +30,7 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
                 expected="a name that ends in .json or .yaml",
             )
         json_wanted = output.suffix == ".json"
-        write_text_atomic(
-            output, compiled.plan.to_json() if json_wanted else compiled.plan.to_yaml()
-        )
+        write_output(output, compiled.plan.to_json() if json_wanted else compiled.plan.to_yaml())
         return
     if as_json:
         sys.stdout.write(compiled.plan.to_json())

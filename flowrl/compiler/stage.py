@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.backend.protocols import Service
+from flowrl.backend.protocols import Plugin, Service
 from flowrl.backend.registry import find
 from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
@@ -67,7 +67,7 @@ def compile_stages(
         for name in config.stages
     ]
     graphs = [
-        _graphs(config.stage_config(name), config, program)
+        _graphs(loaded, config.stage_config(name), program)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
     for program, (_, graph) in zip(workflows, graphs, strict=True):
@@ -111,8 +111,9 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _graphs(stage: StageConfig, config: RunConfig, workflow: Workflow) -> tuple[Graph, Graph]:
+def _graphs(loaded: LoadedConfig, stage: StageConfig, workflow: Workflow) -> tuple[Graph, Graph]:
     """The traced and the lowered graph."""
+    config = loaded.config
     traced = workflow.trace(stage.args)
     train, algorithm = stage.train, config.algorithm
     staleness = workflow.max_staleness
@@ -129,18 +130,22 @@ def _graphs(stage: StageConfig, config: RunConfig, workflow: Workflow) -> tuple[
         ),
         max_staleness=train.max_staleness if staleness is None else staleness,
         shares_weights={
-            role: role in config.roles
-            and find(config.roles[role].backend).capabilities.shares_weights
+            role: role in config.roles and _plugin(loaded, role).capabilities.shares_weights
             for role in traced.roles
         },
     )
     return traced, run_passes(traced, context)
 
 
+def _plugin(loaded: LoadedConfig, role: str) -> Plugin:
+    key = f"roles.{role}.backend"
+    return find(loaded.config.roles[role].backend, where=loaded.where(key))
+
+
 def _check_roles(loaded: LoadedConfig, workflow: Workflow, graph: Graph) -> None:
     for role in graph.roles:
         if role in loaded.config.roles:
-            find(loaded.config.roles[role].backend, where=loaded.where(f"roles.{role}.backend"))
+            _plugin(loaded, role)
             continue
         node = next(node for node in graph.nodes if node.role == role)
         raise ConfigError(
