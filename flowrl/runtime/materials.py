@@ -131,8 +131,6 @@ def prepare_materials(
         if eval_rows.problems:
             notes.append(f"{eval_rows.source}: {_problems(eval_rows)}")
         held_out = tuple(encode(eval_rows).items())
-        if config.eval.num:
-            held_out = held_out[: config.eval.num]
     return Materials(
         train=train,
         examples=examples,

@@ -16,7 +16,7 @@ import numpy as np
 from flowrl.backend.protocols import PolicyContext
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor
+from flowrl.data import PromptCursor, PromptItem
 from flowrl.errors import CheckpointError, ConfigError
 from flowrl.files import folder_atomically
 from flowrl.graph import Node, Op
@@ -94,7 +94,7 @@ class Session:
             supervised=any(not stage.graph.of_op(Op.GENERATE) for stage in self._stages),
             max_length=self._max_length,
         )
-        self.num_held_out = len(self._materials.held_out)
+        self.num_held_out = len(self._held_out(None))
         for note in self._materials.notes:
             self._display.warn(note)
         for role in roles:
@@ -368,7 +368,7 @@ class Session:
         policy alone.
 
         Args:
-            num: Takes the first `num` held-out prompts; None takes all.
+            num: Takes the first `num` held-out prompts; None takes `eval.num`.
 
         Returns:
             None where there is no held-out data or nothing scores.
@@ -377,7 +377,7 @@ class Session:
             ConfigError: the metric that the config asks for is not among those measured.
         """
         assert self._materials is not None
-        items = self._materials.held_out[:num]
+        items = self._held_out(num)
         if not items or self._scoring is None:
             return None
         started = time.monotonic()
