@@ -1,6 +1,7 @@
 # make demo     the main job: a tiny model learns addition on this machine
 # make test     all tests          make check    format, lint, types, layers
 # make bench    the benchmarks, quickly
+# make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
 #
 # Each sets up .venv first, and again when pyproject.toml or the lock has changed.
@@ -23,7 +24,7 @@ PIP = $(BIN)/python -m pip --quiet
 # Seconds after which a test run that hangs is stopped.
 TEST_LIMIT_S ?= 1800
 
-.PHONY: demo test learn check format bench lock set-up clean
+.PHONY: demo test learn check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -46,6 +47,17 @@ format: set-up
 
 bench: set-up
 	$(BIN)/python benchmarks/decoder.py --batches 1 8 64 --repetitions 2
+
+# About ten minutes on a quiet machine; TRL takes nearly all of it.
+bench-trl: set-up .venv-trl/.set-up
+	$(BIN)/python benchmarks/vs_trl_cpu.py --results benchmarks/results
+
+.venv-trl/.set-up: requirements/trl.txt
+	@test -x .venv-trl/bin/python || requirements/make_venv.sh .venv-trl
+	@echo "installing TRL into .venv-trl"
+	@.venv-trl/bin/python -m pip --quiet install "$$(grep '^torch==' $<)" $(QUIETLY)
+	@.venv-trl/bin/python -m pip --quiet install -r $< $(QUIETLY)
+	@touch $@
 
 set-up: $(STAMP)
 
@@ -70,4 +82,4 @@ lock:
 	rm -rf build/lock-venv
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-trl build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
