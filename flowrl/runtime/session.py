@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from flowrl.backend.protocols import PolicyContext
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
@@ -28,6 +26,7 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram, UpdateSettings
 from flowrl.runtime.checkpoint import Checkpoint
+from flowrl.runtime.evaluation import evaluation_metrics
 from flowrl.runtime.materials import Materials, prepare_materials
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollouts import FailureBudget, GroupJudge, RolloutDriver
@@ -35,7 +34,7 @@ from flowrl.runtime.scoring import ScoringPool
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.stage import RolloutStage, Stage, SupervisedStage, group_judge, part_of
 from flowrl.runtime.workers import PolicyWorker, open_policy, open_scoring
-from flowrl.specs import AdamW, FinishReason, Sampling
+from flowrl.specs import AdamW, Sampling
 
 __all__ = ["Session"]
 
@@ -374,7 +373,7 @@ class Session:
             None where there is no held-out data or nothing scores.
 
         Raises:
-            ConfigError: the metric that the config asks for is not among those measured.
+            RewardError: no sample was scored.
         """
         assert self._materials is not None
         items = self._held_out(num)
@@ -395,24 +394,19 @@ class Session:
         finally:
             self._driver = stage_driver
         payloads = [payload for _, members in collected.groups for _, payload in members]
-        names = {name for payload in payloads for name in payload.terms}
-        metrics = {
-            name: float(np.mean([payload.terms[name] for payload in payloads]))
-            for name in sorted(names)
-        }
-        metrics["score"] = float(np.mean([payload.score for payload in payloads]))
-        metrics["length"] = float(np.mean([len(payload.tokens) for payload in payloads]))
-        metrics["truncated"] = float(
-            np.mean([payload.finish is FinishReason.LENGTH for payload in payloads])
-        )
         return EvaluationRow(
             stage=stage,
             step=step,
             num=len(payloads),
             temperature=temperature,
-            metrics=metrics,
+            metrics=evaluation_metrics(payloads),
             seconds=time.monotonic() - started,
         )
+
+    def _held_out(self, num: int | None) -> tuple[PromptItem, ...]:
+        assert self._materials is not None
+        everything = self._materials.held_out
+        return everything[: num or self._config.eval.num or len(everything)]
 
     def _last_sampling(self) -> Sampling:
         """How the last rollout stage draws; a run without one uses the last stage's settings."""
