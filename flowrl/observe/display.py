@@ -31,6 +31,7 @@ __all__ = [
     "pick_samples",
     "step_line",
     "summary_lines",
+    "token_rates",
     "visible",
 ]
 
@@ -161,9 +162,16 @@ def summary_lines(summary: Summary) -> list[str]:
     """The end of a run as plain lines: steps and times, samples, folder, headline."""
     lines = []
     for stage, steps in summary.steps.items():
-        kinds = summary.seconds.get(stage, {})
-        parts = ", ".join(f"{kind} {format_seconds(spent)}" for kind, spent in kinds.items())
-        lines.append(f"{stage}: {steps} steps" + (f" ({parts})" if parts else ""))
+        kinds = dict(summary.seconds.get(stage, {}))
+        whole = kinds.pop("step", None)
+        # Most of the time first; what would read 0.0s says nothing.
+        longest = sorted(kinds.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{kind} {format_seconds(t)}" for kind, t in longest if t >= 0.05)
+        lines.append(
+            f"{stage}: {steps} steps"
+            + (f" in {format_seconds(whole)}" if whole is not None else "")
+            + (f" ({parts})" if parts else "")
+        )
     if summary.samples:
         ends = ", ".join(f"{count:,} {end}" for end, count in summary.samples.items())
         lines.append(f"samples: {ends}; {summary.num_tokens:,} response tokens")
@@ -171,6 +179,15 @@ def summary_lines(summary: Summary) -> list[str]:
     lines.append(f"{stopped} {format_seconds(summary.wall_s)}; everything is in {summary.folder}")
     lines.append(summary.headline)
     return lines
+
+
+def token_rates(metrics: StepMetrics) -> list[str]:
+    """`generate 23.1k`, for each kind of work in which a model reads tokens."""
+    return [
+        f"{kind} {format_rate(rate)}"
+        for kind in ("generate", "logprobs", "values", "update")
+        if (rate := metrics.tokens_per_second(kind)) is not None
+    ]
 
 
 def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
@@ -186,11 +203,7 @@ def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
         parts.append(f"loss {metrics.loss:.4f}")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
-    rates = [
-        f"{kind} {format_rate(rate)}"
-        for kind in metrics.seconds
-        if (rate := metrics.tokens_per_second(kind)) is not None
-    ]
+    rates = token_rates(metrics)
     if rates:
         parts.append("tokens/s " + " ".join(rates))
     if eta_s is not None:

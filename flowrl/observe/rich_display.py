@@ -21,11 +21,11 @@ from rich.text import Text
 
 from flowrl.observe.display import (
     RunInfo,
-    format_rate,
     format_seconds,
     one_line,
     pick_samples,
     summary_lines,
+    token_rates,
     visible,
 )
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
@@ -189,11 +189,7 @@ class RichDisplay:
             longest = "" if last.length_max is None else f", longest {last.length_max}"
             cut = f", {last.truncated:.0%} truncated" if last.truncated else ""
             lines.append(f"length    {last.length_mean:.1f} tokens{longest}{cut}\n")
-        rates = [
-            f"{kind} {format_rate(rate)}"
-            for kind in last.seconds
-            if (rate := last.tokens_per_second(kind)) is not None
-        ]
+        rates = token_rates(last)
         if rates:
             lines.append(f"tokens/s  {'  '.join(rates)}\n")
         lines.append("update    " + "  ".join(_update_parts(last)))

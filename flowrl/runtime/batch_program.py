@@ -133,7 +133,7 @@ class BatchProgram:
             self._before(node.id)
             _HANDLERS[node.op](self, node, step)
             spent = time.monotonic() - started
-            step.seconds[node.op] = step.seconds.get(node.op, 0.0) + spent
+            step.seconds[str(node.op)] = step.seconds.get(str(node.op), 0.0) + spent
 
     def _input(self, node: Node, argument: str, step: StepBatch, name: str) -> Value | None:
         """The field `name` of what feeds an argument; None where nothing does."""
