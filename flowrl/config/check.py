@@ -108,11 +108,23 @@ def _data_files_exist(loaded: LoadedConfig) -> Problems:
     for key, source in (("data.train", data.train), ("data.eval", data.eval)):
         match source:
             case str():
-                yield from _missing_file(Path(source), "data file", loaded.where(key))
+                yield from _missing_data(Path(source), key, key, loaded)
             case JsonlData():
-                yield from _missing_file(source.path, "data file", loaded.where(f"{key}.path"))
+                yield from _missing_data(source.path, key, f"{key}.path", loaded)
             case _:
                 pass
+
+
+def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
+    for problem in _missing_file(path, "data file", loaded.where(path_key)):
+        if not loaded.config.data.origin:
+            yield problem
+            continue
+        yield ConfigError(
+            problem.what,
+            where=problem.where,
+            hint=f"{data_key} is {loaded.config.data.origin}; set {path_key}=FILE.jsonl",
+        )
 
 
 def _roles_copy_roles(loaded: LoadedConfig) -> Problems:

@@ -268,6 +268,7 @@ class DataConfig(Section):
     the templates beside them apply.
 
     Attributes:
+        origin: Where the files come from, for people; told when one is missing.
         max_bad_rows: Unreadable rows that are counted and skipped before the run stops.
         chat_template: Wraps the prompt as a user's turn with the model's own chat template;
             `auto` does where the tokenizer has one.
@@ -278,6 +279,7 @@ class DataConfig(Section):
     prompt: str = "{prompt}"
     answer: str = "answer"
     solution: str = "{answer}"
+    origin: str = ""
     max_prompt_tokens: Int = Field(default=512, ge=1)
     max_bad_rows: Int = Field(default=0, ge=0)
     chat_template: Literal["auto", "never", "always"] = "auto"
