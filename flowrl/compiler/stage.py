@@ -67,7 +67,7 @@ def compile_stages(
         for name in config.stages
     ]
     graphs = [
-        _graphs(loaded, config.stage_config(name), program)
+        _graphs(loaded, name, program)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
     for program, (_, graph) in zip(workflows, graphs, strict=True):
@@ -111,10 +111,17 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _graphs(loaded: LoadedConfig, stage: StageConfig, workflow: Workflow) -> tuple[Graph, Graph]:
-    """The traced and the lowered graph."""
+def _graphs(loaded: LoadedConfig, name: str, workflow: Workflow) -> tuple[Graph, Graph]:
+    """The traced and the lowered graph of a stage."""
     config = loaded.config
-    traced = workflow.trace(stage.args)
+    stage = config.stage_config(name)
+    try:
+        traced = workflow.trace(stage.args)
+    except ConfigError as error:
+        if error.where is not None and error.where.startswith("args."):
+            prefix = "" if name == config.stages[-1] else f"stage.{name}."
+            error.where = loaded.where(f"{prefix}{error.where}")
+        raise
     train, algorithm = stage.train, config.algorithm
     staleness = workflow.max_staleness
     context = Context(

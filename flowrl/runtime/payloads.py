@@ -37,6 +37,7 @@ class Payload:
         finish: How the last attempt ended; None while it runs.
         text: The decoded response, set when it is sent to the scorer.
         score: Set when the scorer answered; `terms` are its parts.
+        failure: What the reward did instead of giving a score; empty where it did not fail.
     """
 
     item: PromptItem
@@ -47,6 +48,7 @@ class Payload:
     text: str = ""
     score: float | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
 
     def extend(self, end: Finished) -> None:
         """Joins what an attempt produced to what the sample already had."""

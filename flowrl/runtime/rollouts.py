@@ -302,6 +302,7 @@ class RolloutDriver:
                 scored.append((result.sample, result.score))
             else:
                 self._failures.spend(result, payload)
+                payload.failure = result.message
                 self._emit(
                     RewardFailed(id=self._next(), sample=result.sample, error=result.message)
                 )
@@ -325,7 +326,8 @@ class RolloutDriver:
                 self._deliver(action)
             case Drop():
                 ((sample, payload),) = self.store.take((action.sample,))
-                self._dropped.append((sample, payload, action.reason))
+                reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
+                self._dropped.append((sample, payload, reason))
             case NeedPrompts():
                 raise SchedulerError(
                     "the scheduler asks for more prompts, but this run offers a fixed batch",
