@@ -1,0 +1,233 @@
+"""The commands as people and scripts use them: what goes where, and how each one ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowrl import api
+from flowrl.cli import main
+from flowrl.plan import PlacementPlan
+from tests.cli.in_one_process import Ended, run_all, run_flowrl
+from tests.runtime.tiny_runs import write_config
+
+PROGRAM = """\
+import flowrl as fl
+
+@fl.workflow
+def mine(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    actor.update(rollout, scores)
+"""
+
+# Reading commands by name; none of them needs a tensor library.
+READING = {
+    "tree": ["graph", "mine.py"],
+    "text": ["graph", "mine.py", "--format", "text"],
+    "mermaid": ["graph", "mine.py", "--format", "mermaid"],
+    "dot": ["graph", "mine.py", "--format=dot"],
+    "json": ["graph", "--format", "json", "mine.py"],
+    "--json": ["graph", "mine.py", "--json"],
+    "file and name": ["graph", "mine.py:mine"],
+    "registered": ["graph", "grpo", "--format", "text"],
+    "lowered": ["graph", "tiny.yaml", "--level", "lowered", "args.kl=0", "--format", "text"],
+    "to a file": ["graph", "mine.py", "-o", "graph.mmd", "--format", "mermaid"],
+    "plan": ["plan", "tiny.yaml"],
+    "plan --json": ["plan", "tiny.yaml", "--json"],
+    "plan, overrides around": ["plan", "tiny.yaml", "train.group_size=2", "--json", "seed=1"],
+    "plan to JSON": ["plan", "tiny.yaml", "-o", "plan.json"],
+    "plan to YAML": ["plan", "tiny.yaml", "train.group_size=2", "--output", "plan.yaml"],
+    "backends": ["backends"],
+    "backends --json": ["backends", "--json"],
+    "help": ["--help"],
+    "run --help": ["run", "--help"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("commands")
+    write_config(path)
+    (path / "mine.py").write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reading(folder: Path) -> dict[str, Ended]:
+    return run_all(READING, folder)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_reading_command_writes_to_standard_output_alone_and_imports_no_tensor_library(
+    reading: dict[str, Ended], name: str
+):
+    ended = reading[name]
+    assert (ended.code, ended.err) == (0, "")
+    assert bool(ended.out) != ("-o" in READING[name] or "--output" in READING[name])
+    assert not ended.heavy
+
+
+def test_graphs_are_drawn_in_the_form_asked_for(reading: dict[str, Ended], folder: Path):
+    assert "actor.generate" in reading["tree"].out
+    assert reading["file and name"].out == reading["tree"].out
+    assert reading["mermaid"].out.startswith(("flowchart", "graph", "---"))
+    assert reading["dot"].out.startswith("digraph")
+    assert (folder / "graph.mmd").read_text() == reading["mermaid"].out
+    nodes = json.loads(reading["json"].out)["nodes"]
+    assert [node["id"] for node in nodes][:2] == ["prompts", "actor.generate"]
+    assert reading["--json"].out == reading["json"].out
+    assert "sync" in reading["lowered"].out
+    assert "reference" not in reading["lowered"].out
+
+
+def test_a_plan_is_json_and_nothing_else_and_reads_back(reading: dict[str, Ended], folder: Path):
+    plan = PlacementPlan.from_json(reading["plan --json"].out)
+    assert {placement.role for placement in plan.placements} >= {"actor", "verifier", "reference"}
+    assert plan.sizes.group_size == 4
+    assert PlacementPlan.from_json(reading["plan, overrides around"].out).sizes.group_size == 2
+    # Not the same text: the memory that is free has changed between the two commands.
+    assert PlacementPlan.from_json((folder / "plan.json").read_text()).sizes == plan.sizes
+    assert yaml.safe_load((folder / "plan.yaml").read_text())["sizes"]["group_size"] == 2
+
+
+def test_the_plan_tells_every_stage_and_what_each_role_needs(reading: dict[str, Ended]):
+    out = reading["plan"].out
+    for word in ("sft", "grpo", "actor", "reference", "verifier"):
+        assert word in out
+
+
+def test_backends_are_listed_as_json(reading: dict[str, Ended]):
+    rows = {row["name"]: row for row in json.loads(reading["backends --json"].out)["backends"]}
+    assert rows["torch"]["usable"]
+    assert set(rows["torch"]["services"]) == {"generate", "train"}
+
+
+def test_a_run_ends_with_its_numbers_on_the_last_line_and_in_its_summary(tmp_path: Path):
+    write_config(tmp_path)
+    ended = run_flowrl(
+        "run", "tiny.yaml", "train.steps=2", "--debug", "seed=3", "eval.num=8", folder=tmp_path
+    )
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    run = tmp_path / "runs" / "tiny"
+    summary = json.loads((run / "summary.json").read_text())
+    match = re.fullmatch(
+        r"held-out sampled digit: before (\d\.\d\d) after (\d\.\d\d)", ended.out.splitlines()[-1]
+    )
+    assert match is not None
+    assert match[1] == f"{summary['before']:.2f}"
+    assert match[2] == f"{summary['after']:.2f}"
+    assert (summary["seed"], summary["steps"]["grpo"], summary["num_held_out"]) == (3, 2, 8)
+    # Not a terminal: no control characters, no progress bars.
+    assert "\x1b" not in ended.out
+    assert "\r" not in ended.out
+    names = {path.name for path in run.iterdir()}
+    assert names >= {
+        *("config.yaml", "metrics.jsonl", "samples.jsonl", "evaluations.jsonl", "summary.json"),
+        *("graph.grpo.txt", "graph.grpo.json", "plan.grpo.json", "plan.grpo.yaml"),
+        *("model", "checkpoints"),
+    }
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["steps"] == 2
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *argv: str) -> Ended:
+    with pytest.raises(SystemExit) as end:
+        main(list(argv))
+    out, err = capfd.readouterr()
+    assert isinstance(end.value.code, int)
+    return Ended(code=end.value.code, out=out, err=err)
+
+
+def test_a_fault_of_ours_ends_with_1_and_a_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("inside the engine")
+
+    monkeypatch.setattr(api, "compile", broken)
+    ended = in_process(capfd, "plan", str(folder / "tiny.yaml"))
+    assert ended.code == 1
+    assert ended.out == ""
+    assert ended.err.startswith("internal error: ZeroDivisionError: inside the engine\n")
+    assert "Traceback" not in ended.err
+    assert "--debug" in ended.err
+
+    ended = in_process(capfd, "plan", str(folder / "tiny.yaml"), "--debug")
+    assert ended.code == 1
+    assert "Traceback (most recent call last)" in ended.err
+    assert "in broken" in ended.err
+
+
+def test_debug_shows_the_traceback_of_a_mistake_too(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    ended = in_process(capfd, "plan", str(folder / "tiny.yaml"), "train.stepz=1", "--debug")
+    assert ended.code == 2
+    assert "Traceback (most recent call last)" in ended.err
+    assert "error: command line (train.stepz=1)" in ended.err
+
+
+def test_ctrl_c_while_a_command_reads_ends_with_130(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api, "compile", lambda *a, **k: signal.raise_signal(signal.SIGINT))
+    ended = in_process(capfd, "plan", str(folder / "tiny.yaml"))
+    assert ended.code == 130
+    assert ended.out == ""
+
+
+def test_a_usage_error_ends_with_2(capfd: pytest.CaptureFixture[str]):
+    ended = in_process(capfd, "plan", "--jsn", "tiny.yaml")
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "--json" in ended.err
+    assert in_process(capfd, "plna").code == 2
+
+
+def test_warnings_of_the_library_reach_standard_error_once(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def warns(*args: object, **kwargs: object) -> None:
+        logging.getLogger("flowrl.runtime.checkpoint").warning("%s: not finished", "0001")
+        logging.getLogger("flowrl.runtime.checkpoint").info("not for everyone")
+
+    monkeypatch.setattr("flowrl.cli.plan.run", warns)
+    for _ in range(2):
+        ended = in_process(capfd, "plan", str(folder / "tiny.yaml"))
+        assert (ended.code, ended.err) == (0, "warning: 0001: not finished\n")
+
+
+@pytest.mark.parametrize("command", [["graph", "mine.py"], ["backends"], ["plan", "tiny.yaml"]])
+def test_a_reader_that_leaves_is_no_error(folder: Path, command: list[str]):
+    # A pipe that nobody reads from the start: every write fails, also the last flush.
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-m", "flowrl.cli", *command],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            timeout=120,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_output_that_is_a_link_is_written_through(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    ended = run_all({"link": ["graph", "mine.py", "-o", "link"]}, tmp_path)["link"]
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "link").is_symlink()
+    assert "actor.generate" in (tmp_path / "target").read_text()
