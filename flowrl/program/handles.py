@@ -60,7 +60,7 @@ class Handle:
 
     def _refuse(self, use: str, hint: str) -> NoReturn:
         raise TraceError(
-            f"{self.kind} of '{self.node}' cannot be used {use}: it has no values "
+            f"{self.kind} of '{self.node}' cannot be used {use}: there are no values "
             "while the workflow is traced",
             where=str(user_line()),
             hint=hint,
