@@ -1,0 +1,169 @@
+"""Where the blocks of one document run: an empty folder with the repository's configs in it.
+
+Commands of `flowrl` run in this process, through the same `main` that the script calls, so that
+torch is imported once for all of them. Other commands run in a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.cli import main
+from tests.docs.markdown import Block, Command, commands_of
+
+__all__ = ["Workplace", "assert_shown", "workplace"]
+
+_NUMBER = re.compile(r"\d[\d,]*(\.\d+)?%?")
+_UNITS = re.compile(r"# ?(B|KiB|MiB|GiB|TiB|ms|s|m|h|k|M)\b")
+
+
+@dataclass
+class Workplace:
+    """A folder, and what the document's Python blocks have defined so far."""
+
+    folder: Path
+    names: dict[str, object]
+
+    def run(self, block: Block) -> str:
+        """Executes a block of any kind; returns what a Python block printed."""
+        if "file" in block.directives:
+            path = self.folder / block.directives["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.kind == "python":
+            return self._python(block)
+        elif block.kind == "console":
+            for command in commands_of(block):
+                self._command(command, block)
+        return ""
+
+    def _python(self, block: Block) -> str:
+        # A real file, because error messages and graphs name the lines of a workflow.
+        path = self.folder / f"lines_{block.line}.py"
+        path.write_text(block.text)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(block.text, path.name, "exec"), self.names)  # noqa: S102  (documented code)
+        return output.getvalue()
+
+    def _command(self, command: Command, block: Block) -> None:
+        words = shlex.split(command.text, comments=True)
+        if words[0] == "flowrl":
+            if words[1:2] == ["run"]:
+                words += shlex.split(block.directives.get("run with", ""))
+            code, real = _flowrl(words[1:])
+        else:
+            code, real = _shell(command.text)
+        assert code == _expected_code(command), f"$ {command.text}\nended with {code}:\n{real}"
+        if command.shown:
+            shortened = "run with" in block.directives
+            masked = shortened or "numbers vary" in block.directives
+            assert_shown(command, real, masked=masked)
+
+
+def _flowrl(arguments: list[str]) -> tuple[int, str]:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return end.code, output.getvalue()
+    raise AssertionError("main() returned; it ends the process")
+
+
+def _shell(text: str) -> tuple[int, str]:
+    """Runs a command with this interpreter's scripts first on the path."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        ["bash", "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PATH": path},
+    )
+    return result.returncode, result.stdout
+
+
+def _expected_code(command: Command) -> int:
+    told = re.search(r"^(internal )?error: ", command.shown, flags=re.M)
+    if told is None:
+        return 0
+    return 1 if told[1] else 2
+
+
+def assert_shown(command: Command, real: str, *, masked: bool = False) -> None:
+    """Compares output as a document shows it with the real one.
+
+    `...` on a line of its own stands for any number of lines, elsewhere for any text. With `masked`
+    numbers and their units are equal to any others, and the shown lines must occur in order.
+    """
+    shown, found = command.shown.strip("\n"), real.strip("\n")
+    if masked:
+        _assert_in_order(command, found)
+        return
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in shown.splitlines()]
+    pattern = "\n".join(lines)
+    pattern = re.sub(r"(^|\n)\.\*(?=\n|$)", lambda match: rf"{match[1]}(?:.*\n?)*?", pattern)
+    pattern = pattern.replace("(?:.*\\n?)*?\n", "(?:.*\\n)*?")
+    found = "\n".join(line.rstrip() for line in found.splitlines())
+    assert re.fullmatch(pattern, found), (
+        f"$ {command.text}\nthe document shows\n{shown}\nbut it prints\n{found}"
+    )
+
+
+def _assert_in_order(command: Command, real: str) -> None:
+    rest = iter([_mask(line) for line in real.splitlines()])
+    for line in command.shown.splitlines():
+        if line.strip() in ("...", ""):
+            continue
+        wanted = re.escape(_mask(line)).replace(r"\.\.\.", ".*")
+        assert any(re.fullmatch(wanted, found) for found in rest), (
+            f"$ {command.text}\nthe document shows\n{line}\nbut it prints\n{real}"
+        )
+
+
+def _mask(line: str) -> str:
+    masked = _UNITS.sub("#", _NUMBER.sub("#", line))
+    return re.sub(r"(# ?)+", "#", re.sub(r" +", " ", masked)).strip()
+
+
+@contextmanager
+def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
+    """Sets up `folder` and makes it the current one; packages installed in `folder/site` are found.
+
+    `data/gsm8k` holds a small excerpt of the real data set.
+    """
+    for name in ("configs", "examples"):
+        shutil.copytree(repository / name, folder / name)
+    data = folder / "data" / "gsm8k"
+    data.mkdir(parents=True)
+    for split in ("train", "test"):
+        shutil.copy(repository / "tests" / "data" / f"gsm8k_{split}.jsonl", data / f"{split}.jsonl")
+    site = str(folder / "site")
+    paths, modules, environment = list(sys.path), set(sys.modules), dict(os.environ)
+    sys.path.insert(0, site)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, environment.get("PYTHONPATH")]))
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.chdir(folder):
+            yield Workplace(folder, {"__name__": "document"})
+    finally:
+        sys.path[:] = paths
+        os.environ.clear()
+        os.environ.update(environment)
+        for name in set(sys.modules) - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+                del sys.modules[name]
