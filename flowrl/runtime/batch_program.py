@@ -23,10 +23,11 @@ from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Node, Op
 from flowrl.ids import NodeId, RoleName
+from flowrl.plan import PlacementPlan
 from flowrl.runtime.workers import PolicyWorker
-from flowrl.specs import KL, AdvantageSpec, LossSpec
+from flowrl.specs import KL, AdvantageSpec, LossSpec, Sampling
 
-__all__ = ["BatchProgram", "StepBatch", "UpdateSettings", "split_groups"]
+__all__ = ["BatchProgram", "StepBatch", "split_groups"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,21 +49,6 @@ class StepBatch:
     values: dict[tuple[NodeId, str], Value] = field(default_factory=dict)
     updates: list[OptimizerStep] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSettings:
-    """The sizes of an update, from the stage's configuration.
-
-    Attributes:
-        temperature: Of the rollout.
-        max_tokens: Of the rollout.
-    """
-
-    mini_batches: int
-    micro_batch: int
-    temperature: float
-    max_tokens: int
 
 
 def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
@@ -92,8 +78,9 @@ class BatchProgram:
 
     Args:
         graph: At the lowered level.
+        plan: Of that graph; says how many mini-batches and rows an update takes at once.
         policies: Open workers by role.
-        settings: Sizes of the updates.
+        sampling: Of the rollouts that the batch comes from.
         publish: Publishes a role's new weights; called by sync nodes.
         before: Called before each node runs (the plan's residency switches).
 
@@ -104,14 +91,17 @@ class BatchProgram:
     def __init__(
         self,
         graph: Graph,
+        plan: PlacementPlan,
         policies: Mapping[RoleName, PolicyWorker],
-        settings: UpdateSettings,
+        sampling: Sampling,
         publish: Callable[[RoleName], None],
         before: Callable[[NodeId], None],
     ) -> None:
         self._graph = graph
         self._policies = policies
-        self._settings = settings
+        self._plan = plan
+        self._temperature = sampling.temperature or 1.0  # greedy logprobs are those at 1
+        self._max_tokens = sampling.max_tokens
         self._publish = publish
         self._before = before
         streaming = (Op.SOURCE, Op.GENERATE, Op.SCORE, Op.FILTER)
@@ -150,9 +140,7 @@ class BatchProgram:
     def _logprobs(self, node: Node, step: StepBatch) -> None:
         assert node.role is not None
         worker = self._policies[node.role]
-        step.values[node.id, "logprobs"] = worker.train.logprobs(
-            step.sequences, self._settings.temperature
-        )
+        step.values[node.id, "logprobs"] = worker.train.logprobs(step.sequences, self._temperature)
 
     def _update(self, node: Node, step: StepBatch) -> None:
         loss, kl = node.attr("loss"), node.attr("kl")
@@ -166,14 +154,13 @@ class BatchProgram:
             reference_logprobs=self._input(node, "reference", step, "logprobs"),
             advantages=_per_token(self._input(node, "advantages", step, "advantage"), sequences),
         )
-        settings = self._settings
         spec = UpdateSpec(
             loss=loss,
             kl=kl,
-            temperature=settings.temperature,
-            mini_batches=split_groups(sequences.groups.tolist(), settings.mini_batches),
-            micro_batch=settings.micro_batch,
-            max_tokens=settings.max_tokens,
+            temperature=self._temperature,
+            mini_batches=split_groups(sequences.groups.tolist(), self._plan.sizes.mini_batches),
+            micro_batch=self._plan.operation(node.id).micro_batch,
+            max_tokens=self._max_tokens,
         )
         worker = self._policies[node.role]
         worker.stale = True

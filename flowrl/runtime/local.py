@@ -24,16 +24,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError, ConfigError, PlanError, RewardError
+from flowrl.errors import CheckpointError, ConfigError, RewardError
 from flowrl.graph import format_graph, graph_to_json
 from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
+from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.session import Session
 from flowrl.runtime.stage import Stage, StepResult
 from flowrl.runtime.watchdog import Watchdog
@@ -53,7 +53,7 @@ def run_local(
         FlowError: whatever ends the run early.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
-    _require_devices(config, stages)
+    require_runnable(config, stages)
     with RunFolder.create(config.runtime.runs, config.name) as folder:
         folder.write_config(config_yaml(config))
         for stage in stages:
@@ -78,7 +78,7 @@ def resume_local(
         ConfigError: the last stage has fewer steps now than it has made.
         FlowError: whatever ends the run early.
     """
-    _require_devices(config, stages)
+    require_runnable(config, stages)
     with RunFolder.resume(path) as folder:
         store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         checkpoint = store.latest()
@@ -145,24 +145,6 @@ def config_yaml(config: RunConfig) -> str:
     import yaml
 
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
-
-
-def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
-    """A plan for other machines can be read and compared, but not executed here."""
-    if config.cluster == "auto":
-        return
-    here = {address for address, _, _ in discover()}
-    for stage in stages:
-        for placement in stage.plan.placements:
-            missing = [device for device in placement.devices if device not in here]
-            if missing:
-                raise PlanError(
-                    f"the plan places role {placement.role!r} on devices that are not here",
-                    where=f"cluster ({config.cluster})",
-                    found=", ".join(missing),
-                    expected=f"devices of this machine: {', '.join(sorted(here))}",
-                    hint="leave cluster=auto to run here; `flowrl plan` works for any cluster",
-                )
 
 
 class _Interrupt:

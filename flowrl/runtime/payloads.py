@@ -31,6 +31,7 @@ class Payload:
 
     Attributes:
         item: Its prompt and data row.
+        attempt: The running attempt, or the last one; ends of others are not joined.
         tokens: int64 `[R]` response tokens of all attempts so far.
         logprobs: float32 `[R]`, of the policy that produced each token.
         versions: `((version, count), ...)` over the R tokens.
@@ -41,6 +42,7 @@ class Payload:
     """
 
     item: PromptItem
+    attempt: int = 0
     tokens: Ints = field(default_factory=lambda: _NO_INTS)
     logprobs: Floats = field(default_factory=lambda: _NO_FLOATS)
     versions: tuple[tuple[int, int], ...] = ()

@@ -268,8 +268,8 @@ class RolloutDriver:
         for end in finished:
             self._running[engine_id].discard(end.sample)
             payload = self.store.get(end.sample)
-            if payload is None:
-                continue  # dropped meanwhile; the scheduler fences it too
+            if payload is None or payload.attempt != end.attempt:
+                continue  # the end of a dead attempt; the scheduler fences it too
             payload.extend(end)
             ends.append(
                 SampleEnd(
@@ -338,6 +338,7 @@ class RolloutDriver:
         requests = []
         for dispatch in action.samples:
             payload = self.store[dispatch.sample]
+            payload.attempt = dispatch.attempt
             requests.append(
                 GenerateRequest(
                     sample=dispatch.sample,

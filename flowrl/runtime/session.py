@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.backend.protocols import PolicyContext
-from flowrl.compiler import CompiledStage
+from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem
-from flowrl.errors import CheckpointError, ConfigError
+from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
 from flowrl.graph import Node, Op
 from flowrl.ids import RoleName, SampleId
@@ -24,7 +24,7 @@ from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.batch_program import BatchProgram, UpdateSettings
+from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.evaluation import evaluation_metrics
 from flowrl.runtime.materials import Materials, prepare_materials
@@ -144,12 +144,6 @@ class Session:
             role, backend = _VERIFIER, _VERIFIER
         else:
             return None
-        if not config.terms:
-            raise ConfigError(
-                f"role {role!r} scores, but the config says no reward",
-                where="rewards.terms",
-                expected="at least one term, such as {kind: exact_match}",
-            )
         terms = tuple(term.model_dump(mode="json") for term in config.terms)
         return open_scoring(
             backend, role, terms, timeout_s=config.timeout_s, workers=config.workers
@@ -245,15 +239,8 @@ class Session:
         train = stage.config.train
         return SupervisedStage(
             name=stage.name,
-            program=self._program(
-                stage,
-                UpdateSettings(
-                    mini_batches=train.mini_batches,
-                    micro_batch=train.micro_batch,
-                    temperature=1.0,
-                    max_tokens=train.sampling.max_tokens,
-                ),
-            ),
+            # Likelihoods are of the model as it is, whatever temperature its rollouts will have.
+            program=self._program(stage, replace(sampling_of(stage.config), temperature=1.0)),
             cursor=self._cursor(stage, state, supervised=True),
             solutions=self._materials.solutions,
             examples_per_step=train.prompts_per_step,
@@ -263,7 +250,7 @@ class Session:
         self, stage: CompiledStage, state: Mapping[str, object] | None
     ) -> RolloutStage:
         train = stage.config.train
-        (node,) = _only(stage.graph.of_op(Op.GENERATE), stage)
+        (node,) = stage.graph.of_op(Op.GENERATE)
         sampling, group_size = node.attr("sampling"), node.attr("n")
         assert isinstance(sampling, Sampling)
         assert isinstance(group_size, int)
@@ -288,25 +275,19 @@ class Session:
         return RolloutStage(
             name=stage.name,
             graph=stage.graph,
-            program=self._program(
-                stage,
-                UpdateSettings(
-                    mini_batches=train.mini_batches,
-                    micro_batch=train.micro_batch,
-                    temperature=sampling.temperature or 1.0,
-                    max_tokens=sampling.max_tokens,
-                ),
-            ),
+            program=self._program(stage, sampling),
             cursor=self._cursor(stage, state, supervised=False),
             driver=driver,
             prompts_per_step=train.prompts_per_step,
             begin_rollout=lambda: residency.switch(node.id),
         )
 
-    def _program(self, stage: CompiledStage, settings: UpdateSettings) -> BatchProgram:
+    def _program(self, stage: CompiledStage, sampling: Sampling) -> BatchProgram:
         policies = {**self._policies, **self._copies}
         residency = Residency(stage.plan, policies)
-        return BatchProgram(stage.graph, policies, settings, self._publish, residency.switch)
+        return BatchProgram(
+            stage.graph, stage.plan, policies, sampling, self._publish, residency.switch
+        )
 
     def _cursor(
         self, stage: CompiledStage, state: Mapping[str, object] | None, *, supervised: bool
@@ -415,7 +396,7 @@ class Session:
             sampling = nodes[-1].attr("sampling")
             assert isinstance(sampling, Sampling)
             return sampling
-        return Sampling(**self._stages[-1].config.train.sampling.model_dump())
+        return sampling_of(self._stages[-1].config)
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -464,13 +445,3 @@ class Session:
 def _role(node: Node) -> RoleName:
     assert node.role is not None  # the verifier of graphs proves it
     return node.role
-
-
-def _only(nodes: tuple[Node, ...], stage: CompiledStage) -> tuple[Node]:
-    if len(nodes) > 1:
-        raise ConfigError(
-            f"stage {stage.name!r} generates {len(nodes)} times a step",
-            where=str(nodes[1].source or nodes[1].id),
-            expected="one generate a workflow with this executor",
-        )
-    return (nodes[0],)
