@@ -221,7 +221,7 @@ def _received(sock: socket.socket, nbytes: int) -> bytes:
     """
     try:
         return sock.recv(nbytes)
-    except KeyError:
+    except ConnectionResetError:
         return b""
 
 
