@@ -68,9 +68,8 @@ def blocks_of(document: Path) -> list[Block]:
             directives[directive[1]] = directive[2] or ""
         elif line.startswith("<!--"):
             raise ValueError(f"{document.name}:{number}: unknown directive {line}")
-        elif line.strip():
-            if directives:
-                raise ValueError(f"{document.name}:{number}: a directive without a block below it")
+        elif line.strip() and directives:
+            raise ValueError(f"{document.name}:{number}: a directive without a block below it")
     if opened is not None:
         raise ValueError(f"{document.name}: a block is never closed")
     return found
