@@ -252,20 +252,39 @@ def _metrics_are_measured(loaded: LoadedConfig) -> Problems:
     if not terms:
         return
     measured = sorted({term.name for term in terms} | {"score"})
-    asked = [("eval.metric", config.eval.metric)]
+    asked = []
+    # The default is a name that runs without such a term need not know; a resolved config writes
+    # it out, so that being written says nothing. Where it stops a stage it has to be measured.
+    if config.eval.metric != EvalConfig().metric:
+        asked.append(("eval.metric", config.eval.metric))
     for name, prefix in _stage_prefixes(loaded):
         stop = config.stage_config(name).stop
         if stop is not None:
             asked.append((f"{prefix}stop.metric", stop.metric))
     for key, metric in asked:
-        # The default is a name that runs without such a term need not know; a resolved config
-        # writes it out, so that being written says nothing.
-        if metric != EvalConfig().metric and metric not in measured:
+        if metric not in measured:
             yield ConfigError(
                 f"{key} is {metric!r}, which no reward term measures",
                 where=loaded.where(key),
                 expected=f"one of {listing(measured)}",
                 hint=suggestion(metric, measured) or f"set {key}={measured[0]}",
+            )
+
+
+def _stops_are_measured(loaded: LoadedConfig) -> Problems:
+    config = loaded.config
+    missing = [
+        key
+        for key, value in (("data.eval", config.data.eval), ("rewards.terms", config.rewards.terms))
+        if not value
+    ]
+    for name, prefix in _stage_prefixes(loaded):
+        if missing and config.stage_config(name).stop is not None:
+            yield ConfigError(
+                f"stage {name!r} is to stop at a held-out metric, which nothing measures",
+                where=loaded.where(f"{prefix}stop"),
+                found=f"no {' and no '.join(missing)}",
+                hint=f"set {missing[0]}, or {prefix}stop=null",
             )
 
 
@@ -361,6 +380,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _model_folders_exist,
     _rewards_are_whole,
     _metrics_are_measured,
+    _stops_are_measured,
     _samples_fit,
     _alphabet_covers_sums,
     _cluster_file_exists,

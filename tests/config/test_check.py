@@ -202,6 +202,17 @@ def test_a_metric_that_nothing_measures_is_refused() -> None:
     check("eval.metric=score")
 
 
+def test_a_stage_cannot_stop_at_what_nothing_measures() -> None:
+    stop = "stage.sft.stop={at_least: 0.5}"  # the metric's default is accuracy
+    check(stop)
+    text = message(stop, "rewards.terms=[{kind: format, pattern: '.*'}]")
+    assert "stage.sft.stop.metric is 'accuracy', which no reward term measures" in text
+    text = message(stop, "data.eval=null")
+    assert "stage 'sft' is to stop at a held-out metric, which nothing measures" in text
+    assert "no data.eval" in text
+    assert "no rewards.terms" in message("stop={at_least: 0.5}", "rewards.terms=[]")
+
+
 def test_prompts_and_responses_must_fit_a_new_model() -> None:
     text = message("train.sampling.max_tokens=27")
     assert "prompts of 6 tokens" in text
