@@ -7,6 +7,7 @@ torch is imported once for all of them. Other commands run in a shell.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -26,6 +27,12 @@ __all__ = ["Workplace", "assert_shown", "workplace"]
 
 _NUMBER = re.compile(r"\d[\d,]*(\.\d+)?%?")
 _UNITS = re.compile(r"# ?(B|KiB|MiB|GiB|TiB|ms|s|m|h|k|M)\b")
+
+# What `pip install FOLDER` does, offline and for this document alone.
+_INSTALL = (
+    "python -m pip install --quiet --disable-pip-version-check --no-index --no-deps "
+    "--no-build-isolation --upgrade --target site"
+)
 
 
 @dataclass
@@ -63,6 +70,9 @@ class Workplace:
             if words[1:2] == ["run"]:
                 words += shlex.split(block.directives.get("run with", ""))
             code, real = _flowrl(words[1:])
+        elif words[:2] == ["pip", "install"]:
+            code, real = _shell(f"{_INSTALL} {' '.join(words[2:])}")
+            self.forget_modules()
         else:
             code, real = _shell(command.text)
         assert code == _expected_code(command), f"$ {command.text}\nended with {code}:\n{real}"
@@ -70,6 +80,13 @@ class Workplace:
             shortened = "run with" in block.directives
             masked = shortened or "numbers vary" in block.directives
             assert_shown(command, real, masked=masked)
+
+    def forget_modules(self) -> None:
+        """Has packages in `site` imported anew, as a new process would."""
+        importlib.invalidate_caches()
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(str(self.folder)):
+                del sys.modules[name]
 
 
 def _flowrl(arguments: list[str]) -> tuple[int, str]:
@@ -152,17 +169,16 @@ def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
     for split in ("train", "test"):
         shutil.copy(repository / "tests" / "data" / f"gsm8k_{split}.jsonl", data / f"{split}.jsonl")
     site = str(folder / "site")
-    paths, modules, environment = list(sys.path), set(sys.modules), dict(os.environ)
+    paths, environment = list(sys.path), dict(os.environ)
+    place = Workplace(folder, {"__name__": "document"})
     sys.path.insert(0, site)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, environment.get("PYTHONPATH")]))
     os.environ["COLUMNS"] = "100"
     try:
         with contextlib.chdir(folder):
-            yield Workplace(folder, {"__name__": "document"})
+            yield place
     finally:
         sys.path[:] = paths
         os.environ.clear()
         os.environ.update(environment)
-        for name in set(sys.modules) - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
-                del sys.modules[name]
+        place.forget_modules()
