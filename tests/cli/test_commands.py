@@ -207,13 +207,12 @@ def test_warnings_of_the_library_reach_standard_error_once(
         assert (ended.code, ended.err) == (0, "warning: 0001: not finished\n")
 
 
-@pytest.mark.parametrize("command", [["graph", "mine.py"], ["backends"], ["plan", "tiny.yaml"]])
-def test_a_reader_that_leaves_is_no_error(folder: Path, command: list[str]):
-    # A pipe that nobody reads from the start: every write fails, also the last flush.
+def unread(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command whose output nobody reads: every write fails, also the last flush."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
-        ended = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-m", "flowrl.cli", *command],
             stdout=pipe,
             stderr=subprocess.PIPE,
@@ -221,7 +220,19 @@ def test_a_reader_that_leaves_is_no_error(folder: Path, command: list[str]):
             cwd=folder,
             timeout=120,
         )
+
+
+@pytest.mark.parametrize("command", [["graph", "mine.py"], ["plan", "tiny.yaml", "--json"]])
+def test_a_reader_that_leaves_is_no_error(folder: Path, command: list[str]):
+    ended = unread(folder, *command)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_run_goes_on_without_a_reader(folder: Path):
+    ended = unread(folder, "run", "tiny.yaml", "train.steps=1", "name=unread")
+    assert ended.returncode == 0
+    assert ended.stderr == "warning: nobody reads the output any more; the run goes on without it\n"
+    assert (folder / "runs" / "unread" / "summary.json").is_file()
 
 
 def test_an_output_that_is_a_link_is_written_through(tmp_path: Path):
