@@ -10,6 +10,7 @@ print(result.summary.headline)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +107,13 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
     """
     loaded = _load(config, overrides)
     check_config(loaded)
-    return Compiled(
-        config=loaded.config, stages=compile_stages(loaded, workflow=workflow, pool=pool)
-    )
+    stages = compile_stages(loaded, workflow=workflow, pool=pool)
+    reference = _reference(workflow)
+    config = loaded.config
+    if reference is not None:
+        # So that the run folder's config names it, and `flowrl run --resume` finds it.
+        config = config.model_copy(update={"workflow": reference})
+    return Compiled(config=config, stages=stages)
 
 
 def run(
@@ -135,6 +140,17 @@ def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) 
 
     path, summary = resume_local(compiled.config, compiled.stages, folder, display=display)
     return RunResult(folder=path, summary=summary)
+
+
+def _reference(workflow: Workflow | str | None) -> str | None:
+    """What names the workflow in a config; None where nothing can (one defined in a function)."""
+    if workflow is None or isinstance(workflow, str):
+        return workflow
+    module = sys.modules.get(workflow.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or getattr(module, workflow.name, None) is not workflow:
+        return None
+    return f"{Path(file).resolve()}:{workflow.name}" if file.endswith(".py") else None
 
 
 def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:

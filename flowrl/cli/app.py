@@ -7,6 +7,7 @@ of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -30,6 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""A full disk or a folder that may not be written is no fault of ours."""
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of config keys.")
@@ -154,13 +158,24 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             print(error.user_frames, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except Exception as error:  # the last resort: a fault of ours, told in a line
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            return _fault(error, debug)
         if debug:
             traceback.print_exc()
-        print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("  to fix: run again with --debug and report the traceback", file=sys.stderr)
-        return 1
+        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        return FlowError.exit_code
+    except Exception as error:  # the last resort: a fault of ours, told in a line
+        return _fault(error, debug)
     return 0
+
+
+def _fault(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    print("  to fix: run again with --debug and report the traceback", file=sys.stderr)
+    return 1
 
 
 def _without_reader() -> int:

@@ -95,6 +95,7 @@ def resume_local(
                     expected=f"stages {', '.join(names)}",
                 )
             _check_steps(stages[position.stage_index], position, path)
+            _check_graphs(stages[position.stage_index :], path)
             summary = folder.read_summary()
             if summary is not None and _is_finished(checkpoint, stages):
                 return folder.path, _told_again(summary, folder, names, display)
@@ -116,6 +117,19 @@ def _is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
     ended_early = ended_at(checkpoint.state, position.stage, position.step)
     enough = position.step >= stage.config.train.steps
     return bool(checkpoint.state.get("stage_done")) and (ended_early or enough)
+
+
+def _check_graphs(stages: Sequence[CompiledStage], path: Path) -> None:
+    """What is left of the run must be what it began as; source lines may have moved."""
+    for stage in stages:
+        written = path / f"graph.{stage.name}.txt"
+        if written.is_file() and written.read_text(encoding="utf-8") != format_graph(stage.graph):
+            raise CheckpointError(
+                f"the workflow of stage {stage.name!r} is not the one that this run began with",
+                where=str(written),
+                found=f"workflow {stage.workflow.name!r} ({stage.workflow.source})",
+                hint="undo the change of the workflow, or start a new run",
+            )
 
 
 def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -166,6 +167,20 @@ def test_a_fault_of_ours_ends_with_1_and_a_line(
     assert ended.code == 1
     assert "Traceback (most recent call last)" in ended.err
     assert "in broken" in ended.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 2), (errno.EACCES, 2), (errno.EIO, 1)])
+def test_a_full_disk_is_no_fault_of_ours(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
+):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number), "runs/x/samples.jsonl")
+
+    monkeypatch.setattr(api, "compile", full)
+    ended = in_process(capfd, "plan", "tiny.yaml")
+    assert ended.code == code
+    assert "runs/x/samples.jsonl" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_debug_shows_the_traceback_of_a_mistake_too(

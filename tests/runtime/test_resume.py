@@ -19,6 +19,7 @@ from flowrl import api
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import CheckpointError, ConfigError
 from flowrl.observe.run_folder import RunFolder
+from flowrl.program import load_workflow
 from flowrl.runtime.scoring import ScoringPool
 from tests.runtime.tiny_runs import (
     CtrlC,
@@ -274,3 +275,35 @@ def test_a_checkpoint_of_other_stages_is_refused(tmp_path: Path):
     config = {**tiny_config(tmp_path), "stages": ["grpo"], "stage": {}}
     with pytest.raises(CheckpointError, match="another sequence of stages"):
         api.resume(api.compile(None, config), run, display=WatchedDisplay())
+
+
+PROGRAM = """
+import flowrl as fl
+
+@fl.workflow
+def other(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    actor.update(rollout, verifier.score(rollout), loss=fl.loss.policy_clip(0.2))
+"""
+
+
+def test_a_workflow_given_as_an_object_is_found_again_by_its_file(tmp_path: Path):
+    (tmp_path / "other.py").write_text(PROGRAM)
+    workflow = load_workflow(str(tmp_path / "other.py"))
+    config = {**tiny_config(tmp_path), "args": {}}
+    with pytest.raises(KeyboardInterrupt):
+        api.run(workflow, config, display=CtrlC("grpo", 1))
+    display = WatchedDisplay()
+    result = resumed(tmp_path / "tiny", display=display)
+    assert display.steps == [("grpo", 2), ("grpo", 3), ("grpo", 4)]
+    assert "graph other lowered" in (result.folder / "graph.grpo.txt").read_text()
+
+
+def test_a_run_does_not_go_on_with_another_workflow(tmp_path: Path):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    (tmp_path / "other.py").write_text(PROGRAM)
+    workflow = load_workflow(str(tmp_path / "other.py"))
+    compiled = api.compile(workflow, {**tiny_config(tmp_path), "args": {}})
+    with pytest.raises(CheckpointError, match="not the one that this run began with") as caught:
+        api.resume(compiled, run, display=WatchedDisplay())
+    assert "other.py:5" in str(caught.value)
