@@ -146,11 +146,12 @@ def _reference(workflow: Workflow | str | None) -> str | None:
     """What names the workflow in a config; None where nothing can (one defined in a function)."""
     if workflow is None or isinstance(workflow, str):
         return workflow
-    module = sys.modules.get(workflow.__module__)
-    file = getattr(module, "__file__", None)
-    if file is None or getattr(module, workflow.name, None) is not workflow:
+    name, module = workflow.name, sys.modules.get(workflow.__module__)
+    file: str | None = getattr(module, "__file__", None)
+    found: object = getattr(module, name, None)
+    if file is None or not file.endswith(".py") or found is not workflow:
         return None
-    return f"{Path(file).resolve()}:{workflow.name}" if file.endswith(".py") else None
+    return f"{Path(file).resolve()}:{name}"
 
 
 def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
