@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
 
 __all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ def compile_stages(
     ]
     for program, (_, graph) in zip(workflows, graphs, strict=True):
         _check_roles(loaded, program, graph)
+        _warn_of_truncation(graph)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     evaluated = _evaluated_role(config, [graph for _, graph in graphs])
@@ -161,6 +165,32 @@ def _check_roles(loaded: LoadedConfig, workflow: Workflow, graph: Graph) -> None
             found=f"roles {listing(loaded.config.roles)}",
             hint=suggestion(role, loaded.config.roles) or f"add roles.{role}.backend to the config",
         )
+
+
+def _warn_of_truncation(graph: Graph) -> None:
+    """Says so where an update takes tokens for draws of another distribution than they are of."""
+    if not any(node.attr("behaviour_logprobs") for node in graph.of_op(Op.UPDATE)):
+        return
+    for node in graph.of_op(Op.GENERATE):
+        sampling = node.attr("sampling")
+        if isinstance(sampling, Sampling) and sampling.truncates:
+            changed = [
+                f"{name}={value}"
+                for name, value, plain in (
+                    ("top_p", sampling.top_p, 1.0),
+                    ("top_k", sampling.top_k, 0),
+                    ("min_p", sampling.min_p, 0.0),
+                    ("repetition_penalty", sampling.repetition_penalty, 1.0),
+                    ("min_tokens", sampling.min_tokens, 0),
+                )
+                if value != plain
+            ]
+            _log.warning(
+                "%s draws with %s, and its update uses logprobs before that: the gradient is "
+                "biased. Leave train.sampling at its defaults to train without bias",
+                node.id,
+                ", ".join(changed),
+            )
 
 
 def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:
