@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import NewType
 
-__all__ = ["EngineId", "GroupId", "NodeId", "RoleName", "SampleId", "group_id", "parse_sample_id", "sample_id"]
+__all__ = [
+    "EngineId",
+    "GroupId",
+    "NodeId",
+    "RoleName",
+    "SampleId",
+    "group_id",
+    "parse_sample_id",
+    "sample_id",
+]
 
 RoleName = NewType("RoleName", str)
 """A role of a workflow: the name of its parameter, and the key under `roles` in the config."""

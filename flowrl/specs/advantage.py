@@ -10,7 +10,7 @@ from flowrl.specs.base import Spec
 __all__ = ["AdvantageSpec", "GroupRelative", "Scale", "Singleton"]
 
 Scale: TypeAlias = Literal["group", "batch", "none"]
-"""What group-centred scores are divided by: the group's standard deviation, the batch's, nothing."""
+"""What group-centred scores are divided by: a group's standard deviation, the batch's, nothing."""
 
 Singleton: TypeAlias = Literal["zero", "raw"]
 """What a group of one gets: advantage 0, or its score as it is (verl keeps the score)."""
@@ -29,7 +29,8 @@ class GroupRelative(AdvantageSpec):
 
     Attributes:
         std: What the centred scores are divided by.
-        ddof: 1 for the sample standard deviation (what the field's libraries use), 0 for the population's.
+        ddof: 1 for the sample standard deviation (what the field's libraries use), 0 for the
+            population's.
         eps: Added to the standard deviation (outside the root).
         singleton: What a group of one gets.
     """

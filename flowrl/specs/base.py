@@ -43,7 +43,9 @@ class Spec:
         return values
 
     def __str__(self) -> str:
-        body = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.to_json().items() if k != "kind")
+        body = ", ".join(
+            f"{k}={format_scalar(v)}" for k, v in self.to_json().items() if k != "kind"
+        )
         return f"{self.kind}({body})"
 
 

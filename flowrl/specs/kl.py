@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from flowrl.specs.base import Spec
 
-__all__ = ["Estimator", "KL", "k1", "k2", "k3"]
+__all__ = ["KL", "Estimator", "k1", "k2", "k3"]
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 """Per-token estimators of KL(policy || reference), d = logprob - reference logprob
