@@ -4,6 +4,7 @@ Later beats earlier: defaults in `flowrl.config.schema`, `base`, the file named 
 file, overrides in their order. Mappings merge key by key and lists are replaced; a mapping whose
 `kind` changes is replaced too, because the keys of the old kind mean nothing to the new.
 
+- `stages=[grpo]` on the command line takes a stage out together with its section of the file.
 - `extends: OTHER.yaml` (at the top of a file, relative to that file) takes over another file.
 - `${seed}` and the other interpolations are OmegaConf's.
 - Paths of data, models and reward functions are relative to the current directory, as on the
@@ -99,6 +100,7 @@ def load_config(
         _add_file(draft, path, ())
     for override in overrides:
         _add_override(draft, override)
+    draft.drop_stages_left_out()
     values = _interpolate(draft, path)
 
     def where(key: str) -> str:
@@ -139,6 +141,23 @@ class _Draft:
                 raise self._no_keys(keys[:-1], key, parent, origin)
         for child in ("", *_paths(value)):
             self.origins[f"{path}.{child}" if child else path] = origin
+
+    def drop_stages_left_out(self) -> None:
+        """Drops the file's sections of stages that an override of `stages` leaves out.
+
+        Sections that an override touches stay, for the checks to refuse.
+        """
+        stages, sections = self.values.get("stages"), self.values.get("stage")
+        if not isinstance(stages, list) or not isinstance(sections, dict):
+            return
+        if "stages" not in self.origins or not self.origins["stages"].override:
+            return
+        for name in [name for name in sections if name not in stages]:
+            path = f"stage.{name}"
+            written = (o for k, o in self.origins.items() if k == path or k.startswith(f"{path}."))
+            if not any(origin.override for origin in written):
+                del sections[name]
+                self._forget(path)
 
     def _put(self, parent: dict[str, Value], key: str, value: Value, path: str) -> None:
         old = parent.get(key)

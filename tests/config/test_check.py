@@ -100,6 +100,15 @@ def test_a_section_for_no_stage_is_answered_with_the_nearest_stage() -> None:
     assert "did you mean 'sft'?" in text
 
 
+def test_a_stage_left_out_on_the_command_line_takes_its_section_with_it() -> None:
+    check("stages=[grpo]")
+    assert load_config(Path("run.yaml"), ["stages=[grpo]"]).config.stage == {}
+
+
+def test_a_section_that_the_command_line_sets_needs_its_stage() -> None:
+    assert "no stage is called 'sft'" in message("stages=[grpo]", "stage.sft.train.steps=1")
+
+
 def test_a_section_for_the_last_stage_says_where_its_keys_stand() -> None:
     text = message("stage.grpo.train.steps=1")
     assert "'grpo' is the last stage, whose keys stand at the top" in text
