@@ -43,6 +43,24 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"flowrl {version('flowrl')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models as a dataflow graph."""
+
+
 @app.command()
 def graph(
     target: Annotated[
@@ -79,7 +97,7 @@ def plan(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show where every role runs, what memory it takes and what a step does."""
+    """Show where every role runs, what it takes, and a step."""
     from flowrl.cli import plan as command
 
     command.run(_config_file(config, "plan"), overrides or [], output, as_json=json)
@@ -124,7 +142,7 @@ def backends(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Check this machine and say what to do where something is missing."""
+    """Check this machine, and say what to do."""
     from flowrl.cli import doctor as command
 
     raise typer.Exit(command.run(json))

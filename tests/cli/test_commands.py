@@ -51,6 +51,7 @@ READING = {
     "backends": ["backends"],
     "backends --json": ["backends", "--json"],
     "help": ["--help"],
+    "version": ["--version"],
     "run --help": ["run", "--help"],
 }
 
