@@ -217,14 +217,14 @@ def _packed_attention(
             "trainer does not compute",
             hint="use another train backend for this architecture",
         )
-    qkv = [_slots(x, packing.gather) for x in (query, key, value)]
+    # split, not slices: the gradients of its parts are joined once, not each added to zeros.
+    sizes = [block.rows * block.length for block in packing.blocks]
+    parts = [_slots(x, packing.gather).split(sizes) for x in (query, key, value)]
     outputs = []
-    begin = 0
-    for block in packing.blocks:
-        end = begin + block.rows * block.length
+    for block, *slots in zip(packing.blocks, *parts, strict=True):
         rows, length = block.rows, block.length
         # [rows, heads, length, head]
-        bq, bk, bv = (x[begin:end].view(rows, length, *x.shape[1:]).transpose(1, 2) for x in qkv)
+        bq, bk, bv = (x.view(rows, length, *x.shape[1:]).transpose(1, 2) for x in slots)
         mask = _window(length, sliding_window, query.device)
         out = torch.nn.functional.scaled_dot_product_attention(
             bq,
@@ -236,7 +236,6 @@ def _packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-        begin = end
     merged = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return merged.index_select(0, packing.owner)[None], None
 
