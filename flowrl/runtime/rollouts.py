@@ -198,6 +198,9 @@ class RolloutDriver:
     def collect(self, batch: int, groups: int) -> Collected:
         """Asks for a batch and runs engines and scorers until it is delivered.
 
+        They are empty of dropped samples when it returns: engines and scorers are shared with other
+        drivers (evaluations, later stages), whose samples may have the same ids.
+
         Raises:
             RewardError: more rewards failed than allowed.
             SchedulerError: nothing moved for the stall timeout.
@@ -206,7 +209,7 @@ class RolloutDriver:
         seconds = Seconds()
         self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
         last_move = self._clock()
-        while batch not in self._batches:
+        while batch not in self._batches or self._is_busy_with_dropped():
             if self._stop():
                 raise KeyboardInterrupt
             moved = self._poll_engines(seconds)
@@ -230,6 +233,11 @@ class RolloutDriver:
         return (
             "; ".join(self.scheduler.waits()) or f"nobody waits; samples: {self.scheduler.counts}"
         )
+
+    def _is_busy_with_dropped(self) -> bool:
+        """Whether an engine or a scorer still has a sample that ended without it."""
+        held = (*self._running.values(), self._scoring_samples)
+        return any(self.store.get(sample) is None for samples in held for sample in samples)
 
     # -- events in ---------------------------------------------------------------------------
 
@@ -266,10 +274,12 @@ class RolloutDriver:
     def _finish(self, engine_id: EngineId, finished: list[Finished]) -> None:
         ends = []
         for end in finished:
-            self._running[engine_id].discard(end.sample)
             payload = self.store.get(end.sample)
-            if payload is None or payload.attempt != end.attempt:
+            if payload is not None and payload.attempt != end.attempt:
                 continue  # the end of a dead attempt; the scheduler fences it too
+            self._running[engine_id].discard(end.sample)
+            if payload is None:
+                continue  # dropped meanwhile
             payload.extend(end)
             ends.append(
                 SampleEnd(

@@ -328,6 +328,40 @@ def test_the_first_step_of_a_group_whose_member_failed_does_not_hold_the_engine(
     assert engine.requests == {}
 
 
+def test_nothing_of_a_dropped_sample_is_left_for_the_next_driver():
+    """An evaluation shares engine and scorers, and its samples may have the same ids."""
+    world = World()
+    num_slow = 0
+
+    def rule(request: ScoreRequest) -> float | str | None:
+        nonlocal num_slow
+        if "score 0/0/1" not in world.log:
+            return None  # so that both are with the scorer when the first one fails
+        if request.sample == "0/0/0":
+            return "raised ValueError"
+        num_slow += 1
+        return 1.0 if num_slow > 3 else None
+
+    driver = driver_of(world, Engine(world), rule, failures=FailureBudget(1))
+    driver.offer(prompts(1))
+    collected = driver.collect(1, 1)
+    assert sorted(sample for sample, _, _ in collected.dropped) == ["0/0/0", "0/0/1"]
+    assert world.log.count("scored 0/0/1") == 1
+    scoring = driver._scoring
+    assert isinstance(scoring, Scoring)
+    assert scoring.poll() == []
+
+
+def test_an_aborted_sample_has_left_the_engine_when_its_batch_is_delivered():
+    world = World()
+    engine = Engine(world, ["0/0/0"])  # the second member would never end by itself
+    driver = driver_of(world, engine, lambda _: "raised ValueError", failures=FailureBudget(1))
+    driver.offer(prompts(1))
+    driver.collect(1, 1)
+    assert engine.requests == {}
+    assert engine.poll(0.0) == []
+
+
 def test_a_sample_that_never_ends_is_named_when_the_wait_is_over():
     world = World()
     driver = driver_of(world, Engine(world, ["0/0/0", "0/0/1", "0/1/1"]))
