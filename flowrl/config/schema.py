@@ -132,7 +132,7 @@ class StageConfig(Section):
     """One workflow of the run.
 
     Attributes:
-        workflow: A registered name (`flowrl graph --list`) or `FILE.py` or `FILE.py:NAME`; by
+        workflow: A registered name (`sft`, `grpo`), `FILE.py` or `FILE.py:NAME`; by
             default the stage's own name.
         args: Keyword arguments of the workflow function that are not roles.
     """
@@ -157,6 +157,7 @@ class FreshModel(Section):
     intermediate_size: Int = Field(default=160, ge=1)
     max_length: Int = Field(default=512, ge=2)
     tie_embeddings: bool = True
+    initializer_range: Float = Field(default=0.02, gt=0)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> FreshModel:

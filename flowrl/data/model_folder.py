@@ -44,7 +44,7 @@ def fresh_config_json(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "initializer_range": 0.02,
+        "initializer_range": model.initializer_range,
         "attention_dropout": 0.0,
         "tie_word_embeddings": model.tie_embeddings,
         "use_cache": True,
