@@ -12,7 +12,7 @@ from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
-from flowrl.graph import Op
+from flowrl.graph import Node, Op, sample_sets
 
 __all__ = ["require_runnable"]
 
@@ -22,21 +22,32 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
 
     Raises:
         PlanError: the plan is for devices that are not here.
-        ConfigError: a stage asks for asynchronous training, generates more than once a step, or
-            has roles to score and no reward to score with.
+        ConfigError: a stage asks for asynchronous training, generates more than once a step, learns
+            from several sets of samples, or scores more than once; or rollouts have no reward to be
+            scored with.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
     for stage in stages:
         _require_synchronous(config, stage)
         _require_one_rollout(stage)
-    scorers = [node for stage in stages for node in stage.graph.of_op(Op.SCORE)]
-    if scorers and not config.rewards.terms:
-        raise ConfigError(
-            f"role {scorers[0].role!r} scores, but the config says no reward",
-            where="rewards.terms",
-            expected="at least one term, such as {kind: exact_match}",
-        )
+        _require_one_sample_set(stage)
+        _require_one_score(stage)
+    _require_rewards(config, stages)
+
+
+def _require_rewards(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+    if config.rewards.terms:
+        return
+    for stage in stages:
+        nodes = stage.graph.of_op(Op.SCORE) or stage.graph.of_op(Op.GENERATE)
+        if nodes:
+            raise ConfigError(
+                f"the rollouts of stage {stage.name!r} are scored, but the config says no reward",
+                where="rewards.terms",
+                found=f"nothing to score {nodes[0].id} with",
+                expected="at least one term, such as {kind: exact_match}",
+            )
 
 
 def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
@@ -75,6 +86,38 @@ def _require_one_rollout(stage: CompiledStage) -> None:
     if len(generates) > 1:
         raise ConfigError(
             f"stage {stage.name!r} generates {len(generates)} times a step",
-            where=str(generates[1].source or generates[1].id),
+            where=_line(generates[1]),
             expected="one generate a workflow with this executor",
         )
+
+
+def _require_one_sample_set(stage: CompiledStage) -> None:
+    """Every step carries one batch: all that comes after the rollout must speak of its samples."""
+    made = sample_sets(stage.graph)
+    nodes = stage.graph.of_op(Op.LOGPROBS, Op.ADVANTAGE, Op.UPDATE)
+    for node in nodes:
+        if made[node.id] != made[nodes[0].id]:
+            raise ConfigError(
+                f"stage {stage.name!r} works on several sets of samples",
+                where=_line(node),
+                found=f"{nodes[0].id} of {made[nodes[0].id]}, {node.id} of {made[node.id]}",
+                expected="one set of samples a step with this executor",
+                hint="after a filter, use what it returned everywhere; "
+                "learn from examples in a stage of their own",
+            )
+
+
+def _require_one_score(stage: CompiledStage) -> None:
+    scores = stage.graph.of_op(Op.SCORE)
+    if len(scores) > 1:
+        raise ConfigError(
+            f"stage {stage.name!r} scores its samples {len(scores)} times",
+            where=_line(scores[1]),
+            found=", ".join(node.id for node in scores),
+            expected="one score a workflow with this executor",
+            hint="add the rewards up: several rewards.terms, each with its weight",
+        )
+
+
+def _line(node: Node) -> str:
+    return str(node.source or node.id)
