@@ -221,7 +221,15 @@ class Session:
             if source is None:
                 continue
             folder = self._folder.path / "copies" / stage.name / role
-            if begins or not folder.exists():  # a resumed stage finds what its beginning wrote
+            if not begins and not folder.exists():
+                # What it copied has been trained since, so it cannot be made again.
+                raise CheckpointError(
+                    f"the weights that role {role!r} has kept since stage {stage.name!r} began "
+                    "are gone",
+                    where=str(folder),
+                    hint="put the folder back, or start a new run",
+                )
+            if begins:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 with folder_atomically(folder) as target:
                     self._policies[RoleName(source)].train.export(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -268,6 +269,16 @@ def test_a_damaged_checkpoint_is_named_and_not_taken(tmp_path: Path):
     with pytest.raises(CheckpointError, match="damaged") as caught:
         resumed(run)
     assert str(weights) in str(caught.value)
+
+
+def test_a_reference_whose_kept_weights_are_gone_is_not_made_of_trained_ones(tmp_path: Path):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    kept = run / "copies" / "grpo" / "reference"
+    shutil.rmtree(kept)
+    with pytest.raises(CheckpointError, match="'reference' has kept since stage 'grpo'") as caught:
+        resumed(run)
+    assert str(kept) in str(caught.value)
+    assert not kept.exists()
 
 
 def test_a_checkpoint_of_other_stages_is_refused(tmp_path: Path):
