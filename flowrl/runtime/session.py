@@ -7,6 +7,7 @@ leaves is the one that the next begins with.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,9 +202,10 @@ class Session:
         train = stage.config.train
         if checkpoint is None:
             optimizer = AdamW(**train.optimizer.model_dump())
-            for node in stage.graph.of_op(Op.UPDATE):
-                worker = self._policies[_role(node)]
-                worker.train.begin(optimizer, train.steps * train.mini_batches)
+            updates = Counter(_role(node) for node in stage.graph.of_op(Op.UPDATE))
+            for role, in_a_step in updates.items():
+                num_updates = train.steps * train.mini_batches * in_a_step
+                self._policies[role].train.begin(optimizer, num_updates)
         self._open_copies(stage, begins=checkpoint is None)
         self._driver = None
         state = None if checkpoint is None else part_of(checkpoint.state, "stage")

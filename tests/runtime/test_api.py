@@ -12,6 +12,7 @@ import flowrl as fl
 from flowrl.cluster import load_cluster
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
+from flowrl.observe.run_folder import RunFolder
 from tests.runtime.tiny_runs import REWARD, WatchedDisplay, tiny_config, write_config
 
 
@@ -19,6 +20,14 @@ from tests.runtime.tiny_runs import REWARD, WatchedDisplay, tiny_config, write_c
 def mine(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
     rollout = actor.generate(prompts)
     scores = verifier.score(rollout)
+    actor.update(rollout, scores)
+
+
+@fl.workflow
+def twice(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    actor.update(rollout, scores)
     actor.update(rollout, scores)
 
 
@@ -148,3 +157,13 @@ def test_a_run_in_another_thread_works_and_leaves_signals_alone(tmp_path: Path):
     assert not thread.is_alive()
     (result,) = results
     assert not isinstance(result, BaseException), result
+
+
+def test_a_schedule_counts_every_update_of_a_step(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}, "stages": ["grpo"], "stage": {}, "eval": {}}
+    optimizer = {"learning_rate": 1e-3, "schedule": "linear", "final_fraction": 0.5}
+    config["train"] = {**config["train"], "steps": 2, "mini_batches": 1, "optimizer": optimizer}
+    result = fl.run(twice, config, display=WatchedDisplay())
+    rates = [row.learning_rate for row in RunFolder.open(result.folder).steps()]
+    # Four updates fall linearly from 1e-3 to 5e-4; a row tells the last of its step.
+    assert rates == pytest.approx([1e-3 - 5e-4 / 3, 5e-4])
