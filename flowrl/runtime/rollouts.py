@@ -207,7 +207,19 @@ class RolloutDriver:
             KeyboardInterrupt: `stop` said so.
         """
         seconds = Seconds()
+        failed = self._failures.failed
         self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
+        try:
+            self._run_until_delivered(batch, seconds)
+        except BaseException:
+            # The rollout is given up. Made anew by a resumed run, its rewards fail anew.
+            self._failures.failed = failed
+            raise
+        collected = self._batches.pop(batch)
+        collected.seconds = seconds
+        return collected
+
+    def _run_until_delivered(self, batch: int, seconds: Seconds) -> None:
         last_move = self._clock()
         while batch not in self._batches or self._is_busy_with_dropped():
             if self._stop():
@@ -224,9 +236,6 @@ class RolloutDriver:
                     found=self.describe(),
                     hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
                 )
-        collected = self._batches.pop(batch)
-        collected.seconds = seconds
-        return collected
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""

@@ -427,6 +427,24 @@ def test_stop_ends_a_collection_between_two_polls():
     assert len(engine.requests) == 2
 
 
+def test_failed_rewards_of_a_rollout_that_is_given_up_are_not_counted():
+    """After a resume the rollout is made anew, and the same rewards fail again."""
+    world = World()
+    failures = FailureBudget(2)
+    driver = driver_of(
+        world,
+        Engine(world),
+        lambda _: "raised ValueError",
+        failures=failures,
+        stop=lambda: failures.failed == 1,
+    )
+    driver.offer(prompts(2))
+    with pytest.raises(KeyboardInterrupt):
+        driver.collect(1, 2)
+    assert "scored 0/0/0" in world.log
+    assert failures.failed == 0
+
+
 def test_every_move_beats_for_the_watchdog():
     world = World()
     driver = driver_of(world, Engine(world))
