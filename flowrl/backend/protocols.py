@@ -200,8 +200,8 @@ class GenerateBackend(Protocol):
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """What happened since the last call.
 
-        Returns as soon as a request ended, or after a bounded number of decode steps, or after
-        `timeout_s` seconds; at once when no request is there.
+        Returns a few decode steps after a request ended, or after a bounded number of them, or
+        after `timeout_s` seconds; at once when no request is there.
         """
         ...
 
@@ -378,9 +378,7 @@ class Plugin(Protocol):
         """Whether it can be used here; imports nothing heavy and never raises."""
         ...
 
-    def open_generate(
-        self, context: PolicyContext, shared: TrainBackend | None
-    ) -> GenerateBackend:
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
         """An engine; with `shared`, one that reads the trainer's parameters in place."""
         ...
 

@@ -11,7 +11,7 @@ from flowrl.backend.protocols import GenerateRequest, PolicyContext
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason
 
-__all__ = ["check_request", "gather_prompts", "takes_no_token"]
+__all__ = ["check_request", "gather_prompts", "same_context", "takes_no_token"]
 
 
 def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: int) -> None:
@@ -49,6 +49,11 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
             )
 
 
+def same_context(one: GenerateRequest, other: GenerateRequest) -> bool:
+    """Whether the two hold the very same prompt and options, and `other` no response yet."""
+    return other.prompt is one.prompt and other.sampling is one.sampling and not len(other.response)
+
+
 def takes_no_token(request: GenerateRequest, stop_token_ids: Sequence[int]) -> FinishReason | None:
     """How a resumed request ends at once, when its kept response is complete already."""
     if not len(request.response):
@@ -71,14 +76,16 @@ def gather_prompts(requests: Sequence[GenerateRequest]) -> tuple[list[Ints], lis
     """
     contexts: list[Ints] = []
     members: list[list[int]] = []
-    known: dict[str, int] = {}
+    known: dict[str, tuple[int, Ints]] = {}
     for i, request in enumerate(requests):
         if not len(request.response) and request.shares_prompt:
-            place = known.get(request.shares_prompt)
-            if place is not None and np.array_equal(contexts[place], request.prompt):
-                members[place].append(i)
-                continue
-            known[request.shares_prompt] = len(contexts)
+            found = known.get(request.shares_prompt)
+            if found is not None:
+                place, prompt = found
+                if prompt is request.prompt or np.array_equal(prompt, request.prompt):
+                    members[place].append(i)
+                    continue
+            known[request.shares_prompt] = (len(contexts), request.prompt)
         contexts.append(np.concatenate([request.prompt, request.response]).astype(np.int64))
         members.append([i])
     return contexts, members

@@ -33,7 +33,12 @@ from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, P
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
-from flowrl_backends.torch.admission import check_request, gather_prompts, takes_no_token
+from flowrl_backends.torch.admission import (
+    check_request,
+    gather_prompts,
+    same_context,
+    takes_no_token,
+)
 from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder, is_llama_like
 from flowrl_backends.torch.rows import RowTable, Run
@@ -45,6 +50,9 @@ from flowrl_backends.torch.weights import load_weights
 __all__ = ["TorchEngine"]
 
 _STEPS_PER_POLL = 32
+_STEPS_AFTER_END = 8
+"""Decode steps that a poll goes on once a request has ended: each return costs the driver a round
+of scheduling, and in a large batch nearly every step ends some request."""
 _PREFILL_TOKENS = 8192
 """Padded tokens in one prefill call; bounds its activations."""
 
@@ -115,8 +123,12 @@ class TorchEngine:
         """
         self._open()
         new: set[SampleId] = set()
+        before: GenerateRequest | None = None
         for request in requests:
-            check_request(request, self._context, self._vocab_size)
+            # Members of a group come one after the other with the same prompt: one check for all.
+            if before is None or not same_context(before, request):
+                check_request(request, self._context, self._vocab_size)
+            before = request
             if request.sample in self._live or request.sample in new:
                 raise BackendError(
                     "the sample is being generated already",
@@ -146,7 +158,7 @@ class TorchEngine:
                 self._leave(rows, [FinishReason.ABORT] * len(rows))
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
-        """See `GenerateBackend`; at most 32 decode steps."""
+        """See `GenerateBackend`; at most 32 decode steps, and 8 after the first end."""
         self._open()
         if (self._waiting or len(self._rows)) and not self._ended:
             if self._asleep:
@@ -241,12 +253,17 @@ class TorchEngine:
                 if not self._checked:
                     check_decoder(self._model, self._decoder, self._slots)
                     self._checked = True
-                for _ in range(_STEPS_PER_POLL):
+                left = _STEPS_PER_POLL
+                while left > 0:
                     if self._waiting and self._wants_more():
                         self._admit()
                     if len(self._rows):
                         self._step()
-                    if self._ended or not len(self._rows) or time.monotonic() >= deadline:
+                    left -= 1
+                    if self._ended:
+                        left = min(left, _STEPS_AFTER_END)
+                    idle = not len(self._rows) and not self._waiting
+                    if idle or time.monotonic() >= deadline:
                         break
         finally:
             if training:

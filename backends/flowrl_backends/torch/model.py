@@ -219,7 +219,7 @@ def _packed_attention(
         )
     # split, not slices: the gradients of its parts are joined once, not each added to zeros.
     sizes = [block.rows * block.length for block in packing.blocks]
-    parts = [_slots(x, packing.gather).split(sizes) for x in (query, key, value)]
+    parts = [torch.split(_slots(x, packing.gather), sizes) for x in (query, key, value)]
     outputs = []
     for block, *slots in zip(packing.blocks, *parts, strict=True):
         rows, length = block.rows, block.length

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.backend.batch import Floats, Ints
 from flowrl.backend.protocols import Finished, GenerateRequest
 from flowrl.errors import BackendError
-from flowrl.specs import FinishReason
+from flowrl.specs import FinishReason, Sampling
 from flowrl_backends.torch.noise import uniforms
 from flowrl_backends.torch.sampler import RowOptions, row_options
 
@@ -92,6 +92,8 @@ class RowTable:
         self.seen: Tensor | None = None
         self.column = 0
         self.version = 0
+        # Options that rows have had since the table was last empty; mostly one for all.
+        self._kinds: set[Sampling] = set()
         self._num_slots = num_slots
         self._vocab_size = vocab_size
         self._device = device
@@ -117,6 +119,7 @@ class RowTable:
             self.count[row] = len(request.response)
             self.limit[row] = request.sampling.max_tokens
             self.stored[row] = len(request.prompt) + len(request.response)
+        self._kinds |= set({id(r.sampling): r.sampling for r in requests}.values())
         span = slice(rows.start, rows.stop)
         self.length[span] = torch.from_numpy(self.stored[span]).to(self._device)
         drawn = self._uniforms(rows, WINDOW - self.column + 1)
@@ -178,6 +181,7 @@ class RowTable:
         del self.runs[kept:]
         if not self.runs:
             self.column = 0
+            self._kinds.clear()
         return ends, sources, targets
 
     def read_window(self) -> None:
@@ -196,10 +200,10 @@ class RowTable:
 
     def options(self, rows: range) -> RowOptions:
         """Sampling options of consecutive rows."""
-        samplings = [self.runs[row].request.sampling for row in rows]
-        first = samplings[0]
-        if all(sampling is first or sampling == first for sampling in samplings):
-            samplings = [first] * len(samplings)
+        if len(self._kinds) == 1:
+            samplings = list(self._kinds) * len(rows)
+        else:
+            samplings = [self.runs[row].request.sampling for row in rows]
         return row_options(samplings, self._vocab_size, self._device)
 
     def _move(self, sources: list[int], targets: list[int]) -> None:

@@ -65,8 +65,9 @@ def row_options(
     """The options of a batch, one row a sample."""
     if not rows:
         return RowOptions()
-    first = rows[0]
-    kinds = [first] if all(row is first for row in rows) else rows
+    kinds = list({id(row): row for row in rows}.values())
+    if len(kinds) > 1:
+        kinds = list(rows)
 
     def column(values: list[float], neutral: float) -> Tensor | None:
         if all(value == neutral for value in values):
