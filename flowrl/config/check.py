@@ -298,7 +298,8 @@ def _samples_fit(loaded: LoadedConfig) -> Problems:
         for stage, prefix in _stage_prefixes(loaded):
             key = f"{prefix}train.sampling.max_tokens"
             tokens = config.stage_config(stage).train.sampling.max_tokens
-            # A default that nobody chose is no mistake of the user's: the engine stops earlier.
+            # A default that nobody chose may be meant for no rollout at all (supervised stages);
+            # the run looks again, once it has the prompts.
             if tokens == SamplingConfig().max_tokens or prompt_tokens + tokens <= length:
                 continue
             yield ConfigError(

@@ -14,6 +14,7 @@ import numpy as np
 from flowrl.backend.batch import Ints
 from flowrl.config.schema import RunConfig
 from flowrl.data import (
+    Prompt,
     PromptItem,
     PromptSet,
     Rows,
@@ -22,10 +23,10 @@ from flowrl.data import (
     load_rows,
     prepare_model_folder,
 )
-from flowrl.errors import DataError
+from flowrl.errors import ConfigError, DataError
 from flowrl.ids import RoleName
 
-__all__ = ["Materials", "RoleModel", "Solutions", "prepare_materials"]
+__all__ = ["Materials", "RoleModel", "Solutions", "prepare_materials", "require_room"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,30 @@ def prepare_materials(
         held_out=held_out,
         models=models,
         notes=tuple(notes),
+    )
+
+
+def require_room(prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_length: int) -> None:
+    """Whether a response of `max_tokens` fits behind every prompt.
+
+    Raises:
+        ConfigError: not behind the longest; names it, and the sizes that would do.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids), default=None)
+    if longest is None or len(longest.prompt_ids) + max_tokens <= max_length:
+        return
+    num_prompt = len(longest.prompt_ids)
+    ways = [f"raise the model's max_length to {num_prompt + max_tokens}"]
+    if num_prompt < max_length:
+        ways.append(f"set train.sampling.max_tokens={max_length - num_prompt}")
+    if max_tokens < max_length:
+        ways.append(f"leave long prompts out (data.max_prompt_tokens={max_length - max_tokens})")
+    raise ConfigError(
+        "prompt and response do not fit the model",
+        where=longest.row.where,
+        found=f"{num_prompt} prompt tokens + max_tokens={max_tokens} = {num_prompt + max_tokens}",
+        expected=f"at most {max_length} tokens",
+        hint=", or ".join(ways),
     )
 
 

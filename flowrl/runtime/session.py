@@ -28,7 +28,7 @@ from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.evaluation import evaluation_metrics
-from flowrl.runtime.materials import Materials, prepare_materials
+from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollouts import FailureBudget, GroupJudge, RolloutDriver
 from flowrl.runtime.scoring import ScoringPool
@@ -94,6 +94,7 @@ class Session:
             supervised=any(not stage.graph.of_op(Op.GENERATE) for stage in self._stages),
             max_length=self._max_length,
         )
+        self._require_room(self._materials)
         self.num_held_out = len(self._held_out(None))
         for note in self._materials.notes:
             self._display.warn(note)
@@ -102,6 +103,16 @@ class Session:
             self._policies[role] = self._open_policy(role)
         if checkpoint is not None:
             self._restore(checkpoint)
+
+    def _require_room(self, materials: Materials) -> None:
+        """Every response that will be drawn must fit behind its prompt."""
+        for stage in self._stages:
+            for node in stage.graph.of_op(Op.GENERATE):
+                sampling = node.attr("sampling")
+                assert isinstance(sampling, Sampling)
+                require_room(materials.train.prompts, sampling.max_tokens, self._max_length)
+        if self._scoring is not None:
+            require_room(materials.held_out, self._last_sampling().max_tokens, self._max_length)
 
     def _open_policy(self, role: RoleName) -> PolicyWorker:
         assert self._materials is not None

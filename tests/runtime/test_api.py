@@ -167,3 +167,15 @@ def test_a_schedule_counts_every_update_of_a_step(tmp_path: Path):
     rates = [row.learning_rate for row in RunFolder.open(result.folder).steps()]
     # Four updates fall linearly from 1e-3 to 5e-4; a row tells the last of its step.
     assert rates == pytest.approx([1e-3 - 5e-4 / 3, 5e-4])
+
+
+def test_responses_that_do_not_fit_the_model_are_refused_before_the_first_stage(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}}
+    config["train"] = {**config["train"], "sampling": {}}  # the default of 256 tokens
+    display = WatchedDisplay()
+    with pytest.raises(fl.ConfigError, match="prompt and response do not fit the model") as caught:
+        fl.run(mine, config, display=display)
+    text = str(caught.value)
+    assert "6 prompt tokens + max_tokens=256 = 262; expected: at most 16 tokens" in text
+    assert "max_length to 262, or set train.sampling.max_tokens=10" in text
+    assert display.steps == []
