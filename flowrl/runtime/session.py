@@ -385,6 +385,9 @@ class Session:
         role = self._policy_role
         if self._policies[role].stale:
             self._publish(role)  # a supervised stage trains without publishing
+        # An evaluation is a rollout that the plan's switches do not name. What goes on after it
+        # gives the memory back again before the first pass that needs it.
+        self._policies[role].engine.wake()
         temperature = self._config.eval.temperature
         sampling = replace(self._last_sampling(), temperature=temperature)
         scheduler = RolloutScheduler(SchedulerSettings(group_size=1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import flowrl as fl
-from flowrl.cluster import load_cluster
+from flowrl.cluster import ResourcePool, discover, load_cluster
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
 from flowrl.observe.run_folder import RunFolder
@@ -179,3 +180,23 @@ def test_responses_that_do_not_fit_the_model_are_refused_before_the_first_stage(
     assert "6 prompt tokens + max_tokens=256 = 262; expected: at most 16 tokens" in text
     assert "max_length to 262, or set train.sampling.max_tokens=10" in text
     assert display.steps == []
+
+
+def test_engines_that_give_their_memory_back_are_awake_for_evaluations(tmp_path: Path):
+    config = tiny_config(tmp_path)
+    (node,) = discover().nodes
+    (cpu, *_) = node.devices
+
+    def compiled(budget: int) -> fl.Compiled:
+        tight = replace(cpu, memory_bytes=budget, available_bytes=budget)
+        return fl.compile(None, config, pool=ResourcePool(nodes=(replace(node, devices=(tight,)),)))
+
+    roomy = compiled(1 << 40)
+    peaks = [stage.plan.prediction.peak("cpu:0") for stage in roomy.stages]
+    tight = compiled(max(peak.memory.total for peak in peaks if peak is not None) - 1)
+    assert {switch.what for stage in tight.stages for switch in stage.plan.residency} == {
+        "kv cache"
+    }
+    result = tight.run(display=WatchedDisplay())
+    measured = [(row.stage, row.step) for row in RunFolder.open(result.folder).evaluations()]
+    assert measured == [("sft", 2), ("sft", 4), ("grpo", 0), ("grpo", 2), ("grpo", 4)]
