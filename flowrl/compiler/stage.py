@@ -230,6 +230,7 @@ def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) 
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=sampling.max_tokens,
         max_length=min([wanted, *lengths]),
+        train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
     )
 
 
