@@ -1,7 +1,7 @@
 """Names of things, as distinct types, so that a group is never passed for a sample.
 
 A sample is one answer to one prompt in one epoch; its id is readable on purpose, because people
-type it (`flowrl why RUN SAMPLE`) and meet it in logs: `0/17/3` is epoch 0, prompt 17, member 3.
+meet it in logs and messages: `0/17/3` is epoch 0, prompt 17, member 3.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ __all__ = [
     "RoleName",
     "SampleId",
     "group_id",
-    "parse_sample_id",
     "sample_id",
 ]
 
@@ -43,9 +42,3 @@ def group_id(epoch: int, prompt: int) -> GroupId:
 def sample_id(group: GroupId, member: int) -> SampleId:
     """The id of a group's `member` (counted from 0)."""
     return SampleId(f"{group}/{member}")
-
-
-def parse_sample_id(sample: SampleId) -> tuple[int, int, int]:
-    """`(epoch, prompt, member)` of a sample id."""
-    epoch, prompt, member = sample.split("/")
-    return int(epoch), int(prompt), int(member)

@@ -140,10 +140,6 @@ class Graph:
         """What a node reads, in the order of the graph's edges."""
         return tuple(edge for edge in self.edges if edge.dst == node_id)
 
-    def out_edges(self, node_id: str) -> tuple[Edge, ...]:
-        """Who reads a node's outputs."""
-        return tuple(edge for edge in self.edges if edge.src == node_id)
-
     def feeding(self, node_id: str, argument: str) -> Edge | None:
         """The edge that feeds an argument; None where nothing does."""
         return next((e for e in self.edges if e.dst == node_id and e.argument == argument), None)

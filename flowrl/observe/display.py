@@ -175,8 +175,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.samples:
         ends = ", ".join(f"{count:,} {end}" for end, count in summary.samples.items())
         lines.append(f"samples: {ends}; {summary.num_tokens:,} response tokens")
-    stopped = "stopped early after" if summary.interrupted else "took"
-    lines.append(f"{stopped} {format_seconds(summary.wall_s)}; everything is in {summary.folder}")
+    lines.append(f"took {format_seconds(summary.wall_s)}; everything is in {summary.folder}")
     lines.append(summary.headline)
     return lines
 

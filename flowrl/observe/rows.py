@@ -204,7 +204,6 @@ class Summary:
         before: The metric before the last stage; None where it was not measured.
         after: The metric at the end; None where it was not measured.
         num_held_out: Prompts it was measured on.
-        interrupted: The run was stopped before its last step.
         wall_s: Of the whole run, over all its resumptions.
         seconds: By stage, then by kind of work.
         steps: By stage.
@@ -221,7 +220,6 @@ class Summary:
     before: float | None
     after: float | None
     num_held_out: int = 0
-    interrupted: bool = False
     wall_s: float = 0.0
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)

@@ -172,11 +172,6 @@ class RunFolder:
         """Where the exported model is."""
         return self.path / "model"
 
-    @property
-    def journal(self) -> Path:
-        """Where the scheduler's event log goes, if one is kept."""
-        return self.path / "journal.jsonl"
-
     def _held(self) -> None:
         assert self._lock is not None, f"{self.path} is open for reading only"
 

@@ -94,7 +94,7 @@ def _from_file(path: Path, name: str, where: str | None) -> Workflow:
 def import_file(path: Path, *, where: str | None = None) -> ModuleType:
     """Imports a Python file by its path; its siblings can be imported by their names.
 
-    The same file is imported once, so that a workflow and a reward of one file share its globals.
+    The same file is imported once, so that its workflows share its globals.
 
     Raises:
         ConfigError: no such file.

@@ -57,5 +57,6 @@ def check_decoder(
             "the torch engine cannot decode this architecture: its logits differ from the model's",
             found=f"{type(model).__name__}, relative difference {error / max(scale, 1e-6):.2g}",
             expected=f"at most {tolerance:g}",
-            hint="use another generate backend (vllm, sglang)",
+            hint="take a model of a supported family, or a backend of its own; `flowrl backends` "
+            "lists those that are installed",
         )
