@@ -31,6 +31,12 @@ __all__ = ["check_config"]
 
 Problems = Iterator[ConfigError]
 
+_OTHER_METRICS = {
+    "length": "mean number of response tokens",
+    "truncated": "share of responses that met max_tokens",
+}
+"""What an evaluation measures beside the reward's terms and their weighted sum, `score`."""
+
 
 def check_config(loaded: LoadedConfig) -> None:
     """Checks a validated configuration as a whole.
@@ -214,6 +220,14 @@ def _rewards_are_whole(loaded: LoadedConfig) -> Problems:
                 hint="give each its own `name`",
             )
         names.append(term.name)
+        meaning = _OTHER_METRICS.get(term.name)
+        if meaning is not None or (term.name == "score" and not _is_the_score(loaded)):
+            yield ConfigError(
+                f"a reward term is called {term.name!r}, which names another metric of evaluations",
+                where=loaded.where(f"{key}.name"),
+                found=f"{term.name}: {meaning or 'the weighted sum of all terms'}",
+                hint="give the term a `name` of its own",
+            )
         match term:
             case PythonReward():
                 yield from _reward_function(term, loaded.where(f"{key}.function"))
@@ -221,6 +235,12 @@ def _rewards_are_whole(loaded: LoadedConfig) -> Problems:
                 yield from _pattern(term, loaded.where(f"{key}.pattern"))
             case _:
                 pass
+
+
+def _is_the_score(loaded: LoadedConfig) -> bool:
+    """Whether the weighted sum of the terms is the one term itself."""
+    terms = loaded.config.rewards.terms
+    return len(terms) == 1 and terms[0].weight == 1
 
 
 def _reward_function(term: PythonReward, where: str) -> Problems:

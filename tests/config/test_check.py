@@ -203,6 +203,20 @@ def test_two_reward_terms_cannot_share_a_name() -> None:
     assert "two reward terms are called 'accuracy'" in text
 
 
+def test_a_reward_term_has_no_name_of_another_metric(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(response): return 1.0")
+    for name in ("length", "truncated"):
+        text = message(f"rewards.terms=[{{kind: exact_match, name: {name}}}]")
+        assert f"a reward term is called {name!r}" in text
+    mine = "{kind: python, function: 'mine.py:f'}"  # its default name is score
+    check(f"rewards.terms=[{mine}]")
+    other = "{kind: format, pattern: '.*'}"
+    assert "the weighted sum of all terms" in message(f"rewards.terms=[{mine}, {other}]")
+    assert "is called 'score'" in message(
+        "rewards.terms=[{kind: python, function: 'mine.py:f', weight: 2}]"
+    )
+
+
 def test_a_metric_that_nothing_measures_is_refused() -> None:
     text = message("eval.metric=acuracy")
     assert "no reward term measures" in text
