@@ -40,6 +40,20 @@ def test_a_poll_ends_after_a_bounded_number_of_steps_with_progress():
     assert 1 < events[0].num_tokens <= 33
 
 
+def test_a_poll_goes_on_for_at_most_eight_steps_after_an_end():
+    engine = make_engine(make_model())
+    short, long = request(1, max_tokens=3), request(2, max_tokens=130)
+    engine.submit([short, long])
+    (end,) = engine.poll(1000.0)
+    assert isinstance(end, Finished)
+    assert (end.sample, len(end.tokens)) == (short.sample, 3)
+    engine.abort([long.sample])
+    (end,) = engine.poll(1000.0)
+    assert isinstance(end, Finished)
+    assert (end.sample, end.reason) == (long.sample, FinishReason.ABORT)
+    assert 3 <= len(end.tokens) <= 3 + 8
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("polls", [1, 2, 3])
 def test_an_aborted_and_resumed_sample_has_the_tokens_of_one_never_stopped(kind, polls):

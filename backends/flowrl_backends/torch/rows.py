@@ -201,9 +201,9 @@ class RowTable:
     def options(self, rows: range) -> RowOptions:
         """Sampling options of consecutive rows."""
         if len(self._kinds) == 1:
-            samplings = list(self._kinds) * len(rows)
-        else:
-            samplings = [self.runs[row].request.sampling for row in rows]
+            kinds = list(self._kinds)
+            return row_options(kinds, self._vocab_size, self._device, count=len(rows))
+        samplings = [self.runs[row].request.sampling for row in rows]
         return row_options(samplings, self._vocab_size, self._device)
 
     def _move(self, sources: list[int], targets: list[int]) -> None:

@@ -60,41 +60,47 @@ class RowOptions:
 
 
 def row_options(
-    rows: Sequence[Sampling], vocab_size: int, device: torch.device | str = "cpu"
+    rows: Sequence[Sampling],
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    *,
+    count: int | None = None,
 ) -> RowOptions:
-    """The options of a batch, one row a sample."""
+    """The options of a batch.
+
+    Args:
+        rows: One a sample; or a single one for all, with their number as `count`.
+    """
     if not rows:
         return RowOptions()
-    kinds = list({id(row): row for row in rows}.values())
-    if len(kinds) > 1:
-        kinds = list(rows)
+    n = len(rows) if count is None else count
 
     def column(values: list[float], neutral: float) -> Tensor | None:
         if all(value == neutral for value in values):
             return None
-        full = values if len(values) == len(rows) else values * len(rows)
+        full = values if len(values) == n else values * n
         return torch.tensor(full, dtype=torch.float32, device=device)[:, None]
 
     def integers(values: list[int], neutral: int) -> Tensor | None:
         if all(value == neutral for value in values):
             return None
-        full = values if len(values) == len(rows) else values * len(rows)
+        full = values if len(values) == n else values * n
         return torch.tensor(full, dtype=torch.int64, device=device)
 
-    greedy = [row.temperature == 0.0 for row in kinds]
-    top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in kinds]
+    greedy = [row.temperature == 0.0 for row in rows]
+    top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]
     top_k_rows = integers(top_k, vocab_size)
-    full_greedy = greedy if len(greedy) == len(rows) else greedy * len(rows)
+    full_greedy = greedy if len(greedy) == n else greedy * n
     return RowOptions(
-        temperature=column([row.temperature or 1.0 for row in kinds], 1.0),
+        temperature=column([row.temperature or 1.0 for row in rows], 1.0),
         greedy=torch.tensor(full_greedy, device=device) if any(greedy) else None,
         all_greedy=all(greedy),
         top_k=None if top_k_rows is None else top_k_rows[:, None],
         top_k_max=max((k for k in top_k if k < vocab_size), default=0),
-        top_p=column([row.top_p for row in kinds], 1.0),
-        min_p=column([row.min_p for row in kinds], 0.0),
-        penalty=column([row.repetition_penalty for row in kinds], 1.0),
-        min_tokens=integers([row.min_tokens for row in kinds], 0),
+        top_p=column([row.top_p for row in rows], 1.0),
+        min_p=column([row.min_p for row in rows], 0.0),
+        penalty=column([row.repetition_penalty for row in rows], 1.0),
+        min_tokens=integers([row.min_tokens for row in rows], 0),
     )
 
 
