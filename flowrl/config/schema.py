@@ -433,7 +433,13 @@ class RunConfig(Section):
 
     @field_validator("stages")
     @classmethod
-    def _stages_differ(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+    def _stages_have_names(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+        for name in stages:
+            if not name or "/" in name or "\0" in name:
+                raise ValueError(
+                    f"{name!r} names no stage, for it becomes part of file names; "
+                    "give the stage a short name, and the file as its `workflow`"
+                )
         if len(set(stages)) != len(stages):
             raise ValueError("a stage is named twice; give each its own name and `workflow`")
         return stages

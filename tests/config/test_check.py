@@ -282,3 +282,9 @@ print([name for name in ("torch", "transformers", "ray", "numpy") if name in sys
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_stage_is_not_named_by_a_path() -> None:
+    text = message("stages=[examples/mine.py]", "stage={}")
+    assert "'examples/mine.py' names no stage" in text
+    assert "the file as its `workflow`" in text
