@@ -237,6 +237,20 @@ def _rewards_are_whole(loaded: LoadedConfig) -> Problems:
                 pass
 
 
+def _rewards_end_before_a_stall(loaded: LoadedConfig) -> Problems:
+    reward_s, stall_s = loaded.config.rewards.timeout_s, loaded.config.runtime.stall_timeout_s
+    if reward_s < stall_s:
+        return
+    key = "rewards.timeout_s" if loaded.is_set("rewards.timeout_s") else "runtime.stall_timeout_s"
+    yield ConfigError(
+        f"a reward may take {reward_s:g} s (rewards.timeout_s), but the run stops when nothing "
+        f"moves for {stall_s:g} s (runtime.stall_timeout_s)",
+        where=loaded.where(key),
+        expected="a longer runtime.stall_timeout_s",
+        hint=f"set runtime.stall_timeout_s={2 * reward_s:g}",
+    )
+
+
 def _is_the_score(loaded: LoadedConfig) -> bool:
     """Whether the weighted sum of the terms is the one term itself."""
     terms = loaded.config.rewards.terms
@@ -400,6 +414,7 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _roles_copy_roles,
     _model_folders_exist,
     _rewards_are_whole,
+    _rewards_end_before_a_stall,
     _metrics_are_measured,
     _stops_are_measured,
     _samples_fit,

@@ -288,3 +288,12 @@ def test_a_stage_is_not_named_by_a_path() -> None:
     text = message("stages=[examples/mine.py]", "stage={}")
     assert "'examples/mine.py' names no stage" in text
     assert "the file as its `workflow`" in text
+
+
+def test_a_reward_that_uses_its_time_is_no_stall() -> None:
+    check("rewards.timeout_s=299")
+    text = message("rewards.timeout_s=400")
+    assert "a reward may take 400 s" in text
+    assert "stops when nothing moves for 300 s" in text
+    assert "runtime.stall_timeout_s=800" in text
+    assert "(runtime.stall_timeout_s=1)" in message("runtime.stall_timeout_s=1")
