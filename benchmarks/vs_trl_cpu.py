@@ -41,10 +41,10 @@ from flowrl.ids import RoleName
 
 HERE = Path(__file__).parent
 _ABOUT = """\
-Machine: {machine}. One update of 512 samples a step; milliseconds, medians over steps. CPU is the
-processor time of the process, which other work on the machine disturbs less (that of flowrl's
-scoring process is not in it). The ratio is TRL's median over flowrl's, with the quartiles of the
-ratios of neighbouring turns.
+Machine: {machine}. One update of 512 samples a step; milliseconds, medians over steps.
+CPU is the processor time of the process, which other work on the machine disturbs less (that of
+flowrl's scoring process is not in it). The ratio is TRL's median over flowrl's, with the quartiles
+of the ratios of neighbouring turns.
 
 | case | | step | CPU | {stages} | samples/s | tokens a sample | ratio | of CPU |
 |---|---|---|---|---|---|---|---|---|---|---|---|""".replace(
@@ -90,7 +90,7 @@ CASES = {
         alphabet="abcdefghijklmnopqrstuvwxyz01234",
         prompt_tokens=8,
         max_tokens=128,
-        flowrl_micro_batch=32,
+        flowrl_micro_batch=64,
         num_slots=512,
         trl_micro_batch=64,
     ),
