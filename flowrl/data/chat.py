@@ -3,6 +3,10 @@
 The templates are Jinja programs of unknown origin, so they run in Jinja's immutable sandbox with
 the same filters and globals as `transformers.utils.chat_template_utils`
 (`apply_chat_template(..., add_generation_prompt=True)` is the reference; a test compares the two).
+
+In one thing they differ: `strftime_now` is not the day of the run but a fixed one. Llama 3.1's
+template and others print the date, and prompts that change overnight would be other data: a run
+could not be repeated, nor resumed on the next day.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from flowrl.errors import DataError
 
 __all__ = ["ChatTemplate"]
+
+_DAY = datetime(2024, 7, 26)
+"""What Llama 3.1's own template prints where it is not told the day."""
 
 
 class ChatTemplate:
@@ -111,4 +118,4 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    return _DAY.strftime(form)
