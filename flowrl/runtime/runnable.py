@@ -24,7 +24,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         PlanError: the plan is for devices that are not here.
         ConfigError: a stage asks for asynchronous training, generates more than once a step, learns
             from several sets of samples, or scores more than once; or rollouts have no reward to be
-            scored with.
+            scored with, or different ones.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
@@ -37,6 +37,16 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
 
 
 def _require_rewards(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+    roles = {node.role for stage in stages for node in stage.graph.of_op(Op.SCORE)}
+    backends = {config.roles[role].backend for role in roles if role is not None}
+    if len(backends) > 1:
+        raise ConfigError(
+            "stages of one run are scored by different backends",
+            where=", ".join(f"roles.{role}.backend" for role in sorted(map(str, roles))),
+            found=", ".join(sorted(backends)),
+            expected="one backend for all rewards with this executor",
+            hint="name the same one, or make the last stage a run of its own",
+        )
     if config.rewards.terms:
         return
     for stage in stages:

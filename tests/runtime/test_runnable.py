@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl.config.schema import RoleConfig
 from flowrl.program import Workflow
+from flowrl.runtime.runnable import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
 
@@ -34,6 +36,18 @@ def filtered_and_whole(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Rewar
 def two_rewards(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward):
     rollout = actor.generate(prompts)
     actor.update(rollout, verifier.score(rollout))
+    actor.update(rollout, judge.score(rollout))
+
+
+@fl.workflow
+def first(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    actor.update(rollout, verifier.score(rollout))
+
+
+@fl.workflow
+def second(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+    rollout = actor.generate(prompts)
     actor.update(rollout, judge.score(rollout))
 
 
@@ -79,6 +93,20 @@ def test_a_stage_that_scores_twice(tmp_path: Path):
 def test_a_rollout_that_nothing_scores(tmp_path: Path):
     message = refused(tmp_path / "runs", unscored, rewards={}, data={"train": _ARITHMETIC}, eval={})
     assert message.startswith("rewards.terms: the rollouts of stage 'last' are scored")
+
+
+def test_stages_that_are_scored_by_different_backends(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}, "stages": ["first", "last"]}
+    config["stage"] = {"first": {"workflow": f"{__file__}:first"}}
+    config["roles"]["judge"] = {"backend": "verify"}
+    compiled = fl.compile(second, config)
+    require_runnable(compiled.config, compiled.stages)
+    judge = RoleConfig(backend="another")
+    roles = {**compiled.config.roles, "judge": judge}
+    with pytest.raises(fl.ConfigError, match="scored by different backends") as caught:
+        require_runnable(compiled.config.model_copy(update={"roles": roles}), compiled.stages)
+    assert "roles.judge.backend, roles.verifier.backend" in str(caught.value)
+    assert "another, verify" in str(caught.value)
 
 
 _ARITHMETIC = {"kind": "arithmetic", "split": "train"}
