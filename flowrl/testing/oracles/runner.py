@@ -1,0 +1,224 @@
+"""Reads oracle files, runs the adapter of each case, and compares.
+
+The verdict on a case is one of three: passed, failed (with the first difference), or not offered
+(with the reason). Families that have no adapter yet are counted apart, as *later*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.errors import DataError
+from flowrl.testing.oracles.case import Case, Json, NotOffered, Value
+
+__all__ = ["ADAPTERS", "LATER", "Failed", "Passed", "Tally", "Verdict", "judge", "load", "run"]
+
+ADAPTERS: Mapping[str, str] = {
+    family: f"flowrl.testing.oracles.{family}"
+    for family in (
+        "advantages",
+        "kl_estimators",
+        "reward_shaping",
+        "policy_losses",
+        "loss_aggregation",
+        "value_entropy_logprobs",
+        "flops",
+    )
+}
+"""Family to the module whose `compute` answers for it; imported when its first case is run."""
+
+LATER = frozenset({"math_verification", "seq_balancing"})
+"""Families whose subject flowrl does not have yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Every number that was compared lies within the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The first difference, or what the adapter raised."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Passed | Failed | NotOffered
+
+
+@dataclass(slots=True)
+class Tally:
+    """Verdicts of one family.
+
+    Attributes:
+        passed: How many cases passed.
+        failed: `(case, reason)` of those that did not.
+        not_offered: `(case, reason)`.
+        later: How many cases were not run.
+    """
+
+    passed: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    not_offered: list[tuple[str, str]] = field(default_factory=list)
+    later: int = 0
+
+    def add(self, case: Case, verdict: Verdict) -> None:
+        """Counts a verdict."""
+        match verdict:
+            case Passed():
+                self.passed += 1
+            case Failed(reason):
+                self.failed.append((case.name, reason))
+            case NotOffered(reason):
+                self.not_offered.append((case.name, reason))
+
+    def __str__(self) -> str:
+        if self.later:
+            return f"later ({self.later} cases)"
+        return (
+            f"{self.passed} passed, {len(self.failed)} failed, {len(self.not_offered)} not offered"
+        )
+
+
+def load(paths: Iterable[Path]) -> list[Case]:
+    """The cases of files, and of the `*.json` below folders in the order of their names.
+
+    Raises:
+        DataError: a path does not exist, is not JSON, or holds no oracle cases.
+    """
+    return [case for path in paths for file in _files(path) for case in _read(file)]
+
+
+def _files(path: Path) -> Sequence[Path]:
+    if path.is_dir():
+        found = sorted(path.rglob("*.json"))
+        if not found:
+            raise DataError("a folder holds no oracle files", where=str(path), expected="*.json")
+        return found
+    return [path]
+
+
+def _read(path: Path) -> Iterator[Case]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            "an oracle file cannot be read", where=str(path), found=str(error)
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("cases"), list):
+        raise DataError(
+            "a file holds no oracle cases", where=str(path), expected='{"family": ..., "cases": []}'
+        )
+    for case in content["cases"]:
+        yield Case.from_json(case, content.get("family"), str(path))
+
+
+def run(cases: Iterable[Case]) -> dict[str, Tally]:
+    """Verdicts by family, in the order in which families appear."""
+    tallies: dict[str, Tally] = {}
+    for case in cases:
+        tally = tallies.setdefault(case.family, Tally())
+        if case.family in LATER:
+            tally.later += 1
+        else:
+            tally.add(case, judge(case))
+    return tallies
+
+
+def judge(case: Case) -> Verdict:
+    """Runs the adapter of one case and compares what it returns with what was recorded."""
+    place = ADAPTERS.get(case.family)
+    if place is None:
+        return Failed(f"no adapter for the family {case.family!r}; there are {', '.join(ADAPTERS)}")
+    try:
+        # An adapter that raises is a failed case, never the end of the run.
+        got = import_module(place).compute(case)
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}")
+    if isinstance(got, NotOffered):
+        return got
+    compared = 0
+    for key, want in case.expected.items():
+        if want is None:
+            continue
+        if key not in got:
+            return Failed(f"{key}: no such result; the adapter returned {', '.join(got) or 'none'}")
+        try:
+            difference = _difference(key, got[key], want, case)
+        except (TypeError, ValueError, KeyError) as error:
+            return Failed(f"{key}: {type(error).__name__}: {error}")
+        if difference is not None:
+            return Failed(difference)
+        compared += 1
+    return Passed() if compared else NotOffered("the case records no number")
+
+
+def _difference(path: str, got: Value, want: Json, case: Case) -> str | None:
+    """The first number of `got` that is not as wanted, in words; None where all are.
+
+    `null` as a whole value means that nothing was recorded; within an array it means not finite.
+    """
+    if want is None:
+        return None
+    if isinstance(want, Mapping):
+        if not isinstance(got, Mapping):
+            return f"{path}: got {type(got).__name__}, want {', '.join(want)}"
+        for key, value in want.items():
+            if value is not None and key not in got:
+                return f"{path}.{key}: no such result; there are {', '.join(got)}"
+            found = None if value is None else _difference(f"{path}.{key}", got[key], value, case)
+            if found is not None:
+                return found
+        return None
+    if isinstance(want, list) and _ragged(want):
+        rows = list(got)  # type: ignore[arg-type]
+        if len(rows) != len(want):
+            return f"{path}: got {len(rows)} rows, want {len(want)}"
+        for number, (row, wanted) in enumerate(zip(rows, want, strict=True)):
+            found = _difference(f"{path}[{number}]", row, wanted, case)
+            if found is not None:
+                return found
+        return None
+    return _array_difference(
+        path,
+        np.asarray(got, np.float64),
+        np.array(want, np.float64),
+        case,  # type: ignore[arg-type]
+    )
+
+
+def _array_difference(
+    path: str, got: npt.NDArray[np.float64], want: npt.NDArray[np.float64], case: Case
+) -> str | None:
+    if got.shape != want.shape:
+        return f"{path}: got shape {got.shape}, want {want.shape}"
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - want) <= case.atol + case.rtol * np.abs(want)
+    near |= ~np.isfinite(got) & ~np.isfinite(want)
+    if case.compare == "response_mask" and case.mask.shape == want.shape:
+        near |= case.mask == 0
+    if near.all():
+        return None
+    worst = np.unravel_index(int(np.argmin(near)), near.shape)
+    place = "".join(f"[{int(index)}]" for index in worst)
+    return (
+        f"{path}{place}: got {got[worst]:.9g}, want {want[worst]:.9g} "
+        f"({int((~near).sum())} of {near.size} differ)"
+    )
+
+
+def _ragged(value: list[Json]) -> bool:
+    """Whether nested lists do not form an array."""
+    try:
+        np.array(value, np.float64)
+    except ValueError:
+        return True
+    return False
