@@ -7,14 +7,26 @@ travels in graph nodes, plans and configs, so it must print and parse without lo
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import ClassVar, TypeAlias
+from dataclasses import field, fields
+from typing import ClassVar, TypeAlias, TypeVar
 
-__all__ = ["Scalar", "Spec", "format_scalar", "spec_from_json"]
+__all__ = ["Scalar", "Spec", "format_scalar", "option", "spec_from_json"]
+
+_S = TypeVar("_S", str, int, float, bool, None)
 
 Scalar: TypeAlias = str | int | float | bool | None
 
 _KINDS: dict[tuple[str, str], type[Spec]] = {}
+
+
+def option(default: _S) -> _S:
+    """A field that the text form leaves out where it has its default.
+
+    For the refinements of a formula that most programs leave alone; the JSON form holds them all,
+    so that a stored plan keeps its meaning when a default changes.
+    """
+    found: _S = field(default=default, metadata={"option": True})
+    return found
 
 
 class Spec:
@@ -44,7 +56,9 @@ class Spec:
 
     def __str__(self) -> str:
         body = ", ".join(
-            f"{k}={format_scalar(v)}" for k, v in self.to_json().items() if k != "kind"
+            f"{f.name}={format_scalar(getattr(self, f.name))}"
+            for f in fields(self)  # type: ignore[arg-type]
+            if not ("option" in f.metadata and getattr(self, f.name) == f.default)
         )
         return f"{self.kind}({body})"
 
