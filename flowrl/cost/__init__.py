@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from flowrl.cost.flops import (
+    FlopsConvention,
+    FlopsParts,
+    flops_per_token,
+    forward_flops,
+    model_flops,
+)
 from flowrl.cost.memory import MemoryPart, Phase, PhaseMemory, Workload, format_bytes
-from flowrl.cost.models import ModelShape, ParameterCounts
+from flowrl.cost.models import Experts, LatentAttention, ModelShape, ParameterCounts
 
 __all__ = [
+    "Experts",
+    "FlopsConvention",
+    "FlopsParts",
+    "LatentAttention",
     "MemoryPart",
     "ModelShape",
     "ParameterCounts",
     "Phase",
     "PhaseMemory",
     "Workload",
+    "flops_per_token",
     "format_bytes",
+    "forward_flops",
+    "model_flops",
 ]

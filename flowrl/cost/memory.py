@@ -7,7 +7,8 @@ key heads, w bytes of the parameter type.
 
 Resident, in every phase:
 - parameters `P w`; for a trained role the AdamW moments `8 P`, and a master copy `4 P` where w < 4.
-- KV cache of a generating role `2 n k S M w`, allocated once, and the engine's own weights: a whole
+- KV cache of a generating role `2 n k S M w` (with latent attention `n (r + p) S M w`, the latent
+  and the shared rotary key), allocated once, and the engine's own weights: a whole
   copy `P w` where it does not read the trainer's, else stacked copies of the projections for fast
   decoding, attention and MLP parameters times w, of models whose parameters take at most 256 MiB.
 
@@ -19,6 +20,9 @@ While the optimizer runs, in `update`:
   repeated to the query heads), its output, and the copy that the output projection reads (5q); the
   gated MLP keeps gate, up, silu(gate) and their product (4f). Query/key norms add `2 (q + k)`.
   Eager attention adds `n a L` (the probabilities); fused attention (sdpa) `n a` float32 numbers.
+  Experts keep `4f` with f what one token passes, two copies of the token for each routed expert that
+  works on it, and the router's choice. Latent attention keeps `2q + 3v` with v the elements of all
+  value heads, and both latents with their normalised form.
   Below float32, what RMSNorm reads and the eager probabilities are kept in float32, the latter
   beside their cast.
 - logits of response positions only, and their gradient: `2 w B R V`; softmax runs over pieces of at
@@ -156,7 +160,7 @@ def resident_memory(role: str, shape: ModelShape, work: Workload) -> tuple[Memor
         parts["master weights"] = 4 * count if width < 4 else 0
     if work.num_slots:
         tokens = work.num_slots * work.max_length
-        parts["kv cache"] = 2 * shape.num_layers * shape.kv_size * tokens * width
+        parts["kv cache"] = shape.num_layers * shape.cache_size * tokens * width
         parts["engine weights"] = _engine_weights(shape, work)
     return _parts(role, parts)
 
@@ -186,17 +190,29 @@ def activation_bytes(shape: ModelShape, work: Workload) -> int:
     """Kept for the backward pass of one micro-batch, without the logits."""
     width = DTYPE_BYTES[work.dtype]
     tokens = work.micro_batch * work.max_length
-    h, f, q, k = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
+    h, q, k = shape.hidden_size, shape.query_size, shape.kv_size
     # RMSNorm works on a float32 copy of its input whatever the parameter type.
     norm = h * 4 + 2 * h * width
-    layer = 2 * norm + (5 * q + 4 * f) * width
+    layer = 2 * norm + (2 * q + 3 * shape.attention_size) * width
     if shape.qk_norm:
         layer += (q + k) * (4 + width)
+    if shape.latent is not None:
+        layer += (shape.latent.kv_rank + (shape.latent.query_rank or 0)) * (4 + width)
     # Eager softmax is float32 too; below that its cast is kept beside it.
     probability = 4 if width == 4 else 4 + width
     eager = work.attention == "eager"
     layer += shape.num_heads * (work.max_length * probability if eager else 4)
-    return tokens * (shape.num_layers * layer + norm)
+    return tokens * (shape.num_layers * layer + _mlp_elements(shape) * width + norm)
+
+
+def _mlp_elements(shape: ModelShape) -> int:
+    """Kept of one token by the MLPs of all layers."""
+    sparse = shape.num_expert_layers
+    elements = (shape.num_layers - sparse) * 4 * shape.intermediate_size
+    if shape.experts is not None:
+        copies = 2 * shape.experts.num_active * shape.hidden_size + shape.experts.num_experts
+        elements += sparse * (4 * shape.experts.active_size + copies)
+    return elements
 
 
 def _engine_weights(shape: ModelShape, work: Workload) -> int:
@@ -244,7 +260,7 @@ def _larger(*, activations: int, logits: int) -> dict[str, int]:
 def _layer_bytes(shape: ModelShape, work: Workload, tokens: int, length: int) -> int:
     """The largest tensors alive at once inside one layer, without gradients."""
     width = DTYPE_BYTES[work.dtype]
-    h, f, q = shape.hidden_size, shape.intermediate_size, shape.query_size
+    h, f, q = shape.hidden_size, shape.active_intermediate_size, shape.query_size
     nbytes = tokens * (3 * h + 3 * q + 3 * f) * width
     if work.attention == "eager":
         nbytes += tokens * shape.num_heads * length * width

@@ -58,6 +58,80 @@ MISTRAL_7B = {
     "tie_word_embeddings": False,
     "vocab_size": 32000,
 }
+# huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json
+QWEN25_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+# huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
+LLAMA31_8B = {
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+# huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+# huggingface.co/Qwen/Qwen3-235B-A22B/blob/main/config.json
+QWEN3_235B_A22B = {
+    **QWEN3_30B_A3B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 94,
+}
+# huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/config.json, without its quantization_config
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "tie_word_embeddings": False,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
 TINY = {
     "hidden_size": 48,
     "intermediate_size": 100,
@@ -66,6 +140,32 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 37,
 }
+TINY_EXPERTS = {
+    "model_type": "qwen3_moe",
+    **TINY,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+TINY_LATENT = {
+    "model_type": "deepseek_v3",
+    **TINY,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 10,
+    "moe_intermediate_size": 20,
+    "n_group": 2,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "topk_group": 1,
+    "v_head_dim": 5,
+}
+KINDS = ("embedding", "attention", "mlp", "norm", "head", "router", "experts")
 
 
 def built_on_meta(config: dict[str, Any]) -> dict[str, int]:
@@ -76,7 +176,7 @@ def built_on_meta(config: dict[str, Any]) -> dict[str, int]:
     made = transformers.AutoConfig.for_model(config["model_type"], **rest)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(made)
-    counts = dict.fromkeys(("embedding", "attention", "mlp", "norm", "head"), 0)
+    counts = dict.fromkeys(KINDS, 0)
     # parameters() and named_parameters() name a tied weight once.
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
@@ -85,6 +185,10 @@ def built_on_meta(config: dict[str, Any]) -> dict[str, int]:
             kind = "norm"
         elif "self_attn" in name:
             kind = "attention"
+        elif "mlp.gate." in name:
+            kind = "router"
+        elif "mlp.experts" in name:
+            kind = "experts"
         elif "mlp" in name:
             kind = "mlp"
         else:
@@ -96,13 +200,7 @@ def built_on_meta(config: dict[str, Any]) -> dict[str, int]:
 
 def counted(config: dict[str, Any]) -> dict[str, int]:
     counts = ModelShape.from_hf_config(config).parameters
-    return {
-        "embedding": counts.embedding,
-        "attention": counts.attention,
-        "mlp": counts.mlp,
-        "norm": counts.norm,
-        "head": counts.head,
-    }
+    return {kind: getattr(counts, kind) for kind in KINDS}
 
 
 # Totals from the safetensors metadata that the hub shows on each model's page.
@@ -113,6 +211,10 @@ def counted(config: dict[str, Any]) -> dict[str, int]:
         pytest.param(QWEN3_06B, 596_049_920, id="Qwen3-0.6B"),
         pytest.param(LLAMA32_1B, 1_235_814_400, id="Llama-3.2-1B"),
         pytest.param(MISTRAL_7B, 7_241_732_096, id="Mistral-7B-v0.1"),
+        pytest.param(QWEN25_7B, 7_615_616_512, id="Qwen2.5-7B"),
+        pytest.param(LLAMA31_8B, 8_030_261_248, id="Llama-3.1-8B"),
+        pytest.param(QWEN3_30B_A3B, 30_532_122_624, id="Qwen3-30B-A3B"),
+        pytest.param(QWEN3_235B_A22B, 235_093_634_560, id="Qwen3-235B-A22B"),
     ],
 )
 def test_published_models_have_their_published_number_of_parameters(
@@ -138,10 +240,83 @@ def test_published_models_have_their_published_number_of_parameters(
         ),
         pytest.param({"model_type": "mistral", **TINY, "head_dim": 16}, id="mistral, head_dim"),
         pytest.param({"model_type": "llama", **TINY, "num_key_value_heads": None}, id="no GQA"),
+        pytest.param(QWEN3_30B_A3B, id="Qwen3-30B-A3B"),
+        pytest.param({**DEEPSEEK_V3, "num_nextn_predict_layers": 0}, id="DeepSeek-V3"),
+        pytest.param(TINY_EXPERTS, id="qwen3_moe, default head_dim"),
+        pytest.param({**TINY_EXPERTS, "attention_bias": True}, id="qwen3_moe, bias"),
+        pytest.param({**TINY_EXPERTS, "decoder_sparse_step": 2}, id="qwen3_moe, every other layer"),
+        pytest.param({**TINY_EXPERTS, "mlp_only_layers": [0, 2]}, id="qwen3_moe, named layers"),
+        pytest.param(TINY_LATENT, id="deepseek_v3"),
+        pytest.param({**TINY_LATENT, "attention_bias": True}, id="deepseek_v3, bias"),
+        pytest.param({**TINY_LATENT, "q_lora_rank": None}, id="deepseek_v3, queries without rank"),
+        pytest.param({**TINY_LATENT, "first_k_dense_replace": 9}, id="deepseek_v3, all dense"),
     ],
 )
 def test_counts_by_class_equal_the_real_module(config: dict[str, Any]) -> None:
     assert counted(config) == built_on_meta(config)
+
+
+# Numbers active for a token: the models' pages (Qwen), and README_WEIGHTS.md of the DeepSeek-V3
+# repository, which counts both tables of the vocabulary.
+@pytest.mark.parametrize(
+    ("config", "active"),
+    [
+        pytest.param(QWEN3_30B_A3B, 3.3e9, id="Qwen3-30B-A3B"),
+        pytest.param(QWEN3_235B_A22B, 22e9, id="Qwen3-235B-A22B"),
+        pytest.param(DEEPSEEK_V3, 37e9, id="DeepSeek-V3"),
+    ],
+)
+def test_active_parameters_are_as_published(config: dict[str, Any], active: float) -> None:
+    counts = ModelShape.from_hf_config(config).parameters
+    assert counts.active == pytest.approx(active, rel=0.03)
+    assert counts.total - counts.active == counts.experts - counts.active_experts
+
+
+def test_deepseek_v3_has_its_published_parameters_and_a_layer_more_that_is_counted_apart() -> None:
+    """671B without and 11.5B in the layer that predicts a second token (README_WEIGHTS.md).
+
+    The checkpoint's 671,026,419,200 numbers hold the bias of each router, which is no parameter.
+    """
+    counts = ModelShape.from_hf_config(DEEPSEEK_V3).parameters
+    assert counts.total == 671_026_419_200 - 58 * 256
+    assert counts.mtp == pytest.approx(11.5e9, rel=0.01)
+    assert counts.total_with_mtp == counts.total + counts.mtp
+    # 2.4B with the two tables of the vocabulary that it shares.
+    assert counts.active_mtp + counts.embedding + counts.head == pytest.approx(2.4e9, rel=0.06)
+    without = ModelShape.from_hf_config({**DEEPSEEK_V3, "num_nextn_predict_layers": 0}).parameters
+    assert (without.total, without.mtp) == (counts.total, 0)
+
+
+def test_dense_models_are_active_as_a_whole() -> None:
+    counts = ModelShape.from_hf_config(QWEN3_06B).parameters
+    assert counts.active == counts.total == counts.total_with_mtp
+
+
+def test_a_latent_cache_holds_the_latent_and_one_rotary_key() -> None:
+    assert ModelShape.from_hf_config(DEEPSEEK_V3).cache_size == 512 + 64
+    assert ModelShape.from_hf_config(QWEN3_06B).cache_size == 2 * 8 * 128
+
+
+def test_quantised_weights_can_be_counted_where_that_is_asked_for() -> None:
+    config = {**DEEPSEEK_V3, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(PlanError, match="quantised"):
+        ModelShape.from_hf_config(config)
+    shape = ModelShape.from_hf_config(config, allow_quantised=True)
+    assert shape == ModelShape.from_hf_config(DEEPSEEK_V3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "7 experts are active, but a layer has 6"),
+        ({"num_experts": 0}, "num_experts must be a whole number of at least 1"),
+        ({"mlp_only_layers": 2}, "mlp_only_layers must be a list"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
+    ],
+)
+def test_impossible_experts_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        ModelShape.from_hf_config({**TINY_EXPERTS, **change})
 
 
 def test_absent_kv_heads_follow_each_family_s_default() -> None:
@@ -155,11 +330,11 @@ def test_absent_kv_heads_follow_each_family_s_default() -> None:
 
 def test_an_unknown_family_says_what_is_known_and_what_it_would_need() -> None:
     with pytest.raises(PlanError) as caught:
-        ModelShape.from_hf_config({"model_type": "qwen3_moe", **TINY}, where="m/config.json")
+        ModelShape.from_hf_config({"model_type": "qwen2_moe", **TINY}, where="m/config.json")
     text = str(caught.value)
     assert "m/config.json" in text
-    assert "'qwen3_moe'" in text
-    assert "llama, mistral, qwen2, qwen3 (nearest qwen3)" in text
+    assert "'qwen2_moe'" in text
+    assert "llama, mistral, qwen2, qwen3, qwen3_moe (nearest qwen3_moe)" in text
     assert "experts" in text
 
 
