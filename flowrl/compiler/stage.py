@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.backend.protocols import Plugin, Service
@@ -18,10 +18,10 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.config.schema import FreshModel, RoleConfig, RunConfig, StageConfig
 from flowrl.cost.models import ModelShape
 from flowrl.data import fresh_config_json, vocabulary_of
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph, Op
-from flowrl.passes import Context, run_passes
-from flowrl.plan import PlacementPlan, PlanRequest, RoleRequest, make_plan
+from flowrl.passes import Context, RoleCost, annotate_cost, run_passes
+from flowrl.plan import PlacementPlan, PlanRequest, RoleRequest, make_plan, workload
 from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip, Sampling
 
@@ -36,7 +36,8 @@ class CompiledStage:
 
     Attributes:
         traced: What the program says.
-        graph: The lowered graph.
+        context: What it is lowered with.
+        graph: The lowered graph, with the cost of each node.
         plan: Where and how it runs.
     """
 
@@ -44,6 +45,7 @@ class CompiledStage:
     config: StageConfig
     workflow: Workflow
     traced: Graph
+    context: Context
     graph: Graph
     plan: PlacementPlan
 
@@ -73,23 +75,32 @@ def compile_stages(
         _graphs(loaded, name, program)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
-    for program, (_, graph) in zip(workflows, graphs, strict=True):
+    for program, (_, graph, _) in zip(workflows, graphs, strict=True):
         _check_roles(loaded, program, graph)
         _warn_of_truncation(graph)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
-    evaluated = _evaluated_role(config, [graph for _, graph in graphs])
-    return tuple(
-        CompiledStage(
-            name=name,
-            config=config.stage_config(name),
-            workflow=program,
-            traced=traced,
-            graph=graph,
-            plan=make_plan(graph, _request(config, name, graph, evaluated), pool),
+    evaluated = _evaluated_role(config, [graph for _, graph, _ in graphs])
+    stages = []
+    for name, program, (traced, graph, context) in zip(
+        config.stages, workflows, graphs, strict=True
+    ):
+        request = _request(config, name, graph, evaluated)
+        plan = make_plan(graph, request, pool)
+        # The plan chooses parameter types, which bytes follow from.
+        context = replace(context, costs=_costs(request, graph, plan))
+        stages.append(
+            CompiledStage(
+                name=name,
+                config=config.stage_config(name),
+                workflow=program,
+                traced=traced,
+                context=context,
+                graph=annotate_cost(graph, context),
+                plan=plan,
+            )
         )
-        for name, program, (traced, graph) in zip(config.stages, workflows, graphs, strict=True)
-    )
+    return tuple(stages)
 
 
 def lower(workflow: Workflow) -> Graph:
@@ -115,8 +126,8 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _graphs(loaded: LoadedConfig, name: str, workflow: Workflow) -> tuple[Graph, Graph]:
-    """The traced and the lowered graph of a stage."""
+def _graphs(loaded: LoadedConfig, name: str, workflow: Workflow) -> tuple[Graph, Graph, Context]:
+    """The traced and the lowered graph of a stage, and what it was lowered with."""
     config = loaded.config
     stage = config.stage_config(name)
     try:
@@ -145,7 +156,19 @@ def _graphs(loaded: LoadedConfig, name: str, workflow: Workflow) -> tuple[Graph,
             for role in traced.roles
         },
     )
-    return traced, run_passes(traced, context)
+    return traced, run_passes(traced, context), context
+
+
+def _costs(request: PlanRequest, graph: Graph, plan: PlacementPlan) -> dict[str, RoleCost]:
+    """Of the roles with a model, as the plan places them."""
+    costs = {}
+    for placement in plan.placements:
+        role = request.role(placement.role)
+        shape = request.shape_of(role)
+        if shape is not None:
+            work = workload(role, request, graph, placement.dtype)
+            costs[placement.role] = RoleCost(shape=shape, work=work)
+    return costs
 
 
 def _plugin(loaded: LoadedConfig, role: str) -> Plugin:
@@ -268,7 +291,16 @@ def _shape(role: str, config: RoleConfig) -> ModelShape | None:
         )
     if isinstance(config.model, str):
         path = Path(config.model) / "config.json"
-        return ModelShape.from_hf_config(_read_json(path, role), where=str(path))
+        shape = ModelShape.from_hf_config(_read_json(path, role), where=str(path))
+        if shape.experts is not None or shape.latent is not None:
+            raise PlanError(
+                "experts and latent attention can be counted, but no backend here is known to need "
+                "the memory that is counted for them",
+                where=f"roles.{role}.model",
+                found=f"model_type {shape.family!r}",
+                expected="llama, mistral, qwen2 or qwen3",
+            )
+        return shape
     if config.tokenizer is None:
         raise ConfigError(
             "a new model needs a tokenizer",

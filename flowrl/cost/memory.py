@@ -20,9 +20,9 @@ While the optimizer runs, in `update`:
   repeated to the query heads), its output, and the copy that the output projection reads (5q); the
   gated MLP keeps gate, up, silu(gate) and their product (4f). Query/key norms add `2 (q + k)`.
   Eager attention adds `n a L` (the probabilities); fused attention (sdpa) `n a` float32 numbers.
-  Experts keep `4f` with f what one token passes, two copies of the token for each routed expert that
-  works on it, and the router's choice. Latent attention keeps `2q + 3v` with v the elements of all
-  value heads, and both latents with their normalised form.
+  Experts keep `4f` with f what one token passes, two copies of the token for each routed expert
+  that works on it, and the router's choice. Latent attention keeps `2q + 3v` with v the elements of
+  all value heads, and both latents with their normalised form.
   Below float32, what RMSNorm reads and the eager probabilities are kept in float32, the latter
   beside their cast.
 - logits of response positions only, and their gradient: `2 w B R V`; softmax runs over pieces of at

@@ -12,9 +12,11 @@ from types import MappingProxyType
 
 from flowrl.graph.types import DType, Field, Level, Op, Unit
 from flowrl.specs import KL, AdvantageSpec, FilterSpec, LossSpec, Sampling
+from flowrl.specs.cost import NodeCost
 
 __all__ = [
     "ADVANTAGE",
+    "COMMON_ATTRS",
     "LOGPROBS",
     "PROMPT",
     "RESPONSE_MASK",
@@ -92,6 +94,10 @@ class AttrRule:
     until: Level = Level.PLACED
 
 
+COMMON_ATTRS: tuple[AttrRule, ...] = (AttrRule(name="cost", types=(NodeCost,)),)
+"""Attributes that every operation may have beside its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """The specification of an operation.
@@ -115,7 +121,7 @@ class Signature:
 
     def attr(self, name: str) -> AttrRule | None:
         """The rule of the attribute of that name."""
-        return next((a for a in self.attrs if a.name == name), None)
+        return next((a for a in (*self.attrs, *COMMON_ATTRS) if a.name == name), None)
 
 
 _SAMPLES = (TOKENS, RESPONSE_MASK)

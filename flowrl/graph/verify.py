@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Node
 from flowrl.graph.signatures import (
+    COMMON_ATTRS,
     LOGPROBS,
     PROMPT,
     RESPONSE_MASK,
@@ -228,7 +229,7 @@ def _names(fields: Sequence[Field]) -> str:
 def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[GraphError]:
     known = [a for a in signature.attrs if _ORDER[level] <= _ORDER[a.until]]
     for name, value in node.attrs:
-        rule = next((a for a in known if a.name == name), None)
+        rule = next((a for a in (*known, *COMMON_ATTRS) if a.name == name), None)
         if rule is None:
             yield _error(
                 node,

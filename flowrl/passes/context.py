@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flowrl.cost import ModelShape, Workload
 from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
 
-__all__ = ["Context"]
+__all__ = ["Context", "RoleCost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleCost:
+    """What the cost of a role's nodes follows from.
+
+    Attributes:
+        shape: Of its model.
+        work: What it is asked to do at once.
+    """
+
+    shape: ModelShape
+    work: Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +37,7 @@ class Context:
         loss: Of an update on a rollout that names none.
         max_staleness: Weight publications that a sample may be behind; 0 is strictly on-policy.
         shares_weights: Roles whose generation reads the trainer's parameters in place.
+        costs: Of the roles with a model, by name; without any, costs are not annotated.
     """
 
     group_size: int = 8
@@ -33,3 +48,4 @@ class Context:
     loss: LossSpec = field(default_factory=PolicyClip)
     max_staleness: int = 0
     shares_weights: Mapping[str, bool] = field(default_factory=dict)
+    costs: Mapping[str, RoleCost] = field(default_factory=dict)

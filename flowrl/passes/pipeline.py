@@ -14,6 +14,7 @@ from typing import TypeAlias
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, format_graph, problems, verify
+from flowrl.passes.annotate_cost import annotate_cost
 from flowrl.passes.bind_behaviour_logprobs import bind_behaviour_logprobs
 from flowrl.passes.context import Context
 from flowrl.passes.drop_dead_nodes import drop_dead_nodes
@@ -31,6 +32,7 @@ PASSES: tuple[Pass, ...] = (
     bind_behaviour_logprobs,
     drop_dead_nodes,
     insert_weight_sync,
+    annotate_cost,
 )
 
 

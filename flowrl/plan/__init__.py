@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.plan.make import make_plan
+from flowrl.plan.make import make_plan, workload
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, check_plan, load_plan, save_plan
 
@@ -14,4 +14,5 @@ __all__ = [
     "load_plan",
     "make_plan",
     "save_plan",
+    "workload",
 ]

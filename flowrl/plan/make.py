@@ -39,7 +39,7 @@ from flowrl.plan.schema import (
 )
 from flowrl.specs import Sampling
 
-__all__ = ["make_plan"]
+__all__ = ["make_plan", "workload"]
 
 _SERVICE_OF = {
     Op.GENERATE: Service.GENERATE,
@@ -210,33 +210,47 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             where=f"roles.{role.name}",
             hint="set model to a Hugging Face folder or a new model, or copy_of to another role",
         )
-    ops = {node.op for node in graph.nodes if node.role == role.name}
-    phases = {_PHASE_OF[op] for op in ops if op in _PHASE_OF}
-    if role.evaluated:
-        phases.add(Phase.ROLLOUT)
-    slots = role.num_slots if Phase.ROLLOUT in phases else 0
+    phases = _phases(role, graph)
+    work = workload(role, request, graph, _dtype(role, request, device))
+    return Tenant(
+        role=role.name,
+        shape=shape,
+        work=work,
+        phases=tuple(phase for phase in Phase if phase in phases),
+        can_sleep=role.capabilities.sleep and work.num_slots > 0,
+    )
+
+
+def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) -> Workload:
+    """What a role with a model is asked to do at once.
+
+    Args:
+        dtype: Of its parameters, as the plan has chosen it.
+    """
+    slots = role.num_slots if Phase.ROLLOUT in _phases(role, graph) else 0
     if not role.evaluated:
         slots = min(slots, request.samples_per_step)
     rows = -(-request.samples_per_step // request.mini_batches)
-    work = Workload(
+    return Workload(
         num_slots=slots,
         max_length=request.max_length,
         max_prompt_tokens=request.max_prompt_tokens,
         max_response_tokens=request.max_response_tokens,
         micro_batch=min(request.micro_batch, rows),
         num_samples=request.samples_per_step,
-        dtype=_dtype(role, request, device),
-        trainable=Op.UPDATE in ops,
+        dtype=dtype,
+        trainable=any(node.role == role.name for node in graph.of_op(Op.UPDATE)),
         shares_weights=role.capabilities.shares_weights,
         truncates=any(_truncates(node) for node in graph.of_op(Op.GENERATE)),
     )
-    return Tenant(
-        role=role.name,
-        shape=shape,
-        work=work,
-        phases=tuple(phase for phase in Phase if phase in phases),
-        can_sleep=role.capabilities.sleep and slots > 0,
-    )
+
+
+def _phases(role: RoleRequest, graph: Graph) -> set[Phase]:
+    ops = {node.op for node in graph.nodes if node.role == role.name}
+    phases = {_PHASE_OF[op] for op in ops if op in _PHASE_OF}
+    if role.evaluated:
+        phases.add(Phase.ROLLOUT)
+    return phases
 
 
 def _truncates(generate: Node) -> bool:

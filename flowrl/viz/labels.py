@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 
+from flowrl.cost import format_bytes
 from flowrl.graph import Edge, Graph, Level, Node, Op
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.specs import KL, Scalar, Spec
+from flowrl.specs.cost import NodeCost
 
-__all__ = ["ROLE_COLOURS", "RoleColour", "edge_fields", "node_notes", "role_colours", "short_spec"]
+__all__ = [
+    "ROLE_COLOURS",
+    "RoleColour",
+    "cost_note",
+    "edge_fields",
+    "node_notes",
+    "role_colours",
+    "short_spec",
+]
 
 
 class RoleColour:
@@ -89,6 +99,8 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
                 open_.append(name)
         elif isinstance(value, KL) and value.coefficient == 0:
             continue  # no penalty
+        elif isinstance(value, NodeCost):
+            continue  # the tree says it on a line of its own
         elif isinstance(value, Spec):
             named = name in ("loss", "kl")
             notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))
@@ -101,6 +113,29 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     if open_:
         notes.append(f"{' and '.join(open_)} from the config")
     return tuple(notes)
+
+
+def cost_note(node: Node) -> str | None:
+    """What a node costs at most, in a line: `1.2 TFLOP, gives 3.0 MiB, activations 41 MiB`."""
+    cost = node.attr("cost")
+    if not isinstance(cost, NodeCost):
+        return None
+    notes = [_operations(cost.flops)] if cost.flops else []
+    sizes = {
+        "gives": cost.output_bytes,
+        "activations": cost.activation_bytes,
+        "KV cache": cost.kv_bytes,
+    }
+    notes += [f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes.items() if nbytes]
+    return "at most " + ", ".join(notes) if notes else None
+
+
+def _operations(flops: int) -> str:
+    for unit, size in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if flops >= size:
+            value = flops / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{flops / 1e6:.1f} MFLOP"
 
 
 def edge_fields(graph: Graph, edge: Edge) -> tuple[tuple[str, ...], str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flowrl.graph import Edge, Graph, Node
-from flowrl.viz.labels import edge_fields, node_notes, role_colours
+from flowrl.viz.labels import cost_note, edge_fields, node_notes, role_colours
 
 __all__ = ["render_tree"]
 
@@ -75,6 +75,9 @@ def _add(
     lines.append((head, str(node.source) if node.source is not None else ""))
     bar = Text("│  " if below else "   ", "dim")
     lines += [(rest + bar + Text(note), "") for note in under]
+    cost = cost_note(node)
+    if cost is not None:
+        lines.append((rest + bar + Text(cost), ""))
     for edge in graph.in_edges(node.id):
         lines.append((rest + bar + Text(_reads(graph, edge), "dim"), ""))
     for i, child in enumerate(below):

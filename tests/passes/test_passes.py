@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from dataclasses import replace
 
 import pytest
 
 import flowrl as fl
+from flowrl.cost import ModelShape, Workload, model_flops
 from flowrl.errors import ConfigError, GraphError
-from flowrl.graph import Graph, Level, format_graph, verify
-from flowrl.passes import PASSES, Context, PassRecord, pass_names, run_passes
+from flowrl.graph import (
+    Graph,
+    Level,
+    format_graph,
+    graph_from_json,
+    graph_to_json,
+    parse,
+    verify,
+)
+from flowrl.passes import PASSES, Context, PassRecord, RoleCost, pass_names, run_passes
+from flowrl.passes.annotate_cost import annotate_cost
 from flowrl.passes.bind_behaviour_logprobs import bind_behaviour_logprobs
 from flowrl.passes.drop_dead_nodes import drop_dead_nodes
 from flowrl.passes.drop_zero_kl import drop_zero_kl
@@ -18,7 +29,31 @@ from flowrl.passes.fill_defaults import fill_defaults
 from flowrl.passes.insert_weight_sync import insert_weight_sync
 from flowrl.specs import CrossEntropy, GroupRelative, PolicyClip, Sampling
 
+_SHAPE = ModelShape.from_hf_config(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 100,
+    }
+)
+_WORK = Workload(
+    num_slots=16,
+    max_length=40,
+    max_prompt_tokens=8,
+    max_response_tokens=32,
+    micro_batch=4,
+    num_samples=30,
+    dtype="bfloat16",
+    trainable=True,
+)
 CONTEXT = Context(
+    prompts_per_step=5,
+    costs={"actor": RoleCost(shape=_SHAPE, work=_WORK)},
     group_size=6,
     sampling=Sampling(temperature=0.8, max_tokens=32),
     advantage=GroupRelative(std="none"),
@@ -175,6 +210,39 @@ def test_a_sync_feeds_every_generation_of_the_role_it_updates():
 def test_no_sync_where_the_learner_does_not_generate():
     ids = [node.id for node in run_passes(imitation.trace(), CONTEXT).nodes]
     assert ids == ["prompts", "teacher.generate", "actor.update"]
+
+
+def test_costs_are_those_of_a_whole_step_and_follow_the_samples_of_each_rollout():
+    graph = run_passes(traced("twice"), CONTEXT)
+    one, two = graph.node("actor.update").attr("cost"), graph.node("actor.update.2").attr("cost")
+    each = model_flops(_SHAPE, [40], work="training", num_logits=32)
+    assert (one.flops, two.flops) == (5 * 2 * each, 5 * 6 * each)
+    assert one.output_bytes == 2 * _SHAPE.parameters.total
+    assert (one.kv_bytes, one.activation_bytes > 0) == (0, True)
+    generate = graph.node("actor.generate").attr("cost")
+    assert 3 * generate.flops == one.flops
+    # Two layers, two key and two value heads of 16 elements, 16 slots of 40 tokens, 2 bytes each.
+    assert generate.kv_bytes == 2 * (2 + 2) * 16 * 16 * 40 * 2
+    # A token, its mask and its logprob: 8 + 1 + 4 bytes.
+    assert generate.output_bytes == 5 * 2 * 40 * 13
+    score = graph.node("reward.score").attr("cost")
+    assert (score.flops, score.output_bytes) == (0, 5 * 2 * 4)
+    assert graph.node("prompts").attr("cost").output_bytes == 5 * 8 * 8
+
+
+def test_a_node_whose_model_is_not_known_is_not_given_a_cost():
+    graph = run_passes(traced("imitation"), CONTEXT)
+    assert graph.node("teacher.generate").attr("cost") is None
+    assert graph.node("actor.update").attr("cost").flops > 0
+    bare = run_passes(traced("imitation"), replace(CONTEXT, costs={}))
+    assert all(node.attr("cost") is None for node in bare.nodes)
+
+
+def test_costs_survive_the_text_and_the_json_form():
+    graph = run_passes(traced("long_kl"), CONTEXT)
+    assert parse(format_graph(graph, sources=True)) == graph
+    assert graph_from_json(graph_to_json(graph)) == graph
+    assert annotate_cost(graph, replace(CONTEXT, costs={})) == graph
 
 
 def test_the_observer_sees_every_pass_in_order():
