@@ -1,39 +1,73 @@
-"""Losses: logprobs of response tokens in, one number a token out; and how those become one number.
+"""What losses take and return, and how a policy loss is composed.
 
 Losses see response tokens only, end to end and without padding: every tensor is `[R]`. A loss
 returns per-token values, which `aggregate` turns into the mini-batch's number with weights whose
 denominators count the whole mini-batch. The sum over micro-batches of the aggregated parts is
-therefore the aggregate of the whole, however the mini-batch is cut.
+therefore the aggregate of the whole, however the mini-batch is cut between samples.
+
+A policy loss is a surrogate, decorated with `policy_loss`, which does what all of them share::
+
+    L_t = keep_t * w_t * surrogate_t - entropy coefficient * H_t
+
+with the importance weight w_t and the masks keep_t of `flowrl.algo.corrections`, both detached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, PolicyClip
+from flowrl.algo.aggregation import aggregate, sample_weights
+from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
+from flowrl.algo.segments import Segments
+from flowrl.specs.loss import CrossEntropy, LossSpec, PolicyLoss
 
 __all__ = [
+    "PolicyStep",
     "TokenBatch",
     "TokenLoss",
     "aggregate",
     "cross_entropy",
-    "policy_clip",
+    "given",
+    "policy_loss",
+    "policy_weights",
     "sample_weights",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What a loss may read beside the logprobs; float `[R]`, one value a response token."""
+    """What a loss may read beside the logprobs; float `[R]`, one value a response token.
+
+    Attributes:
+        advantages: Weight of each token in the policy gradient.
+        behaviour_logprobs: Of the policy that drew the tokens.
+        old_logprobs: Of the trained policy at the start of the step.
+        reference_logprobs: Of the reference policy.
+        entropy: Of each token's distribution, with gradient; read by an entropy bonus.
+        samples: int64 `[R]`, equal where tokens belong to one sample. A batch holds whole samples.
+        old_values: A critic's values before the step.
+        returns: A critic's targets.
+        weight_scale: `[]`, factor of importance weights that makes their mean over the mini-batch
+            1. None where this batch is the whole mini-batch.
+        penalised: bool `[R]`, tokens that KL-Cov penalises. None where this batch is the whole
+            mini-batch. `flowrl.algo.mini_batch` finds both.
+    """
 
     advantages: torch.Tensor | None = None
     behaviour_logprobs: torch.Tensor | None = None
+    old_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    samples: torch.Tensor | None = None
+    old_values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+    weight_scale: torch.Tensor | None = None
+    penalised: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,92 +85,172 @@ class TokenLoss:
     maxima: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-def policy_clip(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
-    """The clipped policy-gradient objective, negated (Schulman et al., PPO, 2017, equation 7).
+def given(batch: TokenBatch, name: str, reader: str) -> torch.Tensor:
+    """A field of the batch that `reader` cannot do without.
 
-    With ratio = exp(logprob - behaviour logprob) and advantage A::
-
-        L = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
-
-    Separate bounds are DAPO's clip-higher (Yu et al., 2025, equation 8). The log-ratio is not
-    clamped (verl clamps it to 20). The derivative is 0 where the minimum takes the clipped term.
-
-    Metrics: `ratio_mean`, `ratio_max`; `clip_fraction_low` and `clip_fraction_high`, the share of
-    tokens whose gradient the lower and the upper bound removed; `approx_kl`, k3 of behaviour policy
-    against the policy: (ratio - 1) - log ratio.
+    Raises:
+        ValueError: the batch does not have it.
     """
-    assert isinstance(spec, PolicyClip)
-    advantages, behaviour = batch.advantages, batch.behaviour_logprobs
-    if advantages is None or behaviour is None:
-        raise ValueError("policy_clip needs advantages and behaviour_logprobs")
-    log_ratio = logprobs - behaviour
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high)
-    plain_loss, clipped_loss = -advantages * ratio, -advantages * clipped
-    removed = clipped_loss > plain_loss
-    values = torch.where(removed, clipped_loss, plain_loss)
+    value: torch.Tensor | None = getattr(batch, name)
+    if value is None:
+        raise ValueError(f"{reader} needs {name}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStep:
+    """What a surrogate reads; all `[R]`.
+
+    Attributes:
+        logprobs: Of the policy that is trained, with gradient.
+        advantages: Of each token.
+        batch: Everything else.
+        name: Of the loss, for messages.
+        spec: The loss.
+    """
+
+    logprobs: torch.Tensor
+    advantages: torch.Tensor
+    batch: TokenBatch
+    name: str
+    spec: PolicyLoss
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """Logprobs of the policy that the trained one is compared with."""
+        return given(self.batch, f"{self.spec.anchor}_logprobs", self.name)
+
+    @property
+    def gap(self) -> torch.Tensor:
+        """Log-ratio to the anchor, with gradient and not clamped."""
+        return self.logprobs - self.anchor
+
+    @property
+    def segments(self) -> Segments:
+        """The samples of the tokens."""
+        return Segments.of(given(self.batch, "samples", self.name))
+
+    def clamped(self, log_ratio: torch.Tensor) -> torch.Tensor:
+        """The log-ratio within the bounds of the specification; no gradient outside."""
+        low, high = self.spec.min_log_ratio, self.spec.max_log_ratio
+        return log_ratio if low is None and high is None else log_ratio.clamp(low, high)
+
+
+_P = TypeVar("_P", bound=PolicyLoss)
+Surrogate: TypeAlias = Callable[[PolicyStep, _P], TokenLoss]
+Loss: TypeAlias = Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]
+
+
+def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
+    """Makes a loss of a surrogate: adds weights, masks, the entropy bonus, and metrics.
+
+    Metrics of all policy losses: with an anchor, `ratio_mean`, `ratio_max`, `log_ratio` (its
+    negative mean is k1 of KL(anchor || policy)) and `approx_kl` (k3 of the same: ratio - 1 - log
+    ratio); with a correction, `weight_mean` and `weight_max`; with a mask, `kept_fraction`.
+    """
+
+    def decorate(surrogate: Surrogate[_P]) -> Loss:
+        @wraps(surrogate)
+        def loss(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
+            assert isinstance(spec, kind)
+            missing = [name for name in spec.needs if getattr(batch, name) is None]
+            if missing:
+                raise ValueError(f"{spec.kind} needs {' and '.join(missing)}")
+            step = PolicyStep(
+                logprobs=logprobs,
+                advantages=given(batch, "advantages", spec.kind),
+                batch=batch,
+                name=spec.kind,
+                spec=spec,
+            )
+            return _with_bonus(step, _corrected(step, _measured(step, surrogate(step, spec))))
+
+        return loss
+
+    return decorate
+
+
+def _measured(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
+    if not step.spec.reads_anchor:
+        return terms
     with torch.no_grad():
-        means = {
-            "ratio_mean": ratio,
-            "clip_fraction_low": removed & (ratio < 1),
-            "clip_fraction_high": removed & (ratio > 1),
-            "approx_kl": torch.expm1(log_ratio) - log_ratio,
-        }
-        means = {name: value.detach().to(logprobs.dtype) for name, value in means.items()}
-    return TokenLoss(values=values, means=means, maxima={"ratio_max": ratio.detach()})
+        gap = step.gap
+        ratio = gap.exp()
+        means = {"ratio_mean": ratio, "approx_kl": torch.expm1(gap) - gap, "log_ratio": gap}
+    return replace(
+        terms, means={**means, **terms.means}, maxima={"ratio_max": ratio, **terms.maxima}
+    )
+
+
+def _corrected(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
+    weights = policy_weights(step.batch, step.spec)
+    keep = _kept(step)
+    values, means, maxima = terms.values, dict(terms.means), dict(terms.maxima)
+    if weights is not None:
+        values = values * weights
+        means["weight_mean"] = maxima["weight_max"] = weights
+    if keep is not None:
+        # Not a product: 0 times an infinite loss is no number.
+        values = torch.where(keep, values, torch.zeros_like(values))
+        means["kept_fraction"] = keep.to(values.dtype)
+    return TokenLoss(values=values, means=means, maxima=maxima)
+
+
+def policy_weights(batch: TokenBatch, spec: PolicyLoss) -> torch.Tensor | None:
+    """The importance weights `[R]` of a loss, normalised where it says so; None without any."""
+    if spec.weights == "none":
+        return None
+    weights = importance_weights(
+        given(batch, "old_logprobs", spec.kind),
+        given(batch, "behaviour_logprobs", spec.kind),
+        _segments(batch, spec, spec.weights != "token"),
+        level=spec.weights,
+        outside=spec.weights_outside,
+        low=spec.weights_low,
+        high=spec.weights_high,
+    )
+    if spec.weights_normalise:
+        scale = batch.weight_scale
+        weights = weights * (1 / weights.mean() if scale is None else scale)
+    return weights
+
+
+def _kept(step: PolicyStep) -> torch.Tensor | None:
+    """bool `[R]`, or None where nothing is masked."""
+    spec, keep = step.spec, None
+    if spec.rejection != "none":
+        keep = rejection_mask(
+            given(step.batch, "old_logprobs", step.name),
+            given(step.batch, "behaviour_logprobs", step.name),
+            _segments(step.batch, spec, spec.rejection != "token"),
+            level=spec.rejection,
+            estimator=spec.rejection_estimator,
+            low=spec.rejection_low,
+            high=spec.rejection_high,
+        )
+    if spec.sequence_mask is not None:
+        near = sequence_mask(
+            step.logprobs, step.anchor, step.advantages, step.segments, spec.sequence_mask
+        )
+        keep = near if keep is None else keep & near
+    return keep
+
+
+def _segments(batch: TokenBatch, spec: PolicyLoss, needed: bool) -> Segments:
+    if needed:
+        return Segments.of(given(batch, "samples", spec.kind))
+    none = torch.zeros(0, dtype=torch.int64)
+    return Segments(none, none)
+
+
+def _with_bonus(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
+    if not step.spec.entropy:
+        return terms
+    entropy = given(step.batch, "entropy", f"the entropy bonus of {step.name}")
+    return replace(terms, values=terms.values - step.spec.entropy * entropy)
 
 
 def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
     """Negative log-likelihood: L = -logprob."""
     assert isinstance(spec, CrossEntropy)
     return TokenLoss(values=-logprobs)
-
-
-def sample_weights(
-    response_lengths: npt.ArrayLike, aggregation: Aggregation, *, max_tokens: int
-) -> npt.NDArray[np.float64]:
-    """The weight that each token of a sample has in the mini-batch's loss.
-
-    Over S samples of n_i response tokens each, N in all::
-
-        token-mean                  1 / N                  DAPO, 2025, equation 12
-        sequence-mean-token-mean    1 / (S * n_i)          GRPO, DeepSeekMath, 2024, equation 3
-        sequence-mean-token-sum     1 / S
-        constant                    1 / (S * max_tokens)   Dr.GRPO, 2025, section 3.2
-
-    Every sample counts in S, also one without response tokens (as in TRL, SkyRL and ROLL; verl and
-    OpenRLHF leave such samples out).
-
-    Args:
-        response_lengths: int `[S]` of every sample of the mini-batch.
-        max_tokens: Of the rollout; read by `constant`.
-
-    Returns:
-        float64 `[S]`; 0 for a sample without response tokens.
-
-    Raises:
-        ValueError: the mini-batch has no response token, or `constant` has no positive max_tokens.
-    """
-    n = np.asarray(response_lengths, np.float64)
-    total = n.sum()
-    if total <= 0:
-        raise ValueError("a mini-batch without response tokens has no loss")
-    if aggregation == "constant" and max_tokens <= 0:
-        raise ValueError(f"constant aggregation needs max_tokens > 0, not {max_tokens}")
-    present = (n > 0).astype(np.float64)
-    weights: dict[Aggregation, npt.NDArray[np.float64]] = {
-        "token-mean": present / total,
-        "sequence-mean-token-mean": present / (len(n) * np.maximum(n, 1)),
-        "sequence-mean-token-sum": present / len(n),
-        "constant": present / (len(n) * max(max_tokens, 1)),
-    }
-    return weights[aggregation]
-
-
-def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
-    """Sum of per-token losses times weights; all of `[R]`, the result a scalar.
-
-    Args:
-        token_weights: `sample_weights` of each token's sample.
-    """
-    return torch.dot(values, token_weights.to(values.dtype))

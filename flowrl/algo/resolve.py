@@ -72,10 +72,23 @@ _TABLE: dict[tuple[str, str], str] = {
     ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
     ("kl", "kl"): "flowrl.algo.kl:estimate",
     ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
-    ("loss", "policy_clip"): "flowrl.algo.losses:policy_clip",
+    ("loss", "policy_clip"): "flowrl.algo.losses_clip:policy_clip",
+    ("loss", "gmpo"): "flowrl.algo.losses_clip:gmpo",
+    ("loss", "sapo"): "flowrl.algo.losses_clip:sapo",
+    ("loss", "dppo"): "flowrl.algo.losses_clip:dppo",
+    ("loss", "reinforce"): "flowrl.algo.losses_gradient:reinforce",
+    ("loss", "cispo"): "flowrl.algo.losses_gradient:cispo",
+    ("loss", "topr"): "flowrl.algo.losses_gradient:topr",
+    ("loss", "vespo"): "flowrl.algo.losses_gradient:vespo",
+    ("loss", "kl_cov"): "flowrl.algo.losses_gradient:kl_cov",
+    ("loss", "kimi"): "flowrl.algo.losses_gradient:kimi",
+    ("loss", "value_clip"): "flowrl.algo.losses_value:value_clip",
 }
 
-_PROPORTIONAL = frozenset({"policy_clip"})
+_PROPORTIONAL = frozenset(
+    {"policy_clip", "gmpo", "sapo", "dppo", "reinforce", "cispo", "topr", "vespo"}
+)
+"""Losses whose value and gradient at a token are 0 where all advantages of its sample are."""
 
 
 def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
@@ -92,7 +105,8 @@ def resolve_filter(spec: FilterSpec) -> FilterFunction:
 
 def resolve_loss(spec: LossSpec) -> LossFunction:
     """The function of a loss. Imports torch."""
-    return LossFunction(spec, _lookup(spec), spec.kind in _PROPORTIONAL)
+    bonus = bool(getattr(spec, "entropy", 0.0))
+    return LossFunction(spec, _lookup(spec), spec.kind in _PROPORTIONAL and not bonus)
 
 
 def resolve_kl(spec: KL) -> KLFunction:

@@ -12,20 +12,20 @@ from typing import ClassVar, TypeAlias, TypeVar
 
 __all__ = ["Scalar", "Spec", "format_scalar", "option", "spec_from_json"]
 
-_S = TypeVar("_S", str, int, float, bool, None)
+_T = TypeVar("_T")
 
 Scalar: TypeAlias = str | int | float | bool | None
 
 _KINDS: dict[tuple[str, str], type[Spec]] = {}
 
 
-def option(default: _S) -> _S:
+def option(default: _T) -> _T:
     """A field that the text form leaves out where it has its default.
 
     For the refinements of a formula that most programs leave alone; the JSON form holds them all,
     so that a stored plan keeps its meaning when a default changes.
     """
-    found: _S = field(default=default, metadata={"option": True})
+    found: _T = field(default=default, metadata={"option": True})
     return found
 
 

@@ -1,0 +1,108 @@
+"""How per-token losses become one number, whatever the cut into micro-batches and ranks.
+
+The loss of a mini-batch is a weighted sum over its response tokens. The weights depend on counts of
+the *whole* mini-batch alone, so parts of it, computed in any order and place, add up to the whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flowrl.specs.loss import Aggregation
+
+__all__ = ["aggregate", "sample_weights"]
+
+Weights = npt.NDArray[np.float64]
+
+
+def sample_weights(
+    response_lengths: npt.ArrayLike,
+    aggregation: Aggregation,
+    *,
+    max_tokens: float = 0,
+    groups: npt.ArrayLike | None = None,
+    count_empty: bool = True,
+    num_tokens: float | None = None,
+    num_samples: float | None = None,
+    dp_size: int = 1,
+) -> Weights:
+    """The weight that each token of a sample has in the mini-batch's loss.
+
+    Over S samples of n_i response tokens each, N in all, and P prompts of N_p tokens each::
+
+        token-mean                  1 / N                  DAPO, 2025, equation 12
+        sequence-mean-token-mean    1 / (S * n_i)          GRPO, DeepSeekMath, 2024, equation 3
+        sequence-mean-token-sum     1 / S
+        constant                    1 / (S * max_tokens)   Dr.GRPO, 2025, section 3.2
+        prompt-mean-token-mean      1 / (P * N_p)
+
+    By default S counts every sample and P every prompt, also those without response tokens (as in
+    TRL, SkyRL and ROLL); `count_empty=False` leaves these out (as in verl and OpenRLHF).
+
+    A rank of data parallelism that holds a part of the mini-batch gives the counts of the whole as
+    `num_tokens` and `num_samples` (prompts must then lie whole on a rank, and `num_samples` is
+    their number). If gradients are averaged over ranks and not added, `dp_size` makes up for it.
+
+    Args:
+        response_lengths: int `[S]` of the samples.
+        max_tokens: Of the rollout; read by `constant`.
+        groups: int `[S]`, equal where samples answer the same prompt; read by
+            `prompt-mean-token-mean`.
+        count_empty: Whether samples without response tokens count in S, and such prompts in P.
+        num_tokens: N, in place of the sum of `response_lengths`.
+        num_samples: S (P for `prompt-mean-token-mean`), in place of what `response_lengths` hold.
+            `constant` with `num_samples=1` is the sum over `max_tokens` alone (verl).
+        dp_size: Factor of all weights.
+
+    Returns:
+        float64 `[S]`; 0 for a sample without response tokens.
+
+    Raises:
+        ValueError: the mini-batch has no response token, `constant` has no positive max_tokens, or
+            `prompt-mean-token-mean` has no groups.
+    """
+    n = np.asarray(response_lengths, np.float64)
+    total = n.sum() if num_tokens is None else num_tokens
+    if total <= 0:
+        raise ValueError("a mini-batch without response tokens has no loss")
+    present = (n > 0).astype(np.float64)
+    members = np.ones_like(n) if count_empty else present
+    samples = members.sum() if num_samples is None else num_samples
+    if aggregation == "token-mean":
+        weights = present / total
+    elif aggregation == "sequence-mean-token-mean":
+        weights = present / np.maximum(n, 1) / max(samples, 1)
+    elif aggregation == "sequence-mean-token-sum":
+        weights = present / max(samples, 1)
+    elif aggregation == "constant":
+        if max_tokens <= 0:
+            raise ValueError(f"constant aggregation needs max_tokens > 0, not {max_tokens}")
+        weights = present / max(samples, 1) / max_tokens
+    else:
+        if groups is None:
+            raise ValueError(f"{aggregation} needs the groups of the samples")
+        weights = _prompt_weights(n, np.asarray(groups), count_empty, num_samples)
+    return np.asarray(weights * dp_size, np.float64)
+
+
+def _prompt_weights(
+    n: Weights, groups: npt.NDArray[np.int64], count_empty: bool, num_prompts: float | None
+) -> Weights:
+    _, number = np.unique(groups, return_inverse=True)
+    tokens = np.bincount(number, weights=n)
+    prompts = float(len(tokens) if count_empty else (tokens > 0).sum())
+    if num_prompts is not None:
+        prompts = num_prompts
+    weights: Weights = (n > 0) / np.maximum(tokens, 1)[number] / max(prompts, 1)
+    return weights
+
+
+def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
+    """Sum of per-token losses times weights; all of `[R]`, the result a scalar.
+
+    Args:
+        token_weights: `sample_weights` of each token's sample.
+    """
+    return torch.dot(values, token_weights.to(values.dtype))

@@ -1,0 +1,137 @@
+"""The gap between the policy that drew the tokens and the trainer's: weights and masks.
+
+Everything here is `[R]`, one number a response token, and carries no gradient: importance weights
+and masks are factors of a loss that are held constant.
+
+A mask makes a token's loss 0. Denominators still count it, so that they depend on the batch alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flowrl.algo.segments import Segments
+from flowrl.specs.loss.correction import Estimator, Outside, RejectionLevel, WeightLevel
+
+__all__ = [
+    "gap_statistic",
+    "importance_weights",
+    "rejection_mask",
+    "sequence_mask",
+    "within",
+]
+
+
+def importance_weights(
+    old: torch.Tensor,
+    behaviour: torch.Tensor,
+    segments: Segments,
+    *,
+    level: WeightLevel,
+    outside: Outside = "truncate",
+    low: float = 0.0,
+    high: float | None = None,
+) -> torch.Tensor:
+    """Importance weights old / behaviour.
+
+    With d = old - behaviour logprob::
+
+        token      w_t = exp(d_t)
+        sequence   w_t = exp(sum of d over the sample)
+        geometric  w_t = exp(mean of d over the sample)
+
+    then `truncate`: min(max(w, low), high) (truncated importance sampling; Ionides, 2008; Yao et
+    al., 2025), or `zero`: w where low <= w <= high, else 0 (IcePop, 2025, for tokens).
+    """
+    with torch.no_grad():
+        gap = old - behaviour
+        if level == "sequence":
+            gap = segments.sums(gap)
+        elif level == "geometric":
+            gap = segments.means(gap)
+        weights = torch.ones_like(gap) if level == "none" else gap.exp()
+        return within(weights, low, high, outside)
+
+
+def within(
+    weights: torch.Tensor, low: float | None, high: float | None, outside: Outside
+) -> torch.Tensor:
+    """Weights with what lies outside the bounds set to the bound, or to 0."""
+    if low is None and high is None:
+        return weights
+    if outside == "truncate":
+        return weights.clamp(low, high)
+    keep = _inside(weights, low, high)
+    return torch.where(keep, weights, torch.zeros_like(weights))
+
+
+def gap_statistic(
+    old: torch.Tensor,
+    behaviour: torch.Tensor,
+    segments: Segments,
+    *,
+    level: RejectionLevel,
+    estimator: Estimator,
+) -> torch.Tensor:
+    """How far the old policy is from the behaviour policy, in nats.
+
+    With d = old - behaviour logprob, at each token::
+
+        k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d
+
+    (Schulman, 2020: estimators of KL(behaviour || old)); with `sequence-mean`, `-sum` and `-max`
+    that of the statistic over the sample.
+    """
+    with torch.no_grad():
+        d = old - behaviour
+        statistic = {"k1": -d, "k2": 0.5 * d.square(), "k3": torch.expm1(d) - d}[estimator]
+        if level == "sequence-mean":
+            return segments.means(statistic)
+        if level == "sequence-sum":
+            return segments.sums(statistic)
+        if level == "sequence-max":
+            return segments.maxima(statistic)
+        return statistic
+
+
+def rejection_mask(
+    old: torch.Tensor,
+    behaviour: torch.Tensor,
+    segments: Segments,
+    *,
+    level: RejectionLevel,
+    estimator: Estimator,
+    low: float | None = None,
+    high: float | None = None,
+) -> torch.Tensor:
+    """bool `[R]`, true at tokens that are kept: `low <= gap_statistic <= high`."""
+    if level == "none":
+        return torch.ones_like(old, dtype=torch.bool)
+    statistic = gap_statistic(old, behaviour, segments, level=level, estimator=estimator)
+    return _inside(statistic, low, high)
+
+
+def sequence_mask(
+    logprobs: torch.Tensor,
+    anchor: torch.Tensor,
+    advantages: torch.Tensor,
+    segments: Segments,
+    limit: float,
+) -> torch.Tensor:
+    """bool `[R]`, true at tokens that are kept: the off-policy sequence mask.
+
+    A token is removed where its advantage is negative and the mean over its sample of
+    anchor - logprob is more than `limit` (DeepSeek-V3.2, 2025, equation 9).
+    """
+    with torch.no_grad():
+        moved = segments.means(anchor - logprobs) > limit
+        return ~(moved & (advantages < 0))
+
+
+def _inside(values: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+    keep = torch.ones_like(values, dtype=torch.bool)
+    if low is not None:
+        keep &= values >= low
+    if high is not None:
+        keep &= values <= high
+    return keep

@@ -1,0 +1,79 @@
+"""Losses by name: what `actor.update(..., loss=...)` minimises.
+
+Functions are spelled as a program reads (`loss.policy_clip(0.2)`); the classes are what graphs,
+plans and configs hold. Formulas, with paper and equation, stand at their implementations in
+`flowrl.algo.losses` and its neighbours.
+
+    loss.policy_clip(0.2, 0.28)                              # DAPO's clip-higher
+    loss.gspo()                                              # a sequence's ratio
+    loss.policy_clip(0.2, correction=loss.truncate(2.0))     # decoupled, with TIS
+    loss.cispo(rejection=loss.reject(high=0.02))             # without tokens that moved
+"""
+
+from flowrl.specs.loss.base import Aggregation, CrossEntropy, LossSpec, cross_entropy
+from flowrl.specs.loss.correction import Correction, Rejection, mask_outside, reject, truncate
+from flowrl.specs.loss.make import (
+    cispo,
+    dppo,
+    gmpo,
+    gspo,
+    kimi,
+    kl_cov,
+    luspo,
+    policy_clip,
+    reinforce,
+    sapo,
+    topr,
+    vespo,
+)
+from flowrl.specs.loss.policy import (
+    CISPO,
+    DPPO,
+    GMPO,
+    SAPO,
+    TOPR,
+    VESPO,
+    Kimi,
+    KLCov,
+    PolicyClip,
+    PolicyLoss,
+    Reinforce,
+)
+from flowrl.specs.loss.value import ValueClip, value_clip
+
+__all__ = [
+    "CISPO",
+    "DPPO",
+    "GMPO",
+    "SAPO",
+    "TOPR",
+    "VESPO",
+    "Aggregation",
+    "Correction",
+    "CrossEntropy",
+    "KLCov",
+    "Kimi",
+    "LossSpec",
+    "PolicyClip",
+    "PolicyLoss",
+    "Reinforce",
+    "Rejection",
+    "ValueClip",
+    "cispo",
+    "cross_entropy",
+    "dppo",
+    "gmpo",
+    "gspo",
+    "kimi",
+    "kl_cov",
+    "luspo",
+    "mask_outside",
+    "policy_clip",
+    "reinforce",
+    "reject",
+    "sapo",
+    "topr",
+    "truncate",
+    "value_clip",
+    "vespo",
+]
