@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from flowrl.algo.resolve import (
     AdvantageFunction,
+    BatchAdvantageFunction,
     FilterFunction,
     KLFunction,
     LossFunction,
     resolve_advantage,
+    resolve_batch_advantage,
     resolve_filter,
     resolve_kl,
     resolve_loss,
@@ -20,10 +22,12 @@ from flowrl.algo.resolve import (
 
 __all__ = [
     "AdvantageFunction",
+    "BatchAdvantageFunction",
     "FilterFunction",
     "KLFunction",
     "LossFunction",
     "resolve_advantage",
+    "resolve_batch_advantage",
     "resolve_filter",
     "resolve_kl",
     "resolve_loss",

@@ -6,31 +6,74 @@ import torch
 
 from flowrl.specs.kl import Estimator
 
-__all__ = ["estimate"]
+__all__ = ["estimate", "full"]
 
 
 def estimate(
-    logprobs: torch.Tensor, other_logprobs: torch.Tensor, estimator: Estimator
+    logprobs: torch.Tensor,
+    other_logprobs: torch.Tensor,
+    estimator: Estimator,
+    *,
+    clamp_input: float | None = None,
+    clamp_output: float | None = None,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Per-token estimate of KL(policy || other), of the shape of its arguments.
 
     With d = logprob - other logprob of the drawn token (Schulman, "Approximating KL divergence",
     2020; k3 is equation 4 of DeepSeekMath, 2024)::
 
-        k1 = d
-        k2 = d^2 / 2
-        k3 = exp(-d) - 1 + d
+        k1  = d                     gradient 1: as a loss it has expectation 0, see below
+        abs = |d|                   sign(d), 0 at d = 0
+        k2  = d^2 / 2               d: in expectation the gradient of KL(policy || other)
+        k3  = exp(-d) - 1 + d       1 - exp(-d)
 
-    Nothing is clamped, as in the papers; verl clamps d to 20 and k3 to 10, where the gradient is
-    then 0. k3 is computed with `expm1`, so it stays exact and non-negative for small d.
+    Values are estimates of the divergence (k1 and k3 without bias, k2 with a small one); gradients
+    are what differentiating each gives, and only that of k2 is the divergence's where the policy
+    drew the tokens. Nothing is clamped by default, as in the papers; verl clamps d to 20 and k3 to
+    10, OpenRLHF and AReaL clamp every result to 10. Where a clamp acts, the gradient is 0. k3 is
+    computed with `expm1`, so it stays exact and non-negative for small d.
+
+    Args:
+        clamp_input: d is clamped to plus and minus this.
+        clamp_output: So is the result, after weights.
+        weights: Factors of each token. With policy / behaviour policy *not* detached, the weighted
+            k3 is an unbiased estimate under samples of another policy and so is its gradient
+            (DeepSeek-V3.2, 2025, section 3.1).
     """
     d = logprobs - other_logprobs
+    if clamp_input is not None:
+        d = d.clamp(-clamp_input, clamp_input)
     result: torch.Tensor = _ESTIMATORS[estimator](d)
-    return result
+    if weights is not None:
+        result = weights * result
+    return result if clamp_output is None else result.clamp(-clamp_output, clamp_output)
 
 
 _ESTIMATORS = {
     "k1": lambda d: d,
+    "abs": lambda d: d.abs(),
     "k2": lambda d: 0.5 * d.square(),
     "k3": lambda d: torch.expm1(-d) + d,
 }
+
+
+def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
+    """KL(policy || other) of the whole distributions of next tokens: no estimate.
+
+    ::
+
+        KL = sum over v of p(v) (log p(v) - log q(v))
+
+    Tokens whose probability under the policy is 0 (logit -inf) add nothing.
+
+    Args:
+        logits: `[R, V]` of the policy, at the rollout's temperature.
+        other_logits: `[R, V]` of the other, at the same temperature.
+
+    Returns:
+        `[R]`.
+    """
+    p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
+    terms = p.exp() * (p - q)
+    return torch.where(p == -torch.inf, 0.0, terms).sum(-1)

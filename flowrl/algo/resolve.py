@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
 from flowrl.errors import GraphError
 from flowrl.specs import KL, AdvantageSpec, Aggregation, FilterSpec, LossSpec, Spec
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdvantageFunction",
+    "BatchAdvantageFunction",
     "FilterFunction",
     "KLFunction",
     "LossFunction",
     "resolve_advantage",
+    "resolve_batch_advantage",
     "resolve_filter",
     "resolve_kl",
     "resolve_loss",
@@ -35,6 +38,9 @@ __all__ = [
 
 AdvantageFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float32]]
 """`(scores [N], groups [N]) -> advantages [N]`."""
+
+BatchAdvantageFunction: TypeAlias = Callable[[AdvantageBatch], AdvantageResult]
+"""`batch -> advantages [N] or [N, T], and returns`."""
 
 FilterFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
 """`(scores [N], groups [N]) -> kept [N]`."""
@@ -68,7 +74,19 @@ class LossFunction:
 
 
 _TABLE: dict[tuple[str, str], str] = {
+    ("advantage", "gae"): "flowrl.algo.advantages:gae",
+    ("advantage", "gpg"): "flowrl.algo.advantages:gpg",
+    ("advantage", "group_in_group"): "flowrl.algo.advantages:group_in_group",
     ("advantage", "group_relative"): "flowrl.algo.advantages:group_relative",
+    ("advantage", "leave_one_out"): "flowrl.algo.advantages:leave_one_out",
+    ("advantage", "length_weighted"): "flowrl.algo.advantages:length_weighted",
+    ("advantage", "max_rl"): "flowrl.algo.advantages:max_rl",
+    ("advantage", "normalise_then_sum"): "flowrl.algo.advantages:normalise_then_sum",
+    ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages:optimal_token_baseline",
+    ("advantage", "pass_at_k"): "flowrl.algo.advantages:pass_at_k",
+    ("advantage", "reinforce_pp"): "flowrl.algo.advantages:reinforce_pp",
+    ("advantage", "remax"): "flowrl.algo.advantages:remax",
+    ("filter", "difficulty"): "flowrl.algo.filters:difficulty",
     ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
     ("kl", "kl"): "flowrl.algo.kl:estimate",
     ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
@@ -92,9 +110,25 @@ _PROPORTIONAL = frozenset(
 
 
 def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
-    """The function of an advantage, with its options bound."""
+    """The function of an advantage that needs scores and groups alone, with its options bound.
+
+    Raises:
+        GraphError: no such advantage, or it needs more; see `resolve_batch_advantage`.
+    """
     function = _lookup(spec)
+    if spec.needs:
+        raise GraphError(
+            f"the advantage {spec.kind!r} needs {', '.join(spec.needs)} beside scores and groups"
+        )
     return lambda scores, groups: function(scores, groups, spec)
+
+
+def resolve_batch_advantage(spec: AdvantageSpec) -> BatchAdvantageFunction:
+    """The function of any advantage, with its options bound; `spec.needs` says what it reads."""
+    function = _lookup(spec)
+    if spec.needs:
+        return lambda batch: function(batch, spec)
+    return lambda batch: AdvantageResult(advantages=function(batch.scores, batch.groups, spec))
 
 
 def resolve_filter(spec: FilterSpec) -> FilterFunction:
@@ -112,7 +146,13 @@ def resolve_loss(spec: LossSpec) -> LossFunction:
 def resolve_kl(spec: KL) -> KLFunction:
     """The estimator of a KL term; the caller multiplies by `spec.coefficient`. Imports torch."""
     function = _lookup(spec)
-    return lambda logprobs, other: function(logprobs, other, spec.estimator)
+    return lambda logprobs, other: function(
+        logprobs,
+        other,
+        spec.estimator,
+        clamp_input=spec.clamp_input,
+        clamp_output=spec.clamp_output,
+    )
 
 
 def _lookup(spec: Spec) -> Callable[..., Any]:

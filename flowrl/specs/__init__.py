@@ -1,27 +1,68 @@
-"""Torch-free specifications of formulas: advantages, losses, KL terms and filters."""
+"""Torch-free specifications of formulas: advantages, losses, KL terms, filters, shaping."""
 
-from flowrl.specs.advantage import AdvantageSpec, GroupRelative
+from flowrl.specs.advantage import (
+    GPG,
+    AdvantageSpec,
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    MaxRL,
+    NormaliseThenSum,
+    PassAtK,
+)
 from flowrl.specs.base import Scalar, Spec, spec_from_json
-from flowrl.specs.filters import FilterSpec, ZeroVariance
-from flowrl.specs.kl import KL
+from flowrl.specs.filters import Difficulty, FilterSpec, ZeroVariance
+from flowrl.specs.kl import KL, AdaptiveKL
 from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, PolicyClip
 from flowrl.specs.optimizer import AdamW
 from flowrl.specs.sampling import FinishReason, Sampling
+from flowrl.specs.shaping import (
+    CosineLength,
+    Repetition,
+    ShapingSpec,
+    SoftOverlong,
+    StopProperly,
+)
+from flowrl.specs.token_advantage import (
+    GAE,
+    GroupInGroup,
+    OptimalTokenBaseline,
+    ReinforcePP,
+    ReMax,
+)
 
 __all__ = [
+    "GAE",
+    "GPG",
     "KL",
     "AdamW",
+    "AdaptiveKL",
     "AdvantageSpec",
     "Aggregation",
+    "CosineLength",
     "CrossEntropy",
+    "Difficulty",
     "FilterSpec",
     "FinishReason",
+    "GroupInGroup",
     "GroupRelative",
+    "LeaveOneOut",
+    "LengthWeighted",
     "LossSpec",
+    "MaxRL",
+    "NormaliseThenSum",
+    "OptimalTokenBaseline",
+    "PassAtK",
     "PolicyClip",
+    "ReMax",
+    "ReinforcePP",
+    "Repetition",
     "Sampling",
     "Scalar",
+    "ShapingSpec",
+    "SoftOverlong",
     "Spec",
+    "StopProperly",
     "ZeroVariance",
     "spec_from_json",
 ]

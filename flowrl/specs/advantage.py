@@ -1,31 +1,74 @@
-"""Advantages by name: how scores become the weights of the policy gradient."""
+"""Advantages by name, one number a sample: how scores become weights of the policy gradient.
+
+Formulas, with paper and equation, stand at their functions in `flowrl.algo.advantages`; those that
+give one number a token are in `flowrl.specs.token_advantage`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.specs.base import Spec
+from flowrl.specs.base import Spec, option
 
-__all__ = ["AdvantageSpec", "GroupRelative", "Scale", "Singleton"]
+__all__ = [
+    "GPG",
+    "AdvantageSpec",
+    "Centre",
+    "GroupRelative",
+    "LeaveOneOut",
+    "LengthWeighted",
+    "MaxRL",
+    "NormaliseThenSum",
+    "PassAtK",
+    "Scale",
+    "Singleton",
+    "StdAbout",
+    "ZeroStd",
+]
 
-Scale: TypeAlias = Literal["group", "batch", "none"]
-"""What group-centred scores are divided by: a group's standard deviation, the batch's, nothing."""
+Scale: TypeAlias = Literal["group", "batch", "none", "group_others"]
+"""What centred scores are divided by: the standard deviation of their group, of the batch, nothing,
+or that of the *other* members of the group."""
+
+Centre: TypeAlias = Literal["group", "group_others", "batch", "batch_others", "none"]
+"""What is subtracted from a score: the mean of its group, of the group's other members, of the
+batch, of the batch's other samples, or nothing."""
 
 Singleton: TypeAlias = Literal["zero", "raw"]
 """What a group of one gets: advantage 0, or its score as it is (verl keeps the score)."""
 
+StdAbout: TypeAlias = Literal["mean", "centre"]
+"""What deviations are measured from: the mean of the scores that the deviation is over, or the
+number that was subtracted from each score (AReaL)."""
+
+ZeroStd: TypeAlias = Literal["keep", "divide"]
+"""Where the standard deviation is 0: centred scores stay as they are, or are divided by eps. The
+two differ only where a score may lie off the centre of equal scores: with `group_others`, and with
+a centre that is not the mean of what the deviation is over."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec(Spec):
-    """Base of advantages; one number a sample unless a subclass says per token."""
+    """Base of advantages.
+
+    Attributes:
+        needs: Fields of `flowrl.algo.advantages.AdvantageBatch` that are read beside the scores and
+            groups; where it is empty, scores and groups are all that is needed.
+        per_token: Whether the result is one number a token, or one a sample.
+    """
 
     family: ClassVar[str] = "advantage"
+    needs: ClassVar[tuple[str, ...]] = ()
+    per_token: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRelative(AdvantageSpec):
     """(score - mean of its group) / (std + eps): GRPO; with `std="none"`, Dr.GRPO.
+
+    With its options it is any normalisation of rewards: by the batch, by the group without the
+    sample itself, about another centre.
 
     Attributes:
         std: What the centred scores are divided by.
@@ -33,6 +76,10 @@ class GroupRelative(AdvantageSpec):
             population's.
         eps: Added to the standard deviation (outside the root).
         singleton: What a group of one gets.
+        mean: What is subtracted.
+        std_about: What deviations are measured from.
+        zero_std: What happens where the standard deviation is 0.
+        variance_floor: The least variance that is divided by, before the root and eps.
     """
 
     kind: ClassVar[str] = "group_relative"
@@ -41,3 +88,116 @@ class GroupRelative(AdvantageSpec):
     ddof: int = 1
     eps: float = 1e-6
     singleton: Singleton = "zero"
+    mean: Centre = option("group")
+    std_about: StdAbout = option("mean")
+    zero_std: ZeroStd = option("keep")
+    variance_floor: float = option(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveOneOut(AdvantageSpec):
+    """score - mean of the group's other scores: RLOO.
+
+    Attributes:
+        singleton: What a group of one gets.
+        batch_std: Whether the result is standardised once more over the batch, as TRL offers.
+        eps: Added to the batch's standard deviation.
+    """
+
+    kind: ClassVar[str] = "leave_one_out"
+
+    singleton: Singleton = "zero"
+    batch_std: bool = option(False)
+    eps: float = option(1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAtK(AdvantageSpec):
+    """The best sample of a group gets its lead over the second best; all others get 0.
+
+    Attributes:
+        std: `group` divides by the standard deviation of the group's scores; `none` does not.
+        ddof: Of the standard deviation.
+        eps: Added to it.
+        singleton: What a group of one gets.
+    """
+
+    kind: ClassVar[str] = "pass_at_k"
+
+    std: Literal["group", "none"] = "none"
+    ddof: int = 1
+    eps: float = 1e-6
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPG(AdvantageSpec):
+    """Group-centred scores times (samples / samples whose score is not 0) / `norm`.
+
+    Attributes:
+        norm: F_norm of the paper, a constant.
+        singleton: What a group of one gets, before the factor.
+    """
+
+    kind: ClassVar[str] = "gpg"
+
+    norm: float = 1.0
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxRL(AdvantageSpec):
+    """(score - mean of its group) / (mean of its group + eps).
+
+    Attributes:
+        eps: Added to the mean, so that a group without success gets 0.
+        singleton: What a group of one gets.
+    """
+
+    kind: ClassVar[str] = "max_rl"
+
+    eps: float = 1e-6
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthWeighted(AdvantageSpec):
+    """score - length-weighted mean of its group: OPO's optimal reward baseline.
+
+    Attributes:
+        singleton: What a group of one gets.
+    """
+
+    kind: ClassVar[str] = "length_weighted"
+    needs: ClassVar[tuple[str, ...]] = ("mask",)
+
+    singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormaliseThenSum(AdvantageSpec):
+    """Each reward normalised by its group, the weighted sum, then that by the batch: GDPO.
+
+    A reward with few values cannot be drowned by one with a large spread, as it is when rewards are
+    summed first.
+
+    Attributes:
+        std: Divisor of each reward's group-centred values.
+        ddof: Of both standard deviations.
+        eps: Added to the group's standard deviation.
+        batch_eps: Added to the batch's standard deviation.
+        mean: What is subtracted from each reward.
+        singleton: What a group of one gets of each reward.
+        zero_std: Where a reward's standard deviation is 0.
+    """
+
+    kind: ClassVar[str] = "normalise_then_sum"
+    needs: ClassVar[tuple[str, ...]] = ("rewards", "weights")
+
+    std: Scale = "group"
+    ddof: int = 1
+    eps: float = 1e-6
+    batch_eps: float = 1e-6
+    mean: Centre = option("group")
+    singleton: Singleton = option("zero")
+    zero_std: ZeroStd = option("keep")

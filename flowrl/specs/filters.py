@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from flowrl.specs.base import Spec
+from flowrl.specs.base import Spec, option
 
-__all__ = ["FilterSpec", "ZeroVariance"]
+__all__ = ["Difficulty", "FilterSpec", "ZeroVariance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,33 @@ class FilterSpec(Spec):
 class ZeroVariance(FilterSpec):
     """Removes groups whose scores differ by at most `tolerance`: they carry no gradient.
 
-    The comparison is max - min, not a standard deviation, which round-off can make positive for a
-    group of equal scores.
+    Attributes:
+        tolerance: The most that counts as equal.
+        measure: `spread` compares max - min; `std` a standard deviation, which round-off can make
+            positive for a group of equal scores.
+        ddof: Of the standard deviation.
+        singleton: Whether a group of one stays.
     """
 
     kind: ClassVar[str] = "zero_variance"
     reason: ClassVar[str] = "zero_variance"
 
     tolerance: float = 1e-8
+    measure: Literal["spread", "std"] = option("spread")
+    ddof: int = option(1)
+    singleton: Literal["remove", "keep"] = option("remove")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difficulty(FilterSpec):
+    """Keeps groups whose mean score lies strictly between `low` and `high`.
+
+    For scores of 0 and 1 the mean is the solve rate; `low=0, high=1` removes prompts that were
+    always or never solved.
+    """
+
+    kind: ClassVar[str] = "difficulty"
+    reason: ClassVar[str] = "difficulty"
+
+    low: float = 0.0
+    high: float = 1.0

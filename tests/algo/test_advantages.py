@@ -99,7 +99,7 @@ def test_an_unknown_specification_names_the_known_ones() -> None:
 
     with pytest.raises(GraphError, match="'strange'") as caught:
         resolve_advantage(Strange())
-    assert caught.value.expected == "group_relative"
+    assert "group_relative" in str(caught.value.expected)
 
 
 def test_resolving_an_advantage_imports_no_torch() -> None:

@@ -1,0 +1,107 @@
+"""What advantages are computed from, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.errors import RewardError
+
+__all__ = ["AdvantageBatch", "AdvantageResult", "Turns", "check_scores", "field_of"]
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Turns of all samples, end to end; turn m belongs to sample `samples[m]`.
+
+    Attributes:
+        samples: int `[M]`, in ascending order; turns of a sample are in order of time.
+        rewards: float `[M]`, the environment's reward after each turn.
+        states: int `[M]`; equal numbers stand for equal states of the environment before the turn.
+        tokens: int `[N, T]`, the turn each token belongs to; -1 where it belongs to none.
+    """
+
+    samples: Ints
+    rewards: Floats
+    states: Ints
+    tokens: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageBatch:
+    """N samples of at most T response tokens, padded.
+
+    A specification's `needs` says which optional fields it reads. Position t of all `[N, T]` arrays
+    speaks of the t-th token after the prompt, which baselines of a time step rely on.
+
+    Attributes:
+        scores: `[N]`, one a sample; of several rewards, their weighted sum.
+        groups: `[N]`; samples with equal numbers answer the same prompt, adjacent or not.
+        mask: `[N, T]`, 1 where the policy produced the token; it may have holes.
+        rewards: `[N, K]`, the rewards by themselves; NaN where one does not apply to a sample.
+        weights: `[K]`, of the rewards.
+        values: `[N, T]`, the critic's.
+        baselines: `[N]`, the score of the greedy answer to the same prompt.
+        logprobs: `[N, T]`, of the policy that produced the tokens.
+        reference_logprobs: `[N, T]`.
+        sum_pi_squared: `[N, T]`, the sum over the vocabulary of squared probabilities.
+        turns: Of rollouts of several turns.
+    """
+
+    scores: Floats
+    groups: Ints
+    mask: npt.NDArray[np.generic] | None = None
+    rewards: Floats | None = None
+    weights: Floats | None = None
+    values: Floats | None = None
+    baselines: Floats | None = None
+    logprobs: Floats | None = None
+    reference_logprobs: Floats | None = None
+    sum_pi_squared: Floats | None = None
+    turns: Turns | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageResult:
+    """Advantages, and what a critic is to learn.
+
+    Attributes:
+        advantages: float32 `[N]` or, per token, `[N, T]` with 0 off the mask.
+        returns: float32 `[N, T]` where the specification has rewards-to-go; else None.
+    """
+
+    advantages: npt.NDArray[np.float32]
+    returns: npt.NDArray[np.float32] | None = None
+
+
+def field_of(batch: AdvantageBatch, name: str, kind: str) -> npt.NDArray[np.float64]:
+    """An array of the batch as float64.
+
+    Raises:
+        ValueError: the batch does not hold it.
+    """
+    value = getattr(batch, name)
+    if value is None:
+        raise ValueError(f"the advantage {kind} needs {name}, which the batch does not hold")
+    return np.asarray(value, np.float64)
+
+
+def check_scores(scores: npt.ArrayLike, groups: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scores as float64 `[N]`.
+
+    Raises:
+        ValueError: scores and groups are not one-dimensional and of equal length.
+        RewardError: a score is not finite.
+    """
+    r, g = np.asarray(scores, np.float64), np.asarray(groups)
+    if r.ndim != 1 or r.shape != g.shape:
+        raise ValueError(f"scores {r.shape} and groups {g.shape} must be [N] alike")
+    if not np.isfinite(r).all():
+        row = int(np.argmin(np.isfinite(r)))
+        raise RewardError("a score is not finite", where=f"sample {row}", found=str(r[row]))
+    return r

@@ -1,0 +1,238 @@
+"""One advantage a sample, from the scores of its group and the batch. numpy only.
+
+All functions centre in float64, and a group of equal scores gets exactly 0, so that round-off is
+never amplified by a tiny divisor. A group of one has nothing to be compared with: `singleton` says
+whether it gets 0 or keeps its score.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult, check_scores, field_of
+from flowrl.algo.advantages.partition import Partition
+from flowrl.specs.advantage import (
+    GPG,
+    AdvantageSpec,
+    Centre,
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    MaxRL,
+    PassAtK,
+    Singleton,
+)
+
+__all__ = [
+    "centre_scores",
+    "gpg",
+    "group_relative",
+    "leave_one_out",
+    "length_weighted",
+    "max_rl",
+    "pass_at_k",
+    "standardise",
+]
+
+Array = npt.NDArray[np.float64]
+
+
+def group_relative(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+) -> npt.NDArray[np.float32]:
+    """Group-relative advantages.
+
+    For sample i of group g, with mean and standard deviation over the group (`std="group"`) or the
+    standard deviation over the whole batch (`std="batch"`)::
+
+        A_i = (r_i - mean_g) / (std + eps)    GRPO: Shao et al., DeepSeekMath, 2024, section 4.1.2
+        A_i =  r_i - mean_g                   `std="none"`: Liu et al., Dr.GRPO, 2025, section 3.2
+
+    The paper writes no eps; it is added outside the root, as TRL and verl do. A group of one has no
+    standard deviation: it gets 0, or with `singleton="raw"` its score divided by 1 + eps (by 1
+    where nothing is divided; by the batch's standard deviation for `std="batch"`), which is mean 0
+    and deviation 1 as in verl.
+
+    The other options say what is subtracted (`mean`), what deviations are measured from
+    (`std_about`), the least variance that is divided by (`variance_floor`, in verl's vectorised
+    form), and what happens where the deviation is 0 (`zero_std`). NeMo-RL's default is
+    `mean="group_others", std="group_others"`: n - 1 scores give the mean and the deviation.
+
+    Args:
+        scores: `[N]`, one score a sample.
+        groups: `[N]`; samples with equal numbers form a group, adjacent or not.
+        spec: Conventions.
+
+    Returns:
+        float32 `[N]`.
+
+    Raises:
+        ValueError: the arrays are not one-dimensional and of equal length.
+        RewardError: a score is not finite.
+    """
+    assert isinstance(spec, GroupRelative)
+    return standardise(check_scores(scores, groups), groups, spec).astype(np.float32)
+
+
+def standardise(scores: Array, groups: npt.ArrayLike, spec: GroupRelative) -> Array:
+    """`group_relative` in float64, without checks; a step of formulas that go on from there."""
+    r = scores
+    if not len(r):
+        return np.zeros(0)
+    group, batch = Partition.of(groups), Partition.whole(len(r))
+    centred = centre_scores(r, groups, spec.mean, spec.singleton)
+    about = centred if spec.std_about == "centre" else None
+    match spec.std:
+        case "none":
+            return centred
+        case "group":
+            variance = group.variance(r, spec.ddof, about)
+            if about is None:
+                variance = np.where(group.alone, 1.0, variance)
+        case "group_others":
+            variance = group.variance_of_others(r, spec.ddof)
+        case "batch":
+            variance = batch.variance(r, spec.ddof, about)
+    std = np.sqrt(np.maximum(variance, spec.variance_floor))
+    divisor = np.where((std == 0) & (spec.zero_std == "keep"), 1.0, std + spec.eps)
+    # With eps = 0 equal scores would divide 0 by 0.
+    return np.divide(centred, divisor, out=np.zeros(len(r)), where=divisor > 0)
+
+
+def centre_scores(
+    scores: Array, groups: npt.ArrayLike, mean: Centre, singleton: Singleton = "zero"
+) -> Array:
+    """Scores minus what `mean` names; float64 `[N]`.
+
+    `group_others` is the leave-one-out mean: r_i - (sum of the others) / (n - 1).
+
+    Args:
+        singleton: What is left of a score that has no others, where `mean` is a group's.
+    """
+    group, batch = Partition.of(groups), Partition.whole(len(scores))
+    match mean:
+        case "none":
+            return scores
+        case "group":
+            centred, alone = group.centred(scores), group.alone
+        case "group_others":
+            centred, alone = group.minus_others(scores), group.alone
+        case "batch":
+            return batch.centred(scores)
+        case "batch_others":
+            centred, alone = batch.minus_others(scores), batch.alone
+    return np.where(alone, scores, centred) if singleton == "raw" else centred
+
+
+def leave_one_out(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+) -> npt.NDArray[np.float32]:
+    """RLOO (Kool et al., 2019; Ahmadian et al., "Back to Basics", 2024, section 3.2)::
+
+        A_i = r_i - mean of r_j, j != i, over the group = n / (n - 1) (r_i - mean_g)
+
+    With `batch_std`, the result is standardised over the batch: (A - mean) / (std + eps), ddof 1.
+
+    Args and returns as `group_relative`.
+    """
+    assert isinstance(spec, LeaveOneOut)
+    r = check_scores(scores, groups)
+    advantages = centre_scores(r, groups, "group_others", spec.singleton)
+    if spec.batch_std:
+        whole = GroupRelative(std="batch", mean="batch", eps=spec.eps)
+        advantages = standardise(advantages, groups, whole)
+    return advantages.astype(np.float32)
+
+
+def pass_at_k(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+) -> npt.NDArray[np.float32]:
+    """Only the best sample of a group counts, by its lead::
+
+        A_i = (r_i - second best of the group) / (std_g + eps)    for the best sample
+        A_i = 0                                                   for the others
+
+    The leave-one-out gradient of the expected maximum of a group (Tang et al., "Optimizing Language
+    Models for Inference Time Objectives using Reinforcement Learning", 2025), where the baseline of
+    a sample is the maximum of the others. `std="none"` divides nothing.
+
+    Args and returns as `group_relative`.
+    """
+    assert isinstance(spec, PassAtK)
+    r = check_scores(scores, groups)
+    group = Partition.of(groups)
+    advantages = np.zeros(len(r))
+    order = np.lexsort((r, group.number))
+    ends = np.cumsum(group.size) - 1
+    several = group.size > 1
+    best, second = order[ends[several]], order[ends[several] - 1]
+    advantages[best] = r[best] - r[second]
+    if spec.std == "group":
+        divisor = np.sqrt(group.variance(r, spec.ddof)) + spec.eps
+        np.divide(advantages, divisor, out=advantages, where=divisor > 0)
+    if spec.singleton == "raw":
+        advantages = np.where(group.alone, r, advantages)
+    return advantages.astype(np.float32)
+
+
+def gpg(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+) -> npt.NDArray[np.float32]:
+    """Group policy gradient (Chu et al., GPG, 2025, section 3)::
+
+        A_i = alpha (r_i - mean_g) / norm,    alpha = B / number of samples whose score is not 0
+
+    alpha makes up for samples without gradient; the batch's B samples are all those given.
+
+    Args and returns as `group_relative`.
+    """
+    assert isinstance(spec, GPG)
+    r = check_scores(scores, groups)
+    alpha = len(r) / max(int(np.count_nonzero(r)), 1)
+    advantages = alpha * centre_scores(r, groups, "group", spec.singleton) / spec.norm
+    return advantages.astype(np.float32)
+
+
+def max_rl(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
+) -> npt.NDArray[np.float32]:
+    """Maximum-likelihood reinforcement learning ("Maximum Likelihood Reinforcement Learning")::
+
+        A_i = (r_i - mean_g) / (mean_g + eps)
+
+    For scores of 0 and 1 it is the gradient of the log of the solve rate rather than of the rate:
+    rare successes weigh more. Negative means are divided by as they are.
+
+    Args and returns as `group_relative`.
+    """
+    assert isinstance(spec, MaxRL)
+    r = check_scores(scores, groups)
+    group = Partition.of(groups)
+    divisor = group.mean(r)[group.number] + spec.eps
+    centred = group.centred(r)
+    advantages = np.divide(centred, divisor, out=np.zeros(len(r)), where=divisor != 0)
+    if spec.singleton == "raw":
+        advantages = np.where(group.alone, r, advantages)
+    return advantages.astype(np.float32)
+
+
+def length_weighted(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+    """OPO (Hao et al., "On-Policy RL with Optimal Reward Baseline", 2025, section 3)::
+
+        A_i = r_i - sum_j l_j r_j / sum_j l_j    over the group, l = response tokens
+
+    A group without any response token has the baseline 0.
+    """
+    assert isinstance(spec, LengthWeighted)
+    r = check_scores(batch.scores, batch.groups)
+    length = (field_of(batch, "mask", spec.kind) > 0).sum(1).astype(np.float64)
+    group = Partition.of(batch.groups)
+    total = group.sum(length)
+    # Weighted means of deviations, so that equal scores give exactly 0.
+    centred = group.centred(r)
+    shift = np.divide(group.sum(length * centred), total, out=np.zeros_like(total), where=total > 0)
+    advantages = centred - shift[group.number]
+    advantages = np.where((total == 0)[group.number], r, advantages)
+    advantages = np.where(group.alone, r if spec.singleton == "raw" else 0.0, advantages)
+    return AdvantageResult(advantages=advantages.astype(np.float32))
