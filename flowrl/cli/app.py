@@ -74,6 +74,18 @@ def graph(
         str, typer.Option("--format", help="tree, text, mermaid, dot or json.")
     ] = "tree",
     level: Annotated[str, typer.Option("--level", help="traced or lowered.")] = "traced",
+    print_after: Annotated[
+        list[str] | None,
+        typer.Option("--print-after", metavar="PASS", help="Show the graph after this pass."),
+    ] = None,
+    disable_pass: Annotated[
+        list[str] | None,
+        typer.Option("--disable-pass", metavar="PASS", help="Lower without this pass."),
+    ] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="OTHER", help="Show what OTHER does differently."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
     ] = None,
@@ -83,7 +95,15 @@ def graph(
     """Show a workflow as a graph."""
     from flowrl.cli import graph as command
 
-    command.run(target, overrides or [], "json" if json else format, level, output)
+    options = command.GraphOptions(
+        form="json" if json else format,
+        level=level,
+        print_after=print_after or (),
+        disable_pass=disable_pass or (),
+        diff=diff,
+        output=output,
+    )
+    command.run(target, overrides or [], options)
 
 
 @app.command()

@@ -1,61 +1,127 @@
-"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot or JSON."""
+"""`flowrl graph`: a workflow as a tree, text, Mermaid, dot or JSON, or beside another one."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cli.output import write_output
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
-from flowrl.viz import render
+from flowrl.passes import Context, run_passes
+from flowrl.viz import render, render_diff
 
-__all__ = ["run"]
+__all__ = ["GraphOptions", "run"]
 
 FORMATS = ("tree", "text", "mermaid", "dot", "json")
 LEVELS = ("traced", "lowered")
 
 
-def run(target: str, overrides: Sequence[str], form: str, level: str, output: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """What `flowrl graph` was asked for.
+
+    Attributes:
+        form: How the graph is drawn.
+        level: Of the graph; looking at passes lowers it whatever this says.
+        print_after: Passes after which the graph is shown, in the place of the last one.
+        disable_pass: Passes that are left out.
+        diff: The workflow or config whose graph is compared with the first one.
+        output: A file to write to.
+    """
+
+    form: str = "tree"
+    level: str = "traced"
+    print_after: Sequence[str] = ()
+    disable_pass: Sequence[str] = ()
+    diff: str | None = None
+    output: Path | None = None
+
+
+def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     """Traces `target` and prints or writes its graph.
 
     Raises:
-        ConfigError: an unknown format or level, overrides without a config, no such target.
-        TraceError, GraphError: the workflow is wrong.
+        ConfigError: an unknown format, level or pass, options that exclude each other, overrides
+            without a config, no such target.
+        TraceError, GraphError: a workflow is wrong.
     """
-    _one_of("--format", form, FORMATS)
-    _one_of("--level", level, LEVELS)
-    graph = _load(target, overrides, level)
-    color = output is None and sys.stdout.isatty()
-    text = render(graph, form, color=color)
+    _check(options)
+    _check_overrides(target, overrides, options)
+    written: list[str] = []
+    graph = _load(target, overrides, options, written)
+    if options.diff is not None:
+        text = render_diff(graph, _load(options.diff, overrides, options, written))
+    elif options.print_after:
+        text = "\n".join(written)
+    else:
+        color = options.output is None and sys.stdout.isatty()
+        text = render(graph, options.form, color=color)
     text = text if text.endswith("\n") else text + "\n"
-    if output is None:
+    if options.output is None:
         sys.stdout.write(text)
     else:
-        write_output(output, text)
+        write_output(options.output, text)
 
 
-def _load(target: str, overrides: Sequence[str], level: str) -> Graph:
-    if target.endswith((".yaml", ".yml")):
-        from flowrl import api
+def _check(options: GraphOptions) -> None:
+    _one_of("--format", options.form, FORMATS)
+    _one_of("--level", options.level, LEVELS)
+    for option, given in (("--diff", options.diff), ("--print-after", options.print_after)):
+        if given and options.form not in ("tree", "text"):
+            raise ConfigError(
+                f"{option} gives text, and no {options.form}",
+                where=option,
+                hint="leave --format and --json out",
+            )
+    if options.diff is not None and options.print_after:
+        raise ConfigError(
+            "--diff and --print-after cannot be given together",
+            where="--print-after",
+            hint="compare the lowered graphs: --diff OTHER --level lowered",
+        )
 
-        stage = api.compile(None, Path(target), overrides=overrides).stages[-1]
-        return stage.graph if level == "lowered" else stage.traced
-    if overrides:
+
+def _check_overrides(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
+    if overrides and not any(map(_is_config, (target, options.diff or ""))):
         raise ConfigError(
             "overrides need a config file",
             where=overrides[0],
             hint=f"`flowrl graph CONFIG.yaml {overrides[0]}`",
         )
-    from flowrl.program.registry import load_workflow
 
-    workflow = load_workflow(target)
-    if level == "lowered":
-        from flowrl.compiler import lower
 
-        return lower(workflow)
-    return workflow.trace()
+def _is_config(target: str) -> bool:
+    return target.endswith((".yaml", ".yml"))
+
+
+def _load(
+    target: str, overrides: Sequence[str], options: GraphOptions, written: list[str]
+) -> Graph:
+    """The graph of a target; appends to `written` what `--print-after` asks for."""
+    inspects = bool(options.print_after or options.disable_pass)
+    if _is_config(target):
+        from flowrl import api
+
+        stage = api.compile(None, Path(target), overrides=overrides).stages[-1]
+        if options.level == "lowered" and not inspects:
+            return stage.graph
+        traced, context = stage.traced, stage.context
+    else:
+        from flowrl.program.registry import load_workflow
+
+        traced, context = load_workflow(target).trace(), Context()
+    if options.level == "traced" and not inspects:
+        return traced
+    return run_passes(
+        traced,
+        context,
+        print_after=options.print_after,
+        disable=options.disable_pass,
+        write=written.append,
+    )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

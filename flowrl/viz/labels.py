@@ -116,18 +116,17 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def cost_note(node: Node) -> str | None:
-    """What a node costs at most, in a line: `1.2 TFLOP, gives 3.0 MiB, activations 41 MiB`."""
+    """What a model's node costs: `at most 1.2 TFLOP, output 3.0 MiB, activations 41 MiB`."""
     cost = node.attr("cost")
-    if not isinstance(cost, NodeCost):
+    if not isinstance(cost, NodeCost) or not cost.flops:
         return None
-    notes = [_operations(cost.flops)] if cost.flops else []
     sizes = {
-        "gives": cost.output_bytes,
+        "output": cost.output_bytes,
         "activations": cost.activation_bytes,
         "KV cache": cost.kv_bytes,
     }
-    notes += [f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes.items() if nbytes]
-    return "at most " + ", ".join(notes) if notes else None
+    notes = [f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes.items() if nbytes]
+    return ", ".join([f"at most {_operations(cost.flops)}", *notes])
 
 
 def _operations(flops: int) -> str:

@@ -107,6 +107,27 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
     "output folder": (["graph", "grpo", "-o", "no/graph.txt"], ["--output", "no folder no"]),
     "output form": (["plan", "tiny.yaml", "-o", "plan.txt"], ["plan.txt", ".json or .yaml"]),
     "graph form": (["graph", "grpo", "--format", "picture"], ["picture", "tree"]),
+    "unknown pass to look at": (
+        ["graph", "grpo", "--print-after", "insert_sync"],
+        ["no pass is called 'insert_sync'", "insert_weight_sync"],
+    ),
+    "unknown pass to leave out": (
+        ["graph", "grpo", "--disable-pass", "fill_default"],
+        ["no pass is called 'fill_default'", "did you mean 'fill_defaults'?"],
+    ),
+    "diff as a picture": (
+        ["graph", "grpo", "--diff", "sft", "--format", "mermaid"],
+        ["--diff gives text, and no mermaid", "--format"],
+    ),
+    "after a pass as JSON": (
+        ["graph", "grpo", "--print-after", "fill_defaults", "--json"],
+        ["--print-after gives text, and no json"],
+    ),
+    "diff and passes": (
+        ["graph", "grpo", "--diff", "sft", "--print-after", "fill_defaults"],
+        ["cannot be given together", "--level lowered"],
+    ),
+    "diff with nothing": (["graph", "grpo", "--diff", "nothing.py"], ["no file nothing.py"]),
     "graph overrides": (["graph", "grpo", "seed=3"], ["need a config file"]),
     "handle as a condition": (["graph", "condition.py"], ["condition.py:7", "fl.filter"]),
     "handle in a comparison": (["graph", "comparison.py"], ["comparison.py:7", "fl.filter"]),

@@ -31,6 +31,12 @@ def mine(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
     actor.update(rollout, scores)
 """
 
+OTHER = PROGRAM.replace("scores = ", "found = ").replace("rollout, scores", "rollout, found")
+OTHER = OTHER.replace(", found)", ", found, loss=fl.loss.policy_clip(0.1))")
+
+AFTER = ["--print-after", "fill_defaults", "--print-after", "insert_weight_sync"]
+LOWERED_WITHOUT_KL = ["--level", "lowered", "args.kl=0"]
+
 # Reading commands by name; none of them needs a tensor library.
 READING = {
     "tree": ["graph", "mine.py"],
@@ -43,6 +49,14 @@ READING = {
     "registered": ["graph", "grpo", "--format", "text"],
     "lowered": ["graph", "tiny.yaml", "--level", "lowered", "args.kl=0", "--format", "text"],
     "to a file": ["graph", "mine.py", "-o", "graph.mmd", "--format", "mermaid"],
+    "lowered as a tree": ["graph", "tiny.yaml", "--level", "lowered", "args.kl=0"],
+    "lowered as JSON": ["graph", "tiny.yaml", "--level", "lowered", "args.kl=0", "--json"],
+    "after passes": ["graph", "mine.py", *AFTER],
+    "after a pass of a config": ["graph", "tiny.yaml", "--print-after", "annotate_cost"],
+    "without a pass": ["graph", "mine.py", "--disable-pass", "insert_weight_sync"],
+    "diff": ["graph", "mine.py", "--diff", "other.py"],
+    "diff with itself": ["graph", "mine.py", "--diff", "mine.py:mine", "--level", "lowered"],
+    "diff with a config": ["graph", "mine.py", "--diff", "tiny.yaml", *LOWERED_WITHOUT_KL],
     "plan": ["plan", "tiny.yaml"],
     "plan --json": ["plan", "tiny.yaml", "--json"],
     "plan, overrides around": ["plan", "tiny.yaml", "train.group_size=2", "--json", "seed=1"],
@@ -61,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("commands")
     write_config(path)
     (path / "mine.py").write_text(PROGRAM)
+    (path / "other.py").write_text(OTHER)
     return path
 
 
@@ -90,6 +105,45 @@ def test_graphs_are_drawn_in_the_form_asked_for(reading: dict[str, Ended], folde
     assert reading["--json"].out == reading["json"].out
     assert "sync" in reading["lowered"].out
     assert "reference" not in reading["lowered"].out
+
+
+def test_costs_stand_in_the_lowered_graph_of_a_config(reading: dict[str, Ended]):
+    assert re.search(r"at most [\d.]+ MFLOP, output .* KV cache", reading["lowered as a tree"].out)
+    nodes = {node["id"]: node for node in json.loads(reading["lowered as JSON"].out)["nodes"]}
+    assert nodes["actor.update"]["attrs"]["cost"]["flops"] > 0
+    assert "attr cost = cost:upper_bound(flops=" in reading["after a pass of a config"].out
+
+
+def test_the_graph_is_shown_after_each_pass_that_was_asked_for_and_nothing_else(
+    reading: dict[str, Ended],
+):
+    first, second = reading["after passes"].out.split("# after ")[1:]
+    assert first.startswith("fill_defaults\n\ngraph mine traced\n")
+    assert "loss:policy_clip" in first
+    assert "actor.sync" not in first
+    assert second.startswith("insert_weight_sync\n\ngraph mine traced\n")
+    assert "actor.sync = sync by actor" in second
+
+
+def test_a_graph_without_a_pass_is_lowered_by_the_others(reading: dict[str, Ended]):
+    out = reading["without a pass"].out
+    assert "actor.sync" not in out
+    assert "advantage  group_relative" in out
+
+
+def test_a_diff_shows_what_differs_and_not_how_variables_are_called(reading: dict[str, Ended]):
+    assert reading["diff"].out.splitlines() == [
+        "mine (traced) -> mine (traced): 1 changed",
+        "",
+        "actor.update",
+        "  - attr loss = null",
+        '  + attr loss = loss:policy_clip(clip_low=0.1, clip_high=0.1, aggregation="token-mean")',
+    ]
+    assert reading["diff with itself"].out == "mine (lowered) -> mine (lowered): no difference\n"
+    with_config = reading["diff with a config"].out
+    assert with_config.startswith("mine (lowered) -> grpo (lowered): 1 added, 4 changed\n")
+    assert "\n+ filter = filter\n" in with_config
+    assert "cost" not in with_config
 
 
 def test_a_plan_is_json_and_nothing_else_and_reads_back(reading: dict[str, Ended], folder: Path):
