@@ -72,9 +72,7 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
             ratio.clamp(spec.positive_low, spec.positive_high),
             ratio.clamp(spec.negative_low, spec.negative_high),
         )
-    return TokenLoss(
-        values=-weight * step.advantages * step.logprobs, means={"taper_mean": weight}
-    )
+    return TokenLoss(values=-weight * step.advantages * step.logprobs, means={"taper_mean": weight})
 
 
 @policy_loss(VESPO)

@@ -50,8 +50,8 @@ class Spec:
     def to_json(self) -> dict[str, Scalar]:
         """`{"kind": ..., field: value, ...}` with every field, in the order of definition."""
         values: dict[str, Scalar] = {"kind": self.kind}
-        for field in fields(self):  # type: ignore[arg-type]
-            values[field.name] = getattr(self, field.name)
+        for f in fields(self):  # type: ignore[arg-type]
+            values[f.name] = getattr(self, f.name)
         return values
 
     def __str__(self) -> str:

@@ -16,7 +16,8 @@ import torch
 
 from flowrl.algo.advantages import group_relative
 from flowrl.algo.kl import estimate
-from flowrl.algo.losses import TokenBatch, aggregate, policy_clip, sample_weights
+from flowrl.algo.losses import TokenBatch, aggregate, sample_weights
+from flowrl.algo.losses_clip import policy_clip
 from flowrl.specs import GroupRelative, PolicyClip
 
 Case = dict[str, Any]

@@ -1,0 +1,404 @@
+"""Which of flowrl's losses a library computes, by the library's own options.
+
+A recipe is all that differs between libraries: the loss, the denominators, a KL term. Numbers that
+a library fixes in its code and does not name among its options are read from the case's convention.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.specs.loss import (
+    CISPO,
+    DPPO,
+    GMPO,
+    SAPO,
+    VESPO,
+    Correction,
+    KLCov,
+    LossSpec,
+    Reinforce,
+    Rejection,
+    gspo,
+    mask_outside,
+    policy_clip,
+    reject,
+    truncate,
+)
+from flowrl.specs.loss.make import PolicyOptions
+from flowrl.specs.loss.policy import correction_fields
+from flowrl.testing.oracles.case import Case
+from flowrl.testing.oracles.loss_aggregation import Denominators, name_of
+
+__all__ = ["RECIPES", "KLTerm", "Recipe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLTerm:
+    """A KL penalty on the reference policy inside a loss.
+
+    Attributes:
+        estimator: Its name here.
+        coefficient: Its factor.
+        clamp_input, clamp_output: Clamps.
+        weight: Factor of each token: none, the detached-value ratio exp(lp - sg(lp)) whose gradient
+            is the score function's, or the ratio to the behaviour policy.
+    """
+
+    estimator: str
+    coefficient: float
+    clamp_input: float | None = None
+    clamp_output: float | None = None
+    weight: str = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to compute a library's loss with flowrl."""
+
+    spec: LossSpec
+    denominators: Denominators
+    kl: KLTerm | None = None
+
+
+_TWENTY: PolicyOptions = {"min_log_ratio": -20.0, "max_log_ratio": 20.0}
+_LEAST_WEIGHT = math.exp(-20)
+"""verl and SkyRL clamp the logarithm of a weight to 20 on both sides before truncating it."""
+
+
+def _verl(case: Case) -> Recipe:
+    o: Mapping[str, Any] = case.options
+    loss = str(o["loss"])
+    both = o.get("clip_ratio", 0.2)
+    low, high = o.get("clip_ratio_low", both), o.get("clip_ratio_high", both)
+    extra: Mapping[str, Any] = o.get("global_batch_info") or {}
+    by_sample = loss in {"gspo", "sapo", "gmpo"}
+    mode = str(o.get("agg") or ("seq-mean-token-mean" if by_sample else "token-mean"))
+    denominators = Denominators(
+        name_of(mode),
+        count_empty=loss == "gmpo",
+        num_tokens=extra.get("batch_num_tokens"),
+        num_samples=extra.get("global_batch_size"),
+        dp_size=int(extra.get("dp_size") or 1),
+    )
+    if denominators.aggregation == "constant":
+        scale = extra.get("loss_scale_factor") or case.mask.shape[1]
+        denominators = denominators._replace(max_tokens=scale, num_samples=1, dp_size=1)
+    clamp: dict[str, Any] = {"anchor": "old", **_TWENTY}
+    spec: LossSpec
+    if loss.startswith("ppo_clip"):
+        correction = None
+        if "level" in o:
+            correction = truncate(
+                o["threshold"],
+                low=_LEAST_WEIGHT,
+                level=o["level"],
+                normalise=bool(o.get("batch_normalize")),
+            )
+        spec = policy_clip(
+            low, high, dual_clip=o.get("clip_ratio_c"), correction=correction, **clamp
+        )
+    elif loss == "gspo":
+        spec = gspo(low, high, ratio="sequence-token", anchor="old", max_log_ratio=10.0)
+    elif loss == "cispo":
+        spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, **clamp)
+    elif loss == "gmpo":
+        spec = GMPO(clip_low=low, clip_high=high, anchor="old")
+    elif loss == "sapo":
+        spec = SAPO(
+            tau_positive=o.get("tau_pos", 1.0), tau_negative=o.get("tau_neg", 1.05), **clamp
+        )
+    elif loss == "gpg":
+        spec = Reinforce()
+    elif loss == "kl_cov":
+        spec = KLCov(fraction=o["kl_cov_ratio"], coefficient=o["ppo_kl_coef"], anchor="old")
+    else:
+        raise ValueError(f"no recipe for verl's {loss}")
+    return Recipe(spec=spec, denominators=denominators)
+
+
+def _skyrl(case: Case) -> Recipe:
+    o = case.options
+    name = str(o["loss"])
+    low, high = o["eps_clip_low"], o["eps_clip_high"]
+    reduction = name_of(str(o["reduction"]))
+    denominators = Denominators(reduction, max_tokens=o.get("max_seq_len") or 0)
+    clamp: dict[str, Any] = {"anchor": "old", **_TWENTY}
+    behaviour: dict[str, Any] = {**clamp, "anchor": "behaviour"}
+    spec: LossSpec
+    if name.startswith("gspo"):
+        spec = gspo(low, high, ratio="sequence-token", anchor="old", max_log_ratio=10.0)
+    elif name.startswith("cispo"):
+        spec = CISPO(
+            ratio_low=1 - o["cispo_eps_clip_low"],
+            ratio_high=1 + o["cispo_eps_clip_high"],
+            **(behaviour if "rollout" in name else clamp),
+        )
+    elif name.startswith("sapo"):
+        spec = SAPO(tau_positive=o["tau_pos"], tau_negative=o["tau_neg"], **clamp)
+    elif name.startswith("rollout_is"):
+        spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, outside="zero", **behaviour)
+    elif name.startswith("dppo"):
+        spec = DPPO(limit=_number(r"more than (\S+)", case, 0.1), **behaviour)
+    else:
+        spec = policy_clip(
+            low,
+            high,
+            dual_clip=o.get("clip_ratio_c"),
+            correction=_skyrl_weights(case, name),
+            rejection=_skyrl_mask(case, name),
+            **clamp,
+        )
+    return Recipe(spec=spec, denominators=denominators)
+
+
+def _skyrl_weights(case: Case, name: str) -> Correction | None:
+    if not name.startswith("tis"):
+        return None
+    cap = _number(r"min\(exp\(.*?\),([\d.]+)\)", case, 2.0)
+    return truncate(cap, low=_LEAST_WEIGHT, level="sequence" if "seq" in name else "token")
+
+
+def _skyrl_mask(case: Case, name: str) -> Rejection | None:
+    if not name.endswith("mask"):
+        return None
+    low, high = _bounds(case)
+    level = "sequence-mean" if "geo" in name else "sequence-sum" if "seq" in name else "token"
+    return reject(low=-math.log(high), high=-math.log(low), level=level, estimator="k1")  # type: ignore[arg-type]
+
+
+def _nemo(case: Case) -> Recipe:
+    o = case.option
+    low, high = o("ratio_clip_min"), o("ratio_clip_max")
+    valid = float(case.array("sample_mask").sum())
+    token_level = o("token_level_loss", True)
+    denominators = Denominators("token-mean" if token_level else "sequence-mean-token-mean")
+    denominators = denominators._replace(num_samples=valid)
+    sequence = bool(o("sequence_level_importance_ratios", False))
+    correction, rejection = _nemo_correction(case, sequence)
+    extra: dict[str, Any] = {"anchor": "old"}
+    spec: LossSpec
+    if o("disable_ppo_ratio", False):
+        spec = Reinforce(**extra, **correction_fields(correction, rejection))  # type: ignore[arg-type]
+    elif o("use_cispo", False):
+        fields: Any = correction_fields(correction, rejection)
+        spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, **extra, **fields)
+    else:
+        spec = policy_clip(
+            low,
+            high,
+            dual_clip=o("ratio_clip_c"),
+            ratio="sequence" if sequence else "token",
+            correction=correction,
+            rejection=rejection,
+            **extra,
+        )
+    coefficient = o("reference_policy_kl_penalty", 0.0)
+    kl = None
+    if coefficient:
+        kl = KLTerm(
+            estimator=o("reference_policy_kl_type", "k3"),
+            coefficient=coefficient,
+            clamp_input=o("kl_input_clamp_value", 20.0),
+            clamp_output=o("kl_output_clamp_value", 10.0),
+            weight="behaviour" if o("use_on_policy_kl_approximation", False) else "score",
+        )
+    return Recipe(spec=spec, denominators=denominators, kl=kl)
+
+
+def _nemo_correction(case: Case, sequence: bool) -> tuple[Correction | None, Rejection | None]:
+    if not case.option("use_importance_sampling_correction", False):
+        return None, None
+    kind = case.option("truncated_importance_sampling_type")
+    high = case.option("truncated_importance_sampling_ratio")
+    low = case.option("truncated_importance_sampling_ratio_min") or 0.0
+    level: Any = "sequence" if sequence else "token"
+    if high is None:
+        return truncate(None, level=level), None
+    if kind == "icepop":
+        return mask_outside(low, high, level=level), None
+    if kind == "seq-mask-tis":
+        return truncate(None, level=level), _geometric(low, high)
+    return truncate(high, low=low, level=level), None
+
+
+def _geometric(low: float, high: float) -> Rejection:
+    """Samples are kept whose geometric mean of old / behaviour lies within the bounds."""
+    most = -math.log(low) if low > 0 else None
+    return reject(low=-math.log(high), high=most, level="sequence-mean", estimator="k1")
+
+
+def _openrlhf(case: Case) -> Recipe:
+    o = case.option
+    gspo_loss = o("policy_loss_type") == "gspo"
+    correction, rejection = None, None
+    if o("enable_vllm_is_correction", False):
+        low, high = o("vllm_is_truncated_threshold")
+        kind = o("vllm_is_correction_type", "tis")
+        if kind == "icepop":
+            correction = mask_outside(low, high)
+        elif kind == "seq-mask-tis":
+            correction, rejection = truncate(None), _geometric(low, high)
+        else:
+            correction = truncate(high, low=low)
+    clamp: dict[str, Any] = {"anchor": "old", **({} if gspo_loss else _TWENTY)}
+    spec = policy_clip(
+        o("clip_eps_low", 0.2),
+        o("clip_eps_high", 0.2),
+        dual_clip=o("dual_clip"),
+        ratio="sequence" if gspo_loss else "token",
+        correction=correction,
+        rejection=rejection,
+        **clamp,
+    )
+    by_token = o("token_level_loss", True) and not gspo_loss
+    mode = "token-mean" if by_token else "seq-mean-token-mean"
+    return Recipe(spec=spec, denominators=Denominators(name_of(mode), count_empty=False))
+
+
+def _trl(case: Case) -> Recipe:
+    o = case.option
+    kind = str(o("loss_type"))
+    low, high = o("epsilon_low"), o("epsilon_high")
+    level: Any = "sequence" if o("importance_sampling_level") == "sequence" else "token"
+    spec: LossSpec
+    if kind == "cispo":
+        spec = CISPO(ratio_high=high, anchor="old")
+    elif kind == "sapo":
+        spec = SAPO(
+            tau_positive=o("sapo_temperature_pos", 1.0),
+            tau_negative=o("sapo_temperature_neg", 1.05),
+            anchor="old",
+        )
+    elif kind == "vespo":
+        spec = VESPO(
+            k_positive=_number(r"k\+=([\d.]+)", case, 2.0),
+            lambda_positive=_number(r"lam\+=([\d.]+)", case, 3.0),
+            k_negative=_number(r"k-=([\d.]+)", case, 3.0),
+            lambda_negative=_number(r"lam-=([\d.]+)", case, 2.0),
+            anchor="old",
+            min_log_ratio=-20.0,
+            max_log_ratio=20.0,
+        )
+    else:
+        spec = policy_clip(low, high, ratio_cap=o("delta"), ratio=level, anchor="old")
+    denominators = {
+        "bnpo": Denominators("token-mean"),
+        "dr_grpo": Denominators("constant", max_tokens=o("max_completion_length")),
+        "luspo": Denominators("sequence-mean-token-sum"),
+    }.get(kind, Denominators("sequence-mean-token-mean"))
+    if kind in {"dapo", "cispo", "vespo"}:
+        denominators = Denominators("token-mean", num_tokens=o("num_items_in_batch"))
+    beta = o("beta", 0.0)
+    kl = KLTerm(estimator="k3", coefficient=beta) if beta else None
+    return Recipe(spec=spec, denominators=denominators, kl=kl)
+
+
+def _slime(case: Case) -> Recipe:
+    o = case.options
+    both = o.get("eps_clip", 0.2)
+    low, high = o.get("clip_ratio_low", both), o.get("clip_ratio_high", o.get("eps_clip_high"))
+    high = low if high is None else high
+    spec: LossSpec
+    if o["loss"] == "cispo":
+        spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, anchor="old")
+    else:
+        level: Any = "sequence" if o["loss"] == "gspo" else "token"
+        spec = policy_clip(low, high, dual_clip=o.get("eps_clip_c"), ratio=level, anchor="old")
+    return Recipe(spec=spec, denominators=Denominators("token-mean"))
+
+
+def _areal(case: Case) -> Recipe:
+    o = case.option
+    low = o("eps_clip")
+    sequence = o("importance_sampling_level") == "sequence"
+    correction, rejection = _areal_correction(case)
+    spec = policy_clip(
+        low,
+        o("eps_clip_higher"),
+        dual_clip=o("c_clip"),
+        ratio="sequence" if sequence else "token",
+        average_advantages=sequence,
+        correction=correction,
+        rejection=rejection,
+        anchor="old",
+    )
+    return Recipe(spec=spec, denominators=Denominators("token-mean"))
+
+
+def _areal_correction(case: Case) -> tuple[Correction | None, Rejection | None]:
+    rule = case.option("rejection")
+    if rule is None:
+        return None, None
+    low, high, metric = rule.get("lower"), rule.get("upper"), rule.get("metric", "ratio")
+    by_sample = rule["level"] == "sequence"
+    level: Any = ("sequence" if rule.get("agg") == "sum" else "geometric") if by_sample else "token"
+    if metric == "ratio":
+        make = truncate if rule["action"] == "clamp" else mask_outside
+        return make(low=low or 0.0, high=high, level=level), None
+    where: Any = f"sequence-{rule.get('agg', 'mean')}" if by_sample else "token"
+    estimator: Any = metric.removeprefix("kl_")
+    return truncate(None, level=level), reject(low=low, high=high, level=where, estimator=estimator)
+
+
+def _msrl(case: Case) -> Recipe:
+    o = case.options
+    both = o.get("clip_ratio", 0.2)
+    entropy = o.get("entropy_coef", 0.0)
+    spec = policy_clip(
+        o.get("clip_ratio_low", both),
+        o.get("clip_ratio_high", both),
+        anchor="old",
+        entropy=entropy,
+    )
+    kl = None
+    if o.get("kl_coef"):
+        name = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}.get(o["kl_type"], o["kl_type"])
+        clamps: dict[str, float] = (
+            {"clamp_input": 20.0, "clamp_output": 10.0} if name == "k3" else {}
+        )
+        kl = KLTerm(estimator=name, coefficient=o["kl_coef"], **clamps)  # type: ignore[arg-type]
+    return Recipe(spec=spec, denominators=Denominators(name_of(o["agg"])), kl=kl)
+
+
+def _roll(case: Case) -> Recipe:
+    o = case.options
+    level: Any = "sequence" if o.get("ratio_level") in {"seq", "sequence"} else "token"
+    spec = policy_clip(
+        o["clip_ratio_low"],
+        o["clip_ratio_high"],
+        dual_clip=o.get("clip_ratio_c"),
+        ratio=level,
+        anchor="old",
+    )
+    mode = o.get("agg", "seq-mean-token-mean")
+    return Recipe(spec=spec, denominators=Denominators(name_of(mode)))
+
+
+RECIPES: Mapping[str, Callable[[Case], Recipe]] = {
+    "verl": _verl,
+    "skyrl": _skyrl,
+    "nemo": _nemo,
+    "openrlhf": _openrlhf,
+    "trl": _trl,
+    "slime": _slime,
+    "areal": _areal,
+    "msrl": _msrl,
+    "roll": _roll,
+}
+
+
+def _number(pattern: str, case: Case, default: float) -> float:
+    found = re.search(pattern, case.convention)
+    return float(found[1].rstrip(".,;")) if found else default
+
+
+def _bounds(case: Case) -> tuple[float, float]:
+    found = re.search(r"\[([\d.]+),\s*([\d.]+)\]", case.convention)
+    if found is None:
+        raise ValueError("the case does not say within which bounds a token or sample is kept")
+    return float(found[1]), float(found[2])
