@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from flowrl.specs.loss import Aggregation
 
-__all__ = ["aggregate", "sample_weights"]
+__all__ = ["sample_weights"]
 
 Weights = npt.NDArray[np.float64]
 
@@ -97,12 +96,3 @@ def _prompt_weights(
         prompts = num_prompts
     weights: Weights = (n > 0) / np.maximum(tokens, 1)[number] / max(prompts, 1)
     return weights
-
-
-def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
-    """Sum of per-token losses times weights; all of `[R]`, the result a scalar.
-
-    Args:
-        token_weights: `sample_weights` of each token's sample.
-    """
-    return torch.dot(values, token_weights.to(values.dtype))

@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from flowrl.algo.aggregation import aggregate, sample_weights
+from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
 from flowrl.algo.segments import Segments
 from flowrl.specs.loss import CrossEntropy, LossSpec, PolicyLoss
@@ -248,6 +248,15 @@ def _with_bonus(step: PolicyStep, terms: TokenLoss) -> TokenLoss:
         return terms
     entropy = given(step.batch, "entropy", f"the entropy bonus of {step.name}")
     return replace(terms, values=terms.values - step.spec.entropy * entropy)
+
+
+def aggregate(values: torch.Tensor, token_weights: torch.Tensor) -> torch.Tensor:
+    """Sum of per-token losses times weights; all of `[R]`, the result a scalar.
+
+    Args:
+        token_weights: `sample_weights` of each token's sample.
+    """
+    return torch.dot(values, token_weights.to(values.dtype))
 
 
 def cross_entropy(logprobs: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
+from flowrl.algo.aggregation import sample_weights
 from flowrl.errors import GraphError
 from flowrl.specs import KL, AdvantageSpec, Aggregation, FilterSpec, LossSpec, Spec
 
@@ -68,6 +69,18 @@ class LossFunction:
         """Of the specification; `token-mean` where a loss does not name one."""
         named: Aggregation = getattr(self.spec, "aggregation", "token-mean")
         return named
+
+    def sample_weights(
+        self, response_lengths: npt.ArrayLike, groups: npt.ArrayLike, *, max_tokens: int
+    ) -> npt.NDArray[np.float64]:
+        """`[S]`, the weight of each sample's tokens in the loss of a whole mini-batch."""
+        return sample_weights(
+            response_lengths,
+            self.aggregation,
+            max_tokens=max_tokens,
+            groups=groups,
+            count_empty=self.spec.count_empty,
+        )
 
     def __call__(self, logprobs: torch.Tensor, batch: TokenBatch) -> TokenLoss:
         return self.function(logprobs, batch, self.spec)

@@ -73,12 +73,14 @@ class TrainBatch:
     Attributes:
         sequences: The samples.
         behaviour_logprobs: Of the policy that produced the tokens, at the rollout's temperature.
+        old_logprobs: Of the trained policy at the start of the step, at the same temperature.
         reference_logprobs: Of the reference policy, at the same temperature.
         advantages: One value a token; a per-sample advantage is repeated over its response.
     """
 
     sequences: SequenceBatch
     behaviour_logprobs: Floats | None = None
+    old_logprobs: Floats | None = None
     reference_logprobs: Floats | None = None
     advantages: Floats | None = None
 
@@ -105,6 +107,7 @@ class TrainBatch:
                 groups=seq.groups[list(rows)],
             ),
             behaviour_logprobs=pick(self.behaviour_logprobs),
+            old_logprobs=pick(self.old_logprobs),
             reference_logprobs=pick(self.reference_logprobs),
             advantages=pick(self.advantages),
         )

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 
 from flowrl.algo.logprobs import chosen_logprobs
-from flowrl.algo.losses import TokenBatch, aggregate, sample_weights
+from flowrl.algo.losses import TokenBatch, aggregate
+from flowrl.algo.mini_batch import prepare, prepares
 from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
@@ -107,8 +109,10 @@ class TorchTrainer:
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
         """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
+        return self._logprobs(batch, np.flatnonzero(batch.response_lengths), temperature)
+
+    def _logprobs(self, batch: SequenceBatch, rows: Ints, temperature: float) -> Floats:
         result = np.zeros(len(batch.tokens), np.float32)
-        rows = np.flatnonzero(batch.response_lengths)
         with torch.no_grad():
             for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
                 packed = pack(batch, part)
@@ -159,8 +163,11 @@ class TorchTrainer:
         if not lengths.sum():
             raise BackendError("a mini-batch has no response token", found=f"{len(rows)} samples")
         weights = np.zeros(len(sequences))
-        weights[chosen] = sample_weights(lengths, loss.aggregation, max_tokens=spec.max_tokens)
+        weights[chosen] = loss.sample_weights(
+            lengths, sequences.groups[chosen], max_tokens=spec.max_tokens
+        )
         live = chosen[lengths > 0]
+        known = self._known_of_mini_batch(batch, live, spec)
         if self._skip_zero and loss.proportional and (spec.kl is None or not spec.kl.coefficient):
             live = live[_has_advantage(batch, live)]
 
@@ -169,14 +176,19 @@ class TorchTrainer:
         for part in micro_batches(sequences, live, spec.micro_batch):
             packed = pack(sequences, part)
             logprobs, entropy = self._forward(packed, spec.temperature)
-            inputs = TokenBatch(
-                advantages=self._field(batch.advantages, packed.source),
-                behaviour_logprobs=self._field(batch.behaviour_logprobs, packed.source),
-                reference_logprobs=self._field(batch.reference_logprobs, packed.source),
+            inputs = replace(
+                self._tokens(batch, packed.source, packed.sample),
+                entropy=entropy,
+                weight_scale=known.weight_scale,
+                penalised=None if known.penalised is None else known.penalised[packed.source],
             )
             terms = loss(logprobs, inputs)
             values = terms.values
-            means = {**terms.means, "entropy": entropy, "entropy_estimate": -logprobs.detach()}
+            means = {
+                **terms.means,
+                "entropy": entropy.detach(),
+                "entropy_estimate": -logprobs.detach(),
+            }
             if kl is not None and spec.kl is not None:
                 assert inputs.reference_logprobs is not None
                 penalty = kl(logprobs, inputs.reference_logprobs)
@@ -203,8 +215,36 @@ class TorchTrainer:
             },
         )
 
+    def _tokens(self, batch: TrainBatch, source: Ints, sample: Ints) -> TokenBatch:
+        """The fields of a loss at the response tokens `source`, of the batch rows `sample`."""
+        return TokenBatch(
+            advantages=self._field(batch.advantages, source),
+            behaviour_logprobs=self._field(batch.behaviour_logprobs, source),
+            old_logprobs=self._field(batch.old_logprobs, source),
+            reference_logprobs=self._field(batch.reference_logprobs, source),
+            samples=torch.from_numpy(sample).to(self._device),
+        )
+
+    def _known_of_mini_batch(self, batch: TrainBatch, rows: Ints, spec: UpdateSpec) -> TokenBatch:
+        """What the loss must know of the whole mini-batch; `penalised` is `[T]`."""
+        wanted = prepares(spec.loss)
+        if wanted == "nothing":
+            return TokenBatch()
+        sequences = batch.sequences
+        row = np.repeat(np.arange(len(sequences)), sequences.lengths)
+        source = np.flatnonzero(sequences.response_mask & np.isin(row, rows))
+        logprobs = None
+        if wanted == "logprobs":
+            logprobs = self._field(self._logprobs(sequences, rows, spec.temperature), source)
+        found = prepare(logprobs, self._tokens(batch, source, row[source]), spec.loss)
+        if found.penalised is None:
+            return found
+        penalised = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=self._device)
+        penalised[torch.from_numpy(source).to(self._device)] = found.penalised
+        return replace(found, penalised=penalised)
+
     def _forward(self, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob (with gradient) and entropy of each response token of a packed pass, `[R]`."""
+        """Logprob and entropy of each response token of a packed pass, `[R]`, with gradient."""
         logits = packed_logits(self.model, packed)
         row, token, target = (
             torch.from_numpy(index).to(self._device)

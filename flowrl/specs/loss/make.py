@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
+from flowrl.errors import TraceError
 from flowrl.specs.loss.base import Aggregation
 from flowrl.specs.loss.correction import Anchor, Correction, Outside, Rejection
 from flowrl.specs.loss.policy import (
@@ -58,6 +59,12 @@ class PolicyOptions(TypedDict, total=False):
 def _fields(options: PolicyOptions) -> dict[str, Any]:
     found: dict[str, Any] = dict(options)
     correction, rejection = found.pop("correction", None), found.pop("rejection", None)
+    if correction is not None and found.get("anchor") == "behaviour":
+        raise TraceError(
+            "a ratio to the behaviour policy needs no importance weights: they would count twice",
+            found="anchor='behaviour' with a correction",
+            hint="leave anchor out: with a correction it is the old policy",
+        )
     if correction is not None or rejection is not None:
         found.setdefault("anchor", "old")
     return found | correction_fields(correction, rejection)
@@ -74,6 +81,8 @@ def policy_clip(
     **options: Unpack[PolicyOptions],
 ) -> PolicyClip:
     """The clipped objective of PPO; `clip_high` is `clip_low` where it is not given."""
+    if dual_clip is not None and dual_clip <= 1:
+        raise TraceError("dual_clip is at most 1", found=str(dual_clip), expected="more than 1")
     return PolicyClip(
         clip_low=clip_low,
         clip_high=clip_low if clip_high is None else clip_high,

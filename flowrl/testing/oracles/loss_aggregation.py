@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from flowrl.algo.aggregation import aggregate, sample_weights
+from flowrl.algo.aggregation import sample_weights
+from flowrl.algo.losses import aggregate
 from flowrl.specs.loss import Aggregation
 from flowrl.testing.oracles.case import Case, Json, Result
 

@@ -1,0 +1,81 @@
+"""How far the engine's policy is from the trainer's, measured on the tokens that the engine drew.
+
+Both sides compute the same model with different kernels and types, so their logprobs of one token
+differ even without any staleness. Everything here is numpy, from logprobs alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["QUANTILES", "mismatch"]
+
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""Of the token ratios that are reported."""
+
+_LARGEST = 700.0
+"""Log-ratios are clamped to this before they are exponentiated, so that no metric is infinite."""
+
+
+def mismatch(
+    trainer_logprobs: npt.ArrayLike, behaviour_logprobs: npt.ArrayLike, samples: npt.ArrayLike
+) -> dict[str, float]:
+    """Metrics of the gap between the trainer's policy and the one that drew the tokens.
+
+    With d = trainer logprob - behaviour logprob at each of R response tokens, and D its sum over
+    each sample::
+
+        mismatch/k1               mean of -d              estimates KL(behaviour || trainer)
+        mismatch/k3               mean of exp(d) - 1 - d  the same, never negative
+        mismatch/abs_mean         mean of |d|
+        mismatch/abs_max          largest |d|
+        mismatch/prob_abs_mean    mean of |p_trainer - p_behaviour|, of probabilities
+        mismatch/prob_abs_max     the largest
+        mismatch/ratio_q01 ...    quantiles of exp(d) (linear interpolation)
+        mismatch/ratio_min, _max  extremes of exp(d)
+        mismatch/ess              (sum of w)^2 / (R * sum of w^2), w = exp(d): 1 without mismatch
+        mismatch/sequence_k1      mean over samples of -D
+        mismatch/sequence_ess     the effective sample size of exp(D), as a share of the samples
+
+    Args:
+        trainer_logprobs: `[R]`.
+        behaviour_logprobs: `[R]`.
+        samples: int `[R]`, equal where tokens belong to one sample.
+
+    Returns:
+        The metrics by name; empty where there is no token.
+    """
+    new = np.asarray(trainer_logprobs, np.float64)
+    old = np.asarray(behaviour_logprobs, np.float64)
+    _, number = np.unique(np.asarray(samples), return_inverse=True)
+    if not new.shape == old.shape == number.shape or new.ndim != 1:
+        raise ValueError(f"logprobs {new.shape}, {old.shape} and samples {number.shape}, not alike")
+    if not len(new):
+        return {}
+    d = new - old
+    ratio = np.exp(np.clip(d, -_LARGEST, _LARGEST))
+    moved = np.abs(np.exp(new) - np.exp(old))
+    by_sample = np.bincount(number, weights=d)
+    found = {
+        "k1": -d.mean(),
+        "k3": (np.expm1(np.clip(d, -_LARGEST, _LARGEST)) - d).mean(),
+        "abs_mean": np.abs(d).mean(),
+        "abs_max": np.abs(d).max(),
+        "prob_abs_mean": moved.mean(),
+        "prob_abs_max": moved.max(),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "ess": _effective_share(d),
+        "sequence_k1": -by_sample.mean(),
+        "sequence_ess": _effective_share(by_sample),
+    }
+    for share, value in zip(QUANTILES, np.quantile(ratio, QUANTILES), strict=True):
+        found[f"ratio_q{round(100 * share):02d}"] = value
+    return {f"mismatch/{name}": float(value) for name, value in found.items()}
+
+
+def _effective_share(log_weights: npt.NDArray[np.float64]) -> float:
+    """(sum w)^2 / (n sum w^2); independent of the weights' scale, so the largest is made 1."""
+    w = np.exp(log_weights - log_weights.max())
+    return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
