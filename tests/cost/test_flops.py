@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowrl.cost import FlopsConvention, ModelShape, flops_per_token, forward_flops, model_flops
+from flowrl.testing.oracles.case import Case, NotOffered
+from flowrl.testing.oracles.flops import compute
+from flowrl.testing.oracles.runner import Passed, judge, load
 from tests.cost.test_models import DEEPSEEK_V3, LLAMA31_8B, TINY, TINY_EXPERTS, TINY_LATENT
 
 SQUARE = ModelShape.from_hf_config(
@@ -134,3 +138,54 @@ def test_counts_equal_the_products_of_a_real_module(config: dict[str, Any]) -> N
     shape = ModelShape.from_hf_config(config)
     full = FlopsConvention(attention="full")
     assert counter.get_total_flops() == forward_flops(shape, [7, 7], convention=full).total
+
+
+def recorded(library: str, config: dict[str, Any], **given: Any) -> Case:
+    value = {
+        "name": f"small__{library}",
+        "source": {"function": given.pop("function", "")},
+        "inputs": {"config": config, "batch_seqlens": [5, 2]},
+        "options": given,
+        "expected": {},
+        "rtol": 0.0,
+        "atol": 0.0,
+        "compare": "all",
+    }
+    return Case.from_json(value, "flops", "here")
+
+
+def test_recorded_counts_of_other_libraries_are_reproduced(reference_data: Path) -> None:
+    cases = load([reference_data / "oracles" / "flops.json"])
+    verdicts = {case.name: judge(case) for case in cases}
+    assert len(verdicts) > 60
+    assert {name: said for name, said in verdicts.items() if said != Passed()} == {}
+
+
+def test_libraries_differ_as_the_adapter_says() -> None:
+    config = {"model_type": "llama", **TINY, "head_dim": 20}
+    shape = ModelShape.from_hf_config(config)
+
+    def by_hand(heads: int, output: int, vocab: int) -> int:
+        """With 5 + 2 tokens, 25 + 4 halves of pairs twice, 3 layers; 2 of 4 heads have keys."""
+        layer = 2 * 7 * (48 * heads * (4 + 2 * 2) + output + 3 * 48 * 100)
+        return 3 * (layer + 4 * 2 * heads * 29) + vocab * 2 * 7 * 37 * 48
+
+    def count(library: str, **given: Any) -> Any:
+        result = compute(recorded(library, config, **given))
+        assert not isinstance(result, NotOffered)
+        return result["flops"]
+
+    assert count("slime") == by_hand(20, 48 * 48, vocab=1)
+    assert count("verl") == 3 * by_hand(20, 80 * 48, vocab=2)
+    assert count("verl", embedding_counted=False) == 3 * model_flops(shape, [5, 2])
+    # Its formula of this family divides the hidden size by the heads.
+    assert count("nemo", function="llama") == 3 * by_hand(12, 48 * 48, vocab=1)
+    assert count("nemo", function="qwen3") == 3 * by_hand(20, 80 * 48, vocab=1)
+    full = forward_flops(shape, [5, 2], convention=FlopsConvention(attention="full")).total
+    given = {"causal": False, "embedding_counted": False, "pass": "fwd"}
+    assert count("verl", **given) == full
+
+
+def test_a_library_without_a_known_convention_is_not_offered() -> None:
+    result = compute(recorded("another", {"model_type": "llama", **TINY}))
+    assert result == NotOffered("no convention of another is known")

@@ -1,8 +1,8 @@
 """Runs a graph of any level on made-up numbers, so that two graphs can be compared by what they do.
 
 Models are one number each. Tokens are drawn from a generator that is seeded with all that sampling
-depends on; an update moves its model by a sum over exactly what its loss says it reads. What a graph
-leaves open comes from the context, and where no context is given must not be open.
+depends on; an update moves its model by a sum over exactly what its loss says it reads. What a
+graph leaves open comes from the context, and where no context is given must not be open.
 """
 
 from __future__ import annotations
