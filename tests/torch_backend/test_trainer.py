@@ -18,10 +18,11 @@ from flowrl.backend.protocols import PolicyContext, TrainBackend, UpdateSpec
 from flowrl.errors import BackendError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, CrossEntropy, LossSpec, PolicyClip
-from flowrl.specs.loss import Aggregation
+from flowrl.specs.loss import Aggregation, PolicyLoss
 from flowrl_backends.torch.model import supports_packing
 from flowrl_backends.torch.packing import micro_batches, pack
 from flowrl_backends.torch.trainer import TorchTrainer
+from tests.algo.loss_cases import LOSSES
 
 VOCABULARY = 12
 SHAPE: dict[str, Any] = {
@@ -130,6 +131,7 @@ def training(seed: int = 0, **options: int) -> TrainBatch:
     return TrainBatch(
         sequences=rows,
         behaviour_logprobs=noise(),
+        old_logprobs=noise(),
         reference_logprobs=noise(),
         advantages=advantages.astype(np.float32),
     )
@@ -272,6 +274,45 @@ def test_micro_batches_change_neither_loss_nor_gradient(
         (step,) = trainer.update(batch, spec)
         assert step.loss == pytest.approx(want_loss, abs=1e-6)
         assert_equal(watch.grads, want, 1e-6)
+
+
+POLICY_LOSSES = {name: spec for name, spec in LOSSES.items() if isinstance(spec, PolicyLoss)}
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_micro_batches_change_no_loss(
+    name: str, qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = training(groups=4)
+    (one,) = trainer.update(batch, update_spec(batch, loss=POLICY_LOSSES[name], micro_batch=100))
+    want = watch.grads
+    for micro_batch in (1, 5):
+        spec = update_spec(batch, loss=POLICY_LOSSES[name], micro_batch=micro_batch)
+        (step,) = trainer.update(batch, spec)
+        assert step.loss == pytest.approx(one.loss, abs=1e-5)
+        assert_equal(watch.grads, want, 1e-5)
+    assert one.grad_norm > 0
+
+
+def test_an_entropy_bonus_has_the_gradient_of_the_padded_computation(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = training()
+    loss = PolicyClip(clip_low=0.2, clip_high=0.28, entropy=0.3)
+    spec = update_spec(batch, loss=replace(loss, entropy=0.0))
+    (plain,) = trainer.update(batch, spec)
+    want = watch.grads
+    _, (_, mask, logits) = padded(trainer.model, batch.sequences, 1.0)
+    table = torch.nn.functional.pad(logits[:, :-1].log_softmax(-1), (0, 0, 1, 0))[mask > 0]
+    entropy = -(table.exp() * table).sum(-1)[torch.from_numpy(batch.sequences.response_mask)]
+    (-0.3 * entropy.mean()).backward()  # type: ignore[no-untyped-call]
+    want = {n: g + dict(trainer.model.named_parameters())[n].grad for n, g in want.items()}
+    trainer.model.zero_grad()
+    (step,) = trainer.update(batch, replace(spec, loss=loss))
+    assert step.loss == pytest.approx(plain.loss - 0.3 * float(entropy.mean().detach()), abs=1e-6)
+    assert_equal(watch.grads, want, 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
