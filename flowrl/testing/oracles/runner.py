@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.errors import DataError
-from flowrl.testing.oracles.case import Case, Json, NotOffered, Value
+from flowrl.testing.oracles.case import Case, Json, NotOffered
 
 __all__ = ["ADAPTERS", "LATER", "Failed", "Passed", "Tally", "Verdict", "judge", "load", "run"]
 
@@ -50,6 +50,8 @@ class Failed:
 
     reason: str
 
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 Verdict: TypeAlias = Passed | Failed | NotOffered
 
@@ -145,66 +147,66 @@ def judge(case: Case) -> Verdict:
         return Failed(f"{type(error).__name__}: {error}")
     if isinstance(got, NotOffered):
         return got
-    compared = 0
-    for key, want in case.expected.items():
-        if want is None:
-            continue
-        if key not in got:
-            return Failed(f"{key}: no such result; the adapter returned {', '.join(got) or 'none'}")
-        try:
-            difference = _difference(key, got[key], want, case)
-        except (TypeError, ValueError, KeyError) as error:
-            return Failed(f"{key}: {type(error).__name__}: {error}")
-        if difference is not None:
-            return Failed(difference)
-        compared += 1
+    compared, silent = 0, 0
+    try:
+        for path, have, want in _leaves("", got, case.expected):
+            live = _compared(case, want)
+            difference = _difference(path, have, want, live, case)
+            if difference is not None:
+                return Failed(difference)
+            compared += 1
+            silent += int((np.isfinite(have) & ~np.isfinite(want) & live).sum())
+    except (TypeError, ValueError, LookupError) as error:
+        return Failed(str(error))
+    if silent:
+        return NotOffered(f"the library returned NaN or inf at {silent} places; flowrl has numbers")
     return Passed() if compared else NotOffered("the case records no number")
 
 
-def _difference(path: str, got: Value, want: Json, case: Case) -> str | None:
-    """The first number of `got` that is not as wanted, in words; None where all are.
+def _leaves(path: str, got: Json, want: Json) -> Iterator[tuple[str, Array, Array]]:
+    """The arrays of a result and of what was recorded, under their common path.
 
-    `null` as a whole value means that nothing was recorded; within an array it means not finite.
+    `null` as a whole value says that nothing was recorded; within an array, not finite.
+
+    Raises:
+        LookupError: a result is missing.
+        ValueError: the two do not have the same shape.
     """
     if want is None:
-        return None
+        return
     if isinstance(want, Mapping):
-        if not isinstance(got, Mapping):
-            return f"{path}: got {type(got).__name__}, want {', '.join(want)}"
         for key, value in want.items():
-            if value is not None and key not in got:
-                return f"{path}.{key}: no such result; there are {', '.join(got)}"
-            found = None if value is None else _difference(f"{path}.{key}", got[key], value, case)
-            if found is not None:
-                return found
-        return None
-    if isinstance(want, list) and _ragged(want):
-        rows = list(got)  # type: ignore[arg-type]
-        if len(rows) != len(want):
-            return f"{path}: got {len(rows)} rows, want {len(want)}"
-        for number, (row, wanted) in enumerate(zip(rows, want, strict=True)):
-            found = _difference(f"{path}[{number}]", row, wanted, case)
-            if found is not None:
-                return found
-        return None
-    return _array_difference(
-        path,
-        np.asarray(got, np.float64),
-        np.array(want, np.float64),
-        case,  # type: ignore[arg-type]
-    )
+            if value is None:
+                continue
+            if not isinstance(got, Mapping) or key not in got:
+                raise LookupError(f"no result {path}{key}")
+            yield from _leaves(f"{path}{key}.", got[key], value)
+    elif isinstance(want, list) and _ragged(want):
+        if len(got) != len(want):
+            raise ValueError(f"{path[:-1]}: got {len(got)} rows, want {len(want)}")
+        for number, (row, wanted) in enumerate(zip(got, want, strict=True)):
+            yield from _leaves(f"{path[:-1]}[{number}].", row, wanted)
+    else:
+        have, recorded = np.asarray(got, np.float64), np.array(want, np.float64)
+        if have.shape != recorded.shape:
+            raise ValueError(f"{path[:-1]}: got shape {have.shape}, want {recorded.shape}")
+        yield path[:-1], have, recorded
 
 
-def _array_difference(
-    path: str, got: npt.NDArray[np.float64], want: npt.NDArray[np.float64], case: Case
+def _compared(case: Case, want: Array) -> npt.NDArray[np.bool_]:
+    """Which numbers the case compares; the mask applies to results of its shape."""
+    if case.compare == "response_mask" and case.mask.shape == want.shape:
+        return case.mask > 0
+    return np.ones(want.shape, np.bool_)
+
+
+def _difference(
+    path: str, got: Array, want: Array, live: npt.NDArray[np.bool_], case: Case
 ) -> str | None:
-    if got.shape != want.shape:
-        return f"{path}: got shape {got.shape}, want {want.shape}"
+    """The first number that is not as wanted, in words; None where all are."""
     with np.errstate(invalid="ignore"):
         near = np.abs(got - want) <= case.atol + case.rtol * np.abs(want)
-    near |= ~np.isfinite(got) & ~np.isfinite(want)
-    if case.compare == "response_mask" and case.mask.shape == want.shape:
-        near |= case.mask == 0
+    near = near | ~np.isfinite(want) | ~live
     if near.all():
         return None
     worst = np.unravel_index(int(np.argmin(near)), near.shape)
