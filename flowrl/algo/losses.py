@@ -25,6 +25,7 @@ from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
 from flowrl.algo.segments import Segments
 from flowrl.specs.loss import CrossEntropy, LossSpec, PolicyLoss
+from flowrl.specs.loss.policy import RatioLevel
 
 __all__ = [
     "PolicyStep",
@@ -129,6 +130,15 @@ class PolicyStep:
     def segments(self) -> Segments:
         """The samples of the tokens."""
         return Segments.of(given(self.batch, "samples", self.name))
+
+    def ratio(self, level: RatioLevel) -> torch.Tensor:
+        """The ratio to the anchor, with gradient; `RatioLevel` describes the levels."""
+        if level == "token":
+            return self.clamped(self.gap).exp()
+        mean = self.segments.means(self.gap)
+        if level == "sequence-token":
+            mean = mean.detach() + self.logprobs - self.logprobs.detach()
+        return self.clamped(mean).exp()
 
     def clamped(self, log_ratio: torch.Tensor) -> torch.Tensor:
         """The log-ratio within the bounds of the specification; no gradient outside."""

@@ -39,7 +39,7 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     Metrics: `clip_fraction_low` and `clip_fraction_high`, the share of tokens whose gradient the
     lower and the upper bound removed; `dual_clip_fraction`, where the dual clip did.
     """
-    ratio = _ratio(step, spec)
+    ratio = step.ratio(spec.ratio)
     advantages = step.segments.means(step.advantages) if spec.average_advantages else None
     advantages = step.advantages if advantages is None else advantages
     capped = ratio if spec.ratio_cap is None else ratio.clamp(max=spec.ratio_cap)
@@ -63,15 +63,6 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
         means={name: value.to(ratio.dtype) for name, value in means.items()},
         maxima={"ratio_max": ratio.detach()},
     )
-
-
-def _ratio(step: PolicyStep, spec: PolicyClip) -> torch.Tensor:
-    if spec.ratio == "token":
-        return step.clamped(step.gap).exp()
-    mean = step.segments.means(step.gap)
-    if spec.ratio == "sequence-token":
-        mean = mean.detach() + step.logprobs - step.logprobs.detach()
-    return step.clamped(mean).exp()
 
 
 @policy_loss(GMPO)
@@ -114,7 +105,7 @@ def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
 
     whose slope in r is -A at r = 1, and fades on both sides without a kink.
     """
-    ratio = step.clamped(step.gap).exp()
+    ratio = step.ratio(spec.ratio)
     tau = torch.where(step.advantages > 0, spec.tau_positive, spec.tau_negative).to(ratio.dtype)
     return TokenLoss(values=-step.advantages * torch.sigmoid(tau * (ratio - 1)) * (4 / tau))
 

@@ -33,16 +33,18 @@ def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
 
         L = -sg(clip(r, ratio_low, ratio_high)) * A * logprob
 
-    With `outside="zero"`, the weight is 0 outside the bounds and nothing is clipped: masked
-    importance sampling (the per-token mask of MiniMax-M1, equation 7, without its sides).
+    where r is the sample's geometric mean with `ratio="sequence"`. With `outside="zero"`, the
+    weight is 0 outside the bounds and nothing is clipped: masked importance sampling (the mask of
+    MiniMax-M1, equation 7, for advantages of either sign).
 
     Metrics: `clip_fraction_low`, `clip_fraction_high`: tokens whose ratio lies below and above.
     """
     with torch.no_grad():
-        ratio = step.clamped(step.gap).exp()
+        ratio = step.ratio(spec.ratio)
         weight = within(ratio, spec.ratio_low, spec.ratio_high, spec.outside)
         high = spec.ratio_high
         means = {
+            "ratio_mean": ratio,
             "clip_fraction_low": ratio < spec.ratio_low,
             "clip_fraction_high": torch.zeros_like(ratio) if high is None else ratio > high,
         }

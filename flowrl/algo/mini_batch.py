@@ -32,6 +32,8 @@ def prepare(logprobs: torch.Tensor | None, batch: TokenBatch, spec: LossSpec) ->
             `prepares(spec)` is `logprobs`.
         batch: All N response tokens of the mini-batch.
 
+    With data parallelism both must be the whole mini-batch's, of all ranks.
+
     Returns:
         The batch with `weight_scale` and `penalised`, which a micro-batch takes its part of.
     """

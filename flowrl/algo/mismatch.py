@@ -56,7 +56,7 @@ def mismatch(
     d = new - old
     ratio = np.exp(np.clip(d, -_LARGEST, _LARGEST))
     moved = np.abs(np.exp(new) - np.exp(old))
-    by_sample = np.bincount(number, weights=d)
+    by_sample = np.bincount(number, weights=d).astype(np.float64)
     found = {
         "k1": -d.mean(),
         "k3": (np.expm1(np.clip(d, -_LARGEST, _LARGEST)) - d).mean(),

@@ -9,7 +9,7 @@ import torch
 
 from flowrl.algo.losses import TokenBatch
 from flowrl.specs import loss
-from flowrl.specs.loss import CISPO, TOPR, Kimi, LossSpec
+from flowrl.specs.loss import CISPO, SAPO, TOPR, Kimi, LossSpec
 
 LENGTHS = (5, 1, 4, 7, 0, 3)
 """Response tokens of each sample: one has none, one has a single one."""
@@ -28,11 +28,13 @@ LOSSES: dict[str, LossSpec] = {
     "cispo": loss.cispo(0.3, 0.2),
     "cispo-cap": loss.cispo(cap=1.1),
     "cispo-masked": CISPO(ratio_low=0.8, ratio_high=1.25, outside="zero"),
+    "cispo-sequence": CISPO(ratio_high=1.02, ratio="sequence"),
     "topr": loss.topr(),
     "topr-token": TOPR(positive_low=0.5, positive_high=1.5, negative_high=1.2, level="token"),
     "vespo": loss.vespo(),
     "gmpo": loss.gmpo(0.2, 0.3),
     "sapo": loss.sapo(),
+    "sapo-sequence": SAPO(ratio="sequence"),
     "kl-cov": loss.kl_cov(0.3),
     "dppo": loss.dppo(0.05),
     "kimi": loss.kimi(),

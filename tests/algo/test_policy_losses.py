@@ -58,6 +58,7 @@ def held(name: str, at: torch.Tensor, batch: TokenBatch) -> Function:
         "cispo": ratio.clamp(0.7, 1.2),
         "cispo-cap": ratio.clamp(max=1.1),
         "cispo-masked": ratio * ((ratio >= 0.8) & (ratio <= 1.25)),
+        "cispo-sequence": segments.means(at - behaviour).exp().clamp(max=1.02),
         "topr": torch.where(a >= 0, torch.ones_like(d), d.exp().clamp(max=1.0)),
         "topr-token": torch.where(a >= 0, ratio.clamp(0.5, 1.5), ratio.clamp(0.0, 1.2)),
         "vespo": torch.where(

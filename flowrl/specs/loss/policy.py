@@ -36,6 +36,7 @@ __all__ = [
     "PolicyClip",
     "PolicyLoss",
     "RatioLevel",
+    "RatioLoss",
     "Reinforce",
 ]
 
@@ -120,7 +121,18 @@ class PolicyLoss(LossSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyClip(PolicyLoss):
+class RatioLoss(PolicyLoss):
+    """Base of policy losses whose ratio may be a token's or a sample's.
+
+    Attributes:
+        ratio: The level of the ratio.
+    """
+
+    ratio: RatioLevel = option("token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyClip(RatioLoss):
     """The clipped policy-gradient objective of PPO with separate bounds (DAPO's clip-higher).
 
     Attributes:
@@ -129,7 +141,6 @@ class PolicyClip(PolicyLoss):
             al., 2020, equation 3); more than 1. None has none.
         ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, 2025, section 3.4).
             At least 1 + clip_high it equals `dual_clip`. None has none.
-        ratio: The level of the ratio.
         average_advantages: Replace the advantages of a sample by their mean over its tokens.
     """
 
@@ -140,7 +151,6 @@ class PolicyClip(PolicyLoss):
     aggregation: Aggregation = "token-mean"
     dual_clip: float | None = option(None)
     ratio_cap: float | None = option(None)
-    ratio: RatioLevel = option("token")
     average_advantages: bool = option(False)
 
 
@@ -155,7 +165,7 @@ class Reinforce(PolicyLoss):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CISPO(PolicyLoss):
+class CISPO(RatioLoss):
     """The policy gradient weighted by the detached ratio within bounds (MiniMax-M1, 2025).
 
     Attributes:
@@ -227,7 +237,7 @@ class GMPO(PolicyLoss):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SAPO(PolicyLoss):
+class SAPO(RatioLoss):
     """A sigmoid gate in place of the clip (Gao et al., "Soft adaptive policy optimization", 2025).
 
     Attributes:

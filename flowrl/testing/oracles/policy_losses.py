@@ -89,8 +89,8 @@ class _Tokens:
 def compute(case: Case) -> Result:
     """Loss, gradient and metrics; or weights, or a mask, where the case holds only these."""
     tokens = _Tokens.of(case)
-    if case.option("loss_type") == "luspo" and not _same_in_samples(tokens):
-        return NotOffered("TRL's LUSPO averages over padding where advantages differ in a sample")
+    if case.option("loss_type") == "luspo" and not _same_in_samples(case, tokens):
+        return NotOffered("TRL's LUSPO averages over padding where the tokens of a sample differ")
     if "rejection" in case.options and "loss" not in case.options:
         return _rejected(case, tokens)
     if "delta" in case.options:
@@ -247,11 +247,14 @@ def _mean_of_samples(tokens: _Tokens, values: torch.Tensor | None) -> float:
     return float((grid.sum(1) / lengths).mean())
 
 
-def _same_in_samples(tokens: _Tokens) -> bool:
-    """Whether all tokens of each sample have one advantage."""
+def _same_in_samples(case: Case, tokens: _Tokens) -> bool:
+    """Whether all tokens of each sample have one ratio and one advantage."""
+    if case.option("importance_sampling_level") != "sequence":
+        return False
     advantages = tokens.batch.advantages
     assert advantages is not None
-    return bool((tokens.segments.means(advantages) - advantages).abs().max() < 1e-9)
+    differ = (tokens.segments.means(advantages) - advantages).abs() > 1e-9
+    return not bool(differ.any())
 
 
 def _per_token(tokens: _Tokens, recipe: Recipe, terms: TokenLoss) -> Result:

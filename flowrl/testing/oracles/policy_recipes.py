@@ -93,12 +93,7 @@ def _verl(case: Case) -> Recipe:
     if loss.startswith("ppo_clip"):
         correction = None
         if "level" in o:
-            correction = truncate(
-                o["threshold"],
-                low=_LEAST_WEIGHT,
-                level=o["level"],
-                normalise=bool(o.get("batch_normalize")),
-            )
+            correction = _verl_weights(o)
         spec = policy_clip(
             low, high, dual_clip=o.get("clip_ratio_c"), correction=correction, **clamp
         )
@@ -119,6 +114,15 @@ def _verl(case: Case) -> Recipe:
     else:
         raise ValueError(f"no recipe for verl's {loss}")
     return Recipe(spec=spec, denominators=denominators)
+
+
+def _verl_weights(o: Mapping[str, Any]) -> Correction:
+    """A threshold of two numbers drops what lies outside; a single one truncates."""
+    bounds = [float(part) for part in str(o["threshold"]).split("_")]
+    normalise = bool(o.get("batch_normalize"))
+    if len(bounds) == 2:
+        return mask_outside(*bounds, level=o["level"], normalise=normalise)
+    return truncate(bounds[0], low=_LEAST_WEIGHT, level=o["level"], normalise=normalise)
 
 
 def _skyrl(case: Case) -> Recipe:
@@ -267,11 +271,12 @@ def _trl(case: Case) -> Recipe:
     level: Any = "sequence" if o("importance_sampling_level") == "sequence" else "token"
     spec: LossSpec
     if kind == "cispo":
-        spec = CISPO(ratio_high=high, anchor="old")
+        spec = CISPO(ratio_high=high, ratio=level, anchor="old")
     elif kind == "sapo":
         spec = SAPO(
             tau_positive=o("sapo_temperature_pos", 1.0),
             tau_negative=o("sapo_temperature_neg", 1.05),
+            ratio=level,
             anchor="old",
         )
     elif kind == "vespo":
