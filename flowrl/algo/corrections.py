@@ -121,7 +121,7 @@ def sequence_mask(
     """bool `[R]`, true at tokens that are kept: the off-policy sequence mask.
 
     A token is removed where its advantage is negative and the mean over its sample of
-    anchor - logprob is more than `limit` (DeepSeek-V3.2, 2025, equation 9).
+    anchor - logprob is more than `limit` (DeepSeek-V3.2, 2025, equations 8 and 9).
     """
     with torch.no_grad():
         moved = segments.means(anchor - logprobs) > limit

@@ -25,10 +25,10 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     Separate bounds are DAPO's clip-higher (Yu et al., 2025, equation 8). The derivative is 0 where
     the maximum takes the clipped term. Further choices:
 
-    - `dual_clip=c`: L = min(L, -A * c) where A < 0 (Ye et al., 2020, equation 3).
-    - `ratio_cap=d`: r becomes min(r, d) in the first term (INTELLECT-2, 2025, section 3.4).
+    - `dual_clip=c`: L = min(L, -A * c) where A < 0 (Ye et al., arXiv 1912.09729).
+    - `ratio_cap=d`: r becomes min(r, d) in the first term (INTELLECT-2, arXiv 2505.07291).
     - `ratio="sequence"`: r is s = exp(mean over the sample of log r_t), the gradient that of s
-      (GSPO; Zheng et al., 2025, equations 5 and 7).
+      (GSPO; Zheng et al., arXiv 2507.18071, equations 5 and 7).
     - `ratio="sequence-token"`: r_t = sg(s) * exp(logprob_t - sg(logprob_t)): the value of s, while
       each token's gradient carries its own A_t (GSPO-token, equation 14).
     - `average_advantages`: A is its mean over the sample (AReaL with sequence ratios).
@@ -67,7 +67,7 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
 
 @policy_loss(GMPO)
 def gmpo(step: PolicyStep, spec: GMPO) -> TokenLoss:
-    """Geometric-mean policy optimization (Zhao et al., 2025, equation 4).
+    """Geometric-mean policy optimization (Zhao et al., arXiv 2507.20673).
 
     With the sign s_t of A_t and the mean over a sample's tokens::
 
@@ -96,7 +96,7 @@ def gmpo(step: PolicyStep, spec: GMPO) -> TokenLoss:
 
 @policy_loss(SAPO)
 def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
-    """Soft adaptive policy optimization (Gao et al., 2025, equations 5 and 6).
+    """Soft adaptive policy optimization (Gao et al., arXiv 2511.20347, equations 5 and 6).
 
     ::
 
@@ -112,7 +112,7 @@ def sapo(step: PolicyStep, spec: SAPO) -> TokenLoss:
 
 @policy_loss(DPPO)
 def dppo(step: PolicyStep, spec: DPPO) -> TokenLoss:
-    """Divergence proximal policy optimization with total variation (DPPO, 2026).
+    """Divergence proximal policy optimization with binary total variation (arXiv 2602.04879).
 
     With p = exp(logprob) and q = exp(anchor logprob)::
 

@@ -21,21 +21,21 @@ __all__ = ["cispo", "kimi", "kl_cov", "reinforce", "topr", "vespo"]
 
 @policy_loss(Reinforce)
 def reinforce(step: PolicyStep, spec: Reinforce) -> TokenLoss:
-    """The plain policy gradient: L = -A * logprob (Williams, 1992; GPG, 2025, equation 6)."""
+    """The plain policy gradient: L = -A * logprob (Williams, 1992; GPG, arXiv 2504.02546)."""
     return TokenLoss(values=-step.advantages * step.logprobs)
 
 
 @policy_loss(CISPO)
 def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
-    """Clipped importance-sampling weights (MiniMax-M1, 2025, equations 4 and 5).
+    """Clipped importance-sampling weights (CISPO; MiniMax-M1, arXiv 2506.13585).
 
     ::
 
         L = -sg(clip(r, ratio_low, ratio_high)) * A * logprob
 
     where r is the sample's geometric mean with `ratio="sequence"`. With `outside="zero"`, the
-    weight is 0 outside the bounds and nothing is clipped: masked importance sampling (the mask of
-    MiniMax-M1, equation 7, for advantages of either sign).
+    weight is 0 outside the bounds and nothing is clipped: masked importance sampling, whatever the
+    sign of A.
 
     Metrics: `clip_fraction_low`, `clip_fraction_high`: tokens whose ratio lies below and above.
     """
@@ -56,7 +56,7 @@ def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
 
 @policy_loss(TOPR)
 def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
-    """Tapered off-policy REINFORCE (Le Roux et al., 2025, equation 8).
+    """Tapered off-policy REINFORCE (Le Roux et al., arXiv 2503.14286).
 
     ::
 
@@ -79,7 +79,7 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
 
 @policy_loss(VESPO)
 def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
-    """Variational sequence-level soft policy optimization (VESPO, 2026, equation 13).
+    """Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
 
     With w = exp(sum over the sample of log r_t), and k and lambda by the sign of A::
 
@@ -101,7 +101,7 @@ def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
 
 @policy_loss(KLCov)
 def kl_cov(step: PolicyStep, spec: KLCov) -> TokenLoss:
-    """A KL penalty on the tokens of largest covariance (Cui et al., 2025, equations 10 and 11).
+    """A KL penalty on the tokens of largest covariance (Cui et al., arXiv 2505.22617).
 
     ::
 
@@ -125,7 +125,7 @@ def kl_cov(step: PolicyStep, spec: KLCov) -> TokenLoss:
 
 @policy_loss(Kimi)
 def kimi(step: PolicyStep, spec: Kimi) -> TokenLoss:
-    """Policy mirror descent with a squared log-ratio (Kimi k1.5, 2025, equation 3).
+    """Policy mirror descent with a squared log-ratio (Kimi k1.5, arXiv 2501.12599, section 2.3).
 
     With the log-ratio D = sum over the sample's n tokens of log r_t::
 

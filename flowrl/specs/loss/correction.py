@@ -28,7 +28,7 @@ __all__ = [
 Anchor: TypeAlias = Literal["behaviour", "old"]
 """What the trained policy is compared with. `behaviour` needs no further correction; `old` is the
 proximal policy of decoupled PPO (Hilton et al., "Batch size-invariance for policy optimization",
-2021; AReaL, 2025, equation 5)."""
+arXiv 2110.00641; AReaL, arXiv 2505.24298)."""
 
 WeightLevel: TypeAlias = Literal["none", "token", "sequence", "geometric"]
 """Of old / behaviour: the token's ratio, the product over a sample, or its geometric mean."""
@@ -74,7 +74,8 @@ def truncate(
     level: WeightLevel = "token",
     normalise: bool = False,
 ) -> Correction:
-    """Truncated importance sampling (TIS; Yao et al., "Off-policy RL training", 2025).
+    """Truncated importance sampling (TIS; Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025).
 
     Args:
         high: Largest weight; None truncates nothing above.
@@ -92,7 +93,8 @@ def mask_outside(
     level: WeightLevel = "token",
     normalise: bool = False,
 ) -> Correction:
-    """Importance weights that are 0 outside `[low, high]` (IcePop, 2025, for tokens)."""
+    """Importance weights that are 0 outside `[low, high]` (IcePop, Ling team, 2025,
+    for tokens)."""
     return Correction(level=level, outside="zero", low=low, high=high, normalise=normalise)
 
 

@@ -112,7 +112,7 @@ def gspo(
 def luspo(
     clip_low: float = 3e-4, clip_high: float = 4e-4, **options: Unpack[PolicyOptions]
 ) -> PolicyClip:
-    """Length-unbiased GSPO: each sample's objective times its length (LUSPO, 2026)."""
+    """Length-unbiased GSPO: each sample's objective times its length (LUSPO, arXiv 2602.05261)."""
     options.setdefault("aggregation", "sequence-mean-token-sum")
     return policy_clip(clip_low, clip_high, ratio="sequence", **options)
 

@@ -45,7 +45,7 @@ RatioLevel: TypeAlias = Literal["token", "sequence", "sequence-token"]
 
 - `token`: of the token's probabilities.
 - `sequence`: the geometric mean over the sample, the same at each token, differentiated as such
-  (GSPO; Zheng et al., 2025, equation 7).
+  (GSPO; Zheng et al., arXiv 2507.18071, equation 7).
 - `sequence-token`: of the same value, with each token's gradient that of its own logprob times
   the token's own advantage (GSPO-token, equation 14). Equal to `sequence` where all tokens of a
   sample have one advantage.
@@ -70,7 +70,7 @@ class PolicyLoss(LossSpec):
         rejection_low, rejection_high: The bounds within which it is kept; None has none.
         sequence_mask: Tokens of negative advantage are removed in samples whose mean of
             log anchor - log policy exceeds this (off-policy sequence mask; DeepSeek-V3.2, 2025,
-            section 3.1). None removes nothing.
+            equations 8 and 9). None removes nothing.
         entropy: Coefficient of the entropy bonus: minus this times the entropy of each token's
             distribution is added.
     """
@@ -138,8 +138,8 @@ class PolicyClip(RatioLoss):
     Attributes:
         clip_low, clip_high: The ratio is clipped to [1 - clip_low, 1 + clip_high].
         dual_clip: Largest loss at negative advantage, in units of -advantage (dual-clip PPO; Ye et
-            al., 2020, equation 3); more than 1. None has none.
-        ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, 2025, section 3.4).
+            al., arXiv 1912.09729); more than 1. None has none.
+        ratio_cap: Bound of the unclipped ratio (two-sided GRPO; INTELLECT-2, arXiv 2505.07291).
             At least 1 + clip_high it equals `dual_clip`. None has none.
         average_advantages: Replace the advantages of a sample by their mean over its tokens.
     """
@@ -156,7 +156,7 @@ class PolicyClip(RatioLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinforce(PolicyLoss):
-    """The plain policy gradient, -A log pi (Williams, 1992; GPG, 2025): no ratio at all."""
+    """The plain policy gradient, -A log pi: no ratio (Williams, 1992; GPG, arXiv 2504.02546)."""
 
     kind: ClassVar[str] = "reinforce"
     uses_anchor: ClassVar[bool] = False
@@ -166,11 +166,11 @@ class Reinforce(PolicyLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CISPO(RatioLoss):
-    """The policy gradient weighted by the detached ratio within bounds (MiniMax-M1, 2025).
+    """The policy gradient weighted by the detached, bounded ratio (MiniMax-M1, arXiv 2506.13585).
 
     Attributes:
         ratio_low, ratio_high: Bounds of the ratio itself, not offsets from 1; None has no upper.
-        outside: `truncate` takes the bound (CISPO, equation 5); `zero` drops the token.
+        outside: `truncate` takes the bound (CISPO); `zero` drops the token.
     """
 
     kind: ClassVar[str] = "cispo"
@@ -183,7 +183,7 @@ class CISPO(RatioLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TOPR(PolicyLoss):
-    """Tapered off-policy REINFORCE: ratios weigh negative samples only (Le Roux et al., 2025).
+    """Tapered off-policy REINFORCE: ratios weigh negative samples only (arXiv 2503.14286).
 
     Attributes:
         positive_low, positive_high: Bounds of the detached ratio at advantages of 0 and more; the
@@ -204,7 +204,9 @@ class TOPR(PolicyLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VESPO(PolicyLoss):
-    """The policy gradient weighted by a gamma-shaped function of the sample's ratio (VESPO, 2026).
+    """The policy gradient weighted by a gamma-shaped function of the sample's ratio.
+
+    Variational sequence-level soft policy optimization (Shen et al., arXiv 2602.10693).
 
     Attributes:
         k_positive, lambda_positive: Shape and rate at advantages of 0 and more.
@@ -222,7 +224,7 @@ class VESPO(PolicyLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GMPO(PolicyLoss):
-    """The geometric mean of clipped token ratios (Zhao et al., 2025).
+    """The geometric mean of clipped token ratios (Zhao et al., arXiv 2507.20673).
 
     Attributes:
         clip_low, clip_high: The log-ratio of a token is clipped to [-clip_low, clip_high]; the
@@ -238,7 +240,7 @@ class GMPO(PolicyLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SAPO(RatioLoss):
-    """A sigmoid gate in place of the clip (Gao et al., "Soft adaptive policy optimization", 2025).
+    """A sigmoid gate in place of the clip: soft adaptive policy optimization (arXiv 2511.20347).
 
     Attributes:
         tau_positive, tau_negative: Temperatures of the gate at positive advantages, and at others.
@@ -253,7 +255,7 @@ class SAPO(RatioLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLCov(PolicyLoss):
-    """A penalty on the tokens whose logprob and advantage covary most (Cui et al., 2025).
+    """A penalty on the tokens whose logprob and advantage covary most (arXiv 2505.22617).
 
     Attributes:
         fraction: Of the mini-batch's response tokens that are penalised; at least one token is.
@@ -271,6 +273,8 @@ class KLCov(PolicyLoss):
 class DPPO(PolicyLoss):
     """Masks tokens whose probability moved too far, by total variation and not by ratio.
 
+    Divergence proximal policy optimization, its binary form (Qi et al., arXiv 2602.04879).
+
     Attributes:
         limit: Largest |policy - behaviour| probability in the direction of the advantage.
     """
@@ -283,7 +287,7 @@ class DPPO(PolicyLoss):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kimi(PolicyLoss):
-    """The policy gradient with a squared log-ratio of the sample (Kimi k1.5, 2025, equation 3).
+    """The policy gradient with a squared log-ratio of the sample (Kimi k1.5, arXiv 2501.12599).
 
     Attributes:
         tau: Weight of half the squared log-ratio to the anchor.
