@@ -1,8 +1,8 @@
 """Advantages: scores of samples in, one number a sample or a token out. numpy only.
 
 `group` and `rewards` give one number a sample, `token`, `gae` and `turns` one a token; `returns`
-and `partition` hold the steps that they are made of. `flowrl.algo.resolve` finds the function of a
-specification.
+and `partition` hold the steps that they are made of, `padding` the way from and to batches.
+`flowrl.algo.resolve` finds the function of a specification.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flowrl.algo.advantages.group import (
     max_rl,
     pass_at_k,
 )
+from flowrl.algo.advantages.padding import Padding
 from flowrl.algo.advantages.returns import kl_penalty, rewards_to_go, token_rewards, whiten
 from flowrl.algo.advantages.rewards import normalise_then_sum, weighted_sum
 from flowrl.algo.advantages.token import optimal_token_baseline, reinforce_pp, remax
@@ -26,6 +27,7 @@ from flowrl.algo.advantages.turns import group_in_group
 __all__ = [
     "AdvantageBatch",
     "AdvantageResult",
+    "Padding",
     "Turns",
     "centre_scores",
     "gae",
