@@ -15,11 +15,10 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import overload
 
-from flowrl.config.nearest import listing, suggestion
-from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
 from flowrl.graph.verify import verify
@@ -36,7 +35,7 @@ from flowrl.program.source import innermost_user_line, user_frames, user_line
 from flowrl.program.tracer import Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 
-__all__ = ["Workflow", "require_roles", "workflow"]
+__all__ = ["Workflow", "workflow"]
 
 
 class Workflow:
@@ -206,23 +205,6 @@ def workflow(
         return Workflow(target, max_staleness=max_staleness, local_names=local_names)
 
     return make if function is None else make(function)
-
-
-def require_roles(graph: Graph, configured: Collection[str], *, where: str = "roles") -> None:
-    """Checks that the config says what plays each role of a graph.
-
-    Raises:
-        ConfigError: a role that is missing, with the line that first uses it.
-    """
-    for role in graph.roles:
-        if role not in configured:
-            user = next(node for node in graph.nodes if node.role == role)
-            raise ConfigError(
-                f"workflow '{graph.name}' needs the role '{role}' for {user.id} ({user.source})",
-                where=where,
-                found=listing(configured),
-                hint=suggestion(role, configured) or f"add roles.{role}.backend to the config",
-            )
 
 
 def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | None:

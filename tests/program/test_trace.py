@@ -573,13 +573,3 @@ def test_max_staleness_must_count_publications():
 def test_only_functions_are_workflows():
     with pytest.raises(TraceError, match="marks functions"):
         fl.workflow(3)  # type: ignore[call-overload]
-
-
-def test_a_role_that_the_config_lacks_is_named_with_its_first_use():
-    from flowrl.program import require_roles
-
-    with pytest.raises(ConfigError) as caught:
-        require_roles(three.trace(), ["actor", "rewards"])
-    assert "needs the role 'reward' for reward.score" in caught.value.what
-    assert "rewards" in caught.value.hint
-    require_roles(three.trace(), ["actor", "reward"])
