@@ -154,6 +154,13 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
                 where=loaded.where(key),
                 hint=f"keep roles.{name}.model or copy_of; `null` unsets one",
             )
+        source = roles[role.copy_of].copy_of
+        if source is not None and source in roles and roles[source].copy_of is None:
+            yield ConfigError(
+                f"{name} is a copy of {role.copy_of}, which is itself a copy",
+                where=loaded.where(key),
+                hint=f"set {key}={source}",
+            )
         chain = [name]
         while (target := roles[chain[-1]].copy_of) in roles and target not in chain:
             assert target is not None

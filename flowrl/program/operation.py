@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -14,7 +15,7 @@ from flowrl.program.handles import Handle
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Tracer, active_tracer
 
-__all__ = ["check_handle", "current_tracer", "operation", "refuse_argument"]
+__all__ = ["check_handle", "current_tracer", "is_number", "operation", "refuse_argument"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -106,6 +107,13 @@ def _way_out(value: object, kind: type[Handle]) -> str | None:
     if kind.__name__ == "Logprobs" and hasattr(value, "logprobs"):
         return f"pass what {role}.logprobs(rollout) returned"
     return None
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number from 0 up; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0
 
 
 def refuse_argument(

@@ -180,8 +180,10 @@ def test_a_role_that_copies_itself_is_refused() -> None:
     assert "reference -> reference" in message("roles.reference.copy_of=reference")
 
 
-def test_a_copy_of_a_copy_is_fine() -> None:
-    check("roles.second.copy_of=reference")
+def test_a_copy_of_a_copy_is_told_what_to_copy() -> None:
+    text = message("roles.second.copy_of=reference")
+    assert "second is a copy of reference, which is itself a copy" in text
+    assert "set roles.second.copy_of=actor" in text
 
 
 def test_a_reward_function_names_a_file_that_exists() -> None:
@@ -297,3 +299,16 @@ def test_a_reward_that_uses_its_time_is_no_stall() -> None:
     assert "stops when nothing moves for 300 s" in text
     assert "runtime.stall_timeout_s=800" in text
     assert "(runtime.stall_timeout_s=1)" in message("runtime.stall_timeout_s=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("roles.actor.model={hidden_size: 12, num_heads: 4, max_length: 32}", "even"),
+        ("roles.actor.model.num_kv_heads=0", "at least 1"),
+        ("roles.actor.tokenizer={kind: char, alphabet: '0120'}", "'0' is more than once"),
+        ("runtime.num_threads=100000", "at most 1024"),
+    ],
+)
+def test_values_that_no_model_or_machine_can_have_are_refused(override: str, word: str) -> None:
+    assert word in message(override)

@@ -277,6 +277,46 @@ CALLS = {
         "'loss'",
         "policy_clip",
     ),
+    "kl coefficient": (
+        lambda v: v.actor.update(v.rollout, v.scores, kl=fl.kl.k3(-0.1)),
+        "'kl'",
+        "from 0 up",
+    ),
+    "kl coefficient as text": (
+        lambda v: v.actor.update(v.rollout, v.scores, kl=fl.kl.k3("0.1")),
+        "'kl'",
+        "'0.1' (str)",
+    ),
+    "clip": (
+        lambda v: v.actor.update(v.rollout, v.scores, loss=fl.loss.policy_clip(-1.0)),
+        "'loss'",
+        "from 0 up",
+    ),
+    "clip nan": (
+        lambda v: v.actor.update(v.rollout, v.scores, loss=fl.loss.policy_clip(0.2, float("nan"))),
+        "'loss'",
+        "nan (float)",
+    ),
+    "aggregation": (
+        lambda v: v.actor.update(v.rollout, loss=fl.loss.cross_entropy(aggregation="token_mean")),
+        "'loss'",
+        "'token-mean'",
+    ),
+    "sampling value": (
+        lambda v: v.actor.generate(v.prompts, sampling=fl.Sampling(top_p=0.0)),
+        "'top_p'",
+        "above 0",
+    ),
+    "temperature": (
+        lambda v: v.actor.generate(v.prompts, temperature=float("inf")),
+        "'temperature'",
+        "inf (float)",
+    ),
+    "eps nan": (
+        lambda v: fl.advantage.group_relative(v.scores, eps=float("nan")),
+        "'eps'",
+        "from 0 up",
+    ),
     "std": (lambda v: fl.advantage.group_relative(v.scores, std="groups"), "'std'", "'group'"),
     "ddof": (lambda v: fl.advantage.group_relative(v.scores, ddof=2), "'ddof'", "0, 1"),
     "eps": (lambda v: fl.advantage.group_relative(v.scores, eps=-1), "'eps'", "from 0 up"),
