@@ -117,6 +117,12 @@ _KINDS: dict[type[yaml.Node], str] = {
 
 
 def _read(path: Path) -> str:
+    if path.suffix == ".py":
+        raise ConfigError(
+            "this is a Python file, not a config",
+            where=str(path),
+            hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}",
+        )
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

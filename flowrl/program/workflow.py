@@ -16,8 +16,10 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import overload
 
+from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
@@ -238,4 +240,19 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
         where=str(where),
     )
     wrapped.user_frames = user_frames(error)
+    if isinstance(error, AttributeError):
+        wrapped.expected, wrapped.hint = _names_of(error)
     return wrapped
+
+
+def _names_of(error: AttributeError) -> tuple[str | None, str | None]:
+    """What a role or a module of flowrl does have, and the name most like the one asked for."""
+    owner = error.obj
+    if isinstance(owner, Role):
+        names = [name for name in dir(owner) if callable(getattr(owner, name, None))]
+    elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
+        names = list(getattr(owner, "__all__", dir(owner)))
+    else:
+        return None, None
+    names = [name for name in names if not name.startswith("_")]
+    return f"one of {listing(names)}", suggestion(str(error.name), names)

@@ -157,6 +157,57 @@ def test_a_workflow_inside_another_becomes_part_of_it():
     assert [n.id for n in outer.trace().nodes] == [n.id for n in three.trace().nodes]
 
 
+def test_an_unknown_operation_is_told_the_nearest_one():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        actor.genrate(prompts)
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected == "one of generate, logprobs, update"
+    assert caught.value.hint == "did you mean 'generate'?"
+
+
+def test_an_unknown_function_of_flowrl_is_told_those_that_exist():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        fl.advantage.gae(reward.score(actor.generate(prompts)))
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected == "one of group_relative"
+
+
+def test_an_unknown_attribute_of_ones_own_object_gets_no_advice():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        "text".genrate()  # type: ignore[attr-defined]
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected is None
+    assert caught.value.hint is None
+
+
+def test_a_handle_of_the_wrong_kind_is_told_what_makes_the_right_one():
+    @fl.workflow
+    def swapped(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(reward.score(rollout), rollout)
+
+    @fl.workflow
+    def unnamed(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, fl.advantage.group_relative(reward.score(rollout)))
+
+    with pytest.raises(TraceError) as caught:
+        swapped.trace()
+    assert caught.value.hint == "samples come from actor.generate(prompts)"
+    with pytest.raises(TraceError) as caught:
+        unnamed.trace()
+    assert caught.value.hint == "pass it by name: advantages=..."
+
+
 # What handles refuse.
 
 USES = {
