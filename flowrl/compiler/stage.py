@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.backend.protocols import Plugin, Service
@@ -79,6 +79,12 @@ def compile_stages(
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     evaluated = _evaluated_role(config, [graph for _, graph in graphs])
+    requests = [
+        _request(config, name, graph, evaluated)
+        for name, (_, graph) in zip(config.stages, graphs, strict=True)
+    ]
+    # Workers are opened once for all stages, so each plan proves the longest sample of the run.
+    max_length = max(request.max_length for request in requests)
     return tuple(
         CompiledStage(
             name=name,
@@ -86,9 +92,11 @@ def compile_stages(
             workflow=program,
             traced=traced,
             graph=graph,
-            plan=make_plan(graph, _request(config, name, graph, evaluated), pool),
+            plan=make_plan(graph, replace(request, max_length=max_length), pool),
         )
-        for name, program, (traced, graph) in zip(config.stages, workflows, graphs, strict=True)
+        for name, program, (traced, graph), request in zip(
+            config.stages, workflows, graphs, requests, strict=True
+        )
     )
 
 
@@ -204,10 +212,8 @@ def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:
 def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) -> PlanRequest:
     stage = config.stage_config(name)
     train = stage.train
-    lengths = [
-        model.max_length
-        for model in (config.roles[role].model for role in graph.roles)
-        if isinstance(model, FreshModel)
+    limits = [
+        limit for role in graph.roles if (limit := _longest(role, config.roles[role])) is not None
     ]
     generate = graph.of_op(Op.GENERATE)
     if generate:
@@ -229,7 +235,7 @@ def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) 
         micro_batch=train.micro_batch,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=sampling.max_tokens,
-        max_length=min([wanted, *lengths]),
+        max_length=min([wanted, *limits]),
         train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
     )
 
@@ -277,6 +283,19 @@ def _shape(role: str, config: RoleConfig) -> ModelShape | None:
         )
     vocab_size, eos_id = vocabulary_of(config.tokenizer)
     return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
+
+
+def _longest(role: str, config: RoleConfig) -> int | None:
+    """Tokens of the longest sample that the role's model takes; None where nothing says so."""
+    match config.model:
+        case FreshModel():
+            return config.model.max_length
+        case str():
+            path = Path(config.model) / "config.json"
+            limit = _read_json(path, role).get("max_position_embeddings")
+            return limit if isinstance(limit, int) and limit > 0 else None
+        case None:
+            return None
 
 
 def _read_json(path: Path, role: str) -> Mapping[str, object]:

@@ -352,7 +352,16 @@ class _Run:
         if stop is None or step % stop.check_every:
             return False
         metrics = self._evaluate(stage.name, step, num=stop.num)
-        if metrics is None or metrics[stop.metric] < stop.at_least:
+        if metrics is None:
+            return False
+        if stop.metric not in metrics:
+            raise ConfigError(
+                "the scorer does not report what the stage stops by",
+                where="stop.metric",
+                found=stop.metric,
+                expected=f"one of {', '.join(sorted(metrics))}",
+            )
+        if metrics[stop.metric] < stop.at_least:
             return False
         self._display.note(
             f"{stage.name} stops at step {step}: {stop.metric} {metrics[stop.metric]:.2f} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,12 +164,13 @@ class Session:
 
     def close(self) -> None:
         """Ends every worker; idempotent."""
-        for worker in (*self._policies.values(), *self._copies.values()):
-            worker.close()
-        self._policies.clear()
-        self._copies.clear()
-        if self._scoring is not None:
-            self._scoring.close()
+        with ExitStack() as stack:  # one worker that cannot be closed leaves no other open
+            for worker in (*self._policies.values(), *self._copies.values()):
+                stack.callback(worker.close)
+            if self._scoring is not None:
+                stack.callback(self._scoring.close)
+            self._policies.clear()
+            self._copies.clear()
             self._scoring = None
 
     # -- what the plans say ------------------------------------------------------------------
@@ -307,7 +309,13 @@ class Session:
         policies = {**self._policies, **self._copies}
         residency = Residency(stage.plan, policies)
         return BatchProgram(
-            stage.graph, stage.plan, policies, sampling, self._publish, residency.switch
+            stage.graph,
+            stage.plan,
+            policies,
+            sampling,
+            self._publish,
+            residency.switch,
+            lambda: self.beat(),
         )
 
     def _cursor(
@@ -357,7 +365,7 @@ class Session:
     def _publish(self, role: RoleName) -> None:
         worker = self._policies[role]
         worker.publish(worker.version + 1, self._folder.path / "sync" / role)
-        if self._driver is not None:
+        if self._driver is not None and self._driver.serves(worker.engine_id):
             self._driver.publish(worker.version)
 
     # -- evaluation --------------------------------------------------------------------------
