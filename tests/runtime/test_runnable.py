@@ -110,3 +110,19 @@ def test_stages_that_are_scored_by_different_backends(tmp_path: Path):
 
 
 _ARITHMETIC = {"kind": "arithmetic", "split": "train"}
+
+
+def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_path: Path):
+    config = tiny_config(tmp_path)
+    config["roles"]["student"] = config["roles"]["actor"]
+    config["stages"] = ["warm", "grpo"]
+    config["stage"] = {
+        "warm": {
+            "workflow": str(Path(__file__).parent / "student_sft.py"),
+            "stop": {"metric": "score", "at_least": 0.5},
+        }
+    }
+    compiled = fl.compile(None, config)
+    with pytest.raises(fl.ConfigError, match="stops by a measurement of role 'actor'") as caught:
+        require_runnable(compiled.config, compiled.stages)
+    assert "it trains student" in str(caught.value)
