@@ -123,7 +123,8 @@ def _data_files_exist(loaded: LoadedConfig) -> Problems:
 
 def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
     for problem in _missing_file(path, "data file", loaded.where(path_key)):
-        if not loaded.config.data.origin:
+        # A near miss of a name is more help than where the data set comes from.
+        if not loaded.config.data.origin or (problem.hint or "").startswith("did you mean"):
             yield problem
             continue
         yield ConfigError(
@@ -393,8 +394,9 @@ def _stage_prefixes(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:
 def _missing_file(path: Path, what: str, where: str) -> Problems:
     if path.is_file():
         return
-    if path.is_dir():
-        yield ConfigError(f"the {what} {path} is a folder", where=where)
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "no regular file (it is read more than once)"
+        yield ConfigError(f"the {what} {path} is {kind}", where=where)
         return
     names = [entry.name for entry in _listed(path.parent)]
     match = nearest(path.name, names)

@@ -122,6 +122,15 @@ def test_a_missing_data_file_is_answered_with_the_nearest() -> None:
     check("data.train=train.jsonl")
 
 
+def test_a_near_miss_of_a_data_file_comes_before_the_origin_of_the_data() -> None:
+    Path("train.jsonl").write_text("{}\n")
+    text = message("data.train=trian.jsonl", "data.origin=the data set openai/gsm8k")
+    assert "did you mean train.jsonl?" in text
+    Path("train.jsonl").rename("other")
+    text = message("data.train=trian.jsonl", "data.origin=the data set openai/gsm8k")
+    assert "data.train is the data set openai/gsm8k; set data.train=FILE.jsonl" in text
+
+
 def test_a_missing_file_of_a_data_mapping_is_found_too() -> None:
     text = message("data.eval={kind: jsonl, path: gone/far.jsonl}")
     assert "no such data file: gone/far.jsonl" in text
