@@ -46,7 +46,7 @@ def _load(target: str, overrides: Sequence[str], level: str) -> Graph:
         raise ConfigError(
             "overrides need a config file",
             where=overrides[0],
-            hint=f"`flowrl graph CONFIG.yaml {overrides[0]}`",
+            hint=f"`flowrl graph CONFIG.yaml workflow={target} {overrides[0]}`",
         )
     from flowrl.program.registry import load_workflow
 

@@ -107,7 +107,7 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
     "output folder": (["graph", "grpo", "-o", "no/graph.txt"], ["--output", "no folder no"]),
     "output form": (["plan", "tiny.yaml", "-o", "plan.txt"], ["plan.txt", ".json or .yaml"]),
     "graph form": (["graph", "grpo", "--format", "picture"], ["picture", "tree"]),
-    "graph overrides": (["graph", "grpo", "seed=3"], ["need a config file"]),
+    "graph overrides": (["graph", "grpo", "seed=3"], ["CONFIG.yaml workflow=grpo seed=3"]),
     "handle as a condition": (["graph", "condition.py"], ["condition.py:7", "fl.filter"]),
     "handle in a comparison": (["graph", "comparison.py"], ["comparison.py:7", "fl.filter"]),
     "handle as a number": (["run", "tiny.yaml", "workflow=number.py"], ["number.py:7", "number"]),
