@@ -76,6 +76,7 @@ def compile_stages(
     for program, (_, graph) in zip(workflows, graphs, strict=True):
         _check_roles(loaded, program, graph)
         _warn_of_truncation(graph)
+        _warn_of_equal_scores(graph)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     evaluated = _evaluated_role(config, [graph for _, graph in graphs])
@@ -198,6 +199,29 @@ def _warn_of_truncation(graph: Graph) -> None:
                 "biased. Leave train.sampling at its defaults to train without bias",
                 node.id,
                 ", ".join(changed),
+            )
+
+
+def _warn_of_equal_scores(graph: Graph) -> None:
+    """Says so where scores that are compared within a group can never differ."""
+    for node in graph.of_op(Op.ADVANTAGE):
+        spec = node.attr("spec")
+        if not isinstance(spec, GroupRelative) or spec.singleton == "raw":
+            continue
+        for source in graph.of_op(Op.GENERATE):
+            sampling = source.attr("sampling")
+            if source.attr("n") == 1:
+                reason = "one sample a prompt (train.group_size=1)"
+            elif isinstance(sampling, Sampling) and sampling.temperature == 0:
+                reason = "the same sample for all of a group (temperature=0)"
+            else:
+                continue
+            _log.warning(
+                "%s draws %s, so %s has nothing to compare and every advantage is 0: "
+                "nothing will be learnt",
+                source.id,
+                reason,
+                node.id,
             )
 
 

@@ -147,7 +147,15 @@ def _read(path: Path) -> str:
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            "not YAML: a character that text cannot hold",
+            where=name,
+            found=repr(text[error.position : error.position + 1]),
+            hint="write it as an escape in double quotes, or leave it out",
+        ) from None
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:

@@ -204,6 +204,8 @@ def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
         parts.append(f"no update, all {metrics.filtered_groups} groups filtered")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    if metrics.skipped_updates:
+        parts.append(f"updates skipped {metrics.skipped_updates}")
     rates = token_rates(metrics)
     if rates:
         parts.append("tokens/s " + " ".join(rates))

@@ -257,6 +257,7 @@ class _Run:
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._ledger = Ledger(config)
+        self._skipping: set[str] = set()  # stages whose skipped updates were told of
 
     def run(self) -> Summary:
         """Every stage that is not done yet, then the end."""
@@ -346,6 +347,13 @@ class _Run:
         self._folder.write_step(result.metrics)
         self._ledger.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
+        if result.metrics.skipped_updates and result.metrics.stage not in self._skipping:
+            self._skipping.add(result.metrics.stage)
+            self._display.warn(
+                f"{result.metrics.stage} step {result.metrics.step}: an update was skipped, its "
+                "gradient is not finite; skipped_updates in metrics.jsonl counts more of them. "
+                "Lower the learning rate, or look at the rewards"
+            )
 
     def _reached(self, stage: CompiledStage, step: int) -> bool:
         stop = stage.config.stop

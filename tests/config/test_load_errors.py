@@ -201,3 +201,16 @@ def test_a_workflow_given_as_a_config_is_told_where_workflows_go(tmp_path: Path)
     text = message(path)
     assert "this is a Python file, not a config" in text
     assert f"workflow={path}" in text
+
+
+@pytest.mark.parametrize("name", ["a\x01", "\udcff"])
+def test_an_override_may_hold_characters_that_yaml_does_not(good: Path, name: str) -> None:
+    assert load_config(good, [f"name={name}"]).config.name == name
+
+
+def test_a_control_character_in_a_file_is_told(good: Path) -> None:
+    good.write_text(GOOD + "cluster: a\x01\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(good)
+    assert "a character that text cannot hold" in str(caught.value)
+    assert str(good) in str(caught.value)
