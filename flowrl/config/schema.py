@@ -186,10 +186,14 @@ class CharTokenizer(Section):
 
     @field_validator("alphabet")
     @classmethod
-    def _characters_differ(cls, alphabet: str) -> str:
+    def _differing_ascii_characters(cls, alphabet: str) -> str:
         twice = sorted({character for character in alphabet if alphabet.count(character) > 1})
         if twice:
             raise ValueError(f"{', '.join(map(repr, twice))} is more than once in the alphabet")
+        if foreign := sorted({character for character in alphabet if not character.isascii()}):
+            raise ValueError(
+                f"{', '.join(map(repr, foreign[:8]))} is no ASCII character; use tokenizer kind bpe"
+            )
         return alphabet
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from flowrl.backend.protocols import PolicyContext
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptItem
+from flowrl.data import PromptCursor, PromptItem, fingerprint
 from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
 from flowrl.graph import Node, Op
@@ -76,6 +76,7 @@ class Session:
         self._driver: RolloutDriver | None = None
         self.beat: Callable[[], None] = lambda: None
         self.num_held_out = 0
+        self._held_out_fingerprint = ""
 
     def describe(self) -> str:
         """Who waits for whom, for the watchdog."""
@@ -97,6 +98,7 @@ class Session:
         )
         self._require_room(self._materials)
         self.num_held_out = len(self._held_out(None))
+        self._held_out_fingerprint = fingerprint(self._materials.held_out)
         for note in self._materials.notes:
             self._display.warn(note)
         for role in roles:
@@ -438,6 +440,7 @@ class Session:
             "versions": {role: worker.version for role, worker in self._policies.items()},
             "stale": [role for role, worker in self._policies.items() if worker.stale],
             "reward_failures": self._failures.failed,
+            "held_out": self._held_out_fingerprint,
         }
 
     def save(self, folder: Path) -> None:
@@ -459,6 +462,15 @@ class Session:
                 "the checkpoint lacks what this version of flowrl writes",
                 where=str(checkpoint.path),
                 hint="resume it with the version of flowrl that wrote it",
+            )
+        held_out = checkpoint.state.get("held_out", self._held_out_fingerprint)
+        if held_out != self._held_out_fingerprint:
+            raise CheckpointError(
+                "the held-out data changed since the checkpoint was written",
+                where="data.eval",
+                found=f"fingerprint {self._held_out_fingerprint}",
+                expected=f"fingerprint {held_out}",
+                hint="restore the data file and its templates, or start a new run",
             )
         self._failures.failed = failed
         for role, worker in self._policies.items():

@@ -316,6 +316,7 @@ def test_a_reward_that_uses_its_time_is_no_stall() -> None:
         ("roles.actor.model={hidden_size: 12, num_heads: 4, max_length: 32}", "even"),
         ("roles.actor.model.num_kv_heads=0", "at least 1"),
         ("roles.actor.tokenizer={kind: char, alphabet: '0120'}", "'0' is more than once"),
+        ("roles.actor.tokenizer={kind: char, alphabet: '01é'}", "no ASCII character"),
         ("runtime.num_threads=100000", "at most 1024"),
     ],
 )
