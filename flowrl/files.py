@@ -13,6 +13,7 @@ JSON has no NaN. A float that is not finite is written as the string `"NaN"`, `"
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -103,6 +104,15 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", errors="backslashreplace")
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Gives errors of file descriptors the name of their file."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -140,8 +150,9 @@ def _write_atomic(path: Path, data: bytes) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         try:
-            _write_all(descriptor, data)
-            os.fsync(descriptor)
+            with _naming(path):
+                _write_all(descriptor, data)
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         temporary.replace(path)
@@ -215,12 +226,20 @@ class JsonLines:
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         text = "".join([_encode(_COMPACT, row) + "\n" for row in rows])
-        _write_all(self._descriptor, _to_bytes(text))
+        with _naming(self.path):
+            _write_all(self._descriptor, _to_bytes(text))
 
     def sync(self) -> None:
-        """Forces what was appended to the disk."""
+        """Forces what was appended to the disk.
+
+        Raises:
+            OSError: it cannot be, or the file was removed since it was opened.
+        """
         if self._descriptor is not None:
-            os.fsync(self._descriptor)
+            with _naming(self.path):
+                os.fsync(self._descriptor)
+                if not os.fstat(self._descriptor).st_nlink:
+                    raise OSError(errno.ENOENT, "removed while it was being written")
 
     def close(self) -> None:
         """Closes the file; idempotent."""

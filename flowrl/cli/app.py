@@ -7,7 +7,9 @@ of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import logging
 import os
 import sys
@@ -32,8 +34,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""A full disk or a folder that may not be written is no fault of ours."""
+_OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ESTALE),
+)
+"""No fault of ours: a full disk, a folder that may not be written, files that were taken away."""
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of config keys.")
@@ -171,9 +176,24 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `flowrl` script; ends the process with the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    _open_outputs()
     with _warnings_shown():
         code = _run(arguments, debug="--debug" in arguments)
     sys.exit(code)
+
+
+def _open_outputs() -> None:
+    """Makes standard output and standard error able to take any text, also where both are closed.
+
+    A locale without Unicode would end a command at the first box-drawing line or name of a file.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us (`>&-`)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            ascii_only = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(encoding="utf-8" if ascii_only else None, errors="backslashreplace")
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:

@@ -256,7 +256,7 @@ def _libraries(torch: _Torch | None, versions: Installed) -> Iterable[Check]:
         )
     for name, use in (
         ("transformers", "pip install 'flowrl[torch]' to train and generate here"),
-        ("ray", "pip install 'flowrl[ray]'; needed for more than one machine only"),
+        ("ray", "pip install 'flowrl[ray]'; nothing of this version uses it yet"),
     ):
         version = versions(name)
         if version:

@@ -89,7 +89,7 @@ def _check_overrides(target: str, overrides: Sequence[str], options: GraphOption
         raise ConfigError(
             "overrides need a config file",
             where=overrides[0],
-            hint=f"`flowrl graph CONFIG.yaml {overrides[0]}`",
+            hint=f"`flowrl graph CONFIG.yaml workflow={target} {overrides[0]}`",
         )
 
 

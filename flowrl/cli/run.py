@@ -12,7 +12,13 @@ from flowrl.errors import ConfigError
 
 __all__ = ["resume", "run"]
 
-_CHANGEABLE = ("train.steps", "runtime.", "eval.", "rewards.timeout_s", "rewards.max_failures")
+_CHANGEABLE = (
+    "train.steps",
+    "runtime.",
+    "eval.every",
+    "rewards.timeout_s",
+    "rewards.max_failures",
+)
 """Keys that a resumed run may change without ceasing to be the same run."""
 
 _INTERRUPTED = 130

@@ -78,14 +78,21 @@ def compile_stages(
     for program, (_, graph, _) in zip(workflows, graphs, strict=True):
         _check_roles(loaded, program, graph)
         _warn_of_truncation(graph)
+        _warn_of_equal_scores(graph)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     evaluated = _evaluated_role(config, [graph for _, graph, _ in graphs])
+    requests = [
+        _request(config, name, graph, evaluated)
+        for name, (_, graph, _) in zip(config.stages, graphs, strict=True)
+    ]
+    # Workers are opened once for all stages, so each plan proves the longest sample of the run.
+    max_length = max(request.max_length for request in requests)
     stages = []
-    for name, program, (traced, graph, context) in zip(
-        config.stages, workflows, graphs, strict=True
+    for name, program, (traced, graph, context), sized in zip(
+        config.stages, workflows, graphs, requests, strict=True
     ):
-        request = _request(config, name, graph, evaluated)
+        request = replace(sized, max_length=max_length)
         plan = make_plan(graph, request, pool)
         # The plan chooses parameter types, which bytes follow from.
         context = replace(context, costs=_costs(request, graph, plan))
@@ -216,6 +223,29 @@ def _warn_of_truncation(graph: Graph) -> None:
             )
 
 
+def _warn_of_equal_scores(graph: Graph) -> None:
+    """Says so where scores that are compared within a group can never differ."""
+    for node in graph.of_op(Op.ADVANTAGE):
+        spec = node.attr("spec")
+        if not isinstance(spec, GroupRelative) or spec.singleton == "raw":
+            continue
+        for source in graph.of_op(Op.GENERATE):
+            sampling = source.attr("sampling")
+            if source.attr("n") == 1:
+                reason = "one sample a prompt (train.group_size=1)"
+            elif isinstance(sampling, Sampling) and sampling.temperature == 0:
+                reason = "the same sample for all of a group (temperature=0)"
+            else:
+                continue
+            _log.warning(
+                "%s draws %s, so %s has nothing to compare and every advantage is 0: "
+                "nothing will be learnt",
+                source.id,
+                reason,
+                node.id,
+            )
+
+
 def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:
     """The policy that held-out samples are drawn from: the last one updated."""
     if config.data.eval is None:
@@ -227,10 +257,8 @@ def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:
 def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) -> PlanRequest:
     stage = config.stage_config(name)
     train = stage.train
-    lengths = [
-        model.max_length
-        for model in (config.roles[role].model for role in graph.roles)
-        if isinstance(model, FreshModel)
+    limits = [
+        limit for role in graph.roles if (limit := _longest(role, config.roles[role])) is not None
     ]
     generate = graph.of_op(Op.GENERATE)
     if generate:
@@ -252,7 +280,7 @@ def _request(config: RunConfig, name: str, graph: Graph, evaluated: str | None) 
         micro_batch=train.micro_batch,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=sampling.max_tokens,
-        max_length=min([wanted, *lengths]),
+        max_length=min([wanted, *limits]),
         train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
     )
 
@@ -309,6 +337,19 @@ def _shape(role: str, config: RoleConfig) -> ModelShape | None:
         )
     vocab_size, eos_id = vocabulary_of(config.tokenizer)
     return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
+
+
+def _longest(role: str, config: RoleConfig) -> int | None:
+    """Tokens of the longest sample that the role's model takes; None where nothing says so."""
+    match config.model:
+        case FreshModel():
+            return config.model.max_length
+        case str():
+            path = Path(config.model) / "config.json"
+            limit = _read_json(path, role).get("max_position_embeddings")
+            return limit if isinstance(limit, int) and limit > 0 else None
+        case None:
+            return None
 
 
 def _read_json(path: Path, role: str) -> Mapping[str, object]:

@@ -123,7 +123,8 @@ def _data_files_exist(loaded: LoadedConfig) -> Problems:
 
 def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
     for problem in _missing_file(path, "data file", loaded.where(path_key)):
-        if not loaded.config.data.origin:
+        # A near miss of a name is more help than where the data set comes from.
+        if not loaded.config.data.origin or (problem.hint or "").startswith("did you mean"):
             yield problem
             continue
         yield ConfigError(
@@ -153,6 +154,13 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
                 f"{name} has a model of its own and is a copy of {role.copy_of}",
                 where=loaded.where(key),
                 hint=f"keep roles.{name}.model or copy_of; `null` unsets one",
+            )
+        source = roles[role.copy_of].copy_of
+        if source is not None and source in roles and roles[source].copy_of is None:
+            yield ConfigError(
+                f"{name} is a copy of {role.copy_of}, which is itself a copy",
+                where=loaded.where(key),
+                hint=f"set {key}={source}",
             )
         chain = [name]
         while (target := roles[chain[-1]].copy_of) in roles and target not in chain:
@@ -386,8 +394,9 @@ def _stage_prefixes(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:
 def _missing_file(path: Path, what: str, where: str) -> Problems:
     if path.is_file():
         return
-    if path.is_dir():
-        yield ConfigError(f"the {what} {path} is a folder", where=where)
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "no regular file (it is read more than once)"
+        yield ConfigError(f"the {what} {path} is {kind}", where=where)
         return
     names = [entry.name for entry in _listed(path.parent)]
     match = nearest(path.name, names)

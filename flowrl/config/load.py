@@ -251,6 +251,7 @@ def _add_override(draft: _Draft, override: str) -> None:
             f"{override!r} is no override",
             where="command line",
             expected="key=value, such as train.steps=300",
+            hint=None if equals else f"write {override.lstrip('-') or 'KEY'}=VALUE",
         )
     draft.assign(keys, read_yaml_value(text, where), Origin(override=override))
 

@@ -204,7 +204,9 @@ def _wrong_type(
     if "a number" in names:
         names.pop("a whole number", None)
     hint = None
-    if "text" in names and isinstance(value, dict):
+    if value is None:
+        hint = "give it a value, or leave the key out"
+    elif "text" in names and isinstance(value, dict):
         hint = "put text that holds braces in quotes"
     elif "text" in names and isinstance(value, int | float) and not _models(annotation):
         hint = f"put it in quotes: '\"{value}\"' on the command line"

@@ -153,7 +153,7 @@ class FreshModel(Section):
     hidden_size: Int = Field(default=64, ge=1)
     num_layers: Int = Field(default=2, ge=1)
     num_heads: Int = Field(default=4, ge=1)
-    num_kv_heads: Int | None = None
+    num_kv_heads: Annotated[Int, Field(ge=1)] | None = None
     intermediate_size: Int = Field(default=160, ge=1)
     max_length: Int = Field(default=512, ge=2)
     tie_embeddings: bool = True
@@ -164,6 +164,12 @@ class FreshModel(Section):
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.hidden_size // self.num_heads % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over num_heads {self.num_heads} gives heads of "
+                f"{self.hidden_size // self.num_heads} dimensions; rotary positions turn pairs, so "
+                "the number must be even"
             )
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -177,6 +183,18 @@ class CharTokenizer(Section):
 
     kind: Literal["char"]
     alphabet: str = Field(min_length=1)
+
+    @field_validator("alphabet")
+    @classmethod
+    def _differing_ascii_characters(cls, alphabet: str) -> str:
+        twice = sorted({character for character in alphabet if alphabet.count(character) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(map(repr, twice))} is more than once in the alphabet")
+        if foreign := sorted({character for character in alphabet if not character.isascii()}):
+            raise ValueError(
+                f"{', '.join(map(repr, foreign[:8]))} is no ASCII character; use tokenizer kind bpe"
+            )
+        return alphabet
 
 
 class BpeTokenizer(Section):
@@ -393,7 +411,8 @@ class RuntimeConfig(Section):
             Ctrl-C only.
         keep_checkpoints: Older ones are removed.
         log_samples: Samples of each step written to samples.jsonl; 0 writes all.
-        num_threads: CPU threads of a worker; 1 is best for small models.
+        num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
+            the number to the library.
     """
 
     runs: Path = Path("runs")
@@ -401,7 +420,7 @@ class RuntimeConfig(Section):
     checkpoint_every: Int = Field(default=0, ge=0)
     keep_checkpoints: Int = Field(default=2, ge=1)
     log_samples: Int = Field(default=0, ge=0)
-    num_threads: Int = Field(default=1, ge=0)
+    num_threads: Int = Field(default=1, ge=0, le=1024)
 
 
 class RunConfig(Section):

@@ -117,6 +117,12 @@ _KINDS: dict[type[yaml.Node], str] = {
 
 
 def _read(path: Path) -> str:
+    if path.suffix == ".py":
+        raise ConfigError(
+            "this is a Python file, not a config",
+            where=str(path),
+            hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}",
+        )
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -141,7 +147,15 @@ def _read(path: Path) -> str:
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            "not YAML: a character that text cannot hold",
+            where=name,
+            found=repr(text[error.position : error.position + 1]),
+            hint="write it as an escape in double quotes, or leave it out",
+        ) from None
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:

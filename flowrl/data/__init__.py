@@ -15,6 +15,7 @@ from flowrl.data.cursor import (
     PromptSet,
     TooLong,
     encode_prompts,
+    fingerprint,
 )
 from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
 from flowrl.data.rows import Row, RowProblem, Rows, Split, load_rows
@@ -38,6 +39,7 @@ __all__ = [
     "check_alphabet",
     "check_model_folder",
     "encode_prompts",
+    "fingerprint",
     "fresh_config_json",
     "load_rows",
     "prepare_model_folder",

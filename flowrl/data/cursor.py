@@ -17,7 +17,15 @@ from flowrl.data.tokenizer import ChatMode, Tokenizer
 from flowrl.errors import CheckpointError, DataError
 from flowrl.ids import GroupId, group_id
 
-__all__ = ["Prompt", "PromptCursor", "PromptItem", "PromptSet", "TooLong", "encode_prompts"]
+__all__ = [
+    "Prompt",
+    "PromptCursor",
+    "PromptItem",
+    "PromptSet",
+    "TooLong",
+    "encode_prompts",
+    "fingerprint",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +166,7 @@ class PromptCursor:
     def to_json(self) -> dict[str, str | int]:
         """Where the cursor stands, and of what data."""
         if self._fingerprint is None:
-            self._fingerprint = _fingerprint(self._prompts)
+            self._fingerprint = fingerprint(self._prompts)
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -203,8 +211,8 @@ def _item(epoch: int, prompt: Prompt) -> PromptItem:
     )
 
 
-def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of what training depends on: places, tokens, answers and solutions."""
+def fingerprint(prompts: Sequence[Prompt | PromptItem]) -> str:
+    """Of what training and evaluation depend on: places, tokens, answers and solutions."""
     digest = blake2b(digest_size=8)
     for prompt in prompts:
         row = prompt.row

@@ -7,16 +7,14 @@ weights: the backend that opens it draws them from the run's seed.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import mkdtemp
 
 from flowrl.config.schema import FreshModel, RoleConfig
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer, vocabulary_of
 from flowrl.errors import ConfigError, DataError
+from flowrl.files import folder_atomically
 
 __all__ = ["check_model_folder", "fresh_config_json", "prepare_model_folder"]
 
@@ -145,22 +143,14 @@ def check_model_folder(folder: Path, *, where: str) -> None:
 
 def _write_folder(folder: Path, files: Mapping[str, str]) -> None:
     """Writes `files` so that `folder` appears whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, text in files.items():
-            with (temporary / name).open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.chmod(0o755)
         if folder.is_dir():
-            # Without config.json it is a folder the caller made, or a foreign one with content,
-            # which rmdir refuses.
-            folder.rmdir()
-        temporary.rename(folder)
+            folder.rmdir()  # an empty one that the caller made; a foreign one is refused
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder_atomically(folder) as temporary:
+            for name, text in files.items():
+                (temporary / name).write_text(text, encoding="utf-8")
     except OSError as reason:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise DataError(
             "cannot write the model folder", where=str(folder), found=str(reason)
         ) from reason

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.config.schema import BpeTokenizer, CharTokenizer
 from flowrl.data.rows import Row
-from flowrl.errors import ConfigError, DataError
+from flowrl.errors import DataError
 
 __all__ = ["EOS", "build_tokenizer", "check_alphabet", "vocabulary_of"]
 
@@ -53,7 +53,6 @@ def build_tokenizer(
         max_length: Tokens that the model can take.
 
     Raises:
-        ConfigError: A character twice in the alphabet.
         DataError: A row with a character outside the alphabet, with its file and line.
     """
     if isinstance(spec, BpeTokenizer):
@@ -96,23 +95,6 @@ def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
 
 
 def _characters(spec: CharTokenizer) -> FastTokenizer:
-    where = "roles.<name>.tokenizer.alphabet"
-    twice = sorted({c for c in spec.alphabet if spec.alphabet.count(c) > 1})
-    if twice:
-        raise ConfigError(
-            "a character is twice in the alphabet",
-            where=where,
-            found=" ".join(map(repr, twice)),
-            expected="each character once",
-        )
-    foreign = [c for c in spec.alphabet if not c.isascii()]
-    if foreign:
-        raise ConfigError(
-            "a character tokenizer takes ASCII characters only",
-            where=where,
-            found=" ".join(map(repr, foreign[:8])),
-            hint="use tokenizer kind bpe",
-        )
     size, eos_id = vocabulary_of(spec)
     words = [*map(_byte_symbol, spec.alphabet), EOS]
     words += [f"<unused{i}>" for i in range(size - len(words))]

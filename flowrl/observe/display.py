@@ -200,8 +200,12 @@ def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
         parts.append(f"length {metrics.length_mean:.1f}{longest}")
     if metrics.loss is not None:
         parts.append(f"loss {metrics.loss:.4f}")
+    elif metrics.num_samples == 0 and metrics.filtered_groups:
+        parts.append(f"no update, all {metrics.filtered_groups} groups filtered")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    if metrics.skipped_updates:
+        parts.append(f"updates skipped {metrics.skipped_updates}")
     rates = token_rates(metrics)
     if rates:
         parts.append("tokens/s " + " ".join(rates))
@@ -248,6 +252,11 @@ class PlainDisplay:
             # A reader that went away (`| head`) is no reason to lose a training run.
             self._broken = True
             _log.warning("nobody reads the output any more; the run goes on without it")
+        except OSError as error:
+            self._broken = True
+            _log.warning(
+                "the output cannot be written (%s); the run goes on without it", error.strerror
+            )
 
     def start(self, info: RunInfo) -> None:
         self._print(f"run {info.name}: {' -> '.join(info.stages)}, folder {info.folder}")

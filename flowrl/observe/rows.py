@@ -139,7 +139,7 @@ class SampleRow:
     Attributes:
         step: The step that consumed it, or in which it ended otherwise.
         score: None where it was never scored.
-        terms: The weighted terms of the score.
+        terms: The value of each term, before its weight.
         num_tokens: Response tokens.
         finish: How the response ended: `stop`, `length`, `abort`; empty where it never did.
         versions: `((version, num_tokens), ...)`, the weights that produced the tokens, in order.

@@ -23,10 +23,10 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from flowrl.errors import CheckpointError, ConfigError
+from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import (
     JsonLines,
     filter_json_lines,
@@ -145,13 +145,14 @@ class RunFolder:
 
     def close(self) -> None:
         """Syncs and closes the logs and lets go of the folder; idempotent."""
-        for log in self._logs.values():
-            log.sync()
-            log.close()
-        self._logs.clear()
-        if self._lock is not None:
-            os.close(self._lock)  # frees the lock
-            self._lock = None
+        with ExitStack() as stack:  # whatever cannot be synced, the rest is closed
+            if self._lock is not None:
+                stack.callback(os.close, self._lock)  # frees the lock
+                self._lock = None
+            for log in self._logs.values():
+                stack.callback(log.close)
+                stack.callback(log.sync)
+            self._logs.clear()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -277,19 +278,25 @@ class RunFolder:
         for name in _LOGS:
             if name in self._logs:
                 self._logs.pop(name).close()
-            removed += filter_json_lines(
-                self.path / name, lambda row: _position(row, order) <= last
-            )
+            path = self.path / name
+            removed += filter_json_lines(path, lambda row: _position(row, order, path) <= last)  # noqa: B023
         with suppress(FileNotFoundError):
             (self.path / "summary.json").unlink()
         return removed
 
 
-def _position(row: dict[str, object], order: dict[str, int]) -> tuple[int, int]:
+def _position(row: dict[str, object], order: dict[str, int], path: Path) -> tuple[int, int]:
     # A stage that the run does not have any more comes after everything: its rows go.
-    step = row["step"]
-    assert isinstance(step, int)
-    return (order.get(str(row["stage"]), len(order)), step)
+    stage, step = row.get("stage"), row.get("step")
+    if not isinstance(stage, str) or not isinstance(step, int):
+        raise DataError(
+            "this row of a log is damaged",
+            where=str(path),
+            found=f"stage {stage!r}, step {step!r}",
+            expected="the name of a stage and a whole number",
+            hint="remove the row, or move the file away",
+        )
+    return (order.get(stage, len(order)), step)
 
 
 def _new_folder(parent: Path, name: str) -> Path:

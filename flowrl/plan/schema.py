@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError, PlanError
+from flowrl.files import write_text_atomic
 
 __all__ = [
     "PLAN_VERSION",
@@ -424,7 +425,7 @@ def load_plan(path: Path) -> PlacementPlan:
 def save_plan(plan: PlacementPlan, path: Path) -> None:
     """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
     text = plan.to_json() if path.suffix == ".json" else plan.to_yaml()
-    path.write_text(text, encoding="utf-8")
+    write_text_atomic(path, text)
 
 
 def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:

@@ -4,7 +4,7 @@ from flowrl.program import advantage, filter  # noqa: A004  (read as fl.filter)
 from flowrl.program.handles import Advantages, Handle, Logprobs, Rollout, Samples, Scores
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Examples, Policy, Prompts, Reward, Role
-from flowrl.program.workflow import Workflow, require_roles, workflow
+from flowrl.program.workflow import Workflow, workflow
 
 __all__ = [
     "Advantages",
@@ -24,6 +24,5 @@ __all__ = [
     "import_file",
     "load_workflow",
     "registered_workflows",
-    "require_roles",
     "workflow",
 ]

@@ -8,7 +8,13 @@ from flowrl.config.nearest import suggestion
 from flowrl.graph.signatures import ADVANTAGE
 from flowrl.graph.types import Op
 from flowrl.program.handles import Advantages, Scores
-from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    is_number,
+    operation,
+    refuse_argument,
+)
 from flowrl.specs import GroupRelative
 from flowrl.specs.advantage import Scale, Singleton
 
@@ -46,7 +52,7 @@ def group_relative(
             choices = ", ".join(map(repr, allowed))
             hint = suggestion(str(value), [str(choice) for choice in allowed])
             raise refuse_argument(name, argument, value, f"one of {choices}", hint)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or eps < 0:
+    if not is_number(eps):
         raise refuse_argument(name, "eps", eps, "a number from 0 up")
     spec = GroupRelative(std=std, ddof=ddof, eps=float(eps), singleton=singleton)
     node = tracer.add(Op.ADVANTAGE, name="advantage", reads={"scores": read}, attrs={"spec": spec})

@@ -13,7 +13,13 @@ from __future__ import annotations
 from flowrl.graph.signatures import SCORE
 from flowrl.graph.types import Op
 from flowrl.program.handles import Rollout, Scores
-from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    is_number,
+    operation,
+    refuse_argument,
+)
 from flowrl.specs import FilterSpec, ZeroVariance
 
 __all__ = ["zero_variance"]
@@ -31,7 +37,7 @@ def zero_variance(
         tolerance: Groups with max - min at most this are removed.
     """
     name = "fl.filter.zero_variance"
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or tolerance < 0:
+    if not is_number(tolerance):
         raise refuse_argument(name, "tolerance", tolerance, "a number from 0 up")
     return _filter(name, rollout, scores, ZeroVariance(tolerance=float(tolerance)))
 

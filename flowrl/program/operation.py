@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from flowrl.config.nearest import suggestion
 from flowrl.errors import TraceError
-from flowrl.program.handles import Handle
+from flowrl.program.handles import Advantages, Handle, Scores
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Tracer, active_tracer
 
-__all__ = ["check_handle", "current_tracer", "operation", "refuse_argument"]
+__all__ = ["check_handle", "current_tracer", "is_number", "operation", "refuse_argument"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _H = TypeVar("_H", bound=Handle)
+
+_SOURCES = {
+    "Samples": "samples come from actor.generate(prompts)",
+    "Scores": "scores come from reward.score(rollout)",
+    "Advantages": "advantages come from fl.advantage.group_relative(scores)",
+    "Logprobs": "logprobs come from reference.logprobs(rollout)",
+    "Prompts": "prompts are a parameter of the workflow: prompts: fl.Prompts",
+}
+"""What makes a handle of each kind."""
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -96,8 +106,10 @@ def _describe(value: object) -> str:
 
 
 def _way_out(value: object, kind: type[Handle]) -> str | None:
+    if isinstance(value, Advantages) and kind is Scores:
+        return "pass it by name: advantages=..."
     if isinstance(value, Handle):
-        return None
+        return _SOURCES.get(kind.__name__)
     role = getattr(value, "name", None)
     if kind.__name__ in ("Samples", "Rollout") and hasattr(value, "generate"):
         return f"pass what {role}.generate(prompts) returned"
@@ -105,7 +117,14 @@ def _way_out(value: object, kind: type[Handle]) -> str | None:
         return f"pass what {role}.score(rollout) returned"
     if kind.__name__ == "Logprobs" and hasattr(value, "logprobs"):
         return f"pass what {role}.logprobs(rollout) returned"
-    return None
+    return _SOURCES.get(kind.__name__)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number from 0 up; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0
 
 
 def refuse_argument(

@@ -9,17 +9,25 @@ config. One annotated `fl.Prompts` or `fl.Examples` is data. All others are argu
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
+from flowrl.config.nearest import suggestion
 from flowrl.graph.ir import Attr
 from flowrl.graph.signatures import PROMPT, RESPONSE_MASK, SAMPLING_OPTIONS, SIGNATURES, TOKENS
 from flowrl.graph.types import Field, Op
 from flowrl.ids import RoleName
 from flowrl.program.handles import Advantages, Handle, Logprobs, Rollout, Samples, Scores
-from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    is_number,
+    operation,
+    refuse_argument,
+)
 from flowrl.program.tracer import Tracer
-from flowrl.specs import KL, LossSpec, Sampling
+from flowrl.specs import KL, Aggregation, LossSpec, PolicyClip, Sampling
 
 __all__ = ["Examples", "Policy", "Prompts", "Reward", "Role"]
 
@@ -145,6 +153,8 @@ class Policy(Role):
             )
         if sampling is not None and not isinstance(sampling, Sampling):
             raise refuse_argument(name, "sampling", sampling, "fl.Sampling(...), or None")
+        for option in SAMPLING_OPTIONS if sampling is not None else ():
+            _sampling_option(name, option, getattr(sampling, option))
         given: dict[str, float | int | None] = {
             "temperature": temperature,
             "top_p": top_p,
@@ -215,6 +225,7 @@ class Policy(Role):
             raise refuse_argument(
                 name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
             )
+        _check_loss(name, loss)
         tracer.add(
             Op.UPDATE,
             name=name,
@@ -233,7 +244,26 @@ def _penalty(name: str, kl: object) -> KL | None:
         raise refuse_argument(
             name, "kl", kl, "a penalty of fl.kl, or None", f"write kl=fl.kl.k3({number})"
         )
+    if not is_number(kl.coefficient):
+        raise refuse_argument(name, "kl", kl.coefficient, "a coefficient from 0 up")
     return kl
+
+
+def _check_loss(name: str, loss: LossSpec | None) -> None:
+    if isinstance(loss, PolicyClip):
+        for bound in (loss.clip_low, loss.clip_high):
+            if not is_number(bound):
+                raise refuse_argument(name, "loss", bound, "clip_low and clip_high from 0 up")
+    aggregation = getattr(loss, "aggregation", None)
+    if aggregation is not None and aggregation not in get_args(Aggregation):
+        choices = [str(choice) for choice in get_args(Aggregation)]
+        raise refuse_argument(
+            name,
+            "loss",
+            aggregation,
+            f"an aggregation of {', '.join(choices)}",
+            suggestion(str(aggregation), choices),
+        )
 
 
 def _sampling_option(name: str, option: str, value: object) -> float | int:
@@ -245,7 +275,7 @@ def _sampling_option(name: str, option: str, value: object) -> float | int:
         or not isinstance(value, int | float)
     ):
         raise refuse_argument(name, option, value, expected)
-    if not low <= value <= high:
+    if not low <= value <= high or not math.isfinite(value):
         raise refuse_argument(name, option, value, expected)
     return float(value) if float in types else value
 

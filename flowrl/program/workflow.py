@@ -15,11 +15,12 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import overload
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
 from flowrl.graph.verify import verify
@@ -36,7 +37,7 @@ from flowrl.program.source import innermost_user_line, user_frames, user_line
 from flowrl.program.tracer import Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 
-__all__ = ["Workflow", "require_roles", "workflow"]
+__all__ = ["Workflow", "workflow"]
 
 
 class Workflow:
@@ -208,23 +209,6 @@ def workflow(
     return make if function is None else make(function)
 
 
-def require_roles(graph: Graph, configured: Collection[str], *, where: str = "roles") -> None:
-    """Checks that the config says what plays each role of a graph.
-
-    Raises:
-        ConfigError: a role that is missing, with the line that first uses it.
-    """
-    for role in graph.roles:
-        if role not in configured:
-            user = next(node for node in graph.nodes if node.role == role)
-            raise ConfigError(
-                f"workflow '{graph.name}' needs the role '{role}' for {user.id} ({user.source})",
-                where=where,
-                found=listing(configured),
-                hint=suggestion(role, configured) or f"add roles.{role}.backend to the config",
-            )
-
-
 def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
@@ -256,4 +240,19 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
         where=str(where),
     )
     wrapped.user_frames = user_frames(error)
+    if isinstance(error, AttributeError):
+        wrapped.expected, wrapped.hint = _names_of(error)
     return wrapped
+
+
+def _names_of(error: AttributeError) -> tuple[str | None, str | None]:
+    """What a role or a module of flowrl does have, and the name most like the one asked for."""
+    owner = error.obj
+    if isinstance(owner, Role):
+        names = [name for name in dir(owner) if callable(getattr(owner, name, None))]
+    elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
+        names = list(getattr(owner, "__all__", dir(owner)))
+    else:
+        return None, None
+    names = [name for name in names if not name.startswith("_")]
+    return f"one of {listing(names)}", suggestion(str(error.name), names)

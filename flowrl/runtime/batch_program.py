@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -83,6 +83,7 @@ class BatchProgram:
         sampling: Of the rollouts that the batch comes from.
         publish: Publishes a role's new weights; called by sync nodes.
         before: Called before each node runs (the plan's residency switches).
+        beat: Called after each optimizer update; something moved.
 
     Raises:
         PlanError: the graph has an operation that this executor cannot run.
@@ -96,6 +97,7 @@ class BatchProgram:
         sampling: Sampling,
         publish: Callable[[RoleName], None],
         before: Callable[[NodeId], None],
+        beat: Callable[[], None],
     ) -> None:
         self._graph = graph
         self._policies = policies
@@ -104,6 +106,7 @@ class BatchProgram:
         self._max_tokens = sampling.max_tokens
         self._publish = publish
         self._before = before
+        self._beat = beat
         streaming = (Op.SOURCE, Op.GENERATE, Op.SCORE, Op.FILTER)
         self._nodes = tuple(node for node in graph.nodes if node.op not in streaming)
         for node in self._nodes:
@@ -164,7 +167,10 @@ class BatchProgram:
         )
         worker = self._policies[node.role]
         worker.stale = True
-        step.updates += worker.train.update(batch, spec)
+        for rows in spec.mini_batches:
+            # One call a mini-batch, so that a stall is told by an update, not by a whole step.
+            step.updates += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
+            self._beat()
 
     def _behaviour(self, node: Node, loss: LossSpec, step: StepBatch) -> Floats | None:
         if "behaviour_logprobs" not in loss.needs:

@@ -243,6 +243,13 @@ def _load(path: Path, previous: Path | None) -> Checkpoint:
             expected=f"format {FORMAT}",
             hint="resume it with the version of flowrl that wrote it",
         )
+    if _STATE not in files:
+        raise CheckpointError(
+            "this checkpoint is damaged: its manifest does not list the driver's state",
+            where=str(path / _MANIFEST),
+            expected=f"an entry for {_STATE}",
+            hint=hint,
+        )
     for name, (nbytes, sha256) in files.items():
         _verify(path / name, nbytes, sha256, hint)
     state = json.loads((path / _STATE).read_text(encoding="utf-8"))

@@ -257,6 +257,7 @@ class _Run:
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._ledger = Ledger(config)
+        self._skipping: set[str] = set()  # stages whose skipped updates were told of
 
     def run(self) -> Summary:
         """Every stage that is not done yet, then the end."""
@@ -346,13 +347,29 @@ class _Run:
         self._folder.write_step(result.metrics)
         self._ledger.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
+        if result.metrics.skipped_updates and result.metrics.stage not in self._skipping:
+            self._skipping.add(result.metrics.stage)
+            self._display.warn(
+                f"{result.metrics.stage} step {result.metrics.step}: an update was skipped, its "
+                "gradient is not finite; skipped_updates in metrics.jsonl counts more of them. "
+                "Lower the learning rate, or look at the rewards"
+            )
 
     def _reached(self, stage: CompiledStage, step: int) -> bool:
         stop = stage.config.stop
         if stop is None or step % stop.check_every:
             return False
         metrics = self._evaluate(stage.name, step, num=stop.num)
-        if metrics is None or metrics[stop.metric] < stop.at_least:
+        if metrics is None:
+            return False
+        if stop.metric not in metrics:
+            raise ConfigError(
+                "the scorer does not report what the stage stops by",
+                where="stop.metric",
+                found=stop.metric,
+                expected=f"one of {', '.join(sorted(metrics))}",
+            )
+        if metrics[stop.metric] < stop.at_least:
             return False
         self._display.note(
             f"{stage.name} stops at step {step}: {stop.metric} {metrics[stop.metric]:.2f} "

@@ -191,6 +191,10 @@ class RolloutDriver:
                 self.store.add(sample_id(item.group, member), item)
         self._emit(PromptsOffered(id=self._next(), groups=tuple(item.group for item in items)))
 
+    def serves(self, engine: EngineId) -> bool:
+        """Whether it is the engine that this driver's samples come from."""
+        return engine in self._engines
+
     def publish(self, version: int) -> None:
         """Tells the scheduler that the engines serve weights `version`."""
         self._emit(WeightsPublished(id=self._next(), version=version))

@@ -23,16 +23,19 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     Raises:
         PlanError: the plan is for devices that are not here.
         ConfigError: a stage asks for asynchronous training, generates more than once a step, learns
-            from several sets of samples, or scores more than once; or rollouts have no reward to be
+            from several sets of samples, scores more than once, or generates from or trains a copy
+            of another role; or rollouts have no reward to be
             scored with, or different ones.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
     for stage in stages:
         _require_synchronous(config, stage)
+        _require_copies_keep_still(config, stage)
         _require_one_rollout(stage)
         _require_one_sample_set(stage)
         _require_one_score(stage)
+        _require_evaluated_policy(config, stage, stages[-1])
     _require_rewards(config, stages)
 
 
@@ -91,6 +94,18 @@ def _require_synchronous(config: RunConfig, stage: CompiledStage) -> None:
         )
 
 
+def _require_copies_keep_still(config: RunConfig, stage: CompiledStage) -> None:
+    for node in stage.graph.of_op(Op.GENERATE, Op.UPDATE):
+        source = None if node.role is None else config.roles[node.role].copy_of
+        if source is not None:
+            raise ConfigError(
+                f"{node.id} is of a copy, which only gives logprobs with this executor",
+                where=_line(node),
+                found=f"roles.{node.role}.copy_of={source}",
+                hint=f"give roles.{node.role} a model of its own",
+            )
+
+
 def _require_one_rollout(stage: CompiledStage) -> None:
     generates = stage.graph.of_op(Op.GENERATE)
     if len(generates) > 1:
@@ -131,3 +146,21 @@ def _require_one_score(stage: CompiledStage) -> None:
 
 def _line(node: Node) -> str:
     return str(node.source or node.id)
+
+
+def _require_evaluated_policy(config: RunConfig, stage: CompiledStage, last: CompiledStage) -> None:
+    """A stop check measures the policy that the last stage updates."""
+    if stage.config.stop is None:
+        return
+    trained = [node.role for node in stage.graph.of_op(Op.UPDATE)]
+    evaluated = last.graph.of_op(Op.UPDATE)[-1].role
+    if evaluated not in trained:
+        prefix = "" if stage.name == config.stages[-1] else f"stage.{stage.name}."
+        raise ConfigError(
+            f"stage {stage.name!r} stops by a measurement of role {evaluated!r}, which it does not "
+            "train",
+            where=f"{prefix}stop",
+            found=f"it trains {', '.join(map(str, trained))}",
+            expected=f"a stage that trains {evaluated!r}, the policy that the last stage updates",
+            hint=f"remove {prefix}stop and set {prefix}train.steps",
+        )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import io
-import math
 import os
 import signal
 import socket
@@ -41,6 +40,8 @@ _FLUSH_S = 0.003
 # A reward that swallows the exception of its time limit meets it again after this.
 _REPEAT_S = 0.05
 _MAX_TEXT = 300
+# Batches hold scores in float32, whose largest number is 3.4e38; sums over a batch stay below it.
+_MAX_SCORE = 1e30
 _MAX_FRAMES = 3
 _PR_SET_PDEATHSIG = 1
 
@@ -99,6 +100,7 @@ class _Worker:
         self._sock = sock
         self._status = status
         self._own = own
+        self._pid = os.getpid()
         self._scores: list[tuple[int, float, dict[str, float]]] = []
         self._failures: list[tuple[int, str, str, tuple[str, ...]]] = []
 
@@ -127,6 +129,9 @@ class _Worker:
                 result = scorer.score(request)
             finally:
                 alarm.disarm()
+                if os.getpid() != self._pid:
+                    # A child that the reward forked came back out of it. It is no second worker.
+                    os._exit(0)
             scored = _checked(result)
         # Whatever a user's reward raises is its own failure, SystemExit included.
         except BaseException as reason:
@@ -255,9 +260,12 @@ def _checked(result: object) -> tuple[float, dict[str, float]]:
         raise RewardError("the scorer returned no ScoreResult", found=type(result).__name__)
     terms = {str(name): float(value) for name, value in result.terms.items()}
     score = float(result.score)
-    strange = [f"{name}={value}" for name, value in terms.items() if not math.isfinite(value)]
-    if strange or not math.isfinite(score):
-        raise RewardError("the score is no finite number", found=", ".join(strange) or str(score))
+    named = {**terms, "the score": score}
+    strange = [f"{name}={value:g}" for name, value in named.items() if not abs(value) <= _MAX_SCORE]
+    if strange:
+        raise RewardError(
+            f"the score is no number of at most {_MAX_SCORE:g}", found=", ".join(strange)
+        )
     return score, terms
 
 
@@ -267,6 +275,7 @@ def _described(reason: BaseException) -> str:
     # An exception of the user's may fail to print itself.
     except Exception:
         text = "no message"
+    text = " ".join(text.split())  # an error stays within its lines
     return f"{type(reason).__name__}: {text}" if text else type(reason).__name__
 
 
@@ -279,7 +288,9 @@ def _user_frames(trace: TracebackType | None, own: tuple[Path, ...]) -> tuple[st
         if not frame.filename.startswith("<frozen")
         and not any(Path(frame.filename).is_relative_to(folder) for folder in own)
     ]
-    shown = (theirs or list(frames))[-_MAX_FRAMES:]
+    # A time limit that is met outside the user's code is at no line worth telling.
+    timed_out = bool(frames) and frames[-1].name == _Alarm._fire.__name__
+    shown = (theirs or ([] if timed_out else list(frames)))[-_MAX_FRAMES:]
     return tuple(f"{_short(f.filename)}:{f.lineno} in {f.name}" for f in shown)
 
 

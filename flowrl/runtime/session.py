@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from flowrl.backend.protocols import PolicyContext
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptItem
+from flowrl.data import PromptCursor, PromptItem, fingerprint
 from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
 from flowrl.graph import Node, Op
@@ -75,6 +76,7 @@ class Session:
         self._driver: RolloutDriver | None = None
         self.beat: Callable[[], None] = lambda: None
         self.num_held_out = 0
+        self._held_out_fingerprint = ""
 
     def describe(self) -> str:
         """Who waits for whom, for the watchdog."""
@@ -96,6 +98,7 @@ class Session:
         )
         self._require_room(self._materials)
         self.num_held_out = len(self._held_out(None))
+        self._held_out_fingerprint = fingerprint(self._materials.held_out)
         for note in self._materials.notes:
             self._display.warn(note)
         for role in roles:
@@ -163,12 +166,13 @@ class Session:
 
     def close(self) -> None:
         """Ends every worker; idempotent."""
-        for worker in (*self._policies.values(), *self._copies.values()):
-            worker.close()
-        self._policies.clear()
-        self._copies.clear()
-        if self._scoring is not None:
-            self._scoring.close()
+        with ExitStack() as stack:  # one worker that cannot be closed leaves no other open
+            for worker in (*self._policies.values(), *self._copies.values()):
+                stack.callback(worker.close)
+            if self._scoring is not None:
+                stack.callback(self._scoring.close)
+            self._policies.clear()
+            self._copies.clear()
             self._scoring = None
 
     # -- what the plans say ------------------------------------------------------------------
@@ -307,7 +311,13 @@ class Session:
         policies = {**self._policies, **self._copies}
         residency = Residency(stage.plan, policies)
         return BatchProgram(
-            stage.graph, stage.plan, policies, sampling, self._publish, residency.switch
+            stage.graph,
+            stage.plan,
+            policies,
+            sampling,
+            self._publish,
+            residency.switch,
+            lambda: self.beat(),
         )
 
     def _cursor(
@@ -357,7 +367,7 @@ class Session:
     def _publish(self, role: RoleName) -> None:
         worker = self._policies[role]
         worker.publish(worker.version + 1, self._folder.path / "sync" / role)
-        if self._driver is not None:
+        if self._driver is not None and self._driver.serves(worker.engine_id):
             self._driver.publish(worker.version)
 
     # -- evaluation --------------------------------------------------------------------------
@@ -430,6 +440,7 @@ class Session:
             "versions": {role: worker.version for role, worker in self._policies.items()},
             "stale": [role for role, worker in self._policies.items() if worker.stale],
             "reward_failures": self._failures.failed,
+            "held_out": self._held_out_fingerprint,
         }
 
     def save(self, folder: Path) -> None:
@@ -451,6 +462,15 @@ class Session:
                 "the checkpoint lacks what this version of flowrl writes",
                 where=str(checkpoint.path),
                 hint="resume it with the version of flowrl that wrote it",
+            )
+        held_out = checkpoint.state.get("held_out", self._held_out_fingerprint)
+        if held_out != self._held_out_fingerprint:
+            raise CheckpointError(
+                "the held-out data changed since the checkpoint was written",
+                where="data.eval",
+                found=f"fingerprint {self._held_out_fingerprint}",
+                expected=f"fingerprint {held_out}",
+                hint="restore the data file and its templates, or start a new run",
             )
         self._failures.failed = failed
         for role, worker in self._policies.items():

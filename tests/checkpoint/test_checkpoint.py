@@ -259,3 +259,13 @@ def test_any_finite_state_comes_back_bit_for_bit(tmp_path_factory, state):
 def test_positions_order_as_a_run_goes():
     places = [at(5, "grpo", 1), at(9, "sft", 0), at(1, "grpo", 1)]
     assert [str(p) for p in sorted(places)] == ["sft step 9", "grpo step 1", "grpo step 5"]
+
+
+def test_a_manifest_without_the_drivers_state_is_damaged(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    path = save(store, 1)
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    del manifest["files"]["state.json"]
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="does not list the driver's state"):
+        store.latest()

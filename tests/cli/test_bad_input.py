@@ -128,7 +128,7 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
         ["cannot be given together", "--level lowered"],
     ),
     "diff with nothing": (["graph", "grpo", "--diff", "nothing.py"], ["no file nothing.py"]),
-    "graph overrides": (["graph", "grpo", "seed=3"], ["need a config file"]),
+    "graph overrides": (["graph", "grpo", "seed=3"], ["CONFIG.yaml workflow=grpo seed=3"]),
     "handle as a condition": (["graph", "condition.py"], ["condition.py:7", "fl.filter"]),
     "handle in a comparison": (["graph", "comparison.py"], ["comparison.py:7", "fl.filter"]),
     "handle as a number": (["run", "tiny.yaml", "workflow=number.py"], ["number.py:7", "number"]),

@@ -312,3 +312,22 @@ def test_an_output_that_is_a_link_is_written_through(tmp_path: Path):
     assert ended.code == 0, ended.err
     assert (tmp_path / "link").is_symlink()
     assert "actor.generate" in (tmp_path / "target").read_text()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_a_closed_output_is_no_fault(folder: Path, closed: str):
+    command = f"{sys.executable} -m flowrl.cli plan {folder / 'tiny.yaml'} {closed}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+
+
+def test_a_terminal_without_unicode_shows_what_it_can(folder: Path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "flowrl.cli", "graph", str(folder / "tiny.yaml")],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0
+    assert "\u2514\u2500 " in ended.stdout.decode("utf-8")

@@ -42,3 +42,15 @@ def test_a_supervised_run_has_nothing_to_correct(caplog):
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         api.compile(None, config)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [("train.group_size=1", "one sample a prompt"), ("train.sampling.temperature=0", "the same")],
+)
+def test_scores_that_can_never_differ_within_a_group_are_warned_of(caplog, override, reason):
+    with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
+        api.compile(None, CONFIG, overrides=[override])
+    [record] = caplog.records
+    assert reason in record.getMessage()
+    assert "nothing will be learnt" in record.getMessage()

@@ -122,6 +122,15 @@ def test_a_missing_data_file_is_answered_with_the_nearest() -> None:
     check("data.train=train.jsonl")
 
 
+def test_a_near_miss_of_a_data_file_comes_before_the_origin_of_the_data() -> None:
+    Path("train.jsonl").write_text("{}\n")
+    text = message("data.train=trian.jsonl", "data.origin=the data set openai/gsm8k")
+    assert "did you mean train.jsonl?" in text
+    Path("train.jsonl").rename("other")
+    text = message("data.train=trian.jsonl", "data.origin=the data set openai/gsm8k")
+    assert "data.train is the data set openai/gsm8k; set data.train=FILE.jsonl" in text
+
+
 def test_a_missing_file_of_a_data_mapping_is_found_too() -> None:
     text = message("data.eval={kind: jsonl, path: gone/far.jsonl}")
     assert "no such data file: gone/far.jsonl" in text
@@ -180,8 +189,10 @@ def test_a_role_that_copies_itself_is_refused() -> None:
     assert "reference -> reference" in message("roles.reference.copy_of=reference")
 
 
-def test_a_copy_of_a_copy_is_fine() -> None:
-    check("roles.second.copy_of=reference")
+def test_a_copy_of_a_copy_is_told_what_to_copy() -> None:
+    text = message("roles.second.copy_of=reference")
+    assert "second is a copy of reference, which is itself a copy" in text
+    assert "set roles.second.copy_of=actor" in text
 
 
 def test_a_reward_function_names_a_file_that_exists() -> None:
@@ -297,3 +308,17 @@ def test_a_reward_that_uses_its_time_is_no_stall() -> None:
     assert "stops when nothing moves for 300 s" in text
     assert "runtime.stall_timeout_s=800" in text
     assert "(runtime.stall_timeout_s=1)" in message("runtime.stall_timeout_s=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("roles.actor.model={hidden_size: 12, num_heads: 4, max_length: 32}", "even"),
+        ("roles.actor.model.num_kv_heads=0", "at least 1"),
+        ("roles.actor.tokenizer={kind: char, alphabet: '0120'}", "'0' is more than once"),
+        ("roles.actor.tokenizer={kind: char, alphabet: '01é'}", "no ASCII character"),
+        ("runtime.num_threads=100000", "at most 1024"),
+    ],
+)
+def test_values_that_no_model_or_machine_can_have_are_refused(override: str, word: str) -> None:
+    assert word in message(override)

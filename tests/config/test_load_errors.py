@@ -52,7 +52,8 @@ def good(tmp_path: Path) -> Path:
         ("train.steps=abc", ["steps must be a whole number", "found: 'abc' (text)"]),
         ("train.steps=1.5", ["steps must be a whole number", "found: 1.5"]),
         ("seed=true", ["seed must be a number, not true or false"]),
-        ("seed=null", ["seed must be a whole number", "nothing (null)"]),
+        ("seed=null", ["seed must be a whole number", "nothing (null)", "or leave the key out"]),
+        ("rewards.terms=null", ["terms must be a list", "or leave the key out"]),
         ("train.steps=-1", ["steps must be at least 0", "found: -1"]),
         ("data.train.digits=4", ["digits must be at most 3"]),
         ("train.optimizer.learning_rate=0", ["learning_rate must be more than 0"]),
@@ -90,6 +91,11 @@ def test_a_wrong_override_is_quoted_and_explained(
         assert part in text
     if "missing" not in text and "interpolated" not in text and "num_heads" not in text:
         assert f"command line ({override})" in text
+
+
+@pytest.mark.parametrize("override", ["train.steps", "--train.steps"])
+def test_an_override_without_a_value_is_told_how_to_give_one(good: Path, override: str) -> None:
+    assert "to fix: write train.steps=VALUE" in message(good, override)
 
 
 @pytest.mark.parametrize("override", ["train", "=3", "a..b=3", ".a=3", ""])
@@ -187,3 +193,24 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     text = message(first)
     assert "a file extends itself" in text
     assert f"{second}:1 (extends)" in text
+
+
+def test_a_workflow_given_as_a_config_is_told_where_workflows_go(tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text("def mine(prompts): ...\n")
+    text = message(path)
+    assert "this is a Python file, not a config" in text
+    assert f"workflow={path}" in text
+
+
+@pytest.mark.parametrize("name", ["a\x01", "\udcff"])
+def test_an_override_may_hold_characters_that_yaml_does_not(good: Path, name: str) -> None:
+    assert load_config(good, [f"name={name}"]).config.name == name
+
+
+def test_a_control_character_in_a_file_is_told(good: Path) -> None:
+    good.write_text(GOOD + "cluster: a\x01\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(good)
+    assert "a character that text cannot hold" in str(caught.value)
+    assert str(good) in str(caught.value)

@@ -15,7 +15,6 @@ from flowrl.config.schema import BpeTokenizer, CharTokenizer, DataConfig, FreshM
 from flowrl.data import (
     Row,
     Tokenizer,
-    build_tokenizer,
     check_model_folder,
     encode_prompts,
     fresh_config_json,
@@ -157,12 +156,6 @@ def test_a_character_outside_the_alphabet_names_file_line_and_character(tmp_path
         encode_prompts(rows_of(("1+1=", "2"), ("7*8=", "56")), tokenizer, max_prompt_tokens=9)
     assert str(caught.value).startswith("d.jsonl:2: ")
     assert "'*'" in str(caught.value)
-
-
-@pytest.mark.parametrize(("alphabet", "what"), [("0120", "twice"), ("01é", "ASCII")])
-def test_an_impossible_alphabet_is_a_config_error(alphabet, what):
-    with pytest.raises(ConfigError, match=what):
-        build_tokenizer(CharTokenizer(kind="char", alphabet=alphabet), [], max_length=8)
 
 
 def test_bpe_training_gives_the_same_files_in_every_process():

@@ -236,3 +236,25 @@ def test_sha256_is_of_the_content(tmp_path):
     path.write_bytes(b"abc")
     # FIPS 180-2, appendix B.1
     assert sha256_file(path).startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_a_log_that_is_removed_while_it_is_written_is_an_error_with_its_name(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with JsonLines(path) as log:
+        log.append([{"step": 1}])
+        log.sync()
+        path.unlink()
+        log.append([{"step": 2}])
+        with pytest.raises(FileNotFoundError, match=r"removed while.*log\.jsonl"):
+            log.sync()
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with JsonLines(tmp_path / "log.jsonl") as log:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            log.append([{"step": 1}])
+    assert caught.value.filename == str(tmp_path / "log.jsonl")

@@ -19,6 +19,7 @@ from flowrl.observe.display import (
     one_line,
     open_display,
     pick_samples,
+    step_line,
 )
 from flowrl.observe.rich_display import RichDisplay, sparkline
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
@@ -260,3 +261,28 @@ def test_numbers_are_short():
     ]
     assert [format_rate(r) for r in (870, 23_100, 1_200_000)] == ["870", "23.1k", "1.2M"]
     assert one_line("a\nb" + "x" * 20, 10) == r"a\nbxxx..."
+
+
+def test_a_step_whose_groups_were_all_filtered_says_that_nothing_was_learnt():
+    line = step_line(StepMetrics(stage="grpo", step=1, reward_mean=0.0, filtered_groups=32), 1, 0.0)
+    assert "no update, all 32 groups filtered" in line
+
+
+def test_a_step_says_how_many_updates_were_skipped():
+    row = StepMetrics(stage="grpo", step=1, loss=0.0, num_samples=8, skipped_updates=2)
+    assert "updates skipped 2" in step_line(row, 1, 0.0)
+
+
+def test_a_full_disk_behind_the_output_ends_no_run(caplog):
+    class Full(io.StringIO):
+        encoding = "utf-8"
+
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    display = PlainDisplay(Full())
+    display.note("a")
+    display.note("b")
+    assert [r.getMessage() for r in caplog.records] == [
+        "the output cannot be written (No space left on device); the run goes on without it"
+    ]

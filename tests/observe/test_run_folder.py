@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import CheckpointError, ConfigError
+from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder
 
@@ -225,3 +225,20 @@ def test_resuming_clears_what_a_killed_writer_left(tmp_path):
     with RunFolder.resume(folder.path):
         names = {path.name for path in folder.path.iterdir()}
     assert names == {"config.yaml", "lock", "model", ".mine"}
+
+
+@pytest.mark.parametrize("row", ['{"step": 1}', '{"stage": "a"}', '{"stage": "a", "step": "1"}'])
+def test_a_row_that_says_no_step_of_a_stage_is_an_error_that_names_the_log(tmp_path, row):
+    with new(tmp_path) as folder:
+        (folder.path / "samples.jsonl").write_text(row + "\n")
+        with pytest.raises(DataError, match=r"samples\.jsonl: this row of a log is damaged"):
+            folder.truncate_after(["a"], "a", 1)
+
+
+def test_a_log_that_was_removed_is_told_at_the_end_and_the_lock_is_free(tmp_path):
+    folder = new(tmp_path)
+    write_steps(folder, "a", 1, 2)
+    (folder.path / "samples.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"samples\.jsonl"):
+        folder.close()
+    RunFolder.resume(folder.path).close()

@@ -157,6 +157,57 @@ def test_a_workflow_inside_another_becomes_part_of_it():
     assert [n.id for n in outer.trace().nodes] == [n.id for n in three.trace().nodes]
 
 
+def test_an_unknown_operation_is_told_the_nearest_one():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        actor.genrate(prompts)
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected == "one of generate, logprobs, update"
+    assert caught.value.hint == "did you mean 'generate'?"
+
+
+def test_an_unknown_function_of_flowrl_is_told_those_that_exist():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        fl.advantage.gae(reward.score(actor.generate(prompts)))
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected == "one of group_relative"
+
+
+def test_an_unknown_attribute_of_ones_own_object_gets_no_advice():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        "text".genrate()  # type: ignore[attr-defined]
+
+    with pytest.raises(TraceError) as caught:
+        mine.trace()
+    assert caught.value.expected is None
+    assert caught.value.hint is None
+
+
+def test_a_handle_of_the_wrong_kind_is_told_what_makes_the_right_one():
+    @fl.workflow
+    def swapped(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(reward.score(rollout), rollout)
+
+    @fl.workflow
+    def unnamed(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, fl.advantage.group_relative(reward.score(rollout)))
+
+    with pytest.raises(TraceError) as caught:
+        swapped.trace()
+    assert caught.value.hint == "samples come from actor.generate(prompts)"
+    with pytest.raises(TraceError) as caught:
+        unnamed.trace()
+    assert caught.value.hint == "pass it by name: advantages=..."
+
+
 # What handles refuse.
 
 USES = {
@@ -276,6 +327,46 @@ CALLS = {
         lambda v: v.actor.update(v.rollout, v.scores, loss="ppo"),
         "'loss'",
         "policy_clip",
+    ),
+    "kl coefficient": (
+        lambda v: v.actor.update(v.rollout, v.scores, kl=fl.kl.k3(-0.1)),
+        "'kl'",
+        "from 0 up",
+    ),
+    "kl coefficient as text": (
+        lambda v: v.actor.update(v.rollout, v.scores, kl=fl.kl.k3("0.1")),
+        "'kl'",
+        "'0.1' (str)",
+    ),
+    "clip": (
+        lambda v: v.actor.update(v.rollout, v.scores, loss=fl.loss.policy_clip(-1.0)),
+        "'loss'",
+        "from 0 up",
+    ),
+    "clip nan": (
+        lambda v: v.actor.update(v.rollout, v.scores, loss=fl.loss.policy_clip(0.2, float("nan"))),
+        "'loss'",
+        "nan (float)",
+    ),
+    "aggregation": (
+        lambda v: v.actor.update(v.rollout, loss=fl.loss.cross_entropy(aggregation="token_mean")),
+        "'loss'",
+        "'token-mean'",
+    ),
+    "sampling value": (
+        lambda v: v.actor.generate(v.prompts, sampling=fl.Sampling(top_p=0.0)),
+        "'top_p'",
+        "above 0",
+    ),
+    "temperature": (
+        lambda v: v.actor.generate(v.prompts, temperature=float("inf")),
+        "'temperature'",
+        "inf (float)",
+    ),
+    "eps nan": (
+        lambda v: fl.advantage.group_relative(v.scores, eps=float("nan")),
+        "'eps'",
+        "from 0 up",
     ),
     "std": (lambda v: fl.advantage.group_relative(v.scores, std="groups"), "'std'", "'group'"),
     "ddof": (lambda v: fl.advantage.group_relative(v.scores, ddof=2), "'ddof'", "0, 1"),
@@ -573,13 +664,3 @@ def test_max_staleness_must_count_publications():
 def test_only_functions_are_workflows():
     with pytest.raises(TraceError, match="marks functions"):
         fl.workflow(3)  # type: ignore[call-overload]
-
-
-def test_a_role_that_the_config_lacks_is_named_with_its_first_use():
-    from flowrl.program import require_roles
-
-    with pytest.raises(ConfigError) as caught:
-        require_roles(three.trace(), ["actor", "rewards"])
-    assert "needs the role 'reward' for reward.score" in caught.value.what
-    assert "rewards" in caught.value.hint
-    require_roles(three.trace(), ["actor", "reward"])

@@ -318,3 +318,14 @@ def test_a_run_does_not_go_on_with_another_workflow(tmp_path: Path):
     with pytest.raises(CheckpointError, match="not the one that this run began with") as caught:
         api.resume(compiled, run, display=WatchedDisplay())
     assert "other.py:5" in str(caught.value)
+
+
+def test_a_run_does_not_go_on_with_other_held_out_data(tmp_path: Path):
+    rows = tmp_path / "held_out.jsonl"
+    row = {"prompt": "12+34=", "answer": "046"}
+    rows.write_text(json.dumps(row) + "\n")
+    data = {**tiny_config(tmp_path)["data"], "eval": str(rows)}
+    run = stopped(tmp_path / "runs", CtrlC("grpo", 1), data=data)
+    rows.write_text(json.dumps({**row, "answer": "047"}) + "\n")
+    with pytest.raises(CheckpointError, match="held-out data changed"):
+        resumed(run)

@@ -110,3 +110,33 @@ def test_stages_that_are_scored_by_different_backends(tmp_path: Path):
 
 
 _ARITHMETIC = {"kind": "arithmetic", "split": "train"}
+
+
+def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_path: Path):
+    config = tiny_config(tmp_path)
+    config["roles"]["student"] = config["roles"]["actor"]
+    config["stages"] = ["warm", "grpo"]
+    config["stage"] = {
+        "warm": {
+            "workflow": str(Path(__file__).parent / "student_sft.py"),
+            "stop": {"metric": "score", "at_least": 0.5},
+        }
+    }
+    compiled = fl.compile(None, config)
+    with pytest.raises(fl.ConfigError, match="stops by a measurement of role 'actor'") as caught:
+        require_runnable(compiled.config, compiled.stages)
+    assert "it trains student" in str(caught.value)
+
+
+@fl.workflow
+def generated_by_a_copy(
+    prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, reference: fl.Policy
+):
+    rollout = reference.generate(prompts)
+    actor.update(rollout, verifier.score(rollout))
+
+
+def test_a_copy_that_generates(tmp_path: Path):
+    text = refused(tmp_path / "runs", generated_by_a_copy)
+    assert "reference.generate is of a copy" in text
+    assert "roles.reference.copy_of=actor" in text

@@ -68,6 +68,23 @@ def _raise_unprintable(rest):
     raise Unprintable
 
 
+def _lines(rest):
+    raise ValueError("one\n  two\n")
+
+
+def _fork(rest):
+    """Forks a child that ends as `rest` says, and waits for it."""
+    child = os.fork()
+    if child == 0:
+        if rest == "raise":
+            raise ValueError(rest)
+        if rest == "exit":
+            sys.exit(3)
+        return 5.0
+    os.waitpid(child, 0)
+    return 1.0
+
+
 def _segfault(rest):
     ctypes.string_at(0)
 
@@ -75,6 +92,8 @@ def _segfault(rest):
 _ACTIONS = {
     "ok": lambda rest: float(rest),
     "loop": _loop,
+    "lines": _lines,
+    "fork": _fork,
     "stubborn": _stubborn,
     "immortal": _immortal,
     "regex": _regex,

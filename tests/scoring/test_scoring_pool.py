@@ -92,6 +92,16 @@ def test_a_catastrophic_regular_expression_is_interrupted():
     assert hung.frames[-1].endswith("rewards.py:39 in _regex")
 
 
+def test_a_rule_of_ours_that_takes_too_long_is_told_without_our_frames():
+    terms = ({"kind": "format", "name": "slow", "pattern": "(a+)+b"},)
+    slow = ScoreContext(role=RoleName("verifier"), terms=terms)
+    with ScoringPool("verify", slow, timeout_s=0.2) as pool:
+        pool.submit([request("a" * 64, 0)])
+        timed_out = failure(collect(pool, 1)["0/0/0"])
+    assert timed_out.kind is FailureKind.TIMEOUT
+    assert timed_out.frames == ()
+
+
 @pytest.mark.parametrize("action", ["immortal", "deaf"])
 def test_what_cannot_be_interrupted_is_killed_and_the_rest_of_its_batch_scored(action):
     results = run("ok 1", "ok 2", action, "ok 3", "pid")
@@ -141,6 +151,24 @@ def test_a_reward_that_ends_its_process_fails_alone(action, ending):
     assert failure(results[1]).kind is FailureKind.DIED
     assert ending in results[1].message
     assert [score(results[0]), score(results[2])] == [1.0, 2.0]
+
+
+def test_a_score_that_float32_cannot_hold_is_invalid():
+    large, too_large = run("ok 1e30", "ok -1e39", timeout_s=30.0)
+    assert score(large) == 1e30
+    assert failure(too_large).kind is FailureKind.INVALID
+    assert "-1e+39" in too_large.message
+
+
+def test_a_child_that_comes_back_out_of_a_reward_is_no_second_worker():
+    words = ["fork return", "ok 1", "fork raise", "ok 2", "fork exit", "ok 3"]
+    results = run(*words, timeout_s=30.0)
+    assert [score(result) for result in results] == [1.0, 1.0, 1.0, 2.0, 1.0, 3.0]
+
+
+def test_a_message_of_many_lines_is_told_in_one():
+    (raised,) = run("lines", timeout_s=30.0)
+    assert raised.message.startswith("raised ValueError: one two (")
 
 
 def test_sys_exit_and_an_exception_that_cannot_print_itself_are_ordinary_failures():

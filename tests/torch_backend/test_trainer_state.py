@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
@@ -214,3 +216,13 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
     trainer.close()
     trainer.close()
     trainer.offload()
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, folder: Path, monkeypatch):
+    def full(*args: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("flowrl_backends.torch.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        trainer_of(folder).save(tmp_path / "state")
+    assert caught.value.errno == errno.ENOSPC

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,13 +20,33 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import CheckpointError
 
-__all__ = ["flush_folder", "read_json", "read_tensors", "write_json", "write_tensors"]
+__all__ = [
+    "flush_folder",
+    "read_json",
+    "read_tensors",
+    "system_errors",
+    "write_json",
+    "write_tensors",
+]
+
+
+@contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """Turns what safetensors says of the system, such as a full disk, into an OSError again."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes `tensors` as safetensors and flushes the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}, path)
+    with system_errors(path):
+        save_file({n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}, path)
     _flush(path)
 
 

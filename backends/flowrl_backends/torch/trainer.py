@@ -263,7 +263,7 @@ class TorchTrainer:
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        with quiet_transformers():
+        with quiet_transformers(), checkpoint.system_errors(folder):
             self.model.save_pretrained(folder)
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
