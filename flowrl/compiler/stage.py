@@ -23,7 +23,7 @@ from flowrl.graph import Graph, Op
 from flowrl.passes import Context, RoleCost, annotate_cost, run_passes
 from flowrl.plan import PlacementPlan, PlanRequest, RoleRequest, make_plan, workload
 from flowrl.program import Workflow, load_workflow
-from flowrl.specs import GroupRelative, PolicyClip, Sampling
+from flowrl.specs import AdvantageSpec, GroupRelative, PolicyClip, Sampling
 
 __all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
 
@@ -227,7 +227,7 @@ def _warn_of_equal_scores(graph: Graph) -> None:
     """Says so where scores that are compared within a group can never differ."""
     for node in graph.of_op(Op.ADVANTAGE):
         spec = node.attr("spec")
-        if not isinstance(spec, GroupRelative) or spec.singleton == "raw":
+        if not isinstance(spec, AdvantageSpec) or not _compares_a_group(spec):
             continue
         for source in graph.of_op(Op.GENERATE):
             sampling = source.attr("sampling")
@@ -244,6 +244,12 @@ def _warn_of_equal_scores(graph: Graph) -> None:
                 reason,
                 node.id,
             )
+
+
+def _compares_a_group(spec: AdvantageSpec) -> bool:
+    """Whether a sample's advantage is 0 wherever all scores of its group are equal."""
+    centred = getattr(spec, "mean", "group") in ("group", "group_others")
+    return centred and getattr(spec, "singleton", "raw") == "zero"
 
 
 def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:

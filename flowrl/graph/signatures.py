@@ -25,10 +25,12 @@ __all__ = [
     "SCORE",
     "SIGNATURES",
     "TOKENS",
+    "TOKEN_ADVANTAGE",
     "WEIGHTS",
     "Argument",
     "AttrRule",
     "Signature",
+    "advantage_outputs",
 ]
 
 PROMPT = Field(name="prompt", dtype=DType.INT64, unit=Unit.PROMPTS)
@@ -38,6 +40,7 @@ ROLLOUT_LOGPROBS = Field(name="rollout_logprobs", dtype=DType.FLOAT32, unit=Unit
 SCORE = Field(name="score", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
 LOGPROBS = Field(name="logprobs", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
+TOKEN_ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 WEIGHTS = Field(name="weights", dtype=DType.MODEL, unit=Unit.ROLES)
 
 SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
@@ -61,6 +64,7 @@ class Argument:
     Attributes:
         fields: What the edge that feeds it must carry.
         optional_fields: What it may carry beside.
+        also: Fields, each called as one of `fields`, that may come in its place.
         required: Whether an edge must feed it.
         until: The last level that knows it.
         carried: Whether its value is of the step before.
@@ -69,6 +73,7 @@ class Argument:
     name: str
     fields: tuple[Field, ...]
     optional_fields: tuple[Field, ...] = ()
+    also: tuple[Field, ...] = ()
     required: bool = True
     until: Level = Level.PLACED
     carried: bool = False
@@ -76,6 +81,10 @@ class Argument:
     def field(self, name: str) -> Field | None:
         """The field of that name that the argument takes."""
         return next((f for f in self.fields + self.optional_fields if f.name == name), None)
+
+    def takes(self, field: Field) -> bool:
+        """Whether it takes this very field: name, type and unit."""
+        return field in self.fields + self.optional_fields + self.also
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +114,8 @@ class Signature:
     Attributes:
         has_role: Whether a role performs it.
         arguments: What it reads.
-        outputs: What it produces, exactly; None for sources and filters, which the verifier
-            compares with what they hold or pass on.
+        outputs: What it produces, exactly; None for sources, filters and advantages, which the
+            verifier compares with what they hold, pass on, or are told to compute.
         attrs: What it may be told.
     """
 
@@ -166,8 +175,16 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         ),
         Op.ADVANTAGE: Signature(
             has_role=False,
-            arguments=(Argument(name="scores", fields=(SCORE,)),),
-            outputs=(ADVANTAGE,),
+            arguments=(
+                Argument(name="scores", fields=(SCORE,)),
+                Argument(
+                    name="rollout",
+                    fields=(RESPONSE_MASK,),
+                    optional_fields=(ROLLOUT_LOGPROBS,),
+                    required=False,
+                ),
+                Argument(name="reference", fields=(LOGPROBS,), required=False),
+            ),
             attrs=(AttrRule(name="spec", types=(AdvantageSpec,), filled=Level.TRACED),),
         ),
         Op.FILTER: Signature(
@@ -180,7 +197,12 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             arguments=(
                 _ROLLOUT,
                 Argument(name="rewards", fields=(SCORE,), required=False, until=Level.TRACED),
-                Argument(name="advantages", fields=(ADVANTAGE,), required=False),
+                Argument(
+                    name="advantages",
+                    fields=(ADVANTAGE,),
+                    also=(TOKEN_ADVANTAGE,),
+                    required=False,
+                ),
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
             ),
             outputs=(WEIGHTS,),
@@ -198,3 +220,8 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         ),
     }
 )
+
+
+def advantage_outputs(spec: AdvantageSpec) -> tuple[Field, ...]:
+    """What an advantage of that specification produces: one number a sample, or one a token."""
+    return (TOKEN_ADVANTAGE if spec.per_token else ADVANTAGE,)

@@ -20,9 +20,10 @@ from flowrl.graph.signatures import (
     TOKENS,
     Argument,
     Signature,
+    advantage_outputs,
 )
 from flowrl.graph.types import Field, Level, Op, Unit
-from flowrl.specs import KL, LossSpec
+from flowrl.specs import KL, AdvantageSpec, LossSpec
 
 __all__ = ["problems", "sample_sets", "verify"]
 
@@ -214,12 +215,16 @@ def _check_fields(graph: Graph, node: Node, argument: Argument, edge: Edge) -> I
                 f"argument '{argument.name}' of {node.id} does not take '{name}'",
                 expected=_names(argument.fields + argument.optional_fields),
             )
-        elif field != wanted_field:
+        elif not argument.takes(field):
             yield _error(
                 node,
                 f"{node.id} needs '{name}' {_PER[wanted_field.unit]} ({wanted_field.dtype}), "
                 f"but '{source.id}' gives it {_PER[field.unit]} ({field.dtype})",
             )
+
+
+def _article(op: Op) -> str:
+    return f"an {op}" if op[0] in "aeiou" else f"a {op}"
 
 
 def _names(fields: Sequence[Field]) -> str:
@@ -267,6 +272,9 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
                 expected=" or ".join(_SOURCES),
             )
             return
+    spec = node.attr("spec")
+    if isinstance(spec, AdvantageSpec):
+        expected = advantage_outputs(spec)
     if expected is None:
         read = [name for edge in graph.in_edges(node.id) for name in edge.fields]
         for field in node.outputs:
@@ -275,7 +283,7 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
     elif node.outputs != expected:
         yield _error(
             node,
-            f"{node.id} does not produce what a {node.op} does",
+            f"{node.id} does not produce what {_article(node.op)} does",
             found=_names(node.outputs),
             expected="; ".join(str(field) for field in expected),
         )
@@ -359,7 +367,50 @@ def _check_loss(node: Node, loss: LossSpec, given: Node, rollout: Edge) -> Itera
         )
 
 
-_RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {Op.UPDATE: _check_update}
+def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
+    spec = node.attr("spec")
+    if not isinstance(spec, AdvantageSpec):
+        return  # said already
+    missing = [name for name in spec.needs if name != "mask"]
+    if missing:
+        yield _error(node, f"no operation gives {spec.kind} its {', '.join(missing)}")
+    penalty = bool(getattr(spec, "kl_coefficient", 0.0))
+    for argument, wanted, why, to_give, to_leave in (
+        (
+            "rollout",
+            "mask" in spec.needs,
+            "to know which tokens are a response",
+            "pass the rollout that was scored",
+            "leave rollout out",
+        ),
+        (
+            "reference",
+            penalty,
+            "for its KL penalty",
+            "pass reference=reference.logprobs(rollout), or set kl=0",
+            "leave reference out, or give the penalty a coefficient: kl=0.001",
+        ),
+    ):
+        if wanted and argument not in node.inputs:
+            yield _error(node, f"advantage {spec.kind} needs '{argument}' {why}", hint=to_give)
+        if not wanted and argument in node.inputs:
+            yield _error(
+                node, f"advantage {spec.kind} does not use its '{argument}'", hint=to_leave
+            )
+    rollout = graph.feeding(node.id, "rollout")
+    if penalty and rollout is not None and ROLLOUT_LOGPROBS.name not in rollout.fields:
+        yield _error(
+            node,
+            f"the KL penalty of {spec.kind} needs '{ROLLOUT_LOGPROBS.name}' per token, "
+            f"but '{rollout.src}' gives {', '.join(rollout.fields)}",
+            hint="pass a rollout that a role generated",
+        )
+
+
+_RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
+    Op.ADVANTAGE: _check_advantage,
+    Op.UPDATE: _check_update,
+}
 
 
 # Sample sets: a filter makes a smaller set; arguments of one node must speak of the same samples.

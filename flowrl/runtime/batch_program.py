@@ -17,11 +17,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.algo import resolve_advantage
+from flowrl.algo import resolve_advantage, resolve_batch_advantage
+from flowrl.algo.advantages import AdvantageBatch, Padding
 from flowrl.backend.batch import Floats, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import PlanError
-from flowrl.graph import Graph, Node, Op
+from flowrl.graph import Graph, Node, Op, Unit
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.workers import PolicyWorker
@@ -138,7 +139,31 @@ class BatchProgram:
         scores = self._input(node, "scores", step, "score")
         assert isinstance(spec, AdvantageSpec)
         assert scores is not None
-        step.values[node.id, "advantage"] = resolve_advantage(spec)(scores, step.sequences.groups)
+        if spec.needs:
+            values = self._token_advantage(node, spec, scores, step)
+        else:
+            values = resolve_advantage(spec)(scores, step.sequences.groups)
+        step.values[node.id, "advantage"] = values
+
+    def _token_advantage(
+        self, node: Node, spec: AdvantageSpec, scores: Value, step: StepBatch
+    ) -> Value:
+        """An advantage that looks at tokens; float32 `[N]`, or `[T]` where it has one a token."""
+        sequences = step.sequences
+        places = Padding.of(sequences.offsets, sequences.response_mask)
+        reference = self._input(node, "reference", step, "logprobs")
+        drawn = (
+            None if reference is None else self._input(node, "rollout", step, "rollout_logprobs")
+        )
+        batch = AdvantageBatch(
+            scores=scores,
+            groups=sequences.groups,
+            mask=places.pad(sequences.response_mask),
+            logprobs=None if drawn is None else places.pad(drawn),
+            reference_logprobs=None if reference is None else places.pad(reference),
+        )
+        values = resolve_batch_advantage(spec)(batch).advantages
+        return places.flat(values) if spec.per_token else values
 
     def _logprobs(self, node: Node, step: StepBatch) -> None:
         assert node.role is not None
@@ -155,7 +180,7 @@ class BatchProgram:
             sequences=sequences,
             behaviour_logprobs=self._behaviour(node, loss, step),
             reference_logprobs=self._input(node, "reference", step, "logprobs"),
-            advantages=_per_token(self._input(node, "advantages", step, "advantage"), sequences),
+            advantages=self._advantages(node, step),
         )
         spec = UpdateSpec(
             loss=loss,
@@ -172,6 +197,17 @@ class BatchProgram:
             step.updates += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
             self._beat()
 
+    def _advantages(self, node: Node, step: StepBatch) -> Floats | None:
+        """float32 `[T]`: what feeds the update, 0 off the responses."""
+        edge = self._graph.feeding(node.id, "advantages")
+        if edge is None:
+            return None
+        values, sequences = step.values[edge.src, "advantage"], step.sequences
+        field = self._graph.node(edge.src).output("advantage")
+        if field is None or field.unit is not Unit.TOKENS:
+            values = np.repeat(values, sequences.lengths)
+        return np.where(sequences.response_mask, values, np.float32(0)).astype(np.float32)
+
     def _behaviour(self, node: Node, loss: LossSpec, step: StepBatch) -> Floats | None:
         if "behaviour_logprobs" not in loss.needs:
             return None
@@ -180,15 +216,6 @@ class BatchProgram:
     def _sync(self, node: Node, step: StepBatch) -> None:
         assert node.role is not None
         self._publish(node.role)
-
-
-def _per_token(values: Value | None, sequences: SequenceBatch) -> Floats | None:
-    """float32 `[T]`: one value a sample, repeated over its response and 0 elsewhere."""
-    if values is None:
-        return None
-    return np.where(
-        sequences.response_mask, np.repeat(values, sequences.lengths), np.float32(0)
-    ).astype(np.float32)
 
 
 _HANDLERS: Mapping[Op, Callable[[BatchProgram, Node, StepBatch], None]] = {

@@ -87,7 +87,7 @@ def _run(
         case Op.ADVANTAGE:
             spec = node.attr("spec")
             assert isinstance(spec, AdvantageSpec)
-            return {**_group(given["scores"]), "advantage": _advantage(spec, given["scores"])}
+            return {**_group(given["scores"]), "advantage": _advantage(spec, given)}
         case Op.UPDATE:
             trained[role] += _step(node, given, context)
             return {"weights": np.array(trained[role])}
@@ -151,10 +151,18 @@ def _filter(rollout: Fields, scores: Array) -> Fields:
     return {name: values[keep] for name, values in {**rollout, "score": scores}.items()}
 
 
-def _advantage(spec: AdvantageSpec, scores: Fields) -> Array:
-    score, groups = scores["score"], scores[GROUP]
+def _advantage(spec: AdvantageSpec, given: Mapping[str, Fields]) -> Array:
+    score, groups = given["scores"]["score"], given["scores"][GROUP]
     means = np.array([score[groups == group].mean() for group in groups])
-    return (score - means) * _factor(spec)
+    found: Array = (score - means) * _factor(spec)
+    if not spec.per_token:
+        return found
+    each: Array = found[:, None] * given["rollout"]["response_mask"]
+    penalty = getattr(spec, "kl_coefficient", 0.0)
+    if penalty:
+        reference, drawn = given["reference"]["logprobs"], given["rollout"]["rollout_logprobs"]
+        each = each - penalty * (drawn - reference)
+    return each
 
 
 def _step(node: Node, given: Mapping[str, Fields], context: Context | None) -> float:
@@ -166,10 +174,11 @@ def _step(node: Node, given: Mapping[str, Fields], context: Context | None) -> f
     if context is not None and loss is None:
         loss = context.loss if "rollout_logprobs" in rollout else CrossEntropy()
     assert isinstance(loss, LossSpec)
-    each = (rollout["tokens"] * rollout["response_mask"]).sum(axis=1)
+    each = rollout["tokens"] * rollout["response_mask"]
     if "advantages" in loss.needs:
-        each = each * _advantages(given, context)
-    total = float(each.mean()) * _factor(loss)
+        weights = _advantages(given, context)
+        each = each * (weights if weights.ndim == 2 else weights[:, None])
+    total = float(each.sum(axis=1).mean()) * _factor(loss)
     if "behaviour_logprobs" in loss.needs:
         name = node.attr("behaviour_logprobs") if context is None else "rollout_logprobs"
         total += 0.1 * float(rollout[str(name)].mean())
@@ -183,7 +192,7 @@ def _advantages(given: Mapping[str, Fields], context: Context | None) -> Array:
         return given["advantages"]["advantage"]
     assert context is not None, "a lowered update has advantages"
     rewards = given["rewards"]
-    return _advantage(context.advantage, {"score": rewards["score"], GROUP: rewards[GROUP]})
+    return _advantage(context.advantage, {"scores": rewards})
 
 
 def _group(fields: Fields) -> Fields:

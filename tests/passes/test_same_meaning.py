@@ -25,7 +25,8 @@ class Lesson:
     """One rollout and the update on it, or an update on examples.
 
     Attributes:
-        judged: `rewards` leaves the advantage to the config, `advantages` gives one.
+        judged: `rewards` leaves the advantage to the config, `advantages` gives one a sample,
+            `tokens` one a token, with or without a KL penalty in the reward.
         kl: Coefficient of a penalty; None without one.
     """
 
@@ -51,7 +52,7 @@ on_rollouts = st.builds(
     temperature=st.sampled_from([None, 0.5]),
     sampling=st.sampled_from([None, Sampling(top_p=0.5, max_tokens=3)]),
     filtered=st.booleans(),
-    judged=st.sampled_from(["rewards", "advantages"]),
+    judged=st.sampled_from(["rewards", "advantages", "tokens", "penalised tokens"]),
     std=st.sampled_from(["group", "none"]),
     loss=st.sampled_from([None, "policy_clip", "cross_entropy"]),
     kl=st.sampled_from([None, 0.0, 0.2]),
@@ -130,6 +131,11 @@ def prepare(lesson, roles, prompts, examples, judge):
             rollout, scores = fl.filter.zero_variance(rollout, scores)
         if not imitates and lesson.judged == "rewards":
             arguments["rewards"] = scores
+        elif not imitates and "tokens" in lesson.judged:
+            penalty = {}
+            if lesson.judged == "penalised tokens":
+                penalty = {"reference": roles[lesson.reference].logprobs(rollout), "kl": 0.1}
+            arguments["advantages"] = fl.advantage.reinforce_pp(scores, rollout, **penalty)
         elif not imitates:
             arguments["advantages"] = fl.advantage.group_relative(scores, std=lesson.std)
     if lesson.kl is not None:

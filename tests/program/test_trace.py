@@ -175,7 +175,10 @@ def test_an_unknown_function_of_flowrl_is_told_those_that_exist():
 
     with pytest.raises(TraceError) as caught:
         mine.trace()
-    assert caught.value.expected == "one of group_relative"
+    assert caught.value.expected == (
+        "one of gpg, group_relative, leave_one_out, length_weighted, max_rl, pass_at_k, "
+        "reinforce_pp"
+    )
 
 
 def test_an_unknown_attribute_of_ones_own_object_gets_no_advice():

@@ -1,0 +1,158 @@
+"""Advantages in programs: what each call leaves in the graph, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import GraphError, TraceError
+from flowrl.graph import Graph, Unit, format_graph, parse, verify
+from flowrl.passes import Context, run_passes
+from flowrl.specs import (
+    GAE,
+    GPG,
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    MaxRL,
+    PassAtK,
+    ReinforcePP,
+)
+
+Make = Callable[..., fl.Advantages]
+
+
+def traced(make: Make) -> Graph:
+    """A program whose advantages are `make(scores, rollout, reference logprobs)`."""
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        actor.update(rollout, advantages=make(scores, rollout), loss=fl.loss.policy_clip())
+
+    return mine.trace()
+
+
+def with_reference(make: Make) -> Graph:
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, ref: fl.Policy):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        advantages = make(scores, rollout, ref.logprobs(rollout))
+        actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+    return mine.trace()
+
+
+@pytest.mark.parametrize(
+    ("make", "spec"),
+    [
+        (
+            lambda s, r: fl.advantage.group_relative(s, std="batch", mean="batch"),
+            GroupRelative(std="batch", mean="batch"),
+        ),
+        (lambda s, r: fl.advantage.leave_one_out(s), LeaveOneOut()),
+        (
+            lambda s, r: fl.advantage.leave_one_out(s, batch_std=True, singleton="raw"),
+            LeaveOneOut(batch_std=True, singleton="raw"),
+        ),
+        (lambda s, r: fl.advantage.pass_at_k(s, std="group", ddof=0), PassAtK(std="group", ddof=0)),
+        (lambda s, r: fl.advantage.gpg(s, norm=2), GPG(norm=2.0)),
+        (lambda s, r: fl.advantage.max_rl(s, eps=1e-3), MaxRL(eps=1e-3)),
+        (lambda s, r: fl.advantage.length_weighted(s, r), LengthWeighted()),
+        (lambda s, r: fl.advantage.reinforce_pp(s, r), ReinforcePP()),
+        (
+            lambda s, r: fl.advantage.reinforce_pp(s, r, mean="group", gamma=1, whiten=False),
+            ReinforcePP(mean="group", whiten=False),
+        ),
+    ],
+)
+def test_each_advantage_leaves_its_specification_and_its_unit(make, spec):
+    graph = traced(make)
+    node = graph.node("advantage")
+    assert node.attr("spec") == spec
+    (field,) = node.outputs
+    assert field.name == "advantage"
+    assert field.unit is (Unit.TOKENS if spec.per_token else Unit.SAMPLES)
+    assert node.inputs == (("scores", "rollout") if "mask" in spec.needs else ("scores",))
+    lowered = run_passes(graph, Context())
+    assert parse(format_graph(lowered, sources=True)) == lowered
+
+
+def test_an_edge_to_an_advantage_carries_only_what_it_reads():
+    plain = traced(lambda s, r: fl.advantage.length_weighted(s, r))
+    assert plain.feeding("advantage", "rollout").fields == ("response_mask",)
+    penalised = with_reference(
+        lambda s, r, ref: fl.advantage.reinforce_pp(s, r, reference=ref, kl=0.1)
+    )
+    assert penalised.feeding("advantage", "rollout").fields == ("response_mask", "rollout_logprobs")
+    assert penalised.feeding("advantage", "reference").src == "ref.logprobs"
+
+
+def test_a_penalty_needs_a_reference_and_a_reference_a_penalty():
+    with pytest.raises(GraphError, match="needs 'reference' for its KL penalty") as caught:
+        traced(lambda s, r: fl.advantage.reinforce_pp(s, r, kl=0.1))
+    assert caught.value.hint == "pass reference=reference.logprobs(rollout), or set kl=0"
+    with pytest.raises(GraphError, match="does not use its 'reference'") as caught:
+        with_reference(lambda s, r, ref: fl.advantage.reinforce_pp(s, r, reference=ref))
+    assert caught.value.hint == "leave reference out, or give the penalty a coefficient: kl=0.001"
+
+
+def test_advantages_and_rollout_must_be_of_the_same_samples():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        kept, scores = fl.filter.zero_variance(rollout, reward.score(rollout))
+        advantages = fl.advantage.length_weighted(scores, rollout)
+        actor.update(kept, advantages=advantages)
+
+    with pytest.raises(GraphError, match=r"for the samples of 'actor\.generate'"):
+        mine.trace()
+
+
+def test_a_graph_whose_advantage_says_the_wrong_unit_is_refused():
+    graph = traced(lambda s, r: fl.advantage.reinforce_pp(s, r))
+    sample = traced(lambda s, r: fl.advantage.leave_one_out(s)).node("advantage").outputs
+    wrong = graph.replacing(replace(graph.node("advantage"), outputs=sample))
+    with pytest.raises(GraphError, match="advantage does not produce what an advantage does"):
+        verify(wrong)
+
+
+def test_an_advantage_that_needs_what_no_operation_gives_is_refused():
+    graph = traced(lambda s, r: fl.advantage.reinforce_pp(s, r))
+    critic = graph.replacing(graph.node("advantage").with_attrs(spec=GAE()))
+    with pytest.raises(GraphError, match="no operation gives gae its values"):
+        verify(critic)
+
+
+def test_an_advantage_of_tokens_without_its_rollout_is_refused():
+    graph = traced(lambda s, r: fl.advantage.length_weighted(s, r))
+    node = replace(graph.node("advantage"), inputs=("scores",))
+    edges = tuple(e for e in graph.edges if (e.dst, e.argument) != ("advantage", "rollout"))
+    with pytest.raises(GraphError, match="needs 'rollout' to know which tokens"):
+        verify(replace(graph.replacing(node), edges=edges))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda s, r: fl.advantage.leave_one_out(s, singleton="row"), "raw"),
+        (lambda s, r: fl.advantage.leave_one_out(s, batch_std=1), "True"),
+        (lambda s, r: fl.advantage.reinforce_pp(s, r, gamma=1.5), "from 0 to 1"),
+        (lambda s, r: fl.advantage.reinforce_pp(s, r, kl=-1.0), "from 0 up"),
+        (lambda s, r: fl.advantage.reinforce_pp(s, r, mean="groups"), "group"),
+        (lambda s, r: fl.advantage.reinforce_pp(s, s), "fl.Rollout"),
+        (lambda s, r: fl.advantage.reinforce_pp(s), "rollout"),
+        (lambda s, r: fl.advantage.gpg(s, norm=0), "above 0"),
+        (lambda s, r: fl.advantage.group_relative(s, ddof=True), "one of 0, 1"),
+        (lambda s, r: fl.advantage.pass_at_k(s, std="batch"), "'group', 'none'"),
+    ],
+)
+def test_wrong_arguments_are_told_with_what_would_do(make, expected):
+    with pytest.raises(TraceError) as caught:
+        traced(make)
+    assert expected in str(caught.value)
