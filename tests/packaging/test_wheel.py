@@ -25,6 +25,9 @@ PACKAGES = {
 }
 
 
+PROGRAMS = "graphs/flowrl_graphs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """The two distributions, and an environment that holds the wheel."""
@@ -123,13 +126,14 @@ print(json.dumps([(f.name, f.distribution, f.version, str(f.error)) for f in ava
     ]
 
 
-def test_the_workflows_of_the_wheel_are_listed_and_load(built: Built) -> None:
+def test_the_workflows_of_the_wheel_are_listed_and_load(built: Built, repository: Path) -> None:
     code = """
 from flowrl.entry_points import entries
 for entry in entries("flowrl.graphs"):
     print(entry.name, entry.load().__class__.__name__)
 """
-    assert built.python(code).split("\n")[:-1] == ["grpo Workflow", "sft Workflow"]
+    programs = [path.stem for path in sorted((repository / PROGRAMS).glob("[!_]*.py"))]
+    assert built.python(code).split("\n")[:-1] == [f"{name} Workflow" for name in programs]
 
 
 def test_the_command_is_installed_and_runs_outside_the_source_tree(built: Built) -> None:

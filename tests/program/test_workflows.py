@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import runpy
+import tomllib
 
 import pytest
+import yaml
 
 import flowrl as fl
+from flowrl.errors import GraphError
 from flowrl.graph import format_graph
 from flowrl.passes import Context, run_passes
 from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
+from flowrl_graphs.cispo import cispo
+from flowrl_graphs.dapo import dapo
+from flowrl_graphs.dr_grpo import dr_grpo
 from flowrl_graphs.grpo import grpo
+from flowrl_graphs.gspo import gspo
+from flowrl_graphs.reinforce_pp import reinforce_pp
+from flowrl_graphs.rloo import rloo
 from flowrl_graphs.sft import sft
+
+PROGRAMS = (dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo)
+"""Those with a config of their own; `sft` and `grpo` are the quickstart's."""
 
 
 @pytest.mark.parametrize(
@@ -21,6 +33,13 @@ from flowrl_graphs.sft import sft
         ("grpo", grpo, {}),
         ("grpo_kl", grpo, {"kl": 0.001, "drop_zero_variance": False, "group_size": 4}),
         ("sft", sft, {}),
+        ("dr_grpo", dr_grpo, {}),
+        ("dapo", dapo, {}),
+        ("rloo", rloo, {}),
+        ("reinforce_pp", reinforce_pp, {}),
+        ("reinforce_pp_kl", reinforce_pp, {"kl": 0.01, "baseline": True}),
+        ("gspo", gspo, {}),
+        ("cispo", cispo, {}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
@@ -34,10 +53,42 @@ def test_grpo_needs_a_reference_only_with_kl():
     assert grpo.trace({"kl": 0.1}).roles == ("actor", "verifier", "reference")
 
 
-def test_every_ready_made_workflow_names_its_paper():
-    for module in ("grpo", "sft"):
-        doc = __import__(f"flowrl_graphs.{module}", fromlist=["__doc__"]).__doc__
-        assert "arXiv:" in doc
+def test_every_ready_made_workflow_names_its_paper_and_is_registered(repository):
+    with (repository / "pyproject.toml").open("rb") as file:
+        registered = tomllib.load(file)["project"]["entry-points"]["flowrl.graphs"]
+    files = sorted((repository / "graphs" / "flowrl_graphs").glob("[!_]*.py"))
+    assert list(registered) == [path.stem for path in files]
+    for path in files:
+        assert registered[path.stem] == f"flowrl_graphs.{path.stem}:{path.stem}"
+        module = import_file(path)
+        assert "arXiv:" in module.__doc__
+        assert load_workflow(str(path)).name == path.stem
+
+
+@pytest.mark.parametrize("flow", PROGRAMS, ids=lambda flow: flow.name)
+def test_the_config_of_a_program_says_only_what_differs(repository, flow):
+    path = repository / "configs" / f"{flow.name}.yaml"
+    own = yaml.safe_load(path.read_text())
+    assert own["extends"] == "quickstart.yaml"
+    assert set(own) <= {"extends", "name", "stages", "train", "args"}
+    compiled = fl.compile(flow, path)
+    assert [stage.graph.name for stage in compiled.stages] == ["sft", flow.name]
+    assert compiled.config.name == flow.name
+    without = yaml.safe_load((path.parent / "quickstart.yaml").read_text())
+    for key, value in own.get("train", {}).items():
+        assert without["train"].get(key) != value
+
+
+def test_the_plain_policy_gradient_of_rloo_refuses_stale_samples():
+    with pytest.raises(GraphError, match="reinforce"):
+        run_passes(rloo.trace(), Context(max_staleness=1))
+    for flow in (dr_grpo, dapo, reinforce_pp, gspo, cispo):
+        run_passes(flow.trace(), Context(max_staleness=1))
+
+
+def test_reinforce_pp_needs_a_reference_only_with_kl():
+    assert reinforce_pp.trace().roles == ("actor", "verifier")
+    assert reinforce_pp.trace({"kl": 0.1}).roles == ("actor", "verifier", "reference")
 
 
 def test_the_three_line_example_is_grpo_by_default(repository):
