@@ -1,5 +1,6 @@
 # make demo     the main job: a tiny model learns addition on this machine
 # make test     all tests          make check    format, lint, types, layers
+# make learn    every program learns from a warm start (the tests have two of them)
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -33,7 +34,7 @@ test: set-up
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn"
 
 learn: set-up
-	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m learn
+	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q tests/learning
 
 check: set-up
 	$(BIN)/ruff format --check .

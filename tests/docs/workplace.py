@@ -1,4 +1,4 @@
-"""Where the blocks of one document run: an empty folder with the repository's configs in it.
+"""Where the blocks of one document run: a folder with the repository's configs and programs.
 
 Commands of `flowrl` run in this process, through the same `main` that the script calls, so that
 torch is imported once for all of them. Other commands run in a shell.
@@ -162,8 +162,9 @@ def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
 
     `data/gsm8k` holds a small excerpt of the real data set.
     """
-    for name in ("configs", "examples"):
-        shutil.copytree(repository / name, folder / name)
+    for name in ("configs", "examples", "graphs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / name, folder / name, ignore=ignored)
     data = folder / "data" / "gsm8k"
     data.mkdir(parents=True)
     for split in ("train", "test"):

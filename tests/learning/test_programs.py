@@ -37,6 +37,8 @@ def test_sampled_accuracy_rises_by_a_tenth_in_200_steps(
             f"stages=[{name}]",
             f"roles.actor.model={warm_start}",
             f"train.steps={STEPS}",
+            # The configs' own is for ten times the steps.
+            "train.optimizer.learning_rate=1e-3",
             "eval.every=0",
             f"runtime.runs={tmp_path}",
         ],
