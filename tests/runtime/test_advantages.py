@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from flowrl.ids import SampleId
 from flowrl.passes import Context, run_passes
 from flowrl.runtime.batch_program import BatchProgram, StepBatch
 from flowrl.specs import LengthWeighted, ReinforcePP, Sampling
+from tests.runtime.tiny_runs import WatchedDisplay, write_config
 
 SCORES = np.array([1.0, 0.0, 0.5, 0.0], np.float32)
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]
@@ -140,3 +142,26 @@ def test_a_penalty_in_the_reward_reads_both_logprobs_at_the_right_tokens():
     expected[positions] = (SCORES[:, None] * PADDED)[PADDED > 0] - 0.1 * kl
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert ReinforcePP().kl_estimator == "k1"
+
+
+@fl.workflow
+def penalised_and_filtered(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, reference: fl.Policy, kl: float
+):
+    rollout = actor.generate(prompts)
+    rollout, scores = fl.filter.zero_variance(rollout, verifier.score(rollout))
+    advantages = fl.advantage.reinforce_pp(
+        scores, rollout, mean="group", reference=reference.logprobs(rollout), kl=kl
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+def test_a_whole_run_computes_token_advantages_behind_a_filter(tmp_path: Path) -> None:
+    def trained(kl: float) -> bytes:
+        config = write_config(tmp_path, args={"kl": kl})
+        result = fl.run(penalised_and_filtered, config, display=WatchedDisplay())
+        assert result.summary.samples["filtered"] > 0
+        return (result.folder / "model" / "model.safetensors").read_bytes()
+
+    assert trained(0.05) == trained(0.05)
+    assert trained(0.05) != trained(0.5)
