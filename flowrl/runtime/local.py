@@ -34,7 +34,7 @@ from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.runnable import require_runnable
-from flowrl.runtime.session import Session
+from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.stage import Stage, StepResult
 from flowrl.runtime.watchdog import Watchdog
 
@@ -226,13 +226,13 @@ def _execute(
         )
         interrupt = _Interrupt()
         stack.callback(gc.unfreeze)
-        session = Session(config, stages, folder, screen, stop=interrupt)
-        stack.callback(session.close)
-        watchdog = Watchdog(config.runtime.stall_timeout_s, session.describe)
-        session.beat = watchdog.beat
+        opened = OpenRun(config, stages, folder, screen, stop=interrupt)
+        stack.callback(opened.close)
+        watchdog = Watchdog(config.runtime.stall_timeout_s, opened.describe)
+        opened.beat = watchdog.beat
         stack.enter_context(watchdog)
         stack.enter_context(interrupt.installed(lambda: watchdog.stalled))
-        return _Run(config, stages, folder, screen, session, checkpoint, interrupt).run()
+        return _Run(config, stages, folder, screen, opened, checkpoint, interrupt).run()
 
 
 class _Run:
@@ -244,7 +244,7 @@ class _Run:
         stages: Sequence[CompiledStage],
         folder: RunFolder,
         display: Display,
-        session: Session,
+        opened: OpenRun,
         checkpoint: Checkpoint | None,
         interrupt: _Interrupt,
     ) -> None:
@@ -252,7 +252,7 @@ class _Run:
         self._stages = stages
         self._folder = folder
         self._display = display
-        self._session = session
+        self._open = opened
         self._checkpoint = checkpoint
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
@@ -269,7 +269,7 @@ class _Run:
             first, step = position.stage_index, position.step
             if _is_done(self._checkpoint, self._stages[first]):
                 first, step = first + 1, 0
-        self._session.open(self._checkpoint)
+        self._open.open(self._checkpoint)
         # Libraries and data rows live as long as the run; without this each full collection of the
         # garbage collector walks over all of them (0.1 s) in the middle of a step.
         gc.collect()
@@ -283,7 +283,7 @@ class _Run:
         stage = self._stages[index]
         last = index == len(self._stages) - 1
         self._display.stage(stage.name, stage.config.train.steps)
-        loop = self._session.begin_stage(index, checkpoint)
+        loop = self._open.begin_stage(index, checkpoint)
         step = done
         try:
             if last and self._ledger.before is None:
@@ -314,7 +314,7 @@ class _Run:
         while True:
             if self._settle(loop, index, step) or step >= steps:
                 return
-            self._session.beat()
+            self._open.beat()
             result = loop.step(step + 1)
             step += 1
             self._record(result, to_go.step(step, result.metrics.wall_s))
@@ -380,7 +380,7 @@ class _Run:
     def _evaluate(
         self, stage: str, step: int, num: int | None = None
     ) -> Mapping[str, float] | None:
-        row = self._session.evaluate(stage, step, num)
+        row = self._open.evaluate(stage, step, num)
         if row is None:
             return None
         self._folder.write_evaluation(row)
@@ -391,8 +391,8 @@ class _Run:
     def _save(self, loop: Stage, index: int, step: int, *, done: bool) -> None:
         self._folder.sync()
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
-        state = {**self._ledger.state(), **self._session.state(), "stage_done": done}
-        self._store.save(position, self._session.save, {**state, "stage": loop.state()})
+        state = {**self._ledger.state(), **self._open.state(), "stage_done": done}
+        self._store.save(position, self._open.save, {**state, "stage": loop.state()})
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced
@@ -407,8 +407,8 @@ class _Run:
         )
 
     def _end(self) -> Summary:
-        self._folder.export_model(self._session.export)
-        summary = self._ledger.summary(self._folder, self._session.num_held_out)
+        self._folder.export_model(self._open.export)
+        summary = self._ledger.summary(self._folder, self._open.num_held_out)
         self._folder.write_summary(summary)
         self._display.end(summary)
         return summary
