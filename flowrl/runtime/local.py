@@ -33,8 +33,8 @@ from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
-from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.open_run import OpenRun
+from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage, StepResult
 from flowrl.runtime.watchdog import Watchdog
 
