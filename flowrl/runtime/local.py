@@ -7,8 +7,8 @@ A run lives in its run folder. Everything that decides what comes next (weights,
 state, data cursor, scheduler, counters) is in a checkpoint, so a run that goes on from one ends
 with the same weights, bit for bit, as one that was never stopped.
 
-Ctrl-C ends a run with a checkpoint of the last step boundary: a rollout that is under way is given
-up (it changed no weights), an update is finished. A second Ctrl-C ends at once, without one.
+Ctrl-C, or SIGTERM, ends a run with a checkpoint of the last step boundary: a rollout that is under
+way is given up (it changed no weights), an update is finished. A second one ends at once, without.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ def config_yaml(config: RunConfig) -> str:
 
 
 class _Interrupt:
-    """Ctrl-C as a flag that is looked at between polls.
+    """Ctrl-C, or SIGTERM as a scheduler sends it, as a flag that is looked at between polls.
 
     Attributes:
-        asked: Ctrl-C was pressed.
-        forced: It was pressed again.
+        asked: The run was asked to stop.
+        forced: It was asked again.
     """
 
     def __init__(self) -> None:
@@ -178,14 +178,14 @@ class _Interrupt:
 
     @contextmanager
     def installed(self, stalled: Callable[[], Exception | None]) -> Iterator[None]:
-        """Handles SIGINT while the block runs.
+        """Handles SIGINT and SIGTERM while the block runs.
 
         Args:
             stalled: The watchdog's reason, where it was the watchdog that interrupted.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            reason = stalled()
+            reason = stalled() if number == signal.SIGINT else None
             if reason is not None:
                 raise reason
             if self.asked:
@@ -193,16 +193,18 @@ class _Interrupt:
                 raise KeyboardInterrupt
             self.asked = True
             # Not print: the signal may have come in the middle of another one.
-            os.write(2, b"\nstopping at the next step boundary; Ctrl-C again ends at once\n")
+            os.write(2, b"\nstopping at the next step boundary; a second time ends at once\n")
 
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are the main thread's; whoever runs flowrl in another one handles them
             return
-        before = signal.signal(signal.SIGINT, handle)
+        stops = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, handle) for number in stops]
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in zip(stops, before, strict=True):
+                signal.signal(number, handler)
 
 
 def _execute(
