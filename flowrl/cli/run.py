@@ -64,5 +64,5 @@ def _interruptible(work: Callable[[], object]) -> None:
     try:
         work()
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
+        print("stopped", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None

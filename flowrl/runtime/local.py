@@ -7,8 +7,8 @@ A run lives in its run folder. Everything that decides what comes next (weights,
 state, data cursor, scheduler, counters) is in a checkpoint, so a run that goes on from one ends
 with the same weights, bit for bit, as one that was never stopped.
 
-Ctrl-C ends a run with a checkpoint of the last step boundary: a rollout that is under way is given
-up (it changed no weights), an update is finished. A second Ctrl-C ends at once, without one.
+Ctrl-C, or SIGTERM, ends a run with a checkpoint of the last step boundary: a rollout that is under
+way is given up (it changed no weights), an update is finished. A second one ends at once, without.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
+from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.runnable import require_runnable
-from flowrl.runtime.session import Session
 from flowrl.runtime.stage import Stage, StepResult
 from flowrl.runtime.watchdog import Watchdog
 
@@ -162,11 +162,11 @@ def config_yaml(config: RunConfig) -> str:
 
 
 class _Interrupt:
-    """Ctrl-C as a flag that is looked at between polls.
+    """Ctrl-C, or SIGTERM as a scheduler sends it, as a flag that is looked at between polls.
 
     Attributes:
-        asked: Ctrl-C was pressed.
-        forced: It was pressed again.
+        asked: The run was asked to stop.
+        forced: It was asked again.
     """
 
     def __init__(self) -> None:
@@ -178,14 +178,14 @@ class _Interrupt:
 
     @contextmanager
     def installed(self, stalled: Callable[[], Exception | None]) -> Iterator[None]:
-        """Handles SIGINT while the block runs.
+        """Handles SIGINT and SIGTERM while the block runs.
 
         Args:
             stalled: The watchdog's reason, where it was the watchdog that interrupted.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            reason = stalled()
+            reason = stalled() if number == signal.SIGINT else None
             if reason is not None:
                 raise reason
             if self.asked:
@@ -193,16 +193,18 @@ class _Interrupt:
                 raise KeyboardInterrupt
             self.asked = True
             # Not print: the signal may have come in the middle of another one.
-            os.write(2, b"\nstopping at the next step boundary; Ctrl-C again ends at once\n")
+            os.write(2, b"\nstopping at the next step boundary; a second time ends at once\n")
 
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are the main thread's; whoever runs flowrl in another one handles them
             return
-        before = signal.signal(signal.SIGINT, handle)
+        stops = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, handle) for number in stops]
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in zip(stops, before, strict=True):
+                signal.signal(number, handler)
 
 
 def _execute(
@@ -226,13 +228,13 @@ def _execute(
         )
         interrupt = _Interrupt()
         stack.callback(gc.unfreeze)
-        session = Session(config, stages, folder, screen, stop=interrupt)
-        stack.callback(session.close)
-        watchdog = Watchdog(config.runtime.stall_timeout_s, session.describe)
-        session.beat = watchdog.beat
+        opened = OpenRun(config, stages, folder, screen, stop=interrupt)
+        stack.callback(opened.close)
+        watchdog = Watchdog(config.runtime.stall_timeout_s, opened.describe)
+        opened.beat = watchdog.beat
         stack.enter_context(watchdog)
         stack.enter_context(interrupt.installed(lambda: watchdog.stalled))
-        return _Run(config, stages, folder, screen, session, checkpoint, interrupt).run()
+        return _Run(config, stages, folder, screen, opened, checkpoint, interrupt).run()
 
 
 class _Run:
@@ -244,7 +246,7 @@ class _Run:
         stages: Sequence[CompiledStage],
         folder: RunFolder,
         display: Display,
-        session: Session,
+        opened: OpenRun,
         checkpoint: Checkpoint | None,
         interrupt: _Interrupt,
     ) -> None:
@@ -252,7 +254,7 @@ class _Run:
         self._stages = stages
         self._folder = folder
         self._display = display
-        self._session = session
+        self._open = opened
         self._checkpoint = checkpoint
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
@@ -269,7 +271,7 @@ class _Run:
             first, step = position.stage_index, position.step
             if _is_done(self._checkpoint, self._stages[first]):
                 first, step = first + 1, 0
-        self._session.open(self._checkpoint)
+        self._open.open(self._checkpoint)
         # Libraries and data rows live as long as the run; without this each full collection of the
         # garbage collector walks over all of them (0.1 s) in the middle of a step.
         gc.collect()
@@ -283,7 +285,7 @@ class _Run:
         stage = self._stages[index]
         last = index == len(self._stages) - 1
         self._display.stage(stage.name, stage.config.train.steps)
-        loop = self._session.begin_stage(index, checkpoint)
+        loop = self._open.begin_stage(index, checkpoint)
         step = done
         try:
             if last and self._ledger.before is None:
@@ -314,7 +316,7 @@ class _Run:
         while True:
             if self._settle(loop, index, step) or step >= steps:
                 return
-            self._session.beat()
+            self._open.beat()
             result = loop.step(step + 1)
             step += 1
             self._record(result, to_go.step(step, result.metrics.wall_s))
@@ -380,7 +382,7 @@ class _Run:
     def _evaluate(
         self, stage: str, step: int, num: int | None = None
     ) -> Mapping[str, float] | None:
-        row = self._session.evaluate(stage, step, num)
+        row = self._open.evaluate(stage, step, num)
         if row is None:
             return None
         self._folder.write_evaluation(row)
@@ -391,8 +393,8 @@ class _Run:
     def _save(self, loop: Stage, index: int, step: int, *, done: bool) -> None:
         self._folder.sync()
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
-        state = {**self._ledger.state(), **self._session.state(), "stage_done": done}
-        self._store.save(position, self._session.save, {**state, "stage": loop.state()})
+        state = {**self._ledger.state(), **self._open.state(), "stage_done": done}
+        self._store.save(position, self._open.save, {**state, "stage": loop.state()})
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced
@@ -407,8 +409,8 @@ class _Run:
         )
 
     def _end(self) -> Summary:
-        self._folder.export_model(self._session.export)
-        summary = self._ledger.summary(self._folder, self._session.num_held_out)
+        self._folder.export_model(self._open.export)
+        summary = self._ledger.summary(self._folder, self._open.num_held_out)
         self._folder.write_summary(summary)
         self._display.end(summary)
         return summary

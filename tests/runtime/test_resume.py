@@ -194,6 +194,12 @@ def wait_for_rows(path: Path, number: int, process: subprocess.Popen[str]) -> No
         time.sleep(0.02)
 
 
+def test_a_scheduler_s_sigterm_leaves_a_checkpoint_too(tmp_path: Path, straight: Outcome):
+    run = stopped(tmp_path, CtrlC("grpo", 2, number=signal.SIGTERM))
+    resumed(run)
+    assert outcome(run) == straight
+
+
 def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
     display = CtrlC("grpo", 2, times=2)
     run = stopped(tmp_path, display)

@@ -111,13 +111,23 @@ class CtrlC(WatchedDisplay):
 
     Args:
         times: How often it is pressed at that moment.
+        number: The signal: Ctrl-C's, or another that asks a run to stop.
     """
 
-    def __init__(self, stage: str, step: int, *, in_scoring: bool = False, times: int = 1) -> None:
+    def __init__(
+        self,
+        stage: str,
+        step: int,
+        *,
+        in_scoring: bool = False,
+        times: int = 1,
+        number: signal.Signals = signal.SIGINT,
+    ) -> None:
         super().__init__()
         self._moment = (stage, step)
         self._in_scoring = in_scoring
         self._times = times
+        self._number = number
         self.armed = False
 
     def stage(self, name: str, steps: int) -> None:
@@ -138,7 +148,7 @@ class CtrlC(WatchedDisplay):
         if self.armed:
             self.armed = False
             for _ in range(self._times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
 
 
 @dataclass(frozen=True)

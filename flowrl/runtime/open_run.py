@@ -1,6 +1,6 @@
 """The open workers of a local run and what binds them: data, models, engines, scorers.
 
-A session lasts from the first evaluation to the export, over all stages: the policy that one stage
+It lasts from the first evaluation to the export, over all stages: the policy that one stage
 leaves is the one that the next begins with.
 """
 
@@ -38,13 +38,13 @@ from flowrl.runtime.stage import RolloutStage, Stage, SupervisedStage, group_jud
 from flowrl.runtime.workers import PolicyWorker, open_policy, open_scoring
 from flowrl.specs import AdamW, Sampling
 
-__all__ = ["Session"]
+__all__ = ["OpenRun"]
 
 _VERIFIER = "verify"
 """What scores held-out samples where no workflow has a scoring role but the config has rewards."""
 
 
-class Session:
+class OpenRun:
     """Opened once a run; see the module.
 
         open -> (begin_stage -> steps)* -> export -> close
@@ -435,7 +435,7 @@ class Session:
     # -- checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint holds of the session beside the workers' own files."""
+        """What a checkpoint holds of the run beside the workers' own files."""
         return {
             "versions": {role: worker.version for role, worker in self._policies.items()},
             "stale": [role for role, worker in self._policies.items() if worker.stale],
