@@ -342,6 +342,10 @@ def _check_lowered_update(graph: Graph, node: Node) -> Iterator[GraphError]:
         )
 
 
+_FED_TO_LOSSES = ("advantages", "behaviour_logprobs")
+"""What an update can give to its loss beside tokens, mask and reference logprobs."""
+
+
 def _check_loss(node: Node, loss: LossSpec, given: Node, rollout: Edge) -> Iterator[GraphError]:
     arguments = set(node.inputs)
     if "advantages" in loss.needs and not arguments & {"rewards", "advantages"}:
@@ -357,6 +361,15 @@ def _check_loss(node: Node, loss: LossSpec, given: Node, rollout: Edge) -> Itera
             f"update(loss={loss.kind}) needs '{ROLLOUT_LOGPROBS.name}' per token, "
             f"but '{given.id}' gives {_names(given.outputs)}",
             hint="pass a rollout that a role generated, or loss=fl.loss.cross_entropy()",
+        )
+    unfed = [name for name in loss.needs if name not in _FED_TO_LOSSES]
+    if unfed:
+        yield _error(
+            node,
+            f"update(loss={loss.kind}) needs {' and '.join(map(repr, unfed))} per token, which no "
+            "operation of a program gives",
+            expected=f"a loss of {' and '.join(_FED_TO_LOSSES)}",
+            hint="leave out what asks for it, such as correction=, rejection= or anchor='old'",
         )
     unused = "rewards" if "rewards" in arguments else "advantages"
     if "advantages" not in loss.needs and unused in arguments:

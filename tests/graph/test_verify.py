@@ -11,6 +11,7 @@ from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Level, Unit, problems, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs import CrossEntropy, PolicyClip
+from flowrl.specs.loss import policy_clip, truncate
 
 
 @fl.workflow
@@ -201,6 +202,13 @@ def test_a_loss_that_cannot_use_its_advantages_is_refused(graph):
 def test_a_policy_loss_without_advantages_is_refused(graph):
     error = refused(without_edge(graph, "actor.update", "advantages"))
     assert "needs advantages or rewards per sample" in str(error)
+
+
+def test_a_loss_that_reads_what_no_operation_gives_is_refused(graph):
+    loss = policy_clip(0.2, anchor="old", correction=truncate(2.0))
+    error = refused(graph.replacing(graph.node("actor.update").with_attrs(loss=loss)))
+    assert "needs 'old_logprobs' per token, which no operation of a program gives" in str(error)
+    assert "correction=" in str(error)
 
 
 def test_a_graph_without_update_is_refused(graph):
