@@ -27,7 +27,7 @@ from types import FrameType
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError, RewardError
-from flowrl.graph import format_graph, graph_to_json
+from flowrl.graph import Graph, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
@@ -101,7 +101,8 @@ def resume_local(
                 return folder.path, _told_again(summary, folder, names, display)
             folder.truncate_after(names, position.stage, position.step)
         folder.write_config(config_yaml(config))  # with what this resumption changes
-        return folder.path, _execute(config, stages, folder, checkpoint, display)
+        notes = () if checkpoint else ("no checkpoint was written before: the run begins anew",)
+        return folder.path, _execute(config, stages, folder, checkpoint, display, notes)
 
 
 def _is_finished(checkpoint: Checkpoint, stages: Sequence[CompiledStage]) -> bool:
@@ -123,13 +124,21 @@ def _check_graphs(stages: Sequence[CompiledStage], path: Path) -> None:
     """What is left of the run must be what it began as; source lines may have moved."""
     for stage in stages:
         written = path / f"graph.{stage.name}.txt"
-        if written.is_file() and written.read_text(encoding="utf-8") != format_graph(stage.graph):
+        if not written.is_file():
+            continue
+        began = parse(written.read_text(encoding="utf-8"))
+        if _without_costs(began) != _without_costs(stage.graph):
             raise CheckpointError(
                 f"the workflow of stage {stage.name!r} is not the one that this run began with",
                 where=str(written),
                 found=f"workflow {stage.workflow.name!r} ({stage.workflow.source})",
                 hint="undo the change of the workflow, or start a new run",
             )
+
+
+def _without_costs(graph: Graph) -> str:
+    """What the graph does, whatever it costs on the device that it is planned for."""
+    return format_graph(graph.with_nodes(node.without_attrs("cost") for node in graph.nodes))
 
 
 def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:
@@ -213,6 +222,7 @@ def _execute(
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     display: Display | None,
+    notes: Sequence[str] = (),
 ) -> Summary:
     own = display is None
     screen = open_display() if display is None else display
@@ -226,6 +236,8 @@ def _execute(
                 stages=tuple(stage.name for stage in stages),
             )
         )
+        for note in notes:
+            screen.note(note)
         interrupt = _Interrupt()
         stack.callback(gc.unfreeze)
         opened = OpenRun(config, stages, folder, screen, stop=interrupt)

@@ -261,7 +261,9 @@ def test_a_killed_run_without_a_checkpoint_begins_again_in_its_folder(
 ):
     run = stopped(tmp_path, CtrlC("sft", 3, times=2))
     assert not list((run / "checkpoints").glob("*"))
-    resumed(run)
+    display = WatchedDisplay()
+    resumed(run, display=display)
+    assert "begins anew" in display.notes[0]
     assert outcome(run) == straight
 
 
@@ -324,6 +326,16 @@ def test_a_run_does_not_go_on_with_another_workflow(tmp_path: Path):
     with pytest.raises(CheckpointError, match="not the one that this run began with") as caught:
         api.resume(compiled, run, display=WatchedDisplay())
     assert "other.py:5" in str(caught.value)
+
+
+def test_a_run_goes_on_where_its_graph_costs_something_else(tmp_path: Path, straight: Outcome):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    written = run / "graph.grpo.txt"
+    text = written.read_text()
+    written.write_text(re.sub(r"flops=\d+", "flops=1", text))
+    assert written.read_text() != text
+    resumed(run)
+    assert outcome(run) == straight
 
 
 def test_a_run_does_not_go_on_with_other_held_out_data(tmp_path: Path):
