@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from flowrl.errors import CheckpointError
 from flowrl.runtime.checkpoint import CheckpointStore, Position
-
-CALLS = ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir")
+from tests.files.dying import die_at
 
 
 def at(step: int, stage: str = "grpo", index: int = 1) -> Position:
@@ -92,37 +91,6 @@ def test_a_kill_at_any_system_call_leaves_a_usable_latest(tmp_path):
         call += 1
     assert seen == {1, 2}
     assert call > 20
-
-
-def die_at(call: int, action: Callable[[], object]) -> bool:
-    """Runs `action` in a child that is gone, as by kill -9, right before its `call`-th system call.
-
-    Returns whether the child came to the end of `action` instead.
-    """
-    child = os.fork()
-    if child == 0:
-        left = call
-
-        def deadly(function: Callable[..., object]) -> Callable[..., object]:
-            def counted(*args: object, **kwargs: object) -> object:
-                nonlocal left
-                if left == 0:
-                    os._exit(9)
-                left -= 1
-                return function(*args, **kwargs)
-
-            return counted
-
-        for name in CALLS:
-            setattr(os, name, deadly(getattr(os, name)))
-        try:
-            action()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9), f"the child failed with {code}"
-    return code == 0
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])

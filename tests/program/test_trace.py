@@ -1,4 +1,7 @@
-"""Tracing: what a program leaves, and what it may not do."""
+"""Tracing: what a program leaves, and what it may not do.
+
+Past 600 lines because each mistake is a program of its own, whose line the message must name.
+"""
 
 from __future__ import annotations
 
