@@ -44,6 +44,8 @@ __all__ = ["FailureKind", "ScoreFailure", "ScoringPool"]
 _MAX_BATCH = 128
 # Workers that die one after another without having scored anything.
 _MAX_DEATHS = 3
+# Seconds for a killed process to be gone.
+_REAP_S = 10.0
 
 
 class FailureKind(StrEnum):
@@ -463,7 +465,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Longer only where the kernel holds it (a dead network disk); init reaps it then.
+            process.wait(_REAP_S)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

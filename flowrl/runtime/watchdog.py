@@ -125,7 +125,8 @@ class Watchdog:
         try:
             self._ended.set()
             if self._thread is not None:
-                self._thread.join()
+                # A daemon: should `describe` hang in it, the block ends all the same.
+                self._thread.join(self._grace_s)
         except KeyboardInterrupt:
             # The thread gave up on the very moment that the block ended.
             if self._stalled is None:
