@@ -5,7 +5,8 @@ person would write: the model's own forward pass over a preallocated `StaticCach
 temperature 1 with logprobs. `generate` is `model.generate` with sampling and without logprobs
 (it has the easier task). Varied: response lengths as training meets them (log-normal); the engine
 refills slots, the plain loop decodes each batch until its longest response ends, because it cannot
-refill; both count only tokens that were asked for.
+refill; both count only tokens that were asked for. General path: the uniform case with an
+architecture that the engine runs through Transformers' own layers (GPT-NeoX).
 
 The contenders run alternately; a ratio is the median over repetitions of ratios within one.
 
@@ -26,9 +27,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, StaticCache
+from transformers import (
+    GenerationConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    StaticCache,
+)
 
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext
+from flowrl.files import write_text_atomic
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
 from flowrl_backends.torch.engine import TorchEngine
@@ -56,7 +66,24 @@ def make_model(vocab_size: int) -> Qwen2ForCausalLM:
     return model
 
 
-def make_engine(model: Qwen2ForCausalLM, slots: int, max_length: int) -> TorchEngine:
+def make_general_model(vocab_size: int) -> GPTNeoXForCausalLM:
+    """GPT-NeoX of the same width and depth: no fast path of the engine knows it."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=512,
+    )
+    model = GPTNeoXForCausalLM(config).eval()
+    model.config.eos_token_id = None
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def make_engine(model: PreTrainedModel, slots: int, max_length: int) -> TorchEngine:
     """An engine without stop tokens."""
     context = PolicyContext(
         role=RoleName("actor"),
@@ -99,7 +126,7 @@ def run_engine(engine: TorchEngine, prompts: Prompts, lengths: list[int]) -> int
 
 
 @torch.inference_mode()
-def run_plain(model: Qwen2ForCausalLM, prompts: Prompts, num_tokens: int) -> int:
+def run_plain(model: PreTrainedModel, prompts: Prompts, num_tokens: int) -> int:
     """The plain loop; every row `num_tokens` long."""
     ids = torch.from_numpy(prompts)
     batch, num_prompt = ids.shape
@@ -159,7 +186,7 @@ def run_hand_written(model: Qwen2ForCausalLM, prompts: Prompts, num_tokens: int)
 
 
 @torch.inference_mode()
-def run_generate(model: Qwen2ForCausalLM, prompts: Prompts, num_tokens: int) -> int:
+def run_generate(model: PreTrainedModel, prompts: Prompts, num_tokens: int) -> int:
     """Transformers' sampling loop."""
     ids = torch.from_numpy(prompts)
     model.generate(
@@ -213,6 +240,20 @@ def uniform(arguments: argparse.Namespace, model: Qwen2ForCausalLM, batch: int) 
         "engine": lambda: run_engine(engine, prompts, [num_tokens] * batch),
         "plain": lambda: run_plain(model, prompts, num_tokens),
         "hand_written": lambda: run_hand_written(model, prompts, num_tokens),
+        "generate": lambda: run_generate(model, prompts, num_tokens),
+    }
+    return {"batch": batch, **summary(alternate(contenders, arguments.repetitions, 0.5))}
+
+
+def general(arguments: argparse.Namespace, model: PreTrainedModel, batch: int) -> dict[str, float]:
+    """The uniform case on the engine's general path."""
+    rng = np.random.default_rng(batch)
+    prompts = rng.integers(0, arguments.vocab, (batch, arguments.prompt))
+    num_tokens = arguments.tokens
+    engine = make_engine(model, batch, arguments.prompt + num_tokens)
+    contenders: dict[str, Callable[[], int]] = {
+        "engine": lambda: run_engine(engine, prompts, [num_tokens] * batch),
+        "plain": lambda: run_plain(model, prompts, num_tokens),
         "generate": lambda: run_generate(model, prompts, num_tokens),
     }
     return {"batch": batch, **summary(alternate(contenders, arguments.repetitions, 0.5))}
@@ -278,11 +319,17 @@ def main() -> None:
         rows.append(varied(arguments, model, batch))
         print(rows[-1], flush=True)
     result["varied"] = rows
+    rows = []
+    other = make_general_model(arguments.vocab)
+    for batch in arguments.batches:
+        rows.append(general(arguments, other, batch))
+        print({"general path": True, **rows[-1]}, flush=True)
+    result["general_path"] = {"architecture": "GPT-NeoX", "uniform": rows}
     # Other work on the machine lowers the rates; the ratios, taken side by side, hold.
     result["load_average"] = round(os.getloadavg()[0], 1)
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+        write_text_atomic(arguments.output, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
