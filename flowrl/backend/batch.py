@@ -8,8 +8,9 @@ the core imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,14 @@ class SequenceBatch:
         samples: N ids, in the order that decides the order of gradients.
         tokens: int64 `[T]`, prompt and response of each sample, end to end.
         offsets: int64 `[N + 1]`; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
-        response_mask: bool `[T]`, true where the policy produced the token and the loss counts it.
+        response_mask: bool `[T]`, true where the policy produced the token and the loss counts it;
+            false in prompts and in what an environment said between turns.
         groups: int64 `[N]`; samples with equal numbers answer the same prompt and are adjacent.
+        turn: int64 `[T]`, turn of each response token, counted from 0; -1 elsewhere.
+        token_reward: float32 `[T]`, reward given at a token; a turn's lies on its last response
+            token.
+        state: int64 `[T]`, at each response token a number of the environment's state before the
+            turn, equal where states are equal; -1 elsewhere.
     """
 
     samples: tuple[SampleId, ...]
@@ -40,6 +47,9 @@ class SequenceBatch:
     offsets: Ints
     response_mask: Mask
     groups: Ints
+    turn: Ints | None = None
+    token_reward: Floats | None = None
+    state: Ints | None = None
 
     def __post_init__(self) -> None:
         n, t = len(self.samples), len(self.tokens)
@@ -50,6 +60,10 @@ class SequenceBatch:
             )
         if n and (self.offsets[0] != 0 or self.offsets[-1] != t):
             raise ValueError("offsets must begin at 0 and end at the number of tokens")
+        for name in _PER_TOKEN:
+            values = getattr(self, name)
+            if values is not None and len(values) != t:
+                raise ValueError(f"{t} tokens, but {len(values)} values of {name}")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -65,6 +79,34 @@ class SequenceBatch:
         counted: Ints = np.concatenate([[0], np.cumsum(self.response_mask)])
         return counted[self.offsets[1:]] - counted[self.offsets[:-1]]
 
+    def places(self, rows: Sequence[int]) -> Ints:
+        """int64, where the tokens of samples `rows` lie, in that order."""
+        spans = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in rows]
+        return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+
+    def select(self, rows: Sequence[int]) -> SequenceBatch:
+        """The samples `rows`, in that order."""
+        chosen, places = np.asarray(rows, np.int64), self.places(rows)
+        return replace(
+            self,
+            samples=tuple(self.samples[i] for i in rows),
+            tokens=self.tokens[places],
+            offsets=np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64),
+            response_mask=self.response_mask[places],
+            groups=self.groups[chosen],
+            **_picked(self, _PER_TOKEN, places),
+        )
+
+
+_PER_TOKEN = ("turn", "token_reward", "state")
+"""Optional arrays of `SequenceBatch`."""
+
+
+def _picked(batch: object, names: Sequence[str], places: Ints) -> dict[str, Any]:
+    """The arrays of those names that the batch has, at `places`."""
+    found = {name: getattr(batch, name) for name in names}
+    return {name: values[places] for name, values in found.items() if values is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
@@ -76,6 +118,11 @@ class TrainBatch:
         old_logprobs: Of the trained policy at the start of the step, at the same temperature.
         reference_logprobs: Of the reference policy, at the same temperature.
         advantages: One value a token; a per-sample advantage is repeated over its response.
+        returns: A critic's targets.
+        old_values: A critic's values at the start of the step.
+        preferred: bool `[N]`; samples come in adjacent pairs, and of each pair the preferred one,
+            which stands first, is true.
+        extra: Fields by name that the program computed for a loss of its own, `[T]` each.
     """
 
     sequences: SequenceBatch
@@ -83,31 +130,32 @@ class TrainBatch:
     old_logprobs: Floats | None = None
     reference_logprobs: Floats | None = None
     advantages: Floats | None = None
+    returns: Floats | None = None
+    old_values: Floats | None = None
+    preferred: Mask | None = None
+    extra: Mapping[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def select(self, rows: Sequence[int]) -> TrainBatch:
         """The batch of the samples `rows`, in that order."""
-        seq = self.sequences
-        spans = [np.arange(seq.offsets[i], seq.offsets[i + 1]) for i in rows]
-        flat = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-        lengths = [len(span) for span in spans]
-
-        def pick(values: Floats | None) -> Floats | None:
-            return None if values is None else values[flat]
-
+        places = self.sequences.places(rows)
         return replace(
             self,
-            sequences=SequenceBatch(
-                samples=tuple(seq.samples[i] for i in rows),
-                tokens=seq.tokens[flat],
-                offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-                response_mask=seq.response_mask[flat],
-                groups=seq.groups[list(rows)],
-            ),
-            behaviour_logprobs=pick(self.behaviour_logprobs),
-            old_logprobs=pick(self.old_logprobs),
-            reference_logprobs=pick(self.reference_logprobs),
-            advantages=pick(self.advantages),
+            sequences=self.sequences.select(rows),
+            preferred=None if self.preferred is None else self.preferred[np.asarray(rows, int)],
+            extra={name: values[places] for name, values in self.extra.items()},
+            **_picked(self, _FIELDS, places),
         )
+
+
+_FIELDS = (
+    "behaviour_logprobs",
+    "old_logprobs",
+    "reference_logprobs",
+    "advantages",
+    "returns",
+    "old_values",
+)
+"""Optional arrays of `TrainBatch` with a value a token."""

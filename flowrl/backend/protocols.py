@@ -18,11 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
+
+if TYPE_CHECKING:
+    from flowrl.backend.environment import Environment, EnvironmentContext
 
 __all__ = [
     "BackendStatus",
@@ -31,6 +34,7 @@ __all__ = [
     "Finished",
     "GenerateBackend",
     "GenerateRequest",
+    "Head",
     "OptimizerStep",
     "Plugin",
     "PolicyContext",
@@ -51,6 +55,11 @@ class Service(StrEnum):
     GENERATE = "generate"
     TRAIN = "train"
     SCORE = "score"
+    ENVIRONMENT = "environment"
+
+
+Head: TypeAlias = Literal["lm", "value"]
+"""What a model ends in: logits of the next token, or one number a position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,10 @@ class Capabilities:
         resume: Whether a request can begin with response tokens it already has.
         sleep: Whether it can give its device memory back and take it again.
         shares_weights: Whether generation and training can use one copy of the weights in place.
+        heads: What a trained model may end in; a critic and a reward model need `value`.
+        grammars: What can constrain generated text: of `regex json_schema`.
+        repeats_truncation: Whether the trainer can repeat top-k, top-p, min-p and penalties of the
+            rollout when it computes logprobs.
     """
 
     services: frozenset[Service]
@@ -76,6 +89,9 @@ class Capabilities:
     resume: bool = False
     sleep: bool = False
     shares_weights: bool = False
+    heads: frozenset[Head] = frozenset({"lm"})
+    grammars: frozenset[str] = frozenset()
+    repeats_truncation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +127,9 @@ class PolicyContext:
         trainable: Whether an optimizer will be needed.
         stop_token_ids: Tokens that end a response (they are part of it).
         num_threads: CPU threads for arithmetic; 0 leaves the library's default.
+        head: What the model ends in. A `value` head gives one number a position (critics, reward
+            models); where the folder has none, as that of a causal language model, the body is
+            taken from it and the head is made fresh from `seed`.
     """
 
     role: RoleName
@@ -124,6 +143,7 @@ class PolicyContext:
     trainable: bool
     stop_token_ids: tuple[int, ...]
     num_threads: int = 1
+    head: Head = "lm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +289,12 @@ class OptimizerStep:
 
 @runtime_checkable
 class TrainBackend(Protocol):
-    """A trainer: holds a policy's parameters and its optimizer."""
+    """A trainer: holds a model's parameters and its optimizer.
+
+    The model ends in what `PolicyContext.head` says: `logprobs` needs the head `lm`, `values` and
+    `scores` the head `value`. What the model does not have, or the plug-in does not offer, raises a
+    `BackendError`.
+    """
 
     def begin(self, optimizer: AdamW, num_updates: int) -> None:
         """Starts a stage: a new optimizer; `num_updates` is the length of its schedule."""
@@ -279,12 +304,38 @@ class TrainBackend(Protocol):
         """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
         ...
 
+    def values(self, batch: SequenceBatch) -> Floats:
+        """float32 `[T]`, a critic's value of the state before each response token; no gradient.
+
+        That state is the prefix that the token follows, so it is the head's number at the position
+        that predicts the token. 0 off the response mask.
+        """
+        ...
+
+    def scores(self, batch: SequenceBatch) -> Floats:
+        """float32 `[N]`, the head's number at each sample's last token; no gradient.
+
+        The last token is that of the whole sample, whatever the response mask says.
+        """
+        ...
+
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
-        """One optimizer update a mini-batch, in order."""
+        """One optimizer update a mini-batch, in order.
+
+        Of a batch that has `behaviour_logprobs`, the metrics of each step hold those of
+        `flowrl.algo.mismatch`, between the logprobs of the update's own forward pass and these.
+        """
         ...
 
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Takes the weights of a folder that `export` wrote (same model), in place.
+
+        An engine that shares the parameters sees them at once. Optimizer and schedule go on.
+        """
         ...
 
     def save(self, folder: Path) -> None:
@@ -388,4 +439,8 @@ class Plugin(Protocol):
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
         """A scorer."""
+        ...
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """An environment."""
         ...

@@ -170,6 +170,12 @@ class Optimizer:
                 },
             }
 
+    @torch.no_grad()
+    def take_parameters(self) -> None:
+        """Makes the masters equal to the parameters, whose owner has overwritten them."""
+        for name in self._low:
+            self._masters[name].copy_(self._parameters[name])
+
     def to(self, device: torch.device) -> None:
         """Moves moments and masters; parameters are moved by their owner."""
         for name in self._low:

@@ -10,6 +10,7 @@ from flowrl.backend.protocols import BackendStatus, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:
+    from flowrl.backend.environment import Environment, EnvironmentContext
     from flowrl.backend.protocols import (
         GenerateBackend,
         PolicyContext,
@@ -99,4 +100,13 @@ class TorchPlugin:
             where=f"roles.{context.role}.backend",
             found="torch",
             hint="use backend: verify for rule rewards",
+        )
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """Not offered."""
+        raise BackendError(
+            "the torch plug-in has no environment",
+            where=f"roles.{context.role}.backend",
+            found="torch",
+            hint="use a backend that `flowrl backends` lists with the service environment",
         )

@@ -37,6 +37,7 @@ from flowrl_backends.torch.model import (
 )
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.packing import Packed, micro_batches, pack
+from flowrl_backends.torch.weights import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,6 +88,13 @@ class TorchTrainer:
                 found="float16",
                 expected="float32 or bfloat16",
             )
+        if context.head != "lm":
+            raise BackendError(
+                "the torch trainer has no such head",
+                where=f"roles.{context.role}",
+                found=context.head,
+                expected="lm",
+            )
         if context.num_threads > 0:
             torch.set_num_threads(context.num_threads)
         self.model = load_model(context)
@@ -119,6 +127,22 @@ class TorchTrainer:
                 values, _ = self._forward(packed, temperature)
                 result[packed.source] = values.float().cpu().numpy()
         return result
+
+    def values(self, batch: SequenceBatch) -> Floats:
+        """Of a value head only."""
+        raise self._no_value_head("values")
+
+    def scores(self, batch: SequenceBatch) -> Floats:
+        """Of a value head only."""
+        raise self._no_value_head("scores")
+
+    def _no_value_head(self, wanted: str) -> BackendError:
+        return BackendError(
+            f"a language model has no {wanted}",
+            where=f"roles.{self._context.role}",
+            found=f"head {self._context.head}",
+            expected="head value",
+        )
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
         """One optimizer update a mini-batch, in order.
@@ -267,6 +291,18 @@ class TorchTrainer:
             self.model.save_pretrained(folder)
         checkpoint.copy_files(tokenizer_files(self._context.model), folder)
         checkpoint.flush_folder(folder)
+
+    def load(self, folder: Path) -> None:
+        """Takes the weights of a folder that `export` wrote, in place.
+
+        Nothing is changed unless every name and shape matches. The optimizer's moments stay.
+
+        Raises:
+            BackendError: the weights cannot be read or belong to another model.
+        """
+        load_weights(self.model, folder, role=self._context.role)
+        if self._optimizer is not None:
+            self._optimizer.take_parameters()
 
     def save(self, folder: Path) -> None:
         """Writes parameters, optimizer and random state into `folder`: safetensors and JSON."""

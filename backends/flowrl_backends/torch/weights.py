@@ -1,4 +1,4 @@
-"""Loading published weights into a model that an engine owns."""
+"""Loading weights from a folder into a model that exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_weights(model: PreTrainedModel, folder: Path, *, role: str) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BackendError(
-            "no weights to publish",
+            "no weights to load",
             where=f"role {role}",
             found=str(folder),
             expected="*.safetensors files",
@@ -68,7 +68,7 @@ def _check(
             if names
         ]
         raise BackendError(
-            "the published weights do not belong to this model",
+            "the weights do not belong to this model",
             where=f"role {role}",
             found=f"{folder}: {'; '.join(parts)}",
             expected=f"the {len(targets)} tensors of the model",
@@ -76,7 +76,7 @@ def _check(
     for name, shape in shapes.items():
         if tuple(targets[name].shape) != shape:
             raise BackendError(
-                "the published weights do not belong to this model",
+                "the weights do not belong to this model",
                 where=f"role {role}",
                 found=f"{name} of shape {list(shape)}",
                 expected=f"shape {list(targets[name].shape)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowrl.backend.protocols import (
     BackendStatus,
     Capabilities,
@@ -14,6 +16,9 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import BackendError
 from flowrl_backends.verify.scorer import Scorer
+
+if TYPE_CHECKING:
+    from flowrl.backend.environment import Environment, EnvironmentContext
 
 __all__ = ["plugin"]
 
@@ -42,8 +47,12 @@ class VerifyPlugin:
         """A scorer of the terms in `context`."""
         return Scorer(context)
 
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """Not offered."""
+        raise _only_scores(context, "be an environment")
 
-def _only_scores(context: PolicyContext, service: str) -> BackendError:
+
+def _only_scores(context: PolicyContext | EnvironmentContext, service: str) -> BackendError:
     return BackendError(
         f"backend 'verify' cannot {service}; it scores",
         where=f"roles.{context.role}.backend",
