@@ -3,7 +3,8 @@
 Invariants that every level keeps (the verifier proves them):
 
 - ids are unique; nodes stand in an order in which each comes after everything it reads, except
-  through a carried edge, which brings a value of one step into the next;
+  through a carried edge, which brings a value of one step into the next, or an edge within a
+  region, whose nodes exchange data in a cycle;
 - each argument in `Node.inputs` is fed by exactly one edge, and each edge feeds such an argument;
 - an edge carries fields that its source produces.
 
@@ -42,6 +43,8 @@ class Node:
         inputs: Names of its arguments, in order; an `Edge` feeds each.
         outputs: Fields that it produces, or passes on.
         attrs: `(name, value)` in order. None is a value that a pass still has to fill.
+        region: Nodes with one region (`interact`) work on each sample together, turn by turn, and
+            may read each other in a cycle; None for all others.
         source: The line of the user's program that made it.
     """
 
@@ -51,6 +54,7 @@ class Node:
     inputs: tuple[str, ...] = ()
     outputs: tuple[Field, ...] = ()
     attrs: tuple[tuple[str, Attr], ...] = ()
+    region: str | None = None
     source: SourceRef | None = None
 
     def attr(self, name: str) -> Attr:
@@ -131,6 +135,11 @@ class Graph:
             if node.id == node_id:
                 return node
         raise KeyError(node_id)
+
+    def is_inner(self, edge: Edge) -> bool:
+        """Whether an edge stays within one region."""
+        source, target = self.node(edge.src), self.node(edge.dst)
+        return source.region is not None and source.region == target.region
 
     def of_op(self, *ops: Op) -> tuple[Node, ...]:
         """The nodes of these operations, in order."""

@@ -13,7 +13,7 @@ from flowrl.specs import Scalar, Spec, spec_from_json
 
 __all__ = ["GRAPH_VERSION", "Json", "graph_from_json", "graph_to_json"]
 
-GRAPH_VERSION = 1
+GRAPH_VERSION = 2
 
 Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 
@@ -51,6 +51,7 @@ def _node_to_json(node: Node) -> dict[str, Json]:
             {"name": f.name, "dtype": str(f.dtype), "unit": str(f.unit)} for f in node.outputs
         ],
         "attrs": {name: _attr_to_json(value) for name, value in node.attrs},
+        "region": node.region,
         "source": source,
     }
 
@@ -118,6 +119,7 @@ def _read_node(node: Mapping[str, Json]) -> Node:
             Field(name=f["name"], dtype=DType(f["dtype"]), unit=Unit(f["unit"])) for f in outputs
         ),
         attrs=tuple((name, _attr_from_json(attr)) for name, attr in attrs.items()),
+        region=None if node["region"] is None else str(node["region"]),
         source=None
         if source is None
         else SourceRef(file=str(source["file"]), line=int(cast(int, source["line"]))),

@@ -19,7 +19,8 @@ _E = TypeVar("_E", Op, Unit, DType, Level)
 
 _HEAD = re.compile(r"graph (?P<name>.+) (?P<level>\w+)")
 _NODE = re.compile(
-    r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: @ (?P<file>.+):(?P<line>\d+))?"
+    r"(?P<id>\S+) = (?P<op>\w+)(?: by (?P<role>\S+))?(?: in (?P<region>\S+))?"
+    r"(?: @ (?P<file>.+):(?P<line>\d+))?"
 )
 _IN = re.compile(r"in (?P<arg>\w+) = (?P<src>\S+)\{(?P<fields>[\w, ]*)\}(?P<carried> next step)?")
 _ATTR = re.compile(r"attr (?P<name>\w+) = (?P<value>.+)")
@@ -54,12 +55,13 @@ def parse(text: str) -> Graph:
 def _parse_node(number: int, line: str) -> Node:
     found = _NODE.fullmatch(line)
     if found is None:
-        raise _bad(number, line, "NODE = OP [by ROLE] [@ FILE:LINE]")
+        raise _bad(number, line, "NODE = OP [by ROLE] [in REGION] [@ FILE:LINE]")
     source = SourceRef(file=found["file"], line=int(found["line"])) if found["file"] else None
     return Node(
         id=NodeId(found["id"]),
         op=_member(number, Op, found["op"]),
         role=RoleName(found["role"]) if found["role"] else None,
+        region=found["region"],
         source=source,
     )
 

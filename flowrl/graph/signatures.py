@@ -11,26 +11,43 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from flowrl.graph.types import DType, Field, Level, Op, Unit
-from flowrl.specs import KL, AdvantageSpec, FilterSpec, LossSpec, Sampling
+from flowrl.specs import (
+    KL,
+    AdvantageSpec,
+    FilterSpec,
+    Grammar,
+    LossSpec,
+    MapSpec,
+    Sampling,
+    SelectSpec,
+)
 from flowrl.specs.cost import NodeCost
 
 __all__ = [
     "ADVANTAGE",
     "COMMON_ATTRS",
     "LOGPROBS",
+    "OBSERVATION",
+    "PREFERRED",
     "PROMPT",
     "RESPONSE_MASK",
+    "RETURNS",
     "ROLLOUT_LOGPROBS",
     "SAMPLING_OPTIONS",
     "SCORE",
     "SIGNATURES",
+    "STATE",
     "TOKENS",
     "TOKEN_ADVANTAGE",
+    "TOKEN_REWARD",
+    "TURN",
+    "VALUES",
     "WEIGHTS",
     "Argument",
     "AttrRule",
     "Signature",
     "advantage_outputs",
+    "map_outputs",
 ]
 
 PROMPT = Field(name="prompt", dtype=DType.INT64, unit=Unit.PROMPTS)
@@ -41,6 +58,20 @@ SCORE = Field(name="score", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
 LOGPROBS = Field(name="logprobs", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.SAMPLES)
 TOKEN_ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+VALUES = Field(name="values", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+"""A critic's value of the state before each response token."""
+RETURNS = Field(name="returns", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+"""What a critic is to learn."""
+PREFERRED = Field(name="preferred", dtype=DType.BOOL, unit=Unit.SAMPLES)
+"""Of a pair of samples, the one that is preferred."""
+OBSERVATION = Field(name="observation", dtype=DType.INT64, unit=Unit.TOKENS)
+"""What an environment says to the policy, as tokens."""
+TURN = Field(name="turn", dtype=DType.INT64, unit=Unit.TOKENS)
+"""The turn that a response token belongs to, from 0; -1 off the responses."""
+TOKEN_REWARD = Field(name="token_reward", dtype=DType.FLOAT32, unit=Unit.TOKENS)
+"""Reward that is given at a token; a turn's lies on its last response token."""
+STATE = Field(name="state", dtype=DType.INT64, unit=Unit.TOKENS)
+"""A number of the environment's state before the token's turn: equal numbers, equal states."""
 WEIGHTS = Field(name="weights", dtype=DType.MODEL, unit=Unit.ROLES)
 
 SAMPLING_OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
@@ -68,15 +99,28 @@ class Argument:
         required: Whether an edge must feed it.
         until: The last level that knows it.
         carried: Whether its value is of the step before.
+        inner: Whether only an edge within a region feeds it.
+        many: Whether there may be several: `input`, `input_2`, `input_3`, ...
+        any_fields: Whether it takes whatever fields it is given.
     """
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[Field, ...] = ()
     optional_fields: tuple[Field, ...] = ()
     also: tuple[Field, ...] = ()
     required: bool = True
     until: Level = Level.PLACED
     carried: bool = False
+    inner: bool = False
+    many: bool = False
+    any_fields: bool = False
+
+    def is_named(self, name: str) -> bool:
+        """Whether `name` is this argument, or one more of it where there may be several."""
+        if name == self.name:
+            return True
+        number = name.removeprefix(f"{self.name}_")
+        return self.many and number != name and number.isdecimal()
 
     def field(self, name: str) -> Field | None:
         """The field of that name that the argument takes."""
@@ -84,7 +128,7 @@ class Argument:
 
     def takes(self, field: Field) -> bool:
         """Whether it takes this very field: name, type and unit."""
-        return field in self.fields + self.optional_fields + self.also
+        return self.any_fields or field in self.fields + self.optional_fields + self.also
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +158,8 @@ class Signature:
     Attributes:
         has_role: Whether a role performs it.
         arguments: What it reads.
-        outputs: What it produces, exactly; None for sources, filters and advantages, which the
-            verifier compares with what they hold, pass on, or are told to compute.
+        outputs: What it produces, exactly; None where that depends on the data, on what is passed
+            on, or on what it is told to compute: `flowrl.graph.verify` says how.
         attrs: What it may be told.
     """
 
@@ -126,7 +170,7 @@ class Signature:
 
     def argument(self, name: str) -> Argument | None:
         """The argument of that name."""
-        return next((a for a in self.arguments if a.name == name), None)
+        return next((a for a in self.arguments if a.is_named(name)), None)
 
     def attr(self, name: str) -> AttrRule | None:
         """The rule of the attribute of that name."""
@@ -134,7 +178,11 @@ class Signature:
 
 
 _SAMPLES = (TOKENS, RESPONSE_MASK)
-_ROLLOUT = Argument(name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS,))
+_EPISODE = (TURN, TOKEN_REWARD, STATE)
+_ROLLOUT = Argument(
+    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED, *_EPISODE)
+)
+_WEIGHTS_OF_LAST_STEP = Argument(name="weights", fields=(WEIGHTS,), required=False, carried=True)
 
 SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
     {
@@ -145,45 +193,65 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         Op.GENERATE: Signature(
             has_role=True,
             arguments=(
-                Argument(name="prompts", fields=(PROMPT,)),
-                Argument(
-                    name="weights",
-                    fields=(WEIGHTS,),
-                    required=False,
-                    carried=True,
-                ),
+                Argument(name="prompts", fields=(PROMPT,), required=False),
+                Argument(name="observation", fields=(OBSERVATION,), required=False, inner=True),
+                _WEIGHTS_OF_LAST_STEP,
             ),
             outputs=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS),
             attrs=(
                 AttrRule(name="n", types=(int,), filled=Level.LOWERED),
                 AttrRule(name="sampling", types=(Sampling,), filled=Level.LOWERED),
+                AttrRule(name="grammar", types=(Grammar,)),
+                AttrRule(name="logprobs_of", types=(str,)),
                 *(
                     AttrRule(name=name, types=types, until=Level.TRACED)
                     for name, types in SAMPLING_OPTIONS.items()
                 ),
             ),
         ),
+        Op.INTERACT: Signature(
+            has_role=True,
+            arguments=(
+                Argument(name="prompts", fields=(PROMPT,)),
+                Argument(
+                    name="turns", fields=(TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS), inner=True
+                ),
+            ),
+            outputs=(OBSERVATION, *_SAMPLES, ROLLOUT_LOGPROBS, *_EPISODE, SCORE),
+            attrs=(
+                AttrRule(name="max_turns", types=(int,), filled=Level.TRACED),
+                AttrRule(name="max_observation_tokens", types=(int,), filled=Level.TRACED),
+            ),
+        ),
         Op.SCORE: Signature(
             has_role=True,
             arguments=(Argument(name="rollout", fields=_SAMPLES),),
             outputs=(SCORE,),
+            attrs=(AttrRule(name="by", types=(str,)),),
         ),
         Op.LOGPROBS: Signature(
             has_role=True,
             arguments=(Argument(name="rollout", fields=_SAMPLES),),
             outputs=(LOGPROBS,),
         ),
+        Op.VALUES: Signature(
+            has_role=True,
+            arguments=(Argument(name="rollout", fields=_SAMPLES),),
+            outputs=(VALUES,),
+        ),
         Op.ADVANTAGE: Signature(
             has_role=False,
             arguments=(
-                Argument(name="scores", fields=(SCORE,)),
+                Argument(name="scores", fields=(SCORE,), required=False, many=True),
                 Argument(
                     name="rollout",
                     fields=(RESPONSE_MASK,),
-                    optional_fields=(ROLLOUT_LOGPROBS,),
+                    optional_fields=(ROLLOUT_LOGPROBS, *_EPISODE),
                     required=False,
                 ),
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
+                Argument(name="values", fields=(VALUES,), required=False),
+                Argument(name="baseline", fields=(SCORE,), required=False),
             ),
             attrs=(AttrRule(name="spec", types=(AdvantageSpec,), filled=Level.TRACED),),
         ),
@@ -191,6 +259,16 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             has_role=False,
             arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
             attrs=(AttrRule(name="spec", types=(FilterSpec,), filled=Level.TRACED),),
+        ),
+        Op.SELECT: Signature(
+            has_role=False,
+            arguments=(_ROLLOUT, Argument(name="scores", fields=(SCORE,))),
+            attrs=(AttrRule(name="spec", types=(SelectSpec,), filled=Level.TRACED),),
+        ),
+        Op.MAP: Signature(
+            has_role=False,
+            arguments=(Argument(name="input", many=True, any_fields=True),),
+            attrs=(AttrRule(name="spec", types=(MapSpec,), filled=Level.TRACED),),
         ),
         Op.UPDATE: Signature(
             has_role=True,
@@ -204,24 +282,46 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                     required=False,
                 ),
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
+                Argument(name="old", fields=(LOGPROBS,), required=False),
+                Argument(name="values", fields=(VALUES,), required=False),
+                Argument(name="returns", fields=(RETURNS,), required=False),
+                Argument(name="extra", required=False, many=True, any_fields=True),
             ),
             outputs=(WEIGHTS,),
             attrs=(
                 AttrRule(name="loss", types=(LossSpec,), filled=Level.LOWERED),
                 AttrRule(name="kl", types=(KL,)),
                 AttrRule(name="behaviour_logprobs", types=(str,)),
+                AttrRule(name="old_logprobs", types=(str,)),
             ),
         ),
         Op.SYNC: Signature(
             has_role=True,
             arguments=(Argument(name="weights", fields=(WEIGHTS,)),),
             outputs=(WEIGHTS,),
-            attrs=(AttrRule(name="in_place", types=(bool,), filled=Level.LOWERED),),
+            attrs=(
+                AttrRule(name="in_place", types=(bool,), filled=Level.LOWERED),
+                AttrRule(name="every", types=(int,)),
+            ),
+        ),
+        Op.LOG: Signature(
+            has_role=False,
+            arguments=(Argument(name="value", any_fields=True),),
+            outputs=(),
+            attrs=(AttrRule(name="name", types=(str,), filled=Level.TRACED),),
         ),
     }
 )
 
 
 def advantage_outputs(spec: AdvantageSpec) -> tuple[Field, ...]:
-    """What an advantage of that specification produces: one number a sample, or one a token."""
-    return (TOKEN_ADVANTAGE if spec.per_token else ADVANTAGE,)
+    """What an advantage gives: one number a sample or a token; with a critic, its targets too."""
+    advantage = TOKEN_ADVANTAGE if spec.per_token else ADVANTAGE
+    return (advantage, RETURNS) if spec.gives_returns else (advantage,)
+
+
+def map_outputs(spec: MapSpec) -> tuple[Field, ...]:
+    """What a map gives: the fields that its specification declares."""
+    return tuple(
+        Field(name=name, dtype=DType(dtype), unit=Unit(unit)) for name, dtype, unit in spec.gives
+    )

@@ -15,7 +15,8 @@
       out rollout_logprobs: float32/tokens
 
 `parse(format_graph(g, sources=True)) == g` for every graph. Without sources (the default, so that
-golden files do not hold paths) everything else is equal. A carried edge ends in ` next step`.
+golden files do not hold paths) everything else is equal. A carried edge ends in ` next step`; a
+node of a region says so behind its role: `game.interact = interact by game in interact`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
         head = f"{node.id} = {node.op}"
         if node.role is not None:
             head += f" by {node.role}"
+        if node.region is not None:
+            head += f" in {node.region}"
         if sources and node.source is not None:
             head += f" @ {node.source.file}:{node.source.line}"
         lines = [head]

@@ -25,6 +25,7 @@ class Op(StrEnum):
     UPDATE = "update"
     SYNC = "sync"
     LOG = "log"
+    MAP = "map"
 
 
 class Unit(StrEnum):

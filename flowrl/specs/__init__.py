@@ -12,10 +12,13 @@ from flowrl.specs.advantage import (
 )
 from flowrl.specs.base import Scalar, Spec, spec_from_json
 from flowrl.specs.filters import Difficulty, FilterSpec, ZeroVariance
+from flowrl.specs.grammar import Grammar, JsonSchema, Regex
 from flowrl.specs.kl import KL, AdaptiveKL
 from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, PolicyClip
+from flowrl.specs.maps import MapSpec
 from flowrl.specs.optimizer import AdamW
 from flowrl.specs.sampling import FinishReason, Sampling
+from flowrl.specs.select import SelectSpec
 from flowrl.specs.shaping import (
     CosineLength,
     Repetition,
@@ -44,21 +47,26 @@ __all__ = [
     "Difficulty",
     "FilterSpec",
     "FinishReason",
+    "Grammar",
     "GroupInGroup",
     "GroupRelative",
+    "JsonSchema",
     "LeaveOneOut",
     "LengthWeighted",
     "LossSpec",
+    "MapSpec",
     "MaxRL",
     "NormaliseThenSum",
     "OptimalTokenBaseline",
     "PassAtK",
     "PolicyClip",
     "ReMax",
+    "Regex",
     "ReinforcePP",
     "Repetition",
     "Sampling",
     "Scalar",
+    "SelectSpec",
     "ShapingSpec",
     "SoftOverlong",
     "Spec",

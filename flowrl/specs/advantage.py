@@ -56,11 +56,15 @@ class AdvantageSpec(Spec):
         needs: Fields of `flowrl.algo.advantages.AdvantageBatch` that are read beside the scores and
             groups; where it is empty, scores and groups are all that is needed.
         per_token: Whether the result is one number a token, or one a sample.
+        gives_returns: Whether a critic's targets come with it.
+        needs_scores: Whether it reads scores.
     """
 
     family: ClassVar[str] = "advantage"
     needs: ClassVar[tuple[str, ...]] = ()
     per_token: ClassVar[bool] = False
+    gives_returns: ClassVar[bool] = False
+    needs_scores: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,6 +131,7 @@ class GAE(AdvantageSpec):
     kind: ClassVar[str] = "gae"
     needs: ClassVar[tuple[str, ...]] = ("mask", "values")
     per_token: ClassVar[bool] = True
+    gives_returns: ClassVar[bool] = True
 
     gamma: float = 1.0
     lam: float = 0.95

@@ -150,4 +150,4 @@ def test_json_of_another_version_is_refused():
     with pytest.raises(GraphError, match="another version"):
         graph_from_json({**graph_to_json(one.trace()), "version": 0})
     with pytest.raises(GraphError, match="JSON form"):
-        graph_from_json({"version": 1, "name": "x"})
+        graph_from_json({"version": 2, "name": "x"})

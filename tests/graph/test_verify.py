@@ -11,7 +11,7 @@ from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Level, Unit, problems, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs import CrossEntropy, PolicyClip
-from flowrl.specs.loss import policy_clip, truncate
+from flowrl.specs.loss import policy_clip, truncate, value_clip
 
 
 @fl.workflow
@@ -92,7 +92,7 @@ def test_an_argument_that_nothing_feeds_is_refused(graph):
     edges = tuple(e for e in graph.edges if e.dst != "advantage")
     assert "nothing feeds argument 'scores'" in str(refused(replace(graph, edges=edges)))
     error = refused(without_edge(graph, "advantage", "scores"))
-    assert "advantage needs 'scores' (score), but nothing feeds it" in str(error)
+    assert "advantage group_relative needs 'scores', one a sample" in str(error)
 
 
 def test_an_update_that_nobody_feeds_is_refused(graph):
@@ -204,11 +204,19 @@ def test_a_policy_loss_without_advantages_is_refused(graph):
     assert "needs advantages or rewards per sample" in str(error)
 
 
-def test_a_loss_that_reads_what_no_operation_gives_is_refused(graph):
+def test_a_lowered_update_says_where_its_old_logprobs_come_from(graph):
     loss = policy_clip(0.2, anchor="old", correction=truncate(2.0))
-    error = refused(graph.replacing(graph.node("actor.update").with_attrs(loss=loss)))
-    assert "needs 'old_logprobs' per token, which no operation of a program gives" in str(error)
-    assert "correction=" in str(error)
+    update = graph.node("actor.update").with_attrs(loss=loss)
+    said = [str(p) for p in problems(replace(graph.replacing(update), level=Level.LOWERED))]
+    assert any("where actor.update takes its old logprobs from" in text for text in said)
+    fed = update.with_attrs(old_logprobs="forward")
+    said = [str(p) for p in problems(replace(graph.replacing(fed), level=Level.LOWERED))]
+    assert any("old_logprobs=forward of actor.update does not fit" in text for text in said)
+
+
+def test_a_loss_of_a_critic_needs_what_a_critic_gives(graph):
+    said = str(refused(graph.replacing(graph.node("actor.update").with_attrs(loss=value_clip()))))
+    assert "update(loss=value_clip) needs 'returns' per token" in said
 
 
 def test_a_graph_without_update_is_refused(graph):
@@ -218,8 +226,8 @@ def test_a_graph_without_update_is_refused(graph):
 
 
 def test_an_operation_without_signature_is_refused(graph):
-    node = replace(graph.node("advantage"), op="values")
-    assert "'values' cannot be compiled" in str(refused(graph.replacing(node)))
+    node = replace(graph.node("advantage"), op="nonsense")
+    assert "'nonsense' cannot be compiled" in str(refused(graph.replacing(node)))
 
 
 def test_a_traced_graph_is_not_a_lowered_one(graph):

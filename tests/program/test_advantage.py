@@ -12,12 +12,12 @@ from flowrl.errors import GraphError, TraceError
 from flowrl.graph import Graph, Unit, format_graph, parse, verify
 from flowrl.passes import Context, run_passes
 from flowrl.specs import (
-    GAE,
     GPG,
     GroupRelative,
     LeaveOneOut,
     LengthWeighted,
     MaxRL,
+    OptimalTokenBaseline,
     PassAtK,
     ReinforcePP,
 )
@@ -124,9 +124,9 @@ def test_a_graph_whose_advantage_says_the_wrong_unit_is_refused():
 
 def test_an_advantage_that_needs_what_no_operation_gives_is_refused():
     graph = traced(lambda s, r: fl.advantage.reinforce_pp(s, r))
-    critic = graph.replacing(graph.node("advantage").with_attrs(spec=GAE()))
-    with pytest.raises(GraphError, match="no operation gives gae its values"):
-        verify(critic)
+    wants = graph.replacing(graph.node("advantage").with_attrs(spec=OptimalTokenBaseline()))
+    with pytest.raises(GraphError, match="no operation gives optimal_token_baseline its sum_pi"):
+        verify(wants)
 
 
 def test_an_advantage_of_tokens_without_its_rollout_is_refused():

@@ -36,15 +36,26 @@ class LossSpec(Spec):
         count_empty: Whether samples without response tokens count in the denominators of means
             over samples (and prompts without any in those of means over prompts). They do by
             default, so that the weight of a sample does not depend on what happened to others.
+        predicts: What of the model the loss reads: `logprobs` or `values` of each response token,
+            or `scores`, one a sample.
+        pairs: Whether samples come in pairs, the preferred one first, that no mini-batch and no
+            micro-batch separates.
     """
 
     family: ClassVar[str] = "loss"
+    predicts: ClassVar[Literal["logprobs", "values", "scores"]] = "logprobs"
+    pairs: ClassVar[bool] = False
 
     count_empty: bool = option(True)
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Fields of the update's batch that the loss reads, beside tokens and response_mask."""
+        return ()
+
+    @property
+    def extra_fields(self) -> tuple[str, ...]:
+        """Fields of the user's own maps that the loss reads."""
         return ()
 
     @property
