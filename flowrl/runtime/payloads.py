@@ -16,7 +16,7 @@ from flowrl.backend.batch import Floats, Ints, SequenceBatch
 from flowrl.backend.protocols import Finished
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
-from flowrl.ids import GroupId, SampleId
+from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.specs import FinishReason
 
 __all__ = ["Payload", "PayloadStore", "behaviour_logprobs", "sequence_batch"]
@@ -37,7 +37,9 @@ class Payload:
         versions: `((version, count), ...)` over the R tokens.
         finish: How the last attempt ended; None while it runs.
         text: The decoded response, set when it is sent to the scorer.
-        score: Set when the scorer answered; `terms` are its parts.
+        score: What is told of the sample, set when all scorers answered; `terms` are its parts.
+        scores: What each scoring role gave.
+        judged: The score that each filter looked at, by the filter's node.
         failure: What the reward did instead of giving a score; empty where it did not fail.
     """
 
@@ -49,6 +51,8 @@ class Payload:
     finish: FinishReason | None = None
     text: str = ""
     score: float | None = None
+    scores: dict[RoleName, float] = field(default_factory=dict)
+    judged: dict[NodeId, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
 
