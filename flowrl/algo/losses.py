@@ -53,6 +53,9 @@ class TokenBatch:
         samples: int64 `[R]`, equal where tokens belong to one sample. A batch holds whole samples.
         old_values: A critic's values before the step.
         returns: A critic's targets.
+        preferred: bool `[R]`, tokens of the preferred sample of their pair.
+        pairs: int64 `[R]`, equal where tokens belong to one pair. A batch holds whole pairs.
+        extra: Fields by name that the program computed for this loss.
         weight_scale: `[]`, factor of importance weights that makes their mean over the mini-batch
             1. None where this batch is the whole mini-batch.
         penalised: bool `[R]`, tokens that KL-Cov penalises. None where this batch is the whole
@@ -67,6 +70,9 @@ class TokenBatch:
     samples: torch.Tensor | None = None
     old_values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    preferred: torch.Tensor | None = None
+    pairs: torch.Tensor | None = None
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
     weight_scale: torch.Tensor | None = None
     penalised: torch.Tensor | None = None
 
@@ -77,7 +83,8 @@ class TokenLoss:
 
     Attributes:
         values: `[R]`, the loss of each token, with gradient.
-        means: Metrics `[R]` without gradient; the mean over tokens is reported.
+        means: Metrics without gradient, `[R]` or one a sample or pair; the mean over all of the
+            mini-batch is reported.
         maxima: Metrics `[R]` without gradient; the maximum is reported.
     """
 

@@ -7,7 +7,7 @@ import torch
 from flowrl.algo.losses import TokenBatch, TokenLoss, given
 from flowrl.specs.loss import LossSpec, ValueClip
 
-__all__ = ["value_clip"]
+__all__ = ["explained_variance", "value_clip"]
 
 
 def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> TokenLoss:
@@ -24,12 +24,13 @@ def value_clip(values: torch.Tensor, batch: TokenBatch, spec: LossSpec) -> Token
     Args:
         values: `[R]`, the critic's value at each response token, with gradient.
 
-    Metrics: `value_mean`; `value_clip_fraction`, the share of tokens whose clipped error is larger.
+    Metrics: `value_mean`, `return_mean`; `value_clip_fraction`, the share of tokens whose clipped
+    error is larger.
     """
     assert isinstance(spec, ValueClip)
     returns = given(batch, "returns", spec.kind)
     plain = _error(values - returns, spec)
-    means = {"value_mean": values.detach()}
+    means = {"value_mean": values.detach(), "return_mean": returns}
     if spec.clip is None:
         return TokenLoss(values=plain, means=means)
     old = given(batch, "old_values", spec.kind)
@@ -45,3 +46,16 @@ def _error(x: torch.Tensor, spec: ValueClip) -> torch.Tensor:
         return square
     size = x.abs()
     return torch.where(size <= spec.delta, square, spec.delta * (size - 0.5 * spec.delta))
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | None:
+    """The share of the returns' variance that a critic explains: 1 - Var(R - v) / Var(R).
+
+    1 is perfect, 0 is what a constant does, and below 0 is worse than that. It does not see an
+    error that is the same everywhere. None where the returns do not vary.
+    """
+    if not len(returns) or returns.min() == returns.max():
+        return None
+    wanted = returns.double()
+    left = (wanted - values.double()).var(correction=0)
+    return float(1 - left / wanted.var(correction=0))

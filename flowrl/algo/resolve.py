@@ -114,6 +114,8 @@ _TABLE: dict[tuple[str, str], str] = {
     ("loss", "kl_cov"): "flowrl.algo.losses_gradient:kl_cov",
     ("loss", "kimi"): "flowrl.algo.losses_gradient:kimi",
     ("loss", "value_clip"): "flowrl.algo.losses_value:value_clip",
+    ("loss", "dpo"): "flowrl.algo.losses_preference:dpo",
+    ("loss", "bradley_terry"): "flowrl.algo.losses_preference:bradley_terry",
 }
 
 _PROPORTIONAL = frozenset(

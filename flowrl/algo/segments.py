@@ -29,8 +29,11 @@ class Segments:
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """`[R]`: at each token the sum over its sample."""
-        totals = values.new_zeros(len(self.counts)).index_add(0, self.of_token, values)
-        return totals[self.of_token]
+        return self.totals(values)[self.of_token]
+
+    def totals(self, values: torch.Tensor) -> torch.Tensor:
+        """`[S]`, the sum over each sample."""
+        return values.new_zeros(len(self.counts)).index_add(0, self.of_token, values)
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
         """`[R]`: at each token the mean over its sample."""

@@ -8,9 +8,16 @@ plans and configs hold. Formulas, with paper and equation, stand at their implem
     loss.gspo()                                              # a sequence's ratio
     loss.policy_clip(0.2, correction=loss.truncate(2.0))     # decoupled, with TIS
     loss.cispo(rejection=loss.reject(high=0.02))             # without tokens that moved
+    loss.dpo(beta=0.1)                                       # pairs of answers
 """
 
-from flowrl.specs.loss.base import Aggregation, CrossEntropy, LossSpec, cross_entropy
+from flowrl.specs.loss.base import (
+    Aggregation,
+    CrossEntropy,
+    LossSpec,
+    Prediction,
+    cross_entropy,
+)
 from flowrl.specs.loss.correction import Correction, Rejection, mask_outside, reject, truncate
 from flowrl.specs.loss.make import (
     cispo,
@@ -39,28 +46,35 @@ from flowrl.specs.loss.policy import (
     PolicyLoss,
     Reinforce,
 )
+from flowrl.specs.loss.preference import DPO, BradleyTerry, PairLoss, bradley_terry, dpo
 from flowrl.specs.loss.value import ValueClip, value_clip
 
 __all__ = [
     "CISPO",
+    "DPO",
     "DPPO",
     "GMPO",
     "SAPO",
     "TOPR",
     "VESPO",
     "Aggregation",
+    "BradleyTerry",
     "Correction",
     "CrossEntropy",
     "KLCov",
     "Kimi",
     "LossSpec",
+    "PairLoss",
     "PolicyClip",
     "PolicyLoss",
+    "Prediction",
     "Reinforce",
     "Rejection",
     "ValueClip",
+    "bradley_terry",
     "cispo",
     "cross_entropy",
+    "dpo",
     "dppo",
     "gmpo",
     "gspo",

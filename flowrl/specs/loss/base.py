@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from flowrl.specs.base import Spec, option
 
-__all__ = ["Aggregation", "CrossEntropy", "LossSpec", "cross_entropy"]
+__all__ = ["Aggregation", "CrossEntropy", "LossSpec", "Prediction", "cross_entropy"]
 
 Aggregation: TypeAlias = Literal[
     "token-mean",
@@ -28,6 +28,15 @@ Every denominator counts the whole mini-batch, so the result does not depend on 
 """
 
 
+Prediction: TypeAlias = Literal["logprobs", "values", "scores"]
+"""What a loss reads of the model.
+
+- `logprobs`: of each response token.
+- `values`: a value head's number before each response token (a critic).
+- `scores`: a value head's number at the last token of each sample (a reward model).
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec(Spec):
     """Base of losses. A loss names its aggregation in a field `aggregation`; token-mean without.
@@ -43,7 +52,7 @@ class LossSpec(Spec):
     """
 
     family: ClassVar[str] = "loss"
-    predicts: ClassVar[Literal["logprobs", "values", "scores"]] = "logprobs"
+    predicts: ClassVar[Prediction] = "logprobs"
     pairs: ClassVar[bool] = False
 
     count_empty: bool = option(True)

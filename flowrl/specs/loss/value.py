@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from flowrl.specs.base import option
-from flowrl.specs.loss.base import Aggregation, LossSpec
+from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
 
 __all__ = ["ValueClip", "value_clip"]
 
@@ -22,6 +22,7 @@ class ValueClip(LossSpec):
     """
 
     kind: ClassVar[str] = "value_clip"
+    predicts: ClassVar[Prediction] = "values"
 
     clip: float | None = 0.2
     aggregation: Aggregation = "token-mean"
