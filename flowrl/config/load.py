@@ -18,7 +18,7 @@ file, overrides in their order. Mappings merge key by key and lists are replaced
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
 from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
@@ -75,6 +76,24 @@ class LoadedConfig:
     def is_set(self, key: str) -> bool:
         """Whether `key` was written anywhere, rather than left at its default."""
         return key in self.origins
+
+    def where_all(self, *keys: str) -> str | None:
+        """Where those of `keys` stand that were written; None where all are defaults."""
+        return " and ".join(self.where(key) for key in keys if self.is_set(key)) or None
+
+    def defaults_among(self, *keys: str) -> str | None:
+        """Those of `keys` that nobody wrote, for messages; None where all were."""
+        unset = [key for key in keys if not self.is_set(key)]
+        if not unset:
+            return None
+        return f"{listing(unset)} left at {'its default' if len(unset) == 1 else 'defaults'}"
+
+    def stage_prefixes(self) -> Iterator[tuple[str, str]]:
+        """Each stage's name and what stands before its keys; nothing, for the last."""
+        *earlier, last = self.config.stages
+        for name in earlier:
+            yield name, f"stage.{name}."
+        yield last, ""
 
 
 def load_config(

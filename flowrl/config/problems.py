@@ -6,9 +6,9 @@ Every problem has a place (`where`), what was found and what was expected; sever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,9 +16,12 @@ from pydantic_core import ErrorDetails
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError
 
-__all__ = ["combine", "describe_value", "validation_error"]
+__all__ = ["Problems", "combine", "describe_value", "validation_error"]
 
 MAX_OTHERS = 4
+
+Problems: TypeAlias = Iterator[ConfigError]
+"""What a check finds wrong, one by one."""
 
 # Pydantic's error types, and what was expected where one of them is met.
 _EXPECTED = {

@@ -18,17 +18,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from flowrl.config.data import (
+    ArithmeticData,
+    CurriculumConfig,
+    DataConfig,
+    DataSource,
+    DifficultyConfig,
+    JsonlData,
+)
+from flowrl.config.rewards import (
+    CosineLengthTerm,
+    ExactMatch,
+    FormatMatch,
+    Gsm8kMatch,
+    NumericMatch,
+    OverlongTerm,
+    PythonReward,
+    RepetitionTerm,
+    RewardsConfig,
+    RewardTerm,
+    StopProperlyTerm,
+)
+from flowrl.config.section import Args, Float, Int, Section
 from flowrl.specs import Aggregation
 
 __all__ = [
@@ -37,40 +50,33 @@ __all__ = [
     "ArithmeticData",
     "BpeTokenizer",
     "CharTokenizer",
+    "CosineLengthTerm",
+    "CurriculumConfig",
     "DataConfig",
+    "DataSource",
+    "DifficultyConfig",
     "EvalConfig",
+    "ExactMatch",
+    "FormatMatch",
     "FreshModel",
+    "Gsm8kMatch",
     "JsonlData",
+    "NumericMatch",
     "OptimizerConfig",
+    "OverlongTerm",
+    "PythonReward",
+    "RepetitionTerm",
     "RewardTerm",
     "RewardsConfig",
     "RoleConfig",
     "RunConfig",
+    "RuntimeConfig",
     "SamplingConfig",
     "StageConfig",
     "StopConfig",
+    "StopProperlyTerm",
     "TrainConfig",
 ]
-
-
-def _no_truth_value(value: object) -> object:
-    # bool is an int to Python, so that `seed: true` would silently mean 1.
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
-Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
-Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
-Args: TypeAlias = dict[str, str | int | float | bool | None]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 class OptimizerConfig(Section):
@@ -100,7 +106,14 @@ class SamplingConfig(Section):
 
 
 class TrainConfig(Section):
-    """A stage's schedule; the module says what each size means."""
+    """A stage's schedule; the module says what each size means.
+
+    Attributes:
+        truncated: What is done where rollouts are drawn with options that change the distribution
+            (top_p, top_k, min_p, repetition_penalty, min_tokens), so that their logprobs are not
+            those of what drew them: `refuse` says so at compile time, `ignore` trains with that
+            bias, `repeat` has the trainer repeat the transformation, where its backend can.
+    """
 
     steps: Int = Field(default=100, ge=0)
     prompts_per_step: Int = Field(default=64, ge=1)
@@ -108,6 +121,7 @@ class TrainConfig(Section):
     mini_batches: Int = Field(default=1, ge=1)
     micro_batch: Int = Field(default=32, ge=1)
     max_staleness: Int = Field(default=0, ge=0)
+    truncated: Literal["refuse", "ignore", "repeat"] = "refuse"
     optimizer: OptimizerConfig = OptimizerConfig()
     sampling: SamplingConfig = SamplingConfig()
 
@@ -140,7 +154,7 @@ class StageConfig(Section):
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
     stop: StopConfig | None = None
-    args: Args = {}
+    args: Args = Field(default_factory=dict)
 
 
 class FreshModel(Section):
@@ -219,13 +233,18 @@ class RoleConfig(Section):
 
     Attributes:
         backend: Name of a plug-in (`flowrl backends`).
-        model: A Hugging Face model folder, or a new model; none for scorers and for a reference
-            that begins as a copy of another role (`copy_of`).
-        copy_of: A role whose weights at the start of the stage this role keeps.
+        model: A Hugging Face model folder, or a new model; none for scorers and for a role that
+            begins as a copy of another one (`copy_of`).
+        copy_of: A role whose weights this role begins the stage with. A reference keeps them; a
+            role that the workflow updates, such as a critic, goes on from them.
         tokenizer: Of a new model; a folder brings its own.
         num_slots: Samples decoded at once.
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
             float32 elsewhere.
+        terms: What a reward scores with; none takes `rewards.terms`.
+        environment: `FILE.py:NAME` that makes the environment, of an environment role.
+        options: Keyword arguments of the environment.
+        timeout_s: Seconds that one call of the environment may take.
     """
 
     backend: str = "torch"
@@ -234,139 +253,10 @@ class RoleConfig(Section):
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
     num_slots: Int = Field(default=256, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-
-class ArithmeticData(Section):
-    """Sums of two numbers of `digits` digits (`23+45=` -> `068`), split once and for all.
-
-    All pairs are shuffled by a fixed seed; `held_out` of them are the eval split.
-    """
-
-    kind: Literal["arithmetic"]
-    split: Literal["train", "eval"]
-    digits: Int = Field(default=2, ge=1, le=3)
-    held_out: Int = Field(default=1000, ge=1)
-
-
-class JsonlData(Section):
-    """Rows of a JSON lines file.
-
-    Attributes:
-        prompt: Template of the prompt; `{field}` stands for a field of the row.
-        answer: Field that holds the reference answer.
-        solution: Template of the response that supervised stages learn from.
-        max_rows: Reads no further; 0 reads all.
-    """
-
-    kind: Literal["jsonl"]
-    path: Path
-    prompt: str = "{prompt}"
-    answer: str = "answer"
-    solution: str = "{answer}"
-    max_rows: Int = Field(default=0, ge=0)
-
-
-def _data_kind(value: object) -> str:
-    if isinstance(value, ArithmeticData | JsonlData):
-        return value.kind
-    return str(value.get("kind")) if isinstance(value, dict) else "path"
-
-
-DataSource: TypeAlias = Annotated[
-    Annotated[str, Tag("path")]
-    | Annotated[ArithmeticData, Tag("arithmetic")]
-    | Annotated[JsonlData, Tag("jsonl")],
-    Discriminator(_data_kind),
-]
-
-
-class DataConfig(Section):
-    """Where prompts come from.
-
-    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. For plain paths
-    the templates beside them apply.
-
-    Attributes:
-        origin: Where the files come from, for people; told when one is missing.
-        max_bad_rows: Unreadable rows that are counted and skipped before the run stops.
-        chat_template: Wraps the prompt as a user's turn with the model's own chat template;
-            `auto` does where the tokenizer has one.
-    """
-
-    train: DataSource
-    eval: DataSource | None = None
-    prompt: str = "{prompt}"
-    answer: str = "answer"
-    solution: str = "{answer}"
-    origin: str = ""
-    max_prompt_tokens: Int = Field(default=512, ge=1)
-    max_bad_rows: Int = Field(default=0, ge=0)
-    chat_template: Literal["auto", "never", "always"] = "auto"
-
-
-class ExactMatch(Section):
-    """1 where the stripped response equals the answer."""
-
-    kind: Literal["exact_match"]
-    name: str = "accuracy"
-    weight: Float = 1.0
-
-
-class NumericMatch(Section):
-    """1 where the last number of the response equals the answer's, to a relative tolerance."""
-
-    kind: Literal["numeric_match"]
-    name: str = "accuracy"
-    weight: Float = 1.0
-    tolerance: Float = Field(default=1e-6, ge=0)
-
-
-class Gsm8kMatch(Section):
-    """1 where the number after the last `####` of the response equals the answer's."""
-
-    kind: Literal["gsm8k"]
-    name: str = "accuracy"
-    weight: Float = 1.0
-
-
-class FormatMatch(Section):
-    """1 where the whole response matches the expression `pattern` (dot matches newlines)."""
-
-    kind: Literal["format"]
-    name: str = "format"
-    weight: Float = 1.0
-    pattern: str
-
-
-class PythonReward(Section):
-    """The user's own function `FILE.py:NAME`, called as `f(prompt, response, answer, row)`."""
-
-    kind: Literal["python"]
-    function: str
-    name: str = "score"
-    weight: Float = 1.0
-
-
-RewardTerm: TypeAlias = Annotated[
-    ExactMatch | NumericMatch | Gsm8kMatch | FormatMatch | PythonReward,
-    Field(discriminator="kind"),
-]
-
-
-class RewardsConfig(Section):
-    """The score of a sample: the weighted sum of `terms`.
-
-    Attributes:
-        timeout_s: Seconds that one sample's score may take.
-        max_failures: Samples whose reward may raise, hang or return no number before the run
-            stops; they are dropped, never scored 0.
-        workers: Processes that score.
-    """
-
-    terms: tuple[RewardTerm, ...] = ()
-    timeout_s: Float = Field(default=2.0, gt=0)
-    max_failures: Int = Field(default=0, ge=0)
-    workers: Int = Field(default=1, ge=1)
+    terms: tuple[RewardTerm, ...] | None = None
+    environment: str | None = None
+    options: Args = Field(default_factory=dict)
+    timeout_s: Float = Field(default=60.0, gt=0)
 
 
 class AdvantageConfig(Section):
@@ -376,12 +266,19 @@ class AdvantageConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """What `actor.update(rollout, rewards)` means where the program does not say."""
+    """What `actor.update(rollout, rewards)` means where the program does not say.
+
+    Attributes:
+        trust_rollout_logprobs: Takes the engine's logprobs for those of the trainer at the start
+            of a step wherever a loss asks for the latter, which saves a forward pass. Only right
+            where engine and trainer agree; the mismatch that a run reports says how far they do.
+    """
 
     advantage: AdvantageConfig = AdvantageConfig()
     clip_low: Float = Field(default=0.2, gt=0)
     clip_high: Float = Field(default=0.2, gt=0)
     aggregation: Aggregation = "token-mean"
+    trust_rollout_logprobs: bool = False
 
 
 class EvalConfig(Section):
@@ -429,24 +326,25 @@ class RunConfig(Section):
     Attributes:
         stages: Names of the workflows that run in order. `train`, `args` and `stop` at the top
             belong to the last; `stage.NAME` holds those of the others.
-        executor: `local` runs on this machine.
+        executor: `local` runs the compiled plan on this machine; `eager` runs the program line by
+            line on real tensors, for breakpoints and notebooks, with the same results.
         cluster: `auto` finds this machine's devices; a path names a YAML that describes others.
     """
 
     name: str = "run"
     seed: Int = Field(default=0, ge=0)
     stages: tuple[str, ...] = Field(min_length=1)
-    stage: dict[str, StageConfig] = {}
+    stage: dict[str, StageConfig] = Field(default_factory=dict)
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
-    args: Args = {}
+    args: Args = Field(default_factory=dict)
     stop: StopConfig | None = None
-    roles: dict[str, RoleConfig] = {}
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
     data: DataConfig
     rewards: RewardsConfig = RewardsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     eval: EvalConfig = EvalConfig()
-    executor: Literal["local"] = "local"
+    executor: Literal["local", "eager"] = "local"
     cluster: str = "auto"
     runtime: RuntimeConfig = RuntimeConfig()
 
@@ -468,3 +366,10 @@ class RunConfig(Section):
         if name != self.stages[-1]:
             return self.stage.get(name, StageConfig())
         return StageConfig(workflow=self.workflow, train=self.train, stop=self.stop, args=self.args)
+
+    def terms_of(self, role: str) -> tuple[tuple[RewardTerm, ...], str]:
+        """The reward terms that `role` scores with, and the key that they stand under."""
+        own = self.roles[role].terms if role in self.roles else None
+        return (
+            (self.rewards.terms, "rewards.terms") if own is None else (own, f"roles.{role}.terms")
+        )

@@ -68,7 +68,7 @@ def good(tmp_path: Path) -> Path:
         ("roles.actor.model.num_heads=5", ["hidden_size 32 is not a multiple of num_heads 5"]),
         ("roles.actor.dtype=int8", ["dtype cannot be 'int8'", "bfloat16"]),
         ("algorithm.aggregation=tokenmean", ["did you mean 'token-mean'?"]),
-        ("executor=ray", ["executor cannot be 'ray'", "expected: local"]),
+        ("executor=ray", ["executor cannot be 'ray'", "expected: one of local, eager"]),
         ("args.x=[1]", ["x must be text, a number or true or false"]),
         ("stop={}", ["'at_least' is missing in stop"]),
         ("data.train={kind: jsonl}", ["'path' is missing in data.train"]),

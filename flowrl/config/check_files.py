@@ -1,0 +1,162 @@
+"""Checks that files and folders which a configuration names exist, with the nearest name if not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flowrl.config.load import LoadedConfig
+from flowrl.config.nearest import listing, nearest
+from flowrl.config.problems import Problems
+from flowrl.config.schema import JsonlData
+from flowrl.errors import ConfigError
+
+__all__ = [
+    "cluster_file_exists",
+    "data_files_exist",
+    "environment_files_exist",
+    "function_exists",
+    "model_folders_exist",
+    "workflow_files_exist",
+]
+
+
+def workflow_files_exist(loaded: LoadedConfig) -> Problems:
+    """Of stages whose workflow is a file."""
+    for name, prefix in loaded.stage_prefixes():
+        workflow = loaded.config.stage_config(name).workflow
+        if workflow is not None and ".py" in workflow:
+            file = Path(workflow.rpartition(".py")[0] + ".py")
+            yield from _missing_file(file, "workflow file", loaded.where(f"{prefix}workflow"))
+
+
+def data_files_exist(loaded: LoadedConfig) -> Problems:
+    """Of training and held-out data."""
+    data = loaded.config.data
+    for key, source in (("data.train", data.train), ("data.eval", data.eval)):
+        match source:
+            case str():
+                yield from _missing_data(Path(source), key, key, loaded)
+            case JsonlData():
+                yield from _missing_data(source.path, key, f"{key}.path", loaded)
+            case _:
+                pass
+
+
+def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig) -> Problems:
+    for problem in _missing_file(path, "data file", loaded.where(path_key)):
+        # A near miss of a name is more help than where the data set comes from.
+        if not loaded.config.data.origin or (problem.hint or "").startswith("did you mean"):
+            yield problem
+            continue
+        yield ConfigError(
+            problem.what,
+            where=problem.where,
+            hint=f"{data_key} is {loaded.config.data.origin}; set {path_key}=FILE.jsonl",
+        )
+
+
+def model_folders_exist(loaded: LoadedConfig) -> Problems:
+    """Of roles whose model is a folder."""
+    for name, role in loaded.config.roles.items():
+        if not isinstance(role.model, str):
+            continue
+        where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
+        if not folder.is_dir():
+            yield ConfigError(
+                f"no such model folder: {role.model}",
+                where=where,
+                found="a file of that name" if folder.exists() else None,
+                expected="a folder with config.json, tokenizer files and safetensors",
+                hint=_way_to_a_model(role.model),
+            )
+        elif not (folder / "config.json").is_file():
+            held = sorted(path.name for path in folder.iterdir())
+            inside = [path.parent for path in sorted(folder.glob("*/config.json"))]
+            yield ConfigError(
+                f"the folder {role.model} holds no config.json",
+                where=where,
+                found=f"{listing(held[:8])} in it",
+                expected="a Hugging Face model folder",
+                hint=f"did you mean {inside[0]}?" if inside else None,
+            )
+
+
+def _way_to_a_model(model: str) -> str:
+    folder = Path(model)
+    siblings = [path for path in _listed(folder.parent) if (path / "config.json").is_file()]
+    match = nearest(folder.name, [path.name for path in siblings])
+    if match is not None:
+        return f"did you mean {folder.parent / match}?"
+    if model.startswith("~"):
+        return "give the path in full; `~` is expanded by shells only, at the start of a word"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        return (
+            "flowrl downloads nothing by itself; "
+            f"`hf download {model} --local-dir {model}` makes the folder"
+        )
+    return "give an existing folder, or the fields of a new model: model: {hidden_size: 64}"
+
+
+def environment_files_exist(loaded: LoadedConfig) -> Problems:
+    """Of environment roles."""
+    for name, role in loaded.config.roles.items():
+        if role.environment is not None:
+            key = f"roles.{name}.environment"
+            yield from function_exists(
+                role.environment,
+                "environment",
+                loaded.where(key),
+                example="environments/mine.py:make",
+            )
+
+
+def function_exists(target: str, key: str, where: str, *, example: str) -> Problems:
+    """Whether `FILE.py:NAME` has that form and the file is there.
+
+    Args:
+        key: Of the config, which is also what the file holds: `function` of a reward.
+        example: What a right one looks like.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file.endswith(".py") or not name.isidentifier():
+        yield ConfigError(
+            f"{key} must be FILE.py:NAME",
+            where=where,
+            found=repr(target),
+            hint=f"for example {example}",
+        )
+    else:
+        what = "reward file" if key == "function" else f"{key} file"
+        yield from _missing_file(Path(file), what, where)
+
+
+def cluster_file_exists(loaded: LoadedConfig) -> Problems:
+    """Of a cluster that is not this machine."""
+    cluster = loaded.config.cluster
+    if cluster != "auto":
+        yield from _missing_file(Path(cluster), "cluster file", loaded.where("cluster"))
+
+
+def _missing_file(path: Path, what: str, where: str) -> Problems:
+    if path.is_file():
+        return
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "no regular file (it is read more than once)"
+        yield ConfigError(f"the {what} {path} is {kind}", where=where)
+        return
+    names = [entry.name for entry in _listed(path.parent)]
+    match = nearest(path.name, names)
+    hint = f"paths are relative to the current directory, {Path.cwd()}"
+    yield ConfigError(
+        f"no such {what}: {path}",
+        where=where,
+        hint=f"did you mean {path.parent / match}?" if match is not None else hint,
+    )
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,166 @@
+"""Where prompts come from, which of them are taken, and in what order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from flowrl.config.section import Float, Int, Section
+
+__all__ = [
+    "ArithmeticData",
+    "CurriculumConfig",
+    "DataConfig",
+    "DataSource",
+    "DifficultyConfig",
+    "JsonlData",
+]
+
+
+class ArithmeticData(Section):
+    """Sums of two numbers of `digits` digits (`23+45=` -> `068`), split once and for all.
+
+    All pairs are shuffled by a fixed seed; `held_out` of them are the eval split. Where pairs of
+    answers are asked for, the rejected one is the sum with one digit changed.
+    """
+
+    kind: Literal["arithmetic"]
+    split: Literal["train", "eval"]
+    digits: Int = Field(default=2, ge=1, le=3)
+    held_out: Int = Field(default=1000, ge=1)
+
+
+class JsonlData(Section):
+    """Rows of a JSON lines file.
+
+    Attributes:
+        prompt: Template of the prompt; `{field}` stands for a field of the row.
+        answer: Field that holds the reference answer.
+        solution: Template of the response that supervised stages learn from, and of the preferred
+            one of a pair.
+        rejected: Template of the other response of a pair; read only where a stage learns from
+            pairs.
+        max_rows: Reads no further; 0 reads all.
+    """
+
+    kind: Literal["jsonl"]
+    path: Path
+    prompt: str = "{prompt}"
+    answer: str = "answer"
+    solution: str = "{answer}"
+    rejected: str = "{rejected}"
+    max_rows: Int = Field(default=0, ge=0)
+
+
+def _data_kind(value: object) -> str:
+    if isinstance(value, ArithmeticData | JsonlData):
+        return value.kind
+    return str(value.get("kind")) if isinstance(value, dict) else "path"
+
+
+DataSource: TypeAlias = Annotated[
+    Annotated[str, Tag("path")]
+    | Annotated[ArithmeticData, Tag("arithmetic")]
+    | Annotated[JsonlData, Tag("jsonl")],
+    Discriminator(_data_kind),
+]
+
+
+class DifficultyConfig(Section):
+    """Keeps training rows whose solve rate, measured beforehand, lies in a band.
+
+    Attributes:
+        field: Field of the row that holds the number.
+        low: The least that is kept.
+        high: The most that is kept.
+    """
+
+    field: str = "solve_rate"
+    low: Float = 0.0
+    high: Float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> DifficultyConfig:
+        if self.low > self.high:
+            raise ValueError(f"low={self.low:g} is above high={self.high:g}; no row lies between")
+        return self
+
+
+class CurriculumConfig(Section):
+    """Prompts are preferred by how often they are solved, as far as the run has seen.
+
+    See `flowrl.data.curriculum` for the schemes, with their papers, and for what an epoch is then.
+    It applies to stages that generate; others have no scores to go by.
+
+    Attributes:
+        prefer: `learnability` weighs a prompt by p (1 - p), `unsolved` by 1 - p; p is its estimated
+            solve rate.
+        low: Prompts with a lower estimate are left to `explore`.
+        high: So are those with a higher one.
+        explore: Share of prompts that are taken in the order of an ordinary epoch, so that every
+            prompt keeps being seen and its estimate mends.
+        smoothing: Share of a new observation in the estimate (an exponential average).
+        prior: The estimate before any observation.
+        unsolved_score: Mean score of a group that counts as the solve rate 0.
+        solved_score: Mean score that counts as 1; between the two the rate is linear, beyond them
+            it is cut off.
+    """
+
+    kind: Literal["solve_rate"]
+    prefer: Literal["learnability", "unsolved"] = "learnability"
+    low: Float = Field(default=0.0, ge=0, le=1)
+    high: Float = Field(default=1.0, ge=0, le=1)
+    explore: Float = Field(default=0.25, ge=0, le=1)
+    smoothing: Float = Field(default=0.5, gt=0, le=1)
+    prior: Float = Field(default=0.5, ge=0, le=1)
+    unsolved_score: Float = 0.0
+    solved_score: Float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_band_and_a_scale(self) -> CurriculumConfig:
+        if self.low > self.high:
+            raise ValueError(f"low={self.low:g} is above high={self.high:g}; no rate lies between")
+        if not self.low <= self.prior <= self.high and not self.explore:
+            raise ValueError(
+                f"prior={self.prior:g} lies outside low={self.low:g} to high={self.high:g}, so "
+                "that without explore no prompt would ever be preferred"
+            )
+        if self.unsolved_score >= self.solved_score:
+            raise ValueError(
+                f"unsolved_score={self.unsolved_score:g} is not below "
+                f"solved_score={self.solved_score:g}"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """Where prompts come from.
+
+    `train` and `eval` are a path to a JSON lines file, or a mapping with `kind`. For plain paths
+    the templates beside them apply.
+
+    Attributes:
+        rejected: As in a mapping of kind jsonl: of the response that a pair does not prefer.
+        origin: Where the files come from, for people; told when one is missing.
+        max_bad_rows: Unreadable rows that are counted and skipped before the run stops.
+        chat_template: Wraps the prompt as a user's turn with the model's own chat template;
+            `auto` does where the tokenizer has one.
+        difficulty: Which training rows are taken, by a solve rate that they carry.
+        curriculum: Which prompts are preferred, by the solve rate that the run estimates; without,
+            every epoch is a permutation.
+    """
+
+    train: DataSource
+    eval: DataSource | None = None
+    prompt: str = "{prompt}"
+    answer: str = "answer"
+    solution: str = "{answer}"
+    rejected: str = "{rejected}"
+    origin: str = ""
+    max_prompt_tokens: Int = Field(default=512, ge=1)
+    max_bad_rows: Int = Field(default=0, ge=0)
+    chat_template: Literal["auto", "never", "always"] = "auto"
+    difficulty: DifficultyConfig | None = None
+    curriculum: CurriculumConfig | None = None
