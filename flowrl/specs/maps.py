@@ -12,9 +12,15 @@ __all__ = ["MapSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSpec(Spec):
-    """Base of maps."""
+    """Base of maps.
+
+    Attributes:
+        per_sample: Whether what it gives of a sample depends on that sample alone. Such a map may
+            stand before a filter that judges each group as soon as it is scored.
+    """
 
     family: ClassVar[str] = "map"
+    per_sample: ClassVar[bool] = False
 
     @property
     def gives(self) -> tuple[tuple[str, str, str], ...]:
