@@ -273,7 +273,9 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
         Op.UPDATE: Signature(
             has_role=True,
             arguments=(
-                _ROLLOUT,
+                Argument(
+                    name="rollout", fields=_SAMPLES, optional_fields=(ROLLOUT_LOGPROBS, PREFERRED)
+                ),
                 Argument(name="rewards", fields=(SCORE,), required=False, until=Level.TRACED),
                 Argument(
                     name="advantages",

@@ -1,28 +1,51 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
 from flowrl.program import advantage, filter  # noqa: A004  (read as fl.filter)
-from flowrl.program.handles import Advantages, Handle, Logprobs, Rollout, Samples, Scores
+from flowrl.program.data import Examples, Pairs, Prompts
+from flowrl.program.handles import (
+    Advantages,
+    Handle,
+    Logprobs,
+    Mapped,
+    Returns,
+    Rollout,
+    Samples,
+    Scores,
+    Values,
+)
+from flowrl.program.interact import interact
+from flowrl.program.log import log
+from flowrl.program.policy import Policy
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
-from flowrl.program.roles import Examples, Policy, Prompts, Reward, Role
+from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
 from flowrl.program.workflow import Workflow, workflow
 
 __all__ = [
     "Advantages",
+    "Critic",
+    "Environment",
     "Examples",
     "Handle",
     "Logprobs",
+    "Mapped",
+    "Pairs",
     "Policy",
     "Prompts",
+    "Returns",
     "Reward",
+    "RewardModel",
     "Role",
     "Rollout",
     "Samples",
     "Scores",
+    "Values",
     "Workflow",
     "advantage",
     "filter",
     "import_file",
+    "interact",
     "load_workflow",
+    "log",
     "registered_workflows",
     "workflow",
 ]

@@ -14,15 +14,25 @@ from flowrl.ids import NodeId
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer
 
-__all__ = ["Advantages", "Handle", "Logprobs", "Rollout", "Samples", "Scores"]
+__all__ = [
+    "Advantages",
+    "Handle",
+    "Logprobs",
+    "Mapped",
+    "Returns",
+    "Rollout",
+    "Samples",
+    "Scores",
+    "Values",
+]
 
 _ON_DATA = (
-    "decide on data with an operation, such as fl.filter.zero_variance(rollout, scores); "
+    "decide on data with an operation, such as fl.filter.zero_variance(rollout, scores) or fl.map; "
     "`if` and `for` work on the workflow's configuration arguments"
 )
 _ON_NUMBERS = (
     "compute with data inside an operation: a reward function for scores, "
-    "fl.advantage.group_relative(scores) for advantages"
+    "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
 )
 
 
@@ -164,3 +174,24 @@ class Advantages(Handle):
 
     __slots__ = ()
     kind = "the advantages"
+
+
+class Values(Handle):
+    """A critic's value of the state before each response token."""
+
+    __slots__ = ()
+    kind = "the values"
+
+
+class Returns(Handle):
+    """What a critic is to learn: one target a response token."""
+
+    __slots__ = ()
+    kind = "the returns"
+
+
+class Mapped(Handle):
+    """Fields that a function of the user's own gave (`fl.map`)."""
+
+    __slots__ = ()
+    kind = "what a map gave"

@@ -12,7 +12,9 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName
-from flowrl.program.roles import Examples, Policy, Prompts, Reward
+from flowrl.program.data import Examples, Pairs, Prompts
+from flowrl.program.policy import Policy
+from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar
 
 __all__ = [
@@ -25,10 +27,17 @@ __all__ = [
 ]
 
 _SCALARS = (int, float, str, bool, type(None))
-_ACCEPTED = "fl.Policy, fl.Reward, fl.Prompts, fl.Examples, int, float, str, bool or Literal[...]"
 
-RoleKind: TypeAlias = type[Policy] | type[Reward]
-DataKind: TypeAlias = type[Prompts] | type[Examples]
+RoleKind: TypeAlias = (
+    type[Policy] | type[Reward] | type[RewardModel] | type[Critic] | type[Environment]
+)
+DataKind: TypeAlias = type[Prompts] | type[Examples] | type[Pairs]
+
+_ROLES: tuple[RoleKind, ...] = (Policy, Reward, RewardModel, Critic, Environment)
+_DATA: tuple[DataKind, ...] = (Prompts, Examples, Pairs)
+_ACCEPTED = ", ".join(f"fl.{kind.__name__}" for kind in (*_ROLES, *_DATA)) + (
+    ", int, float, str, bool or Literal[...]"
+)
 
 
 class _Required:
@@ -109,15 +118,15 @@ def read_parameters(
     arguments: list[Argument] = []
     for parameter in inspect.signature(function).parameters.values():
         kind = _annotation(function, parameter, hints, where)
-        if kind in (Policy, Reward):
+        if kind in _ROLES:
             roles.append(RoleParameter(name=RoleName(parameter.name), kind=kind))
-        elif kind in (Prompts, Examples):
+        elif kind in _DATA:
             data.append(DataParameter(name=parameter.name, kind=kind))
         else:
             arguments.append(_read_argument(function, parameter, kind, where))
-    if not any(role.kind is Policy for role in roles):
+    if not any(role.kind.learns for role in roles):
         raise TraceError(
-            f"workflow '{function.__name__}' has no policy",
+            f"workflow '{function.__name__}' has no role that learns",
             where=str(where),
             expected="a parameter such as actor: fl.Policy",
         )

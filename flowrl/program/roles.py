@@ -1,24 +1,25 @@
-"""Roles and data of a workflow: the annotations of its parameters, and what they are inside it.
+"""Roles of a workflow: the annotations of its parameters, and what they are inside it.
 
     @fl.workflow
     def mine(prompts: fl.Prompts, *, actor: fl.Policy, reward: fl.Reward): ...
 
-A parameter annotated `fl.Policy` or `fl.Reward` is a role: its name is the key under `roles` in the
-config. One annotated `fl.Prompts` or `fl.Examples` is data. All others are arguments.
+A parameter annotated with a role is one: its name is the key under `roles` in the config. All
+policies, critics and reward models have a model of their own; `fl.Policy` is in
+`flowrl.program.policy`. One annotated `fl.Prompts`, `fl.Examples` or `fl.Pairs` is data. All others
+are arguments.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import ClassVar, get_args
 
 from flowrl.config.nearest import suggestion
-from flowrl.graph.ir import Attr
-from flowrl.graph.signatures import PROMPT, RESPONSE_MASK, SAMPLING_OPTIONS, SIGNATURES, TOKENS
+from flowrl.graph.signatures import SIGNATURES
 from flowrl.graph.types import Field, Op
-from flowrl.ids import RoleName
-from flowrl.program.handles import Advantages, Handle, Logprobs, Rollout, Samples, Scores
+from flowrl.ids import NodeId, RoleName
+from flowrl.program.data import Pairs
+from flowrl.program.handles import Handle, Mapped, Returns, Samples, Scores, Values
 from flowrl.program.operation import (
     check_handle,
     current_tracer,
@@ -26,38 +27,20 @@ from flowrl.program.operation import (
     operation,
     refuse_argument,
 )
-from flowrl.program.tracer import Tracer
-from flowrl.specs import KL, Aggregation, LossSpec, PolicyClip, Sampling
+from flowrl.program.tracer import Read, Tracer
+from flowrl.specs import KL, Aggregation, LossSpec, PolicyClip
+from flowrl.specs.loss import BradleyTerry, ValueClip
 
-__all__ = ["Examples", "Policy", "Prompts", "Reward", "Role"]
-
-_SAMPLING_BOUNDS: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, float("inf"), "a number from 0 (greedy) up"),
-    "top_p": (1e-12, 1.0, "a number above 0, at most 1 (keeps all)"),
-    "top_k": (0, float("inf"), "a whole number from 0 (keeps all) up"),
-    "min_p": (0.0, 1.0, "a number from 0 (keeps all) to 1"),
-    "repetition_penalty": (1e-12, float("inf"), "a number above 0; 1 changes nothing"),
-    "min_tokens": (0, float("inf"), "a whole number from 0 up"),
-    "max_tokens": (1, float("inf"), "a whole number from 1 up"),
-}
-
-
-class Prompts(Handle):
-    """The prompts of a step: one row of the training data each."""
-
-    __slots__ = ()
-    kind = "the prompts"
-    data: ClassVar[str] = "prompts"
-    produces: ClassVar[tuple[Field, ...]] = (PROMPT,)
-
-
-class Examples(Samples):
-    """Prompts with solutions, as samples whose response is the solution: supervised stages."""
-
-    __slots__ = ()
-    kind = "the examples"
-    data: ClassVar[str] = "examples"
-    produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK)
+__all__ = [
+    "Critic",
+    "Environment",
+    "Reward",
+    "RewardModel",
+    "Role",
+    "add_update",
+    "begin",
+    "outputs_of",
+]
 
 
 class Role:
@@ -68,6 +51,8 @@ class Role:
     """
 
     kind: ClassVar[str] = "a role"
+    learns: ClassVar[bool] = False
+    """Whether it has a model that an update may train."""
 
     def __init__(self, tracer: Tracer, name: RoleName) -> None:
         self._tracer = tracer
@@ -81,22 +66,32 @@ class Role:
     def __repr__(self) -> str:
         return f"<fl.{type(self).__name__} {self.name}>"
 
-    def _open(self, op: Op) -> Tracer:
-        """The trace to add to; refuses a role of another one."""
-        tracer = current_tracer(f"{self.name}.{op}")
-        if self._tracer is not tracer:
-            raise refuse_argument(
-                f"{self.name}.{op}",
-                "role",
-                self,
-                "a role of the workflow that is being traced",
-                "do not keep roles between calls; use the workflow's parameter",
-            )
-        return tracer
+    @property
+    def tracer(self) -> Tracer:
+        """The trace that the role belongs to."""
+        return self._tracer
+
+
+def begin(role: Role, op: Op) -> Tracer:
+    """The trace that an operation of `role` is added to.
+
+    Raises:
+        TraceError: no workflow is being traced, or another one than the role's.
+    """
+    tracer = current_tracer(f"{role.name}.{op}")
+    if role.tracer is not tracer:
+        raise refuse_argument(
+            f"{role.name}.{op}",
+            "role",
+            role,
+            "a role of the workflow that is being traced",
+            "do not keep roles between calls; use the workflow's parameter",
+        )
+    return tracer
 
 
 class Reward(Role):
-    """A role that scores samples."""
+    """A role that scores samples by rules, or by a service."""
 
     kind = "a reward"
 
@@ -107,132 +102,132 @@ class Reward(Role):
         Args:
             rollout: Samples, as `actor.generate` returned them.
         """
-        tracer = self._open(Op.SCORE)
-        name = f"{self.name}.score"
-        samples = check_handle(rollout, Samples, operation=name, argument="rollout")
-        node = tracer.add(Op.SCORE, name=name, role=self.name, reads={"rollout": samples.read()})
-        return Scores(tracer, node, _outputs(Op.SCORE))
+        return _score(self, rollout, {})
 
 
-class Policy(Role):
-    """A role with a language model: it generates, gives logprobs, and learns."""
+class RewardModel(Role):
+    """A model that scores samples, and learns to from pairs."""
 
-    kind = "a policy"
+    kind = "a reward model"
+    learns = True
 
     @operation
-    def generate(
-        self,
-        prompts: Prompts,
-        n: int | None = None,
-        *,
-        sampling: Sampling | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        min_tokens: int | None = None,
-        max_tokens: int | None = None,
-    ) -> Rollout:
-        """`n` samples for each prompt.
+    def score(self, rollout: Samples) -> Scores:
+        """One score for each sample: the model's number at its last token.
 
         Args:
-            prompts: What is answered.
-            n: Samples for each prompt; `train.group_size` of the config where it is None.
-            sampling: How tokens are drawn; `train.sampling` of the config where it is None.
-            temperature: This option alone; likewise the others, each with the meaning that
-                `fl.Sampling` gives it. What is not given comes from `sampling` or the config.
+            rollout: Samples, as `actor.generate` returned them.
         """
-        tracer = self._open(Op.GENERATE)
-        tracer.refuse_after_update(self.name, Op.GENERATE)
-        name = f"{self.name}.generate"
-        source = check_handle(prompts, Prompts, operation=name, argument="prompts")
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-            raise refuse_argument(
-                name, "n", n, "a whole number from 1 up, or None for the config's"
-            )
-        if sampling is not None and not isinstance(sampling, Sampling):
-            raise refuse_argument(name, "sampling", sampling, "fl.Sampling(...), or None")
-        for option in SAMPLING_OPTIONS if sampling is not None else ():
-            _sampling_option(name, option, getattr(sampling, option))
-        given: dict[str, float | int | None] = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "min_tokens": min_tokens,
-            "max_tokens": max_tokens,
-        }
-        options = {k: _sampling_option(name, k, v) for k, v in given.items() if v is not None}
-        attrs: dict[str, Attr] = {"n": n, "sampling": sampling}
-        if sampling is not None:
-            attrs["sampling"] = replace(sampling, **options)  # type: ignore[arg-type]
-        else:
-            attrs |= options
-        node = tracer.add(
-            Op.GENERATE, name=name, role=self.name, reads={"prompts": source.read()}, attrs=attrs
-        )
-        return Rollout(tracer, node, _outputs(Op.GENERATE))
+        begin(self, Op.SCORE).refuse_after_update(self.name, Op.SCORE)
+        return _score(self, rollout, {"by": "model"})
 
     @operation
-    def logprobs(self, rollout: Samples) -> Logprobs:
-        """This policy's logprob of each response token, at the rollout's temperature."""
-        tracer = self._open(Op.LOGPROBS)
-        tracer.refuse_after_update(self.name, Op.LOGPROBS)
-        name = f"{self.name}.logprobs"
+    def update(self, pairs: Pairs, *, loss: LossSpec | None = None) -> None:
+        """Learns to score the preferred sample of each pair higher.
+
+        Args:
+            pairs: Pairs of samples: data, or what `fl.select.best_and_worst` returned.
+            loss: What is minimised; `fl.loss.bradley_terry()` where it is None.
+        """
+        name = f"{self.name}.update"
+        samples = check_handle(pairs, Samples, operation=name, argument="pairs")
+        add_update(self, samples, {}, loss=BradleyTerry() if loss is None else loss)
+
+
+class Critic(Role):
+    """A model that says what a state is worth, for advantages per token: PPO."""
+
+    kind = "a critic"
+    learns = True
+
+    @operation
+    def values(self, rollout: Samples) -> Values:
+        """The value of the state before each response token."""
+        tracer = begin(self, Op.VALUES)
+        tracer.refuse_after_update(self.name, Op.VALUES)
+        name = f"{self.name}.values"
         samples = check_handle(rollout, Samples, operation=name, argument="rollout")
-        node = tracer.add(Op.LOGPROBS, name=name, role=self.name, reads={"rollout": samples.read()})
-        return Logprobs(tracer, node, _outputs(Op.LOGPROBS))
+        node = tracer.add(Op.VALUES, name=name, role=self.name, reads={"rollout": samples.read()})
+        return Values(tracer, node, outputs_of(Op.VALUES))
 
     @operation
     def update(
         self,
         rollout: Samples,
-        rewards: Scores | None = None,
         *,
-        advantages: Advantages | None = None,
-        reference: Logprobs | None = None,
+        returns: Returns,
+        values: Values | None = None,
         loss: LossSpec | None = None,
-        kl: KL | None = None,
     ) -> None:
-        """Learns from samples: `train.mini_batches` optimizer updates a step.
+        """Learns the returns.
 
         Args:
-            rollout: Samples: a rollout, or the examples of a supervised workflow.
-            rewards: Scores; the config says which advantage is made of them (`algorithm`).
-            advantages: The weight of each sample, in place of `rewards`.
-            reference: Logprobs of the reference policy, for `kl`.
-            loss: What is minimised. None takes the config's for rollouts, and cross-entropy for
-                examples.
-            kl: Penalty on the distance from `reference`; None, or a coefficient of 0, is none.
+            rollout: The samples that were valued.
+            returns: Targets, as `fl.advantage.gae` returned them beside the advantages.
+            values: The critic's values before the update, which a clipped loss stays near to.
+            loss: What is minimised; None takes `fl.loss.value_clip(0.2)` with values, and without
+                them the same without its clip.
         """
-        tracer = self._open(Op.UPDATE)
         name = f"{self.name}.update"
         reads = {
-            "rollout": check_handle(rollout, Samples, operation=name, argument="rollout").read()
+            "returns": check_handle(returns, Returns, operation=name, argument="returns").read()
         }
-        if rewards is not None:
-            scores = check_handle(rewards, Scores, operation=name, argument="rewards")
-            reads["rewards"] = scores.read()
-        if advantages is not None:
-            weights = check_handle(advantages, Advantages, operation=name, argument="advantages")
-            reads["advantages"] = weights.read()
-        if reference is not None:
-            logprobs = check_handle(reference, Logprobs, operation=name, argument="reference")
-            reads["reference"] = logprobs.read()
-        if loss is not None and not isinstance(loss, LossSpec):
-            raise refuse_argument(
-                name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
-            )
-        _check_loss(name, loss)
-        tracer.add(
-            Op.UPDATE,
-            name=name,
-            role=self.name,
-            reads=reads,
-            attrs={"loss": loss, "kl": _penalty(name, kl)},
+        if values is not None:
+            before = check_handle(values, Values, operation=name, argument="values")
+            reads["values"] = before.read()
+        if loss is None:
+            loss = ValueClip(clip=0.2 if values is not None else None)
+        samples = check_handle(rollout, Samples, operation=name, argument="rollout")
+        add_update(self, samples, reads, loss=loss)
+
+
+class Environment(Role):
+    """What a policy exchanges turns with (`fl.interact`)."""
+
+    kind = "an environment"
+
+
+def _score(role: Role, rollout: Samples, attrs: Mapping[str, str]) -> Scores:
+    tracer = begin(role, Op.SCORE)
+    name = f"{role.name}.score"
+    samples = check_handle(rollout, Samples, operation=name, argument="rollout")
+    reads = {"rollout": samples.read()}
+    node = tracer.add(Op.SCORE, name=name, role=role.name, reads=reads, attrs=attrs)
+    return Scores(tracer, node, outputs_of(Op.SCORE))
+
+
+def add_update(
+    role: Role,
+    samples: Samples,
+    reads: Mapping[str, Read],
+    *,
+    loss: LossSpec | None,
+    kl: KL | float | None = None,
+    extra: Mapped | tuple[Mapped, ...] = (),
+) -> NodeId:
+    """The node of an update, of whatever role.
+
+    Raises:
+        TraceError: a loss or a penalty that is none, or is out of its bounds.
+    """
+    tracer = begin(role, Op.UPDATE)
+    name = f"{role.name}.update"
+    if loss is not None and not isinstance(loss, LossSpec):
+        raise refuse_argument(
+            name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
         )
+    _check_loss(name, loss)
+    more: dict[str, Read] = {}
+    for number, handle in enumerate(extra if isinstance(extra, tuple) else (extra,), 1):
+        given = check_handle(handle, Handle, operation=name, argument="extra")
+        more["extra" if number == 1 else f"extra_{number}"] = given.read()
+    return tracer.add(
+        Op.UPDATE,
+        name=name,
+        role=role.name,
+        reads={"rollout": samples.read(), **reads, **more},
+        attrs={"loss": loss, "kl": _penalty(name, kl)},
+    )
 
 
 def _penalty(name: str, kl: object) -> KL | None:
@@ -266,19 +261,6 @@ def _check_loss(name: str, loss: LossSpec | None) -> None:
         )
 
 
-def _sampling_option(name: str, option: str, value: object) -> float | int:
-    low, high, expected = _SAMPLING_BOUNDS[option]
-    types = SAMPLING_OPTIONS[option]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, types)
-        or not isinstance(value, int | float)
-    ):
-        raise refuse_argument(name, option, value, expected)
-    if not low <= value <= high or not math.isfinite(value):
-        raise refuse_argument(name, option, value, expected)
-    return float(value) if float in types else value
-
-
-def _outputs(op: Op) -> tuple[Field, ...]:
+def outputs_of(op: Op) -> tuple[Field, ...]:
+    """What an operation produces, whatever it reads."""
     return SIGNATURES[op].outputs or ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Graph, Node
@@ -59,6 +60,7 @@ class Tracer:
         reads: Mapping[str, Read] | None = None,
         outputs: tuple[Field, ...] | None = None,
         attrs: Mapping[str, Attr] | None = None,
+        region: str | None = None,
         source: SourceRef | None = None,
     ) -> NodeId:
         """Adds a node and the edges that feed it.
@@ -79,15 +81,36 @@ class Tracer:
             inputs=tuple(reads),
             outputs=signature.outputs or () if outputs is None else outputs,
             attrs=tuple((attrs or {}).items()),
+            region=region,
             source=source,
         )
         for argument, read in reads.items():
-            takes = signature.argument(argument)
-            names = [f.name for f in read.fields if takes is None or takes.field(f.name)]
-            self._edges.append(
-                Edge(src=read.node, dst=node_id, argument=argument, fields=tuple(names))
-            )
+            self._connect(node_id, argument, read)
         return node_id
+
+    def feed(self, node_id: NodeId, argument: str, read: Read) -> None:
+        """One more argument of a node that is there: the way back of a region's cycle."""
+        node = self._nodes[node_id]
+        self._nodes[node_id] = replace(node, inputs=(*node.inputs, argument))
+        self._connect(node_id, argument, read)
+
+    def _connect(self, node_id: NodeId, argument: str, read: Read) -> None:
+        takes = SIGNATURES[self._nodes[node_id].op].argument(argument)
+        names = [
+            f.name for f in read.fields if takes is None or takes.any_fields or takes.field(f.name)
+        ]
+        self._edges.append(Edge(src=read.node, dst=node_id, argument=argument, fields=tuple(names)))
+
+    def last_update(self, role: RoleName) -> Node | None:
+        """The latest update of `role` so far."""
+        updates = [n for n in self._nodes.values() if n.op is Op.UPDATE and n.role == role]
+        return updates[-1] if updates else None
+
+    def region(self) -> str:
+        """A name for one more region."""
+        taken = {node.region for node in self._nodes.values()}
+        names = ["interact", *(f"interact.{i}" for i in range(2, len(taken) + 3))]
+        return next(name for name in names if name not in taken)
 
     def _unique(self, name: str) -> NodeId:
         number, candidate = 1, name
@@ -98,14 +121,14 @@ class Tracer:
 
     def refuse_after_update(self, role: RoleName, op: Op) -> None:
         """Raises when `role` was updated already: a step generates first and updates last."""
-        for node in self._nodes.values():
-            if node.op is Op.UPDATE and node.role == role:
-                raise TraceError(
-                    f"{role}.{op} comes after {role}.update ({node.source}) in the same step",
-                    where=str(user_line()),
-                    expected="one round of generate, score and update a step",
-                    hint=f"move it before {role}.update",
-                )
+        update = self.last_update(role)
+        if update is not None:
+            raise TraceError(
+                f"{role}.{op} comes after {role}.update ({update.source}) in the same step",
+                where=str(user_line()),
+                expected="one round of generate, score and update a step",
+                hint=f"move it before {role}.update",
+            )
 
     def finish(self) -> Graph:
         """The traced graph.

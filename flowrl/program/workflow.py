@@ -49,8 +49,8 @@ class Workflow:
         max_staleness: Weight publications that a sample may be behind; None leaves it to
             `train.max_staleness` of the config. 0 is strictly on-policy.
         source: Where it is defined.
-        roles: Its parameters of type `fl.Policy` and `fl.Reward`.
-        data: Its parameters of type `fl.Prompts` and `fl.Examples`.
+        roles: Its parameters of type `fl.Policy`, `fl.Reward` and the other roles.
+        data: Its parameters of type `fl.Prompts`, `fl.Examples` and `fl.Pairs`.
         arguments: All others: the keys of `args` in the config.
     """
 

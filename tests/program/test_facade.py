@@ -25,29 +25,5 @@ def test_every_public_name_is_there():
     assert set(fl.__all__) <= set(dir(fl))
 
 
-def test_the_public_surface_is_this():
-    errors = {
-        "BackendError",
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "FlowError",
-        "GraphError",
-        "PlanError",
-        "RewardError",
-        "SchedulerError",
-        "TraceError",
-        "WorkerDied",
-    }
-    handles = {"Advantages", "Examples", "Logprobs", "Prompts", "Rollout", "Samples", "Scores"}
-    language = {"Policy", "Reward", "Workflow", "workflow", "advantage", "filter", "kl", "loss"}
-    calls = {"Compiled", "compile", "run", "load_workflow"}
-    assert set(fl.__all__) == errors | handles | language | calls | {
-        "Graph",
-        "Sampling",
-        "__version__",
-    }
-
-
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(fl, "no_such_name")

@@ -167,7 +167,7 @@ def test_an_unknown_operation_is_told_the_nearest_one():
 
     with pytest.raises(TraceError) as caught:
         mine.trace()
-    assert caught.value.expected == "one of generate, logprobs, update"
+    assert caught.value.expected == "one of generate, logprobs, sync, update"
     assert caught.value.hint == "did you mean 'generate'?"
 
 
@@ -652,7 +652,7 @@ def test_parameters_that_a_workflow_cannot_have_are_refused_at_their_line():
         (default, "does not fit its annotation"),
         (later, "must be a plain function"),
         (steps, "must be a plain function"),
-        (nobody, "has no policy"),
+        (nobody, "has no role that learns"),
     ):
         with pytest.raises(TraceError) as caught:
             fl.workflow(function)

@@ -1,0 +1,104 @@
+"""`fl.interact`: rollouts of several turns, against an environment.
+
+    rollout, scores = fl.interact(actor, game, prompts, n=8, max_turns=4)
+
+The policy and the environment are two roles, which may be placed apart; between them turns and
+observations go round, sample by sample, until the environment is done. What comes out is a rollout
+like any other: tokens of the observations are part of each sample, and no loss counts them.
+"""
+
+from __future__ import annotations
+
+from flowrl.graph.signatures import (
+    OBSERVATION,
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    SCORE,
+    STATE,
+    TOKEN_REWARD,
+    TOKENS,
+    TURN,
+)
+from flowrl.graph.types import Op
+from flowrl.program.data import Prompts
+from flowrl.program.handles import Rollout, Scores
+from flowrl.program.operation import check_handle, operation, refuse_argument
+from flowrl.program.policy import Policy
+from flowrl.program.roles import Environment, begin
+from flowrl.program.sampling import sampling_attrs
+from flowrl.program.tracer import Read
+from flowrl.specs import Grammar, Sampling
+
+__all__ = ["interact"]
+
+
+@operation
+def interact(
+    policy: Policy,
+    environment: Environment,
+    prompts: Prompts,
+    n: int | None = None,
+    *,
+    max_turns: int = 8,
+    max_observation_tokens: int = 64,
+    sampling: Sampling | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    grammar: Grammar | None = None,
+) -> tuple[Rollout, Scores]:
+    """`n` episodes for each prompt.
+
+    Args:
+        policy: Who acts: each turn is one response.
+        environment: Who answers: an observation, a reward, and whether the episode is over.
+        prompts: Tasks; an episode begins with the prompt and the environment's first observation.
+        n: Episodes for each prompt; `train.group_size` of the config where it is None.
+        max_turns: Turns of the policy at most.
+        max_observation_tokens: Tokens of an observation at most; a longer one ends the episode.
+        sampling: How tokens are drawn; `max_tokens` is of one turn.
+        temperature: This option alone; likewise `max_tokens`.
+        grammar: What a turn may look like.
+
+    Returns:
+        The rollout, whose response mask leaves observations out, and the sum of each episode's
+        rewards. The rollout also knows turns and their rewards, for advantages per turn.
+    """
+    name = "fl.interact"
+    for value, kind, argument in (
+        (policy, Policy, "policy"),
+        (environment, Environment, "environment"),
+    ):
+        if not isinstance(value, kind):
+            raise refuse_argument(name, argument, value, f"{kind.kind}, a role of the workflow")
+    for limit, argument in (
+        (max_turns, "max_turns"),
+        (max_observation_tokens, "max_observation_tokens"),
+    ):
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise refuse_argument(name, argument, limit, "a whole number from 1 up")
+    tracer = begin(policy, Op.GENERATE)
+    tracer.refuse_after_update(policy.name, Op.GENERATE)
+    begin(environment, Op.INTERACT)
+    source = check_handle(prompts, Prompts, operation=name, argument="prompts")
+    options: dict[str, float | int | None] = {"temperature": temperature, "max_tokens": max_tokens}
+    attrs = sampling_attrs(name, n, sampling, grammar, options)
+    region = tracer.region()
+    episodes = tracer.add(
+        Op.INTERACT,
+        name=f"{environment.name}.interact",
+        role=environment.name,
+        region=region,
+        reads={"prompts": source.read()},
+        attrs={"max_turns": max_turns, "max_observation_tokens": max_observation_tokens},
+    )
+    turns = tracer.add(
+        Op.GENERATE,
+        name=f"{policy.name}.generate",
+        role=policy.name,
+        region=region,
+        reads={"observation": Read(episodes, (OBSERVATION,))},
+        attrs=attrs,
+    )
+    tracer.feed(episodes, "turns", Read(turns, (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)))
+    fields = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, TURN, TOKEN_REWARD, STATE)
+    return Rollout(tracer, episodes, fields), Scores(tracer, episodes, (SCORE,))

@@ -1,0 +1,35 @@
+"""`fl.log`: numbers of a step that a person wants to see."""
+
+from __future__ import annotations
+
+from flowrl.graph.types import Op
+from flowrl.program.handles import Handle
+from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.tracer import Read
+
+__all__ = ["log"]
+
+
+@operation
+def log(name: str, value: Handle) -> None:
+    """Writes the mean of a field to metrics.jsonl and the display, each step.
+
+    Args:
+        name: What it is called there; letters, digits and `_./-`.
+        value: Anything with one field of numbers: scores, advantages, logprobs, values. Of several
+            fields (a rollout), the first that is no token or mask.
+    """
+    tracer = current_tracer("fl.log")
+    plain = isinstance(name, str) and name and all(c.isalnum() or c in "_./-" for c in name)
+    if not plain:
+        raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
+    handle = check_handle(value, Handle, operation="fl.log", argument="value")
+    numbers = [f for f in handle.fields if f.name not in ("tokens", "response_mask", "prompt")]
+    if not numbers:
+        raise refuse_argument("fl.log", "value", value, "something with a field of numbers")
+    tracer.add(
+        Op.LOG,
+        name=f"log.{name}",
+        reads={"value": Read(handle.node, tuple(numbers[:1]))},
+        attrs={"name": name},
+    )
