@@ -8,15 +8,16 @@ beside the scheduler's state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flowrl.backend.batch import Floats, Ints, SequenceBatch
+from flowrl.backend.batch import Floats, Ints, Mask, SequenceBatch
 from flowrl.backend.protocols import Finished
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
+from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.specs import FinishReason
 
 __all__ = ["Payload", "PayloadStore", "behaviour_logprobs", "sequence_batch"]
@@ -36,11 +37,17 @@ class Payload:
         logprobs: float32 `[R]`, of the policy that produced each token.
         versions: `((version, count), ...)` over the R tokens.
         finish: How the last attempt ended; None while it runs.
-        text: The decoded response, set when it is sent to the scorer.
+        text: The decoded response, set when it is sent to the scorer; of an episode, all that was
+            said.
         score: What is told of the sample, set when all scorers answered; `terms` are its parts.
-        scores: What each scoring role gave.
+        scores: What each scoring role gave; an episode ends with that of its environment.
         judged: The score that each filter looked at, by the filter's node.
         failure: What the reward did instead of giving a score; empty where it did not fail.
+        mask: bool `[R]`, true at tokens that the policy produced; None where it produced all.
+        turn: int64 `[R]` of an episode; this and the next two as in `SequenceBatch`.
+        token_reward: float32 `[R]` of an episode.
+        state: int64 `[R]` of an episode.
+        broken: Why an episode broke off; it has no score then.
     """
 
     item: PromptItem
@@ -55,9 +62,26 @@ class Payload:
     judged: dict[NodeId, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
+    mask: Mask | None = None
+    turn: Ints | None = None
+    token_reward: Floats | None = None
+    state: Ints | None = None
+    broken: EpisodeFailure | None = None
+
+    @property
+    def is_episode(self) -> bool:
+        """Whether it is a whole episode with an environment, which has scored it."""
+        return self.turn is not None
+
+    @property
+    def num_drawn(self) -> int:
+        """Response tokens that the policy produced; an environment's words are not among them."""
+        return len(self.tokens) if self.mask is None else int(self.mask.sum())
 
     def extend(self, end: Finished) -> None:
         """Joins what an attempt produced to what the sample already had."""
+        if isinstance(end, FinishedEpisode):
+            self._take_episode(end)
         if len(self.tokens):
             self.tokens = np.concatenate([self.tokens, end.tokens])
             self.logprobs = np.concatenate([self.logprobs, end.logprobs])
@@ -65,6 +89,22 @@ class Payload:
             self.tokens, self.logprobs = end.tokens, end.logprobs
         self.versions += end.versions
         self.finish = end.reason
+
+    def _take_episode(self, end: FinishedEpisode) -> None:
+        if len(self.tokens):
+            # An aborted episode begins anew, so that no attempt before has left tokens.
+            raise SchedulerError(
+                "an episode ended for a sample that has tokens already",
+                where=f"sample {end.sample}, attempt {end.attempt}",
+                found=f"{len(self.tokens)} tokens",
+            )
+        self.mask, self.turn, self.state = end.mask, end.turn, end.state
+        self.token_reward = end.token_reward
+        self.text, self.terms = end.text, end.terms
+        if end.failure is None:
+            self.score = self.scores[end.role] = end.score
+        else:
+            self.broken, self.failure = end.failure, end.failure.message
 
 
 class PayloadStore:
@@ -103,10 +143,10 @@ class PayloadStore:
 def sequence_batch(
     payloads: Sequence[tuple[SampleId, Payload]], groups: Sequence[GroupId]
 ) -> SequenceBatch:
-    """The ragged batch of finished payloads.
+    """The ragged batch of finished payloads; of episodes, with their turns.
 
     Args:
-        payloads: N samples, the members of a group adjacent.
+        payloads: N samples, the members of a group adjacent; all of them episodes, or none.
         groups: N ids, one for each sample.
     """
     pieces: list[Ints] = []
@@ -115,13 +155,38 @@ def sequence_batch(
         pieces += (payload.item.prompt_ids, payload.tokens)
         lengths[2 * i], lengths[2 * i + 1] = len(payload.item.prompt_ids), len(payload.tokens)
     numbers: dict[GroupId, int] = {}
-    return SequenceBatch(
+    batch = SequenceBatch(
         samples=tuple(sample for sample, _ in payloads),
         tokens=np.concatenate(pieces) if pieces else _NO_INTS,
         offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]).astype(np.int64),
         response_mask=np.repeat(np.tile([False, True], len(payloads)), lengths),
         groups=np.array([numbers.setdefault(g, len(numbers)) for g in groups], np.int64),
     )
+    return _with_turns(batch, [payload for _, payload in payloads])
+
+
+def _with_turns(batch: SequenceBatch, payloads: Sequence[Payload]) -> SequenceBatch:
+    """The batch with the holes, turns, rewards and states of its episodes."""
+    episodes = [payload for payload in payloads if payload.is_episode]
+    if not episodes:
+        return batch
+    if len(episodes) < len(payloads):
+        raise SchedulerError(
+            "episodes and plain responses in one batch",
+            found=f"{len(episodes)} episodes of {len(payloads)} samples",
+        )
+    response = batch.response_mask
+    mask = np.zeros(len(response), np.bool_)
+    turn, state = np.full((2, len(response)), -1, np.int64)
+    token_reward = np.zeros(len(response), np.float32)
+    for flat, parts in (
+        (mask, [payload.mask for payload in episodes]),
+        (turn, [payload.turn for payload in episodes]),
+        (state, [payload.state for payload in episodes]),
+        (token_reward, [payload.token_reward for payload in episodes]),
+    ):
+        flat[response] = np.concatenate([part for part in parts if part is not None])
+    return replace(batch, response_mask=mask, turn=turn, token_reward=token_reward, state=state)
 
 
 def behaviour_logprobs(
@@ -130,5 +195,7 @@ def behaviour_logprobs(
     """float32 `[T]`, the rollout's logprobs at response tokens and 0 elsewhere."""
     flat = np.zeros(len(batch.tokens), np.float32)
     if payloads:
-        flat[batch.response_mask] = np.concatenate([p.logprobs for _, p in payloads])
+        flat[batch.response_mask] = np.concatenate(
+            [p.logprobs if p.mask is None else p.logprobs[p.mask] for _, p in payloads]
+        )
     return flat

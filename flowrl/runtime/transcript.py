@@ -1,0 +1,211 @@
+"""What was said in an episode, token by token: the policy's turns and the environment's words.
+
+    tokens   o o | a a a e | o o | a e      o: the environment's, a: the policy's, e: its stop token
+    mask     0 0 | 1 1 1 1 | 0 0 | 1 1
+    turn    -1-1 | 0 0 0 0 |-1-1 | 1 1
+    reward   0 0 | 0 0 0 r | 0 0 | 0 r      each on the last token of its turn
+
+Tokens are as they were drawn, and observations are tokenised once, by themselves: nothing is ever
+tokenised again. An observation joins the tokens only when a turn follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from flowrl.backend.batch import Floats, Ints, Mask
+from flowrl.backend.environment import EnvironmentState
+from flowrl.backend.protocols import Finished
+from flowrl.errors import RewardError
+from flowrl.ids import RoleName, SampleId
+from flowrl.runtime.scoring import FailureKind
+from flowrl.specs import FinishReason
+
+__all__ = ["NUM_TURNS", "EpisodeFailure", "FinishedEpisode", "Transcript", "state_number"]
+
+NUM_TURNS = "turns"
+"""The term that every episode has beside its environment's metrics: how many turns it took."""
+
+_NO_INTS: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFailure:
+    """An episode that its environment could not finish.
+
+    Attributes:
+        turn: The turn that was to be answered; None at the reset.
+        message: What happened, to follow "the environment": `raised KeyError: 'x' in turn 1
+            (game.py:9 in step)`.
+        frames: The user's own innermost frames, outermost first: `game.py:9 in step`.
+    """
+
+    sample: SampleId
+    turn: int | None
+    kind: FailureKind
+    message: str
+    frames: tuple[str, ...] = ()
+
+    def error(self) -> RewardError:
+        """The failure as an error that names the sample."""
+        return RewardError(f"the environment {self.message}", where=f"sample {self.sample}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedEpisode(Finished):
+    """The end of an episode, as an engine reports it: R tokens after the prompt.
+
+    `logprobs` are 0 at observation tokens; `versions` cover all R tokens, an observation counting
+    to the weights of the turn before it (the first one to those of the turn after it).
+
+    Attributes:
+        role: The environment's, whose score it is.
+        mask: bool `[R]`, true at the policy's tokens.
+        turn: int64 `[R]`, counted from 0; -1 at observation tokens.
+        token_reward: float32 `[R]`, a turn's reward at its last token; 0 elsewhere.
+        state: int64 `[R]`, `state_number` of the state before the turn; -1 at observation tokens.
+        text: Everything that was said, for people; the last observation too.
+        score: Sum of the turns' rewards.
+        terms: The environment's metrics, summed over the turns, and `NUM_TURNS`.
+        failure: Why the episode broke off; `score` means nothing then.
+    """
+
+    role: RoleName
+    mask: Mask
+    turn: Ints
+    token_reward: Floats
+    state: Ints
+    text: str
+    score: float
+    terms: Mapping[str, float]
+    failure: EpisodeFailure | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """Tokens of one speaker; a turn where `turn` is not None."""
+
+    tokens: Ints
+    logprobs: Floats
+    turn: int | None = None
+    state: int = -1
+    reward: float = 0.0
+
+
+@dataclass(slots=True)
+class Transcript:
+    """An episode so far.
+
+    Attributes:
+        num_turns: Turns of the policy.
+        num_tokens: Tokens after the prompt.
+        opening: int64, the first observation.
+        response: int64, everything after the opening; what an engine goes on from.
+    """
+
+    num_turns: int = 0
+    num_tokens: int = 0
+    opening: Ints = field(default_factory=lambda: _NO_INTS)
+    response: Ints = field(default_factory=lambda: _NO_INTS)
+    _pieces: list[_Piece] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _spans: list[tuple[int, int]] = field(default_factory=list)
+    _terms: dict[str, float] = field(default_factory=dict)
+
+    def open(self, tokens: Ints) -> None:
+        """The environment speaks first."""
+        assert not self._pieces
+        self.opening = tokens
+        self._append(_Piece(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32)))
+
+    def observe(self, tokens: Ints) -> None:
+        """The environment speaks between two turns."""
+        self.response = np.concatenate([self.response, tokens])
+        self._append(_Piece(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32)))
+        self._extend_spans(((self._spans[-1][0], len(tokens)),))
+
+    def act(self, turn: Finished, state: int) -> None:
+        """The policy has made a turn.
+
+        Args:
+            state: Number of the environment's state before it.
+        """
+        self.response = np.concatenate([self.response, turn.tokens])
+        piece = _Piece(tokens=turn.tokens, logprobs=turn.logprobs, turn=self.num_turns, state=state)
+        self._append(piece)
+        if self.num_turns == 0 and turn.versions:
+            self._extend_spans(((turn.versions[0][0], len(self.opening)),))
+        self._extend_spans(turn.versions)
+        self.num_turns += 1
+
+    def reward(self, reward: float, metrics: Mapping[str, float]) -> None:
+        """What the last turn brought."""
+        self._pieces[-1].reward = reward
+        for name, value in metrics.items():
+            self._terms[name] = self._terms.get(name, 0.0) + value
+
+    def say(self, text: str) -> None:
+        """Text for people."""
+        self._texts.append(text)
+
+    def end(
+        self,
+        sample: SampleId,
+        attempt: int,
+        role: RoleName,
+        reason: FinishReason,
+        failure: EpisodeFailure | None = None,
+    ) -> FinishedEpisode:
+        """The episode as it ended."""
+        pieces = self._pieces
+        sizes = [len(piece.tokens) for piece in pieces]
+        token_reward = np.zeros(self.num_tokens, np.float32)
+        lasts = np.cumsum(sizes, dtype=np.int64) - 1
+        for piece, last in zip(pieces, lasts, strict=True):
+            if piece.turn is not None:
+                token_reward[last] = piece.reward
+        turn = np.repeat([-1 if p.turn is None else p.turn for p in pieces], sizes)
+        return FinishedEpisode(
+            sample=sample,
+            attempt=attempt,
+            role=role,
+            reason=reason,
+            tokens=np.concatenate([_NO_INTS, *(p.tokens for p in pieces)]),
+            logprobs=np.concatenate([np.zeros(0, np.float32), *(p.logprobs for p in pieces)]),
+            versions=tuple(self._spans),
+            mask=turn >= 0,
+            turn=turn.astype(np.int64),
+            token_reward=token_reward,
+            state=np.repeat([piece.state for piece in pieces], sizes).astype(np.int64),
+            text="".join(self._texts),
+            score=float(sum(piece.reward for piece in pieces)),
+            terms={**self._terms, NUM_TURNS: float(self.num_turns)},
+            failure=failure,
+        )
+
+    def _append(self, piece: _Piece) -> None:
+        self._pieces.append(piece)
+        self.num_tokens += len(piece.tokens)
+
+    def _extend_spans(self, spans: tuple[tuple[int, int], ...]) -> None:
+        for version, count in spans:
+            if not count:
+                continue
+            if self._spans and self._spans[-1][0] == version:
+                self._spans[-1] = (version, self._spans[-1][1] + count)
+            else:
+                self._spans.append((version, count))
+
+
+def state_number(state: EnvironmentState, sample: SampleId, turn: int) -> int:
+    """A number from 0 up that is equal for equal states; a state of None equals no other.
+
+    63 bits of a hash: two different states among a million share one with probability 5e-8.
+    """
+    name = f"{sample}\x1f{turn}" if state is None else str(state)
+    text = f"{type(state).__name__}\x1f{name}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
