@@ -20,9 +20,9 @@ from flowrl.program.operation import (
     operation,
     refuse_argument,
 )
-from flowrl.specs import FilterSpec, ZeroVariance
+from flowrl.specs import Difficulty, FilterSpec, ZeroVariance
 
-__all__ = ["zero_variance"]
+__all__ = ["difficulty", "zero_variance"]
 
 
 @operation
@@ -40,6 +40,30 @@ def zero_variance(
     if not is_number(tolerance):
         raise refuse_argument(name, "tolerance", tolerance, "a number from 0 up")
     return _filter(name, rollout, scores, ZeroVariance(tolerance=float(tolerance)))
+
+
+@operation
+def difficulty(
+    rollout: Rollout, scores: Scores, *, low: float = 0.0, high: float = 1.0
+) -> tuple[Rollout, Scores]:
+    """Keeps groups whose mean score lies strictly between two bounds.
+
+    For scores of 0 and 1 the mean is the share of right answers, and the defaults remove prompts
+    that were always or never solved.
+
+    Args:
+        rollout: The samples.
+        scores: One for each of them.
+        low: Groups with a mean of at most this are removed.
+        high: Groups with a mean of at least this are removed.
+    """
+    name = "fl.filter.difficulty"
+    for bound, argument in ((low, "low"), (high, "high")):
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != bound:
+            raise refuse_argument(name, argument, bound, "a number")
+    if not low < high:
+        raise refuse_argument(name, "low", low, f"a number below high={high}")
+    return _filter(name, rollout, scores, Difficulty(low=float(low), high=float(high)))
 
 
 def _filter(

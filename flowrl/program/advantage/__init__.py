@@ -1,0 +1,28 @@
+"""`fl.advantage`: how scores become the weights of the policy gradient.
+
+Most read the scores alone. Those that look at tokens read the rollout too, the same one that was
+scored or what a filter left of both.
+"""
+
+from flowrl.program.advantage.scores import (
+    gpg,
+    group_relative,
+    leave_one_out,
+    length_weighted,
+    max_rl,
+    pass_at_k,
+)
+from flowrl.program.advantage.tokens import gae, group_in_group, reinforce_pp, remax
+
+__all__ = [
+    "gae",
+    "gpg",
+    "group_in_group",
+    "group_relative",
+    "leave_one_out",
+    "length_weighted",
+    "max_rl",
+    "pass_at_k",
+    "reinforce_pp",
+    "remax",
+]

@@ -1,0 +1,87 @@
+"""The node of an advantage, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from flowrl.config.nearest import suggestion
+from flowrl.graph.signatures import (
+    RESPONSE_MASK,
+    ROLLOUT_LOGPROBS,
+    STATE,
+    TOKEN_REWARD,
+    TURN,
+    advantage_outputs,
+)
+from flowrl.graph.types import Op
+from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
+from flowrl.program.operation import check_handle, current_tracer, is_number, refuse_argument
+from flowrl.program.tracer import Read
+from flowrl.specs import AdvantageSpec
+
+__all__ = ["add_advantage", "choice", "number", "returns_of"]
+
+_EPISODE = (TURN, TOKEN_REWARD, STATE)
+
+
+def add_advantage(
+    name: str,
+    spec: AdvantageSpec,
+    scores: Scores | Sequence[Scores] | None,
+    rollout: Rollout | None = None,
+    reference: Logprobs | None = None,
+    values: Values | None = None,
+    baseline: Scores | None = None,
+) -> Advantages:
+    """Adds the node; its edges carry the fields that the specification reads."""
+    tracer = current_tracer(name)
+    reads: dict[str, Read] = {}
+    several = scores if isinstance(scores, list | tuple) else (scores,)
+    for place, each in enumerate(several, 1):
+        if each is not None or spec.needs_scores:
+            scored = check_handle(each, Scores, operation=name, argument="scores")
+            reads["scores" if place == 1 else f"scores_{place}"] = scored.read()
+    if rollout is not None or {"mask", "turns", "logprobs"} & set(spec.needs):
+        samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
+        wanted = [RESPONSE_MASK]
+        wanted += [ROLLOUT_LOGPROBS] if reference is not None or "logprobs" in spec.needs else []
+        wanted += _EPISODE if "turns" in spec.needs else ()
+        wanted += [TOKEN_REWARD] if spec.gives_returns else []
+        fields = tuple(field for field in samples.fields if field in wanted)
+        reads["rollout"] = Read(samples.node, fields)
+    if reference is not None:
+        logprobs = check_handle(reference, Logprobs, operation=name, argument="reference")
+        reads["reference"] = logprobs.read()
+    if values is not None:
+        reads["values"] = check_handle(values, Values, operation=name, argument="values").read()
+    if baseline is not None:
+        lone = check_handle(baseline, Scores, operation=name, argument="baseline")
+        reads["baseline"] = lone.read()
+    outputs = advantage_outputs(spec)
+    node = tracer.add(
+        Op.ADVANTAGE, name="advantage", reads=reads, outputs=outputs, attrs={"spec": spec}
+    )
+    return Advantages(tracer, node, outputs[:1])
+
+
+def returns_of(advantages: Advantages, spec: AdvantageSpec) -> Returns:
+    """The critic's targets that the same node gives."""
+    return Returns(advantages.tracer, advantages.node, advantage_outputs(spec)[1:])
+
+
+def choice(name: str, argument: str, value: object, allowed: Collection[object]) -> None:
+    """Refuses a value that is none of those allowed."""
+    # 1 is no yes, and True no 1.
+    if any(value == each and type(value) is type(each) for each in allowed):
+        return
+    choices = ", ".join(map(repr, allowed))
+    hint = suggestion(str(value), [str(each) for each in allowed])
+    raise refuse_argument(name, argument, value, f"one of {choices}", hint)
+
+
+def number(name: str, argument: str, value: float, *, most: float | None = None) -> float:
+    """A number from 0 up, at most `most`."""
+    if not is_number(value) or (most is not None and value > most):
+        expected = "a number from 0 up" if most is None else f"a number from 0 to {most:g}"
+        raise refuse_argument(name, argument, value, expected)
+    return float(value)

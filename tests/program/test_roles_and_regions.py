@@ -1,0 +1,226 @@
+"""Critics, reward models, environments, pairs and periodic syncs in programs."""
+
+from __future__ import annotations
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import FlowError, GraphError, TraceError
+from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, sample_sets
+
+
+@fl.workflow
+def ppo(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    critic: fl.Critic,
+    verifier: fl.Reward,
+    reference: fl.Policy,
+) -> None:
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(
+        scores, values, rollout, reference=reference.logprobs(rollout), kl=0.01
+    )
+    fl.log("advantage", advantages)
+    critic.update(rollout, returns=returns, values=values)
+    actor.update(rollout, advantages=advantages)
+    reference.sync(actor, every=50)
+
+
+@fl.workflow
+def game(prompts: fl.Prompts, *, actor: fl.Policy, world: fl.Environment) -> None:
+    rollout, returns = fl.interact(actor, world, prompts, n=4, max_turns=3, max_tokens=8)
+    advantages = fl.advantage.group_in_group(returns, rollout)
+    actor.update(rollout, advantages=advantages)
+
+
+@fl.workflow
+def learn_to_score(pairs: fl.Pairs, *, judge: fl.RewardModel) -> None:
+    judge.update(pairs)
+
+
+def refusal(function) -> FlowError:
+    with pytest.raises(FlowError) as caught:
+        fl.workflow(function).trace()
+    return caught.value
+
+
+@pytest.mark.parametrize("program", [ppo, game, learn_to_score])
+def test_text_and_json_of_a_graph_lose_nothing(program):
+    graph = program.trace()
+    assert parse(format_graph(graph, sources=True)) == graph
+    assert graph_from_json(graph_to_json(graph)) == graph
+
+
+def test_a_critic_values_before_it_learns_and_gets_its_targets_from_the_advantage():
+    graph = ppo.trace()
+    update = graph.node("critic.update")
+    assert graph.feeding("critic.update", "returns").src == "advantage"
+    assert graph.feeding("critic.update", "values").src == "critic.values"
+    assert str(update.attr("loss")).startswith("value_clip(clip=0.2")
+    assert [f.name for f in graph.node("advantage").outputs] == ["advantage", "returns"]
+
+
+def test_a_critic_without_old_values_is_not_clipped():
+    @fl.workflow
+    def plain(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Critic, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        values = critic.values(rollout)
+        advantages, returns = fl.advantage.gae(verifier.score(rollout), values, rollout)
+        critic.update(rollout, returns=returns)
+        actor.update(rollout, advantages=advantages)
+
+    assert str(plain.trace().node("critic.update").attr("loss")).startswith("value_clip(clip=null")
+
+
+def test_values_after_the_update_are_refused():
+    def late(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Critic, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        values = critic.values(rollout)
+        advantages, returns = fl.advantage.gae(verifier.score(rollout), values, rollout)
+        critic.update(rollout, returns=returns)
+        fl.log("values", critic.values(rollout))
+        actor.update(rollout, advantages=advantages)
+
+    assert "critic.values comes after critic.update" in str(refusal(late))
+
+
+def test_an_episode_is_a_region_of_two_roles_with_a_cycle():
+    graph = game.trace()
+    episodes, turns = graph.node("world.interact"), graph.node("actor.generate")
+    assert episodes.region == turns.region == "interact"
+    assert graph.feeding(turns.id, "observation").src == episodes.id
+    assert graph.feeding(episodes.id, "turns").src == turns.id
+    assert (turns.attr("n"), turns.attr("max_tokens")) == (4, 8)
+    assert sample_sets(graph)["actor.update"] == "world.interact"
+
+
+def test_a_cycle_outside_a_region_is_refused():
+    from dataclasses import replace
+
+    from flowrl.graph import verify
+
+    graph = game.trace()
+    nodes = [replace(node, region=None) for node in graph.nodes]
+    with pytest.raises(GraphError, match="has a cycle"):
+        verify(graph.with_nodes(nodes))
+
+
+def test_two_regions_have_names_of_their_own():
+    @fl.workflow
+    def two(prompts: fl.Prompts, actor: fl.Policy, left: fl.Environment, right: fl.Environment):
+        for world in (left, right):
+            rollout, returns = fl.interact(actor, world, prompts)
+            fl.log(f"returns/{world.name}", returns)
+        actor.update(rollout, advantages=fl.advantage.group_relative(returns))
+
+    graph = two.trace()
+    assert [node.region for node in graph.of_op(Op.INTERACT)] == ["interact", "interact.2"]
+
+
+def test_turns_are_asked_of_an_interaction_alone():
+    def single(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        advantages = fl.advantage.group_in_group(verifier.score(rollout), rollout)
+        actor.update(rollout, advantages=advantages)
+
+    error = refusal(single)
+    assert "advantage group_in_group needs 'turn' per token" in str(error)
+    assert error.hint == "pass a rollout that fl.interact returned"
+
+
+def test_a_reward_model_learns_from_pairs_and_scores_rollouts():
+    @fl.workflow
+    def both(prompts: fl.Prompts, pairs: fl.Pairs, actor: fl.Policy, judge: fl.RewardModel):
+        rollout = actor.generate(prompts)
+        scores = judge.score(rollout)
+        judge.update(pairs)
+        actor.update(rollout, scores)
+
+    graph = both.trace()
+    assert graph.node("judge.score").attr("by") == "model"
+    assert str(graph.node("judge.update").attr("loss")).startswith("bradley_terry(")
+
+
+def test_pairs_need_a_loss_that_says_how():
+    def silent(pairs: fl.Pairs, actor: fl.Policy):
+        actor.update(pairs)
+
+    assert "learns from pairs, and no loss says how" in str(refusal(silent))
+
+
+def test_a_loss_of_pairs_refuses_a_rollout():
+    def wrong(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, reference=reference.logprobs(rollout), loss=fl.loss.dpo(0.1))
+
+    error = refusal(wrong)
+    assert "needs 'preferred' per sample" in str(error)
+    assert "fl.select.best_and_worst" in error.hint
+
+
+def test_a_refresh_of_what_nothing_updated_is_refused():
+    def early(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+        reference.sync(actor, every=2)
+        rollout = actor.generate(prompts)
+        actor.update(rollout, verifier.score(rollout))
+
+    error = refusal(early)
+    assert isinstance(error, TraceError)
+    assert "which nothing has updated yet" in str(error)
+
+
+def test_a_refresh_counts_steps():
+    def never(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, verifier.score(rollout))
+        reference.sync(actor, every=0)
+
+    assert "a number of steps, from 1 up" in str(refusal(never))
+
+
+def test_a_baseline_has_one_sample_a_prompt():
+    def with_baseline(n: int):
+        @fl.workflow
+        def program(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+            rollout = actor.generate(prompts)
+            greedy = verifier.score(actor.generate(prompts, n=n, temperature=0))
+            advantages = fl.advantage.remax(verifier.score(rollout), rollout, baseline=greedy)
+            actor.update(rollout, advantages=advantages)
+
+        return program
+
+    assert with_baseline(1).trace().feeding("advantage", "baseline").src == "verifier.score"
+    with pytest.raises(GraphError, match=r"'baseline' for the samples of 'actor\.generate\.2'"):
+        with_baseline(2).trace()
+
+
+def test_roles_are_told_apart_at_the_call():
+    def swapped(prompts: fl.Prompts, actor: fl.Policy, world: fl.Environment):
+        rollout, returns = fl.interact(world, actor, prompts)
+        actor.update(rollout, returns)
+
+    error = refusal(swapped)
+    assert "fl.interact cannot take this 'policy'" in str(error)
+    assert error.expected == "a policy, a role of the workflow"
+
+
+def test_a_grammar_is_part_of_the_rollout():
+    @fl.workflow
+    def held(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts, grammar=fl.grammar.regex("[0-9]+"))
+        actor.update(rollout, verifier.score(rollout))
+
+    text = format_graph(held.trace())
+    assert 'attr grammar = grammar:regex(pattern="[0-9]+")' in text
+    assert parse(text) == parse(format_graph(parse(text)))
+
+
+def test_only_numbers_are_logged():
+    def tokens(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        fl.log("prompts", prompts)
+
+    assert "something with a field of numbers" in str(refusal(tokens))
