@@ -18,7 +18,7 @@ from flowrl.data.cursor import (
     fingerprint,
 )
 from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
-from flowrl.data.rows import Row, RowProblem, Rows, Split, load_rows
+from flowrl.data.rows import Responses, Row, RowProblem, Rows, Split, load_rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
 from flowrl.data.vocabulary import EOS, build_tokenizer, check_alphabet, vocabulary_of
 
@@ -29,6 +29,7 @@ __all__ = [
     "PromptCursor",
     "PromptItem",
     "PromptSet",
+    "Responses",
     "Row",
     "RowProblem",
     "Rows",

@@ -1,16 +1,20 @@
 """Prompts as tokens, and the cursor that hands them out epoch after epoch.
 
 The order of an epoch depends on the run's seed and the epoch's number alone, so a cursor is two
-numbers, and a resumed run goes on with the very next prompt.
+numbers, and a resumed run goes on with the very next prompt. With a curriculum
+(`flowrl.data.curriculum`) it is also what the run has seen of each prompt.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
+from flowrl.config.schema import CurriculumConfig
+from flowrl.data.curriculum import Curriculum
 from flowrl.data.order import permutation
 from flowrl.data.rows import Row, Rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
@@ -45,7 +49,7 @@ class PromptItem:
     """A prompt in an epoch: what a group answers.
 
     Attributes:
-        epoch: Counted from 0.
+        epoch: Counted from 0; with a curriculum, how often the prompt was handed out before.
         index: The row's place in its source.
         group: `epoch/index`.
         prompt_ids: int64 `[P]`.
@@ -132,12 +136,23 @@ class PromptCursor:
     A batch may cross the border of two epochs, so no prompt is ever skipped. The same prompt may
     then stand twice in a batch, under two groups.
 
+    With a curriculum only a share of the prompts comes in that order; the others are drawn by
+    their estimated solve rates, which `observe` mends.
+
     >>> cursor = PromptCursor(prompts, seed=0)      # doctest: +SKIP
     >>> batch = cursor.take(64)                     # doctest: +SKIP
     >>> again = PromptCursor.from_json(cursor.to_json(), prompts)  # doctest: +SKIP
     """
 
-    def __init__(self, prompts: PromptSet, seed: int, *, epoch: int = 0, position: int = 0) -> None:
+    def __init__(
+        self,
+        prompts: PromptSet,
+        seed: int,
+        *,
+        epoch: int = 0,
+        position: int = 0,
+        curriculum: CurriculumConfig | None = None,
+    ) -> None:
         self._prompts = prompts.prompts
         self._source = prompts.source
         self._seed = seed
@@ -145,45 +160,88 @@ class PromptCursor:
         self._position = position
         self._order = self._order_of(epoch)
         self._fingerprint: str | None = None
+        self._curriculum: Curriculum | None = None
+        self._places: dict[int, int] = {}
+        if curriculum is not None:
+            self._curriculum = Curriculum(curriculum, len(self._prompts), seed)
+            self._places = {prompt.row.index: i for i, prompt in enumerate(self._prompts)}
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next prompt."""
+        """The epoch of the next prompt that comes in its order."""
         return self._epoch
 
     def take(self, num: int) -> list[PromptItem]:
         """The next `num` prompts."""
-        items = []
-        for _ in range(num):
-            items.append(_item(self._epoch, self._prompts[self._order[self._position]]))
-            self._position += 1
-            if self._position == len(self._prompts):
-                self._epoch += 1
-                self._position = 0
-                self._order = self._order_of(self._epoch)
-        return items
+        if self._curriculum is not None:
+            places = self._curriculum.choose(num, lambda: self._following()[1])
+            return [_item(self._curriculum.visit(i), self._prompts[i]) for i in places]
+        return [
+            _item(epoch, self._prompts[i]) for epoch, i in (self._following() for _ in range(num))
+        ]
 
-    def to_json(self) -> dict[str, str | int]:
+    def observe(self, index: int, mean_score: float) -> None:
+        """Tells how the group of a prompt did; without a curriculum nothing depends on it.
+
+        To be called between steps, for each group whose samples were scored, also for those that a
+        filter took out, in an order that a resumed run repeats.
+
+        Args:
+            index: `PromptItem.index`, the row's place in its source.
+            mean_score: Mean of the group's scores.
+        """
+        if not math.isfinite(mean_score):
+            raise ValueError(f"prompt {index} has the mean score {mean_score}")
+        if self._curriculum is not None:
+            self._curriculum.observe(self._places[index], mean_score)
+
+    def solve_rate(self, index: int) -> float | None:
+        """The estimate of a row's solve rate; None without a curriculum."""
+        return None if self._curriculum is None else self._curriculum.rate(self._places[index])
+
+    def to_json(self) -> dict[str, object]:
         """Where the cursor stands, and of what data."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._prompts)
-        return {
+        state: dict[str, object] = {
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
             "num_prompts": len(self._prompts),
             "fingerprint": self._fingerprint,
         }
+        if self._curriculum is not None:
+            state["curriculum"] = self._curriculum.to_json()
+        return state
 
     @classmethod
-    def from_json(cls, value: Mapping[str, object], prompts: PromptSet) -> PromptCursor:
+    def from_json(
+        cls,
+        value: Mapping[str, object],
+        prompts: PromptSet,
+        curriculum: CurriculumConfig | None = None,
+    ) -> PromptCursor:
         """The cursor that `to_json` described.
 
         Raises:
-            CheckpointError: The data is not the same any more.
+            CheckpointError: The data is not the same any more, or one of the two cursors has a
+                curriculum and the other has not.
         """
         seed, epoch, position = (_number(value, key) for key in ("seed", "epoch", "position"))
-        cursor = cls(prompts, seed, epoch=epoch, position=position)
+        cursor = cls(prompts, seed, epoch=epoch, position=position, curriculum=curriculum)
+        estimates = value.get("curriculum")
+        if (estimates is None) != (curriculum is None):
+            raise CheckpointError(
+                "the order of prompts is another than when the checkpoint was written",
+                where="data.curriculum",
+                found="none" if curriculum is None else curriculum.kind,
+                expected="none" if estimates is None else "a curriculum",
+                hint="set data.curriculum as it was, or start a new run",
+            )
+        # Of other prompts nothing is taken up; the fingerprint below says so.
+        same_number = value.get("num_prompts") == len(prompts)
+        if cursor._curriculum is not None and isinstance(estimates, Mapping) and same_number:
+            cursor._curriculum.restore(estimates)
         now = cursor.to_json()
         if now != dict(value):
             raise CheckpointError(
@@ -195,6 +253,16 @@ class PromptCursor:
                 hint="restore the data file and its templates, or start a new run",
             )
         return cursor
+
+    def _following(self) -> tuple[int, int]:
+        """The epoch and the place of the next prompt in the order of epochs."""
+        found = self._epoch, self._order[self._position]
+        self._position += 1
+        if self._position == len(self._prompts):
+            self._epoch += 1
+            self._position = 0
+            self._order = self._order_of(self._epoch)
+        return found
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         order: list[int] = permutation(len(self._prompts), self._seed, epoch).tolist()
@@ -212,11 +280,12 @@ def _item(epoch: int, prompt: Prompt) -> PromptItem:
 
 
 def fingerprint(prompts: Sequence[Prompt | PromptItem]) -> str:
-    """Of what training and evaluation depend on: places, tokens, answers and solutions."""
+    """Of what training and evaluation depend on: places, tokens, answers and responses."""
     digest = blake2b(digest_size=8)
     for prompt in prompts:
         row = prompt.row
-        digest.update(repr((row.index, row.answer, row.solution)).encode())
+        rejected = () if row.rejected is None else (row.rejected,)
+        digest.update(repr((row.index, row.answer, row.solution, *rejected)).encode())
         digest.update(prompt.prompt_ids.tobytes())
     return digest.hexdigest()
 

@@ -1,7 +1,8 @@
 """Data rows: JSON lines files and the built-in arithmetic, read once, checked row by row.
 
 A row that cannot be used is never dropped in silence: it is kept as a `RowProblem` with its file
-and line, and past `data.max_bad_rows` reading stops with a `DataError` that names it.
+and line, and past `data.max_bad_rows` reading stops with a `DataError` that names it. Rows that
+`data.difficulty` leaves out are counted.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias, overload
 
 from flowrl.backend.batch import Ints
-from flowrl.config.schema import ArithmeticData, DataConfig, JsonlData
+from flowrl.config.schema import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
 from flowrl.data.order import permutation
-from flowrl.data.templates import Template, field_text
+from flowrl.data.templates import Template, field_number, field_text
 from flowrl.errors import DataError
 
-__all__ = ["Row", "RowProblem", "Rows", "Split", "load_rows"]
+__all__ = ["Responses", "Row", "RowProblem", "Rows", "Split", "load_rows"]
 
 Split: TypeAlias = Literal["train", "eval"]
+
+Responses: TypeAlias = Literal["solution", "pair"]
+"""What training rows must hold beside the prompt: one response, or a preferred and a rejected."""
 
 _MAX_SHOWN_PROBLEMS = 3
 
@@ -33,7 +38,8 @@ class Row:
         index: Its place in the source, counted from 0; with the epoch it names a group.
         prompt: What the policy is asked.
         answer: The reference answer that rewards compare with; empty where the data has none.
-        solution: The response that supervised stages learn from.
+        solution: The response that supervised stages learn from; of a pair, the preferred one.
+        rejected: The other response of a pair; None where rows were not read for pairs.
         fields: Every field of the row as it was read, for the user's own rewards.
         where: `file:line`, for messages.
     """
@@ -42,6 +48,7 @@ class Row:
     prompt: str
     answer: str
     solution: str
+    rejected: str | None = None
     fields: Mapping[str, object]
     where: str
 
@@ -59,15 +66,22 @@ class Rows(Sequence[Row]):
 
     Attributes:
         source: The file, or the name of a built-in, for messages.
-        problems: Rows that were left out.
+        problems: Rows that were left out because they cannot be used.
+        num_out_of_band: Rows that `data.difficulty` left out.
     """
 
     def __init__(
-        self, rows: Sequence[Row], *, source: str, problems: Sequence[RowProblem] = ()
+        self,
+        rows: Sequence[Row],
+        *,
+        source: str,
+        problems: Sequence[RowProblem] = (),
+        num_out_of_band: int = 0,
     ) -> None:
         self._rows = rows
         self.source = source
         self.problems = tuple(problems)
+        self.num_out_of_band = num_out_of_band
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -78,7 +92,12 @@ class Rows(Sequence[Row]):
     def __getitem__(self, place: slice) -> Rows: ...
     def __getitem__(self, place: int | slice) -> Row | Rows:
         if isinstance(place, slice):
-            return Rows(self._rows[place], source=self.source, problems=self.problems)
+            return Rows(
+                self._rows[place],
+                source=self.source,
+                problems=self.problems,
+                num_out_of_band=self.num_out_of_band,
+            )
         return self._rows[place]
 
     def __iter__(self) -> Iterator[Row]:
@@ -88,22 +107,31 @@ class Rows(Sequence[Row]):
         return f"Rows({self.source!r}, {len(self)} rows, {len(self.problems)} problems)"
 
 
-def load_rows(source: str | ArithmeticData | JsonlData, data: DataConfig, *, split: Split) -> Rows:
+def load_rows(
+    source: str | ArithmeticData | JsonlData,
+    data: DataConfig,
+    *,
+    split: Split,
+    responses: Responses = "solution",
+) -> Rows:
     """Reads `data.train` or `data.eval`.
 
-    A held-out row needs no solution: where one cannot be made, it is empty.
+    A held-out row needs no solution: where one cannot be made, it is empty. It is taken whatever
+    its difficulty, so that what is measured does not depend on what is trained on.
 
     Args:
         source: A path to a JSON lines file (the templates beside it in `data` apply), or a mapping
             with its own.
         split: Which of the two it is; for messages and for whether solutions are required.
+        responses: `pair` where a stage learns from pairs: a row without a rejected response, or
+            with two equal ones, is a bad row.
 
     Raises:
         ConfigError: A template that cannot be parsed.
         DataError: No such file, no usable row, or more bad rows than `data.max_bad_rows`.
     """
     if isinstance(source, ArithmeticData):
-        return _arithmetic(source)
+        return _arithmetic(source, responses)
     where = f"data.{split}"
     if isinstance(source, str):
         keys = "data"
@@ -113,19 +141,25 @@ def load_rows(source: str | ArithmeticData | JsonlData, data: DataConfig, *, spl
             prompt=data.prompt,
             answer=data.answer,
             solution=data.solution,
+            rejected=data.rejected,
         )
     else:
         keys = where
-    return _Reader(source, keys, split, data.max_bad_rows).read()
+    return _Reader(source, keys, split, responses, data).read()
 
 
 class _Reader:
     """Reads one JSON lines file; blank lines are no rows."""
 
-    def __init__(self, source: JsonlData, keys: str, split: Split, max_bad_rows: int) -> None:
+    def __init__(
+        self, source: JsonlData, keys: str, split: Split, responses: Responses, data: DataConfig
+    ) -> None:
         self._source = source
         self._split = split
-        self._max_bad_rows = max_bad_rows
+        self._max_bad_rows = data.max_bad_rows
+        self._band = _Band(data.difficulty) if data.difficulty and split == "train" else None
+        pairs = responses == "pair" and split == "train"
+        self._rejected = Template.parse(source.rejected, key=f"{keys}.rejected") if pairs else None
         self._prompt = Template.parse(source.prompt, key=f"{keys}.prompt")
         self._solution = Template.parse(source.solution, key=f"{keys}.solution")
         self._answer_key = f"{keys}.answer"
@@ -145,12 +179,16 @@ class _Reader:
                         break
                     where = f"{path}:{number}"
                     try:
-                        rows.append(self._row(line, index=num_read, where=where))
+                        if (row := self._row(line, index=num_read, where=where)) is not None:
+                            rows.append(row)
                     except DataError as problem:
                         self._count(problem, where)
                     num_read += 1
         except OSError as reason:
             raise self._unreadable(reason) from reason
+        out_of_band = self._band.num_outside if self._band is not None else 0
+        if not rows and self._band is not None and out_of_band:
+            raise self._band.nothing_left(str(path))
         if not rows:
             raise DataError(
                 "the data file has no usable row" if num_read else "the data file is empty",
@@ -159,10 +197,13 @@ class _Reader:
                 expected="one JSON object a line",
                 hint=f"point data.{self._split} at a file with rows",
             )
-        return Rows(rows, source=str(path), problems=self._problems)
+        return Rows(rows, source=str(path), problems=self._problems, num_out_of_band=out_of_band)
 
-    def _row(self, line: bytes, *, index: int, where: str) -> Row:
+    def _row(self, line: bytes, *, index: int, where: str) -> Row | None:
+        """The row of a line; None where its difficulty is not asked for."""
         fields = _parse(line, first=index == 0)
+        if self._band is not None and not self._band.holds(fields):
+            return None
         prompt = self._prompt.render(fields)
         if not prompt.strip():
             raise DataError("the prompt is empty", found=repr(prompt))
@@ -174,11 +215,15 @@ class _Reader:
             if self._split == "train":
                 raise
             solution = ""
+        rejected = None if self._rejected is None else self._rejected.render(fields)
+        if rejected is not None:
+            _check_pair(solution, rejected)
         return Row(
             index=index,
             prompt=prompt,
             answer=answer,
             solution=solution,
+            rejected=rejected,
             fields=fields,
             where=where,
         )
@@ -214,6 +259,47 @@ class _Reader:
         )
 
 
+class _Band:
+    """The rows that `data.difficulty` keeps: low <= their solve rate <= high."""
+
+    def __init__(self, difficulty: DifficultyConfig) -> None:
+        self._difficulty = difficulty
+        self._outside: list[float] = []
+
+    @property
+    def num_outside(self) -> int:
+        return len(self._outside)
+
+    def holds(self, fields: Mapping[str, object]) -> bool:
+        rate = field_number(fields, self._difficulty.field, key="data.difficulty.field")
+        if self._difficulty.low <= rate <= self._difficulty.high:
+            return True
+        self._outside.append(rate)
+        return False
+
+    def nothing_left(self, source: str) -> DataError:
+        band = self._difficulty
+        return DataError(
+            f"data.difficulty leaves none of the {len(self._outside)} rows",
+            where=source,
+            found=f"{band.field} from {min(self._outside):g} to {max(self._outside):g}",
+            expected=f"from {band.low:g} to {band.high:g} (data.difficulty.low and high)",
+            hint="widen the band",
+        )
+
+
+def _check_pair(preferred: str, rejected: str) -> None:
+    for name, text in (("preferred", preferred), ("rejected", rejected)):
+        if not text.strip():
+            raise DataError(f"the {name} response of the pair is empty", found=repr(text))
+    if preferred == rejected:
+        raise DataError(
+            "the preferred and the rejected response are the same",
+            found=_excerpt(repr(rejected)),
+            hint="a pair says which of two is better; leave the row out",
+        )
+
+
 def _parse(line: bytes, *, first: bool) -> dict[str, object]:
     try:
         # Some editors put a byte order mark in front of a file.
@@ -245,10 +331,11 @@ def _excerpt(text: str) -> str:
 class _Sums(Sequence[Row]):
     """Rows made when they are asked for: three digits have a million pairs."""
 
-    def __init__(self, digits: int, split: Split, pairs: Ints) -> None:
+    def __init__(self, digits: int, split: Split, pairs: Ints, responses: Responses) -> None:
         self._digits = digits
         self._split = split
         self._pairs = pairs
+        self._responses = responses
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -259,7 +346,7 @@ class _Sums(Sequence[Row]):
     def __getitem__(self, place: slice) -> _Sums: ...
     def __getitem__(self, place: int | slice) -> Row | _Sums:
         if isinstance(place, slice):
-            return _Sums(self._digits, self._split, self._pairs[place])
+            return _Sums(self._digits, self._split, self._pairs[place], self._responses)
         index = range(len(self))[place]
         digits = self._digits
         a, b = divmod(int(self._pairs[index]), 10**digits)
@@ -269,12 +356,25 @@ class _Sums(Sequence[Row]):
             prompt=f"{a:0{digits}d}+{b:0{digits}d}=",
             answer=answer,
             solution=answer,
+            rejected=_wrong_sum(a, b, answer) if self._responses == "pair" else None,
             fields={"a": a, "b": b, "answer": answer},
             where=f"arithmetic {self._split}:{index + 1}",
         )
 
 
-def _arithmetic(source: ArithmeticData) -> Rows:
+def _wrong_sum(a: int, b: int, answer: str) -> str:
+    """`answer` with one digit changed, the same for ever; the first digit stays 0 or 1.
+
+    So the wrong sum has the form of a right one, and no single place gives it away.
+    """
+    place, step = blake2b(f"{a}+{b}".encode(), digest_size=2).digest()
+    place %= len(answer)
+    digit = int(answer[place])
+    digit = 1 - digit if place == 0 else (digit + 1 + step % 9) % 10
+    return f"{answer[:place]}{digit}{answer[place + 1 :]}"
+
+
+def _arithmetic(source: ArithmeticData, responses: Responses) -> Rows:
     num_pairs = 100**source.digits
     if source.held_out >= num_pairs:
         raise DataError(
@@ -286,6 +386,6 @@ def _arithmetic(source: ArithmeticData) -> Rows:
     order = permutation(num_pairs, "arithmetic", source.digits)
     pairs = order[: source.held_out] if source.split == "eval" else order[source.held_out :]
     return Rows(
-        _Sums(source.digits, source.split, pairs),
+        _Sums(source.digits, source.split, pairs, responses),
         source=f"arithmetic {source.split}, {source.digits} digits",
     )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError, DataError
 
-__all__ = ["Template", "field_text"]
+__all__ = ["Template", "field_number", "field_text"]
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
@@ -86,22 +88,49 @@ def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:
     Raises:
         DataError: The row lacks it, or it is neither text nor a number.
     """
-    if name not in fields:
-        raise DataError(
-            f"the row has no field {name!r}, which {key} reads",
-            found=f"fields {listing(fields)}",
-            hint=suggestion(name, fields) or f"change {key} or the row",
-        )
-    value = fields[name]
+    value = _field(fields, name, key=key)
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if _is_number(value):
         return str(value)
     raise DataError(
         f"field {name!r}, which {key} reads, is neither text nor a number",
         found=f"{_json_kind(value)} {_excerpt(value)}",
         hint=f"change {key} or the row",
     )
+
+
+def field_number(fields: Mapping[str, object], name: str, *, key: str) -> float:
+    """The number in a field.
+
+    Raises:
+        DataError: The row lacks it, or it is no finite number.
+    """
+    value = _field(fields, name, key=key)
+    if _is_number(value) and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise DataError(
+        f"field {name!r}, which {key} reads, is no number",
+        found=f"{_json_kind(value)} {_excerpt(value)}",
+        hint=f"change {key} or the row",
+    )
+
+
+def _field(fields: Mapping[str, object], name: str, *, key: str) -> object:
+    if name in fields:
+        return fields[name]
+    raise DataError(
+        f"the row has no field {name!r}, which {key} reads",
+        found=f"fields {listing(fields)}",
+        hint=suggestion(name, fields) or f"change {key} or the row",
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # Whole numbers are finite, also those that no float can hold.
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def _json_kind(value: object) -> str:

@@ -48,7 +48,7 @@ def build_tokenizer(
     """The tokenizer's files, by name.
 
     Args:
-        rows: The training rows: BPE learns from their prompts and solutions; the characters of a
+        rows: The training rows: BPE learns from their prompts and responses; the characters of a
             character tokenizer are checked against them.
         max_length: Tokens that the model can take.
 
@@ -83,7 +83,7 @@ def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
     """
     known = set(spec.alphabet)
     for row in rows:
-        strange = (set(row.prompt) | set(row.solution)) - known
+        strange = set().union(*_texts(row)) - known
         if strange:
             raise DataError(
                 "the row has characters outside roles.<name>.tokenizer.alphabet",
@@ -92,6 +92,11 @@ def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
                 expected=f"characters of {spec.alphabet!r}",
                 hint="add them to the alphabet, or use tokenizer kind bpe",
             )
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    texts = (row.prompt, row.solution)
+    return texts if row.rejected is None else (*texts, row.rejected)
 
 
 def _characters(spec: CharTokenizer) -> FastTokenizer:
@@ -112,7 +117,7 @@ def _train_bpe(spec: BpeTokenizer, rows: Iterable[Row]) -> FastTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    fast.train_from_iterator((text for row in rows for text in (row.prompt, row.solution)), trainer)
+    fast.train_from_iterator((text for row in rows for text in _texts(row)), trainer)
     return _fill(fast, spec.vocab_size)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,15 @@ from flowrl.data import (
 from flowrl.errors import ConfigError, DataError
 from flowrl.ids import RoleName
 
-__all__ = ["Materials", "RoleModel", "Solutions", "prepare_materials", "require_room"]
+__all__ = [
+    "Materials",
+    "PairTokens",
+    "Pairs",
+    "RoleModel",
+    "Solutions",
+    "prepare_materials",
+    "require_room",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +51,78 @@ class Solutions:
     """The tokens of the responses that supervised stages learn from, by row index."""
 
     def __init__(self, prompts: PromptSet, tokenizer: Tokenizer) -> None:
-        self._tokens: dict[int, Ints] = {}
-        for prompt in prompts.prompts:
-            try:
-                self._tokens[prompt.row.index] = tokenizer.encode_response(prompt.row.solution)
-            except DataError as error:
-                raise DataError(
-                    error.what,
-                    where=prompt.row.where,
-                    found=error.found,
-                    expected=error.expected,
-                    hint=error.hint,
-                ) from error
+        self._tokens = {
+            prompt.row.index: _encode(prompt, prompt.row.solution, tokenizer)
+            for prompt in prompts.prompts
+        }
 
     def of(self, item: PromptItem) -> Ints:
         """int64 `[R]`, the solution of an item's row and the end token."""
         return self._tokens[item.index]
+
+    def longest(self, prompt: Prompt) -> int:
+        """Tokens of the longest response to a prompt."""
+        return len(self._tokens[prompt.row.index])
+
+
+class PairTokens(NamedTuple):
+    """The two responses of a pair, each int64 `[R]` with the end token; the preferred one first."""
+
+    preferred: Ints
+    rejected: Ints
+
+
+class Pairs:
+    """The tokens of the pairs that preference stages learn from, by row index.
+
+    A pair is a group of two samples, the preferred one first:
+
+        >>> rows = [                                              # doctest: +SKIP
+        ...     (sample_id(item.group, member), Payload(item=item, tokens=tokens))
+        ...     for item in items
+        ...     for member, tokens in enumerate(pairs.of(item))
+        ... ]
+        >>> batch = sequence_batch(rows, [p.item.group for _, p in rows])  # doctest: +SKIP
+
+    Raises:
+        DataError: A row without a rejected response, or a response that the tokenizer cannot take,
+            with the row's file and line.
+    """
+
+    def __init__(self, prompts: PromptSet, tokenizer: Tokenizer) -> None:
+        self._tokens: dict[int, PairTokens] = {}
+        for prompt in prompts.prompts:
+            row = prompt.row
+            if row.rejected is None:
+                raise DataError(
+                    "the row has no rejected response, and a stage learns from pairs",
+                    where=row.where,
+                    hint="set data.rejected to a template of the row's fields",
+                )
+            self._tokens[row.index] = PairTokens(
+                _encode(prompt, row.solution, tokenizer), _encode(prompt, row.rejected, tokenizer)
+            )
+
+    def of(self, item: PromptItem) -> PairTokens:
+        """The responses of an item's row."""
+        return self._tokens[item.index]
+
+    def longest(self, prompt: Prompt) -> int:
+        """Tokens of the longer response to a prompt."""
+        return max(map(len, self._tokens[prompt.row.index]))
+
+
+def _encode(prompt: Prompt, text: str, tokenizer: Tokenizer) -> Ints:
+    try:
+        return tokenizer.encode_response(text)
+    except DataError as error:
+        raise DataError(
+            error.what,
+            where=prompt.row.where,
+            found=error.found,
+            expected=error.expected,
+            hint=error.hint,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +133,9 @@ class Materials:
         train: Prompts to train on.
         examples: Those of `train` whose solution fits the model too; what supervised stages take.
         solutions: Their responses; None where no stage is supervised.
+        pair_prompts: Those of `train` whose two responses fit the model; what stages that learn
+            from pairs take.
+        pairs: Their responses; None where no stage learns from pairs.
         held_out: Prompts to evaluate on, in the order of the source; empty without `data.eval`.
         models: By role.
         notes: What was left out of the data, for people.
@@ -76,6 +144,8 @@ class Materials:
     train: PromptSet
     examples: PromptSet
     solutions: Solutions | None
+    pair_prompts: PromptSet
+    pairs: Pairs | None
     held_out: tuple[PromptItem, ...]
     models: Mapping[RoleName, RoleModel]
     notes: tuple[str, ...]
@@ -88,6 +158,7 @@ def prepare_materials(
     roles: Iterable[RoleName],
     policy: RoleName,
     supervised: bool,
+    paired: bool = False,
     max_length: int,
 ) -> Materials:
     """Reads data and makes the model folders of `roles`.
@@ -97,15 +168,23 @@ def prepare_materials(
         roles: Roles that have a model of their own.
         policy: The role whose tokenizer the prompts are for; one of `roles`.
         supervised: Whether a stage learns from solutions.
+        paired: Whether a stage learns from pairs; rows then need a rejected response.
         max_length: Tokens of the longest sample that workers can hold.
 
     Raises:
         DataError, ConfigError: a row, a file or a model folder cannot be used.
     """
-    rows = load_rows(config.data.train, config.data, split="train")
+    rows = load_rows(
+        config.data.train, config.data, split="train", responses="pair" if paired else "solution"
+    )
     models = {role: _role_model(config, folder, role, rows) for role in roles}
     tokenizer = models[policy].tokenizer
     notes = [f"{rows.source}: {_problems(rows)}"] if rows.problems else []
+    if rows.num_out_of_band and (band := config.data.difficulty) is not None:
+        notes.append(
+            f"{rows.source}: {rows.num_out_of_band} rows left out, {band.field} outside "
+            f"{band.low:g} to {band.high:g} (data.difficulty)"
+        )
 
     def encode(source: Rows) -> PromptSet:
         prompts = encode_prompts(
@@ -126,6 +205,10 @@ def prepare_materials(
     if supervised:
         solutions = Solutions(train, tokenizer)
         examples = _fitting(train, solutions, max_length, notes)
+    pair_prompts, pairs = train, None
+    if paired:
+        pairs = Pairs(train, tokenizer)
+        pair_prompts = _fitting(train, pairs, max_length, notes)
     held_out: tuple[PromptItem, ...] = ()
     if config.data.eval is not None:
         eval_rows = load_rows(config.data.eval, config.data, split="eval")
@@ -136,6 +219,8 @@ def prepare_materials(
         train=train,
         examples=examples,
         solutions=solutions,
+        pair_prompts=pair_prompts,
+        pairs=pairs,
         held_out=held_out,
         models=models,
         notes=tuple(notes),
@@ -177,27 +262,28 @@ def _role_model(config: RunConfig, folder: Path, role: RoleName, rows: Rows) -> 
 
 
 def _fitting(
-    prompts: PromptSet, solutions: Solutions, max_length: int, notes: list[str]
+    prompts: PromptSet, responses: Solutions | Pairs, max_length: int, notes: list[str]
 ) -> PromptSet:
-    lengths = np.array(
-        [
-            len(p.prompt_ids) + len(solutions.of(i))
-            for p, i in zip(prompts.prompts, prompts.items(), strict=True)
-        ]
+    """The prompts whose responses fit behind them; notes how many do not."""
+    what, both = (
+        ("pair", "prompt and the longer response")
+        if isinstance(responses, Pairs)
+        else ("example", "prompt and solution")
     )
+    lengths = np.array([len(p.prompt_ids) + responses.longest(p) for p in prompts.prompts])
     fits = lengths <= max_length
     if not fits.any():
         raise DataError(
-            "no example is short enough for the model",
+            f"no {what} is short enough for the model",
             where=prompts.source,
-            found=f"the shortest has {lengths.min()} tokens, prompt and solution together",
+            found=f"the shortest has {lengths.min()} tokens, {both} together",
             expected=f"at most {max_length} tokens",
             hint="raise the model's max_length and train.sampling.max_tokens",
         )
     if not fits.all():
         notes.append(
-            f"{prompts.source}: {int((~fits).sum())} examples left out, prompt and solution longer "
-            f"than {max_length} tokens"
+            f"{prompts.source}: {int((~fits).sum())} {what}s left out, {both} longer than "
+            f"{max_length} tokens"
         )
     kept = tuple(p for p, fit in zip(prompts.prompts, fits, strict=True) if fit)
     return PromptSet(prompts=kept, too_long=prompts.too_long, source=prompts.source)

@@ -1,0 +1,160 @@
+"""A curriculum by solve rate: prompts are drawn by how often they were solved so far in this run.
+
+Of each prompt an estimate p of its solve rate is kept: an exponential average of the mean scores of
+its groups, that begins at `prior`::
+
+    p <- p + smoothing (rate of the group - p)
+
+Prompts are drawn with a weight that follows from p (`prefer`):
+
+- `learnability`: p (1 - p), the variance of a score of 0 or 1. Prompts that are always or never
+  solved teach nothing and weigh nothing; those solved half the time weigh most. (Rutherford et al.,
+  "No Regrets: Investigating and Improving Regret Approximations for Curriculum Discovery", arXiv
+  2408.15099; for language models Foster et al., "Learning to Reason at the Frontier of
+  Learnability", arXiv 2502.12272. They measure p by rollouts made for it and keep the prompts where
+  it is best; here p is what training has shown, and a weight.)
+- `unsolved`: 1 - p, so that a run comes back to what it fails at. (Kimi k1.5, arXiv 2501.12599,
+  section 2.3.4, "prioritized sampling".)
+
+`low` and `high` give prompts outside the band the weight 0.
+
+What an epoch is: a share `explore` of the prompts is taken in the order of ordinary epochs, where
+every prompt comes once; the others are drawn by weight, without repetition within a batch. An
+item's `epoch` then counts how often its prompt was handed out before, so that no two groups of a
+run have one id. Where fewer prompts have a weight than are to be drawn, the order of the epoch
+gives the rest.
+
+Everything is decided by the seed, the prompts handed out and the scores observed; weights are whole
+numbers of 2^-20, so that no rounding of a library decides what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.config.schema import CurriculumConfig
+from flowrl.data.order import permutation, raw_stream
+from flowrl.errors import CheckpointError
+
+__all__ = ["Curriculum"]
+
+_WEIGHT_ONE = 1 << 20
+
+
+class Curriculum:
+    """The estimates of one cursor's prompts, by their place in its prompt set.
+
+    >>> curriculum = Curriculum(CurriculumConfig(kind="solve_rate", explore=0), 3, seed=0)
+    >>> curriculum.choose(3, following=lambda: 0)
+    [2, 1, 0]
+    >>> curriculum.observe(1, 1.0)
+    >>> curriculum.rate(1)
+    0.75
+    """
+
+    def __init__(self, config: CurriculumConfig, num_prompts: int, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        self._taken = 0
+        self._visits = np.zeros(num_prompts, np.int64)
+        self._rates = np.full(num_prompts, config.prior, np.float64)
+
+    def rate(self, place: int) -> float:
+        """The estimated solve rate of a prompt."""
+        return float(self._rates[place])
+
+    def choose(self, num: int, following: Callable[[], int]) -> list[int]:
+        """Places of the next `num` prompts, in the order of the batch.
+
+        Args:
+            following: The next place in the order of ordinary epochs.
+        """
+        start, explore = self._taken, self._config.explore
+        # Over many small batches the share is right too.
+        num_explored = math.floor((start + num) * explore) - math.floor(start * explore)
+        places = [following() for _ in range(num_explored)]
+        places += self._draw(num - num_explored, set(places))
+        places += [following() for _ in range(num - len(places))]
+        self._taken += num
+        # Mini-batches take prompts in order; none shall hold the explored ones alone.
+        return [places[i] for i in permutation(num, self._seed, "curriculum order", start)]
+
+    def visit(self, place: int) -> int:
+        """How often the prompt was handed out before; counts this time too."""
+        before = int(self._visits[place])
+        self._visits[place] += 1
+        return before
+
+    def observe(self, place: int, mean_score: float) -> None:
+        """Takes a group's mean score into the estimate of its prompt."""
+        low, high = self._config.unsolved_score, self._config.solved_score
+        solved = min(max((mean_score - low) / (high - low), 0.0), 1.0)
+        self._rates[place] += self._config.smoothing * (solved - self._rates[place])
+
+    def _draw(self, num: int, excluded: Collection[int]) -> list[int]:
+        """At most `num` different places by weight, without those excluded."""
+        weights = self._weights()
+        weights[list(excluded)] = 0
+        ends = np.cumsum(weights)
+        stream = raw_stream(self._seed, "curriculum", self._taken)
+        drawn: list[int] = []
+        while len(drawn) < num and int(ends[-1]):
+            point = int(stream.random_raw()) * int(ends[-1]) >> 64
+            place = int(np.searchsorted(ends, point, side="right"))
+            if not weights[place]:
+                # Drawn before: its share of the line is taken out, and the draw is made again.
+                ends = np.cumsum(weights)
+                continue
+            weights[place] = 0
+            drawn.append(place)
+        return drawn
+
+    def _weights(self) -> Ints:
+        """int64 `[num_prompts]`, in units of 2^-20."""
+        p = self._rates
+        match self._config.prefer:
+            case "learnability":
+                weights = p * (1.0 - p)
+            case "unsolved":
+                weights = 1.0 - p
+        inside = (self._config.low <= p) & (p <= self._config.high)
+        weights = np.where(inside, weights, 0.0) * _WEIGHT_ONE
+        return weights.astype(np.int64)
+
+    def to_json(self) -> dict[str, object]:
+        """What was handed out and observed; prompts that were never handed out are left out."""
+        places = np.flatnonzero(self._visits)
+        return {
+            "taken": self._taken,
+            "places": places.tolist(),
+            "visits": self._visits[places].tolist(),
+            "rates": self._rates[places].tolist(),
+        }
+
+    def restore(self, value: Mapping[str, object]) -> None:
+        """Takes up what `to_json` wrote.
+
+        Raises:
+            CheckpointError: It is no such description.
+        """
+        try:
+            taken = value["taken"]
+            places = np.array(value["places"], np.int64)
+            visits = np.array(value["visits"], np.int64)
+            rates = np.array(value["rates"], np.float64)
+            self._visits[places], self._rates[places] = visits, rates
+        except (KeyError, TypeError, ValueError, IndexError) as reason:
+            raise _broken(str(reason)) from reason
+        if not isinstance(taken, int) or not np.all((rates >= 0) & (rates <= 1)):
+            raise _broken("a number is out of bounds")
+        self._taken = taken
+
+
+def _broken(found: str) -> CheckpointError:
+    return CheckpointError(
+        "the curriculum of the checkpoint is broken", where="cursor.curriculum", found=found
+    )
