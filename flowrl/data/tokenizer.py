@@ -125,6 +125,14 @@ class Tokenizer:
             return self._encode(self._chat.render(text), special=False)
         return self._encode(text, special=True)
 
+    def encode(self, text: str) -> Ints:
+        """int64 `[n]`, a text in the middle of a sample: no special tokens in front or behind.
+
+        Raises:
+            DataError: A character outside the vocabulary.
+        """
+        return self._encode(text, special=False)
+
     def encode_response(self, text: str) -> Ints:
         """int64 `[R]`, a response and the end token.
 

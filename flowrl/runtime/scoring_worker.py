@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -25,12 +24,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import cast
 
-import flowrl
 from flowrl.backend.protocols import Plugin, ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError, FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.scoring_wire import FrameReader, Message, RequestTuple, Status, pack
+from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
 __all__ = ["main"]
@@ -42,7 +41,6 @@ _REPEAT_S = 0.05
 _MAX_TEXT = 300
 # Batches hold scores in float32, whose largest number is 3.4e38; sums over a batch stay below it.
 _MAX_SCORE = 1e30
-_MAX_FRAMES = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -155,7 +153,7 @@ class _Worker:
             found = f" ({reason.found})" if reason.found else ""
             self._fail(ticket, "invalid", f"{reason.what}{found}", ())
         else:
-            self._fail(ticket, "raised", _described(reason), self._frames(reason.__traceback__))
+            self._fail(ticket, "raised", described(reason), self._frames(reason.__traceback__))
 
     def _fail(self, ticket: int, kind: str, message: str, frames: tuple[str, ...]) -> None:
         self._failures.append((ticket, kind, message[:_MAX_TEXT], frames))
@@ -175,7 +173,10 @@ class _Worker:
             os._exit(0)
 
     def _frames(self, trace: TracebackType | None) -> tuple[str, ...]:
-        return _user_frames(trace, self._own)
+        frames = traceback.extract_tb(trace)
+        # A time limit that is met outside the user's code is at no line worth telling.
+        timed_out = bool(frames) and frames[-1].name == _Alarm._fire.__name__
+        return user_frames(frames, self._own, or_any=not timed_out)
 
 
 def main(arguments: list[str]) -> None:
@@ -193,9 +194,7 @@ def main(arguments: list[str]) -> None:
     if opening is None:
         return
     _, plugin, context, timeout_s = opening
-    # Frames in these folders are not the user's: ours, Python's own and installed libraries'.
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    own: tuple[Path, ...] = (Path(flowrl.__file__).parent, *map(Path, libraries))
+    own = library_folders()
     try:
         backend, package = _plugin(str(plugin))
         own += package
@@ -269,44 +268,14 @@ def _checked(result: object) -> tuple[float, dict[str, float]]:
     return score, terms
 
 
-def _described(reason: BaseException) -> str:
-    try:
-        text = str(reason)
-    # An exception of the user's may fail to print itself.
-    except Exception:
-        text = "no message"
-    text = " ".join(text.split())  # an error stays within its lines
-    return f"{type(reason).__name__}: {text}" if text else type(reason).__name__
-
-
-def _user_frames(trace: TracebackType | None, own: tuple[Path, ...]) -> tuple[str, ...]:
-    """The innermost frames that are the user's, outermost first: `rewards.py:12 in f`."""
-    frames = traceback.extract_tb(trace)
-    theirs = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith("<frozen")
-        and not any(Path(frame.filename).is_relative_to(folder) for folder in own)
-    ]
-    # A time limit that is met outside the user's code is at no line worth telling.
-    timed_out = bool(frames) and frames[-1].name == _Alarm._fire.__name__
-    shown = (theirs or ([] if timed_out else list(frames)))[-_MAX_FRAMES:]
-    return tuple(f"{_short(f.filename)}:{f.lineno} in {f.name}" for f in shown)
-
-
-def _short(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
-
-
 def _broken(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
-    frames = list(_user_frames(reason.__traceback__, own))
+    frames = list(user_frames(traceback.extract_tb(reason.__traceback__), own))
     if isinstance(reason, SyntaxError) and reason.filename:
-        frames = [f"{_short(reason.filename)}:{reason.lineno}"]
+        frames = [f"{short_path(reason.filename)}:{reason.lineno}"]
     return RewardError(
         "the reward cannot be loaded",
         where=frames[-1] if frames else None,
-        found=_described(reason)[:_MAX_TEXT],
+        found=described(reason)[:_MAX_TEXT],
         hint=f"called from {' from '.join(reversed(frames[:-1]))}" if frames[:-1] else None,
     )
 
