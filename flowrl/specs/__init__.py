@@ -14,11 +14,12 @@ from flowrl.specs.base import Scalar, Spec, spec_from_json
 from flowrl.specs.filters import Difficulty, FilterSpec, ZeroVariance
 from flowrl.specs.grammar import Grammar, JsonSchema, Regex
 from flowrl.specs.kl import KL, AdaptiveKL
-from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, PolicyClip
-from flowrl.specs.maps import MapSpec
+from flowrl.specs.loss import Aggregation, CrossEntropy, LossSpec, OwnLoss, PolicyClip
+from flowrl.specs.maps import MapSpec, OwnMap, UserMap, WeightedSum
 from flowrl.specs.optimizer import AdamW
+from flowrl.specs.own_advantage import OwnAdvantage, UserAdvantage
 from flowrl.specs.sampling import FinishReason, Sampling
-from flowrl.specs.select import SelectSpec
+from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Top
 from flowrl.specs.shaping import (
     CosineLength,
     Repetition,
@@ -28,6 +29,7 @@ from flowrl.specs.shaping import (
 )
 from flowrl.specs.token_advantage import (
     GAE,
+    Distill,
     GroupInGroup,
     OptimalTokenBaseline,
     ReinforcePP,
@@ -42,9 +44,11 @@ __all__ = [
     "AdaptiveKL",
     "AdvantageSpec",
     "Aggregation",
+    "BestAndWorst",
     "CosineLength",
     "CrossEntropy",
     "Difficulty",
+    "Distill",
     "FilterSpec",
     "FinishReason",
     "Grammar",
@@ -58,8 +62,12 @@ __all__ = [
     "MaxRL",
     "NormaliseThenSum",
     "OptimalTokenBaseline",
+    "OwnAdvantage",
+    "OwnLoss",
+    "OwnMap",
     "PassAtK",
     "PolicyClip",
+    "RandomK",
     "ReMax",
     "Regex",
     "ReinforcePP",
@@ -71,6 +79,10 @@ __all__ = [
     "SoftOverlong",
     "Spec",
     "StopProperly",
+    "Top",
+    "UserAdvantage",
+    "UserMap",
+    "WeightedSum",
     "ZeroVariance",
     "spec_from_json",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.specs.base import Spec, option
+from flowrl.specs.base import Spec, list_of, option
 
 __all__ = [
     "GPG",
@@ -50,21 +50,35 @@ a centre that is not the mean of what the deviation is over."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec(Spec):
-    """Base of advantages.
-
-    Attributes:
-        needs: Fields of `flowrl.algo.advantages.AdvantageBatch` that are read beside the scores and
-            groups; where it is empty, scores and groups are all that is needed.
-        per_token: Whether the result is one number a token, or one a sample.
-        gives_returns: Whether a critic's targets come with it.
-        needs_scores: Whether it reads scores.
-    """
+    """Base of advantages; by itself one number a sample from scores and groups alone."""
 
     family: ClassVar[str] = "advantage"
-    needs: ClassVar[tuple[str, ...]] = ()
-    per_token: ClassVar[bool] = False
-    gives_returns: ClassVar[bool] = False
-    needs_scores: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ()
+    _per_token: ClassVar[bool] = False
+    _gives_returns: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Fields of `flowrl.algo.advantages.AdvantageBatch` read beside scores and groups.
+
+        A penalty with a `kl_coefficient` reads `logprobs` and `reference_logprobs` beside these.
+        """
+        return self._needs
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the result is one number a token, or one a sample."""
+        return self._per_token
+
+    @property
+    def gives_returns(self) -> bool:
+        """Whether a critic's targets come with it."""
+        return self._gives_returns
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether it reads scores."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +187,7 @@ class LengthWeighted(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "length_weighted"
-    needs: ClassVar[tuple[str, ...]] = ("mask",)
+    _needs: ClassVar[tuple[str, ...]] = ("mask",)
 
     singleton: Singleton = "zero"
 
@@ -186,6 +200,7 @@ class NormaliseThenSum(AdvantageSpec):
     summed first.
 
     Attributes:
+        weights: Of the rewards, comma-separated; where it is empty, all weigh 1.
         std: Divisor of each reward's group-centred values.
         ddof: Of both standard deviations.
         eps: Added to the group's standard deviation.
@@ -196,8 +211,9 @@ class NormaliseThenSum(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "normalise_then_sum"
-    needs: ClassVar[tuple[str, ...]] = ("rewards", "weights")
+    _needs: ClassVar[tuple[str, ...]] = ("rewards",)
 
+    weights: str = option("")
     std: Scale = "group"
     ddof: int = 1
     eps: float = 1e-6
@@ -205,3 +221,8 @@ class NormaliseThenSum(AdvantageSpec):
     mean: Centre = option("group")
     singleton: Singleton = option("zero")
     zero_std: ZeroStd = option("keep")
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The weights as numbers; empty where all weigh 1."""
+        return tuple(float(weight) for weight in list_of(self.weights))

@@ -7,16 +7,32 @@ travels in graph nodes, plans and configs, so it must print and parse without lo
 
 from __future__ import annotations
 
-from dataclasses import field, fields
-from typing import ClassVar, TypeAlias, TypeVar
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
-__all__ = ["Scalar", "Spec", "format_scalar", "option", "spec_from_json"]
+__all__ = [
+    "USER_OPTIONS",
+    "Scalar",
+    "Spec",
+    "format_list",
+    "format_scalar",
+    "list_of",
+    "option",
+    "spec_from_json",
+]
 
 _T = TypeVar("_T")
 
 Scalar: TypeAlias = str | int | float | bool | None
 
 _KINDS: dict[tuple[str, str], type[Spec]] = {}
+
+USER_OPTIONS: Mapping[str, bool] = MappingProxyType({"user": True})
+"""Metadata of a field that holds pairs of name and value, the options of a function of the user's
+own: they are written and read as if each were a field of the specification."""
 
 
 def option(default: _T) -> _T:
@@ -49,29 +65,65 @@ class Spec:
 
     def to_json(self) -> dict[str, Scalar]:
         """`{"kind": ..., field: value, ...}` with every field, in the order of definition."""
-        values: dict[str, Scalar] = {"kind": self.kind}
-        for f in fields(self):  # type: ignore[arg-type]
-            values[f.name] = getattr(self, f.name)
-        return values
+        return {"kind": self.kind, **{name: value for name, value, _ in self._values()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Scalar]) -> Self:
+        """The specification of these fields.
+
+        Raises:
+            TypeError: a field that the kind does not have, or lacks.
+        """
+        known = fields(cls)  # type: ignore[arg-type]
+        user = next((f.name for f in known if "user" in f.metadata), None)
+        named: dict[str, Any] = dict(values)
+        if user is not None:
+            names = {f.name for f in known}
+            options = {name: named.pop(name) for name in values if name not in names}
+            named[user] = tuple(options.items())
+        return cls(**named)
 
     def __str__(self) -> str:
         body = ", ".join(
-            f"{f.name}={format_scalar(getattr(self, f.name))}"
-            for f in fields(self)  # type: ignore[arg-type]
-            if not ("option" in f.metadata and getattr(self, f.name) == f.default)
+            f"{name}={format_scalar(value)}"
+            for name, value, of in self._values()
+            if not ("option" in of.metadata and value == of.default)
         )
         return f"{self.kind}({body})"
 
+    def _values(self) -> Iterator[tuple[str, Scalar, Field[Any]]]:
+        """Name, value and field of all that is written, in order."""
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if "user" in f.metadata:
+                yield from ((name, each, f) for name, each in value)
+            else:
+                yield f.name, value, f
+
+
+_BREAKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
+"""Marks that end a line for Python, and that JSON leaves as they are."""
+
 
 def format_scalar(value: Scalar) -> str:
-    """The JSON spelling of a scalar; floats keep the shortest form that reads back equal."""
+    """The JSON spelling of a scalar, on one line; floats keep the shortest form that reads back."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).translate(_BREAKS)
     return repr(value)
+
+
+def format_list(values: Iterable[str] | Iterable[float]) -> str:
+    """Names or numbers as one string, which a specification can hold; `list_of` reads it."""
+    return ", ".join(value if isinstance(value, str) else repr(float(value)) for value in values)
+
+
+def list_of(text: str) -> tuple[str, ...]:
+    """The names that `format_list` wrote; numbers are their spellings."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 def spec_from_json(family: str, value: dict[str, Scalar]) -> Spec:
@@ -83,4 +135,4 @@ def spec_from_json(family: str, value: dict[str, Scalar]) -> Spec:
     """
     rest = dict(value)
     kind = rest.pop("kind")
-    return _KINDS[family, str(kind)](**rest)
+    return _KINDS[family, str(kind)].from_json(rest)

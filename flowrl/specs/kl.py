@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
+from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
+from flowrl.specs.function import caller
 
-__all__ = ["KL", "AdaptiveKL", "Estimator", "k1", "k2", "k3", "kl_abs"]
+__all__ = ["KL", "AdaptiveKL", "Estimator", "KLOptions", "k1", "k2", "k3", "kl_abs"]
 
 Estimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 """Per-token estimators of KL(policy || reference), d = logprob - reference logprob
@@ -21,9 +23,13 @@ class KL(Spec):
 
     Attributes:
         estimator: Of the divergence.
-        coefficient: Its factor.
+        coefficient: Its factor; where there is a target, in the first step.
         clamp_input: d is clamped to plus and minus this; None: not at all, as in the papers.
         clamp_output: So is the result. Where a clamp acts, the gradient is 0.
+        target: Mean of the estimate over response tokens that the coefficient is steered towards,
+            from step to step; None keeps the coefficient.
+        horizon: Of the steering: samples over which a relative error e changes it by e.
+        step_clip: Bound of the relative error.
     """
 
     family: ClassVar[str] = "kl"
@@ -33,6 +39,18 @@ class KL(Spec):
     coefficient: float
     clamp_input: float | None = option(None)
     clamp_output: float | None = option(None)
+    target: float | None = option(None)
+    horizon: int = option(10_000)
+    step_clip: float = option(0.2)
+
+    @property
+    def adaptive(self) -> AdaptiveKL | None:
+        """How the coefficient is steered; None where it stays as it is."""
+        if self.target is None:
+            return None
+        return AdaptiveKL(
+            initial=self.coefficient, target=self.target, horizon=self.horizon, clip=self.step_clip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +59,7 @@ class AdaptiveKL(Spec):
 
     Attributes:
         initial: The coefficient at the beginning.
-        target: KL per sample to hold.
+        target: KL to hold, in the unit that it is measured in.
         horizon: Samples over which a relative error of `clip` changes the coefficient by `clip`.
         clip: Bound of the relative error.
     """
@@ -55,28 +73,47 @@ class AdaptiveKL(Spec):
     clip: float = option(0.2)
 
 
-def k1(coefficient: float) -> KL:
+class KLOptions(TypedDict, total=False):
+    """What every penalty takes beside its coefficient; `KL` explains each."""
+
+    clamp_input: float | None
+    clamp_output: float | None
+    target: float | None
+    horizon: int
+    step_clip: float
+
+
+def k1(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """The plain log-ratio."""
-    return KL(estimator="k1", coefficient=coefficient)
+    return _kl("k1", coefficient, options)
 
 
-def kl_abs(coefficient: float) -> KL:
+def kl_abs(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """The absolute log-ratio."""
-    return KL(estimator="abs", coefficient=coefficient)
+    return _kl("abs", coefficient, options)
 
 
-def k2(coefficient: float) -> KL:
+def k2(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """Half the squared log-ratio."""
-    return KL(estimator="k2", coefficient=coefficient)
+    return _kl("k2", coefficient, options)
 
 
-def k3(
-    coefficient: float, *, clamp_input: float | None = None, clamp_output: float | None = None
-) -> KL:
+def k3(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     """The low-variance, non-negative estimator of GRPO."""
-    return KL(
-        estimator="k3",
-        coefficient=coefficient,
-        clamp_input=clamp_input,
-        clamp_output=clamp_output,
-    )
+    return _kl("k3", coefficient, options)
+
+
+def _kl(estimator: Estimator, coefficient: float, options: KLOptions) -> KL:
+    penalty = KL(estimator=estimator, coefficient=coefficient, **options)
+    if penalty.target is None:
+        return penalty
+    for name in ("coefficient", "target", "horizon"):
+        # The coefficient is steered by factors, and no factor moves it away from 0.
+        if not getattr(penalty, name) > 0:
+            raise TraceError(
+                f"an adaptive KL penalty needs a {name} above 0",
+                where=caller(),
+                found=f"{name}={getattr(penalty, name)}",
+                hint="leave target out for a fixed coefficient" if name == "coefficient" else None,
+            )
+    return penalty

@@ -1,28 +1,245 @@
-"""Maps by name: functions of a batch's fields that give further fields."""
+"""Maps by name: functions of a batch's fields that give further fields.
+
+    @fl.map(reads=("score", "response_mask"), gives="score", per_sample=True)
+    def per_token(batch, *, scale=1.0):
+        return scale * batch["score"] / np.maximum(batch.lengths, 1)
+
+A map reads fields of what it is given, by *key*: the field's name for the first argument that has
+it, the name with `_2` for the second one, and so on (`score`, `score_2`). It gives fields of its
+own: `score` makes scores, anything else goes to logs and, as `extra=`, to own losses.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
-from flowrl.specs.base import Spec
+from flowrl.errors import TraceError
+from flowrl.specs.base import USER_OPTIONS, Scalar, Spec, format_list, list_of, option
+from flowrl.specs.function import caller, nearest_hint, reference_of
+from flowrl.specs.user_options import Options, change_options, declared_options
 
-__all__ = ["MapSpec"]
+__all__ = ["DTYPES", "UNITS", "Gives", "MapSpec", "OwnMap", "UserMap", "WeightedSum", "split_key"]
+
+Gives: TypeAlias = tuple[str, str, str]
+"""Name, dtype and unit of a field: `("score", "float32", "samples")`."""
+
+UNITS = ("samples", "tokens")
+"""What a map may give one number for."""
+
+DTYPES = ("float32", "int64", "bool")
+
+_KNOWN: dict[str, Gives] = {
+    "score": ("score", "float32", "samples"),
+    "advantage": ("advantage", "float32", "samples"),
+    "token_reward": ("token_reward", "float32", "tokens"),
+}
+"""Fields that an operation reads, and that may be given by their name alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSpec(Spec):
-    """Base of maps.
-
-    Attributes:
-        per_sample: Whether what it gives of a sample depends on that sample alone. Such a map may
-            stand before a filter that judges each group as soon as it is scored.
-    """
+    """Base of maps; by itself one that reads and gives scores."""
 
     family: ClassVar[str] = "map"
-    per_sample: ClassVar[bool] = False
+    _reads: ClassVar[tuple[str, ...]] = ("score",)
+    _per_sample: ClassVar[bool] = False
+    _reads_truncated: ClassVar[bool] = False
 
     @property
-    def gives(self) -> tuple[tuple[str, str, str], ...]:
+    def reads(self) -> tuple[str, ...]:
+        """Keys of the fields that it reads."""
+        return self._reads
+
+    @property
+    def gives(self) -> tuple[Gives, ...]:
         """`(name, dtype, unit)` of each field that it gives; `("score", "float32", "samples")`."""
-        return (("score", "float32", "samples"),)
+        return (_KNOWN["score"],)
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether what it gives of a sample depends on that sample alone.
+
+        Such a map may stand before a filter that judges each group as soon as it is scored.
+        """
+        return self._per_sample
+
+    @property
+    def reads_truncated(self) -> bool:
+        """Whether it must know which responses were cut off at their greatest length."""
+        return self._reads_truncated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedSum(MapSpec):
+    """The sum of several scores, each times its weight.
+
+    Attributes:
+        weights: Of the scores in the order of arguments, comma-separated.
+    """
+
+    kind: ClassVar[str] = "weighted_sum"
+    _per_sample: ClassVar[bool] = True
+
+    weights: str
+
+    @classmethod
+    def of(cls, weights: Iterable[float]) -> Self:
+        """The sum with these weights."""
+        return cls(weights=format_list([float(weight) for weight in weights]))
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The weights as numbers."""
+        return tuple(float(weight) for weight in list_of(self.weights))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """`score`, `score_2`, ..., one a weight."""
+        return tuple(_key("score", place) for place in range(len(self.factors)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnMap(MapSpec):
+    """A map that a function of the user's own computes.
+
+    Attributes:
+        function: Reference to it.
+        keys: Of the fields that it reads, comma-separated.
+        fields: That it gives, comma-separated, each as `name: dtype/unit`.
+        alone: Whether what it gives of a sample depends on that sample alone.
+        options: Of the function, all of them.
+    """
+
+    kind: ClassVar[str] = "own"
+
+    function: str
+    keys: str
+    fields: str = "score: float32/samples"
+    alone: bool = option(False)
+    options: Options = field(default=(), metadata=USER_OPTIONS)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The keys that it declares."""
+        return list_of(self.keys)
+
+    @property
+    def gives(self) -> tuple[Gives, ...]:
+        """The fields that it declares."""
+        return tuple(_field(text) for text in list_of(self.fields))
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether it says so."""
+        return self.alone
+
+
+class UserMap:
+    """A function marked as a map: what stands under its name in the user's module.
+
+    It knows the specification; what calling it in a program does is a subclass's business.
+    """
+
+    reserved: ClassVar[frozenset[str]] = frozenset()
+    """Names of arguments of a call in a program, which no option may have."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, reads: str, gives: str, per_sample: bool
+    ) -> None:
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+        reserved = {*OwnMap.__dataclass_fields__, "kind", *self.reserved}
+        self._spec = OwnMap(
+            function=reference_of(function, kind="map"),
+            keys=reads,
+            fields=gives,
+            alone=per_sample,
+            options=declared_options(function, takes=("batch",), reserved=reserved),
+        )
+
+    def spec(self, **options: Scalar) -> OwnMap:
+        """The specification with these options; the others keep their defaults.
+
+        Raises:
+            TraceError: an option that the function does not have.
+        """
+        changed = change_options(self.__name__, self._spec.options, options)
+        return replace(self._spec, options=changed)
+
+    @classmethod
+    def mark(
+        cls,
+        *,
+        reads: str | Iterable[str],
+        gives: str | Iterable[str] = "score",
+        per_sample: bool = False,
+    ) -> Callable[[Callable[..., Any]], Self]:
+        """Makes a map of a function `(batch, *, option=default, ...)`; see `flowrl.algo.maps`.
+
+        Args:
+            reads: Keys of fields: `score`, `score_2`, `tokens`, `response_mask`, ...
+            gives: Fields: `score`, or `name/unit` and `name: dtype/unit` with the units `samples`
+                and `tokens`; float32 where no dtype is named.
+            per_sample: Whether what it gives of a sample depends on that sample alone.
+
+        Raises:
+            TraceError: a function that no plan can name, or a field without a unit.
+        """
+        keys = (reads,) if isinstance(reads, str) else tuple(dict.fromkeys(reads))
+        texts = (gives,) if isinstance(gives, str) else tuple(gives)
+        if not keys or not texts:
+            raise TraceError("a map reads and gives something", where=caller())
+        for key in keys:
+            if not key.isidentifier():
+                raise TraceError(f"{key!r} is the key of no field", where=caller())
+        fields = format_list(f"{n}: {dtype}/{unit}" for n, dtype, unit in map(_field, texts))
+        return lambda function: cls(
+            function, reads=format_list(keys), gives=fields, per_sample=per_sample
+        )
+
+
+_FIELD = re.compile(r"(?P<name>[A-Za-z_]\w*)\s*(?::\s*(?P<dtype>\w+)\s*)?/\s*(?P<unit>\w+)")
+
+
+def _field(text: str) -> Gives:
+    """A field from `name`, `name/unit` or `name: dtype/unit`."""
+    if text in _KNOWN:
+        return _KNOWN[text]
+    found = _FIELD.fullmatch(text.strip())
+    if found is None:
+        raise TraceError(
+            f"{text!r} says no unit",
+            where=caller(),
+            expected=", ".join(_KNOWN) + f", or name/unit with {' or '.join(UNITS)}",
+            hint=f'write "{text}/samples" or "{text}/tokens"' if text.isidentifier() else None,
+        )
+    name, dtype, unit = found["name"], found["dtype"] or "float32", found["unit"]
+    for value, allowed, what in ((dtype, DTYPES, "dtype"), (unit, UNITS, "unit")):
+        if value not in allowed:
+            raise TraceError(
+                f"a map gives no {what} {value!r}",
+                where=caller(),
+                found=text,
+                expected=", ".join(allowed),
+                hint=nearest_hint(value, allowed),
+            )
+    return name, dtype, unit
+
+
+def _key(name: str, place: int) -> str:
+    return name if place == 0 else f"{name}_{place + 1}"
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """The field that a key names, and of which argument that has it, counted from 0.
+
+    >>> split_key("score_2"), split_key("response_mask")
+    (('score', 1), ('response_mask', 0))
+    """
+    name, _, number = key.rpartition("_")
+    return (name, int(number) - 1) if name and number.isdigit() and int(number) > 1 else (key, 0)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from flowrl.specs.base import Spec
 
-__all__ = ["SelectSpec"]
+__all__ = ["BestAndWorst", "RandomK", "SelectSpec", "Top"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +20,42 @@ class SelectSpec(Spec):
 
     family: ClassVar[str] = "select"
     pairs: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Top(SelectSpec):
+    """The `k` best samples of each group by score; of equal ones those that stand first."""
+
+    kind: ClassVar[str] = "top"
+
+    k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestAndWorst(SelectSpec):
+    """A pair of each group, its best sample and then its worst: what DPO learns from.
+
+    Attributes:
+        tolerance: Groups whose scores differ by at most this are left out: neither sample of such a
+            pair would be better.
+    """
+
+    kind: ClassVar[str] = "best_and_worst"
+    pairs: ClassVar[bool] = True
+
+    tolerance: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomK(SelectSpec):
+    """`k` samples of each group, drawn by their ids: the same ones whenever they are asked for.
+
+    Attributes:
+        k: Of each group; all of a smaller one.
+        seed: Another one draws others.
+    """
+
+    kind: ClassVar[str] = "random"
+
+    k: int
+    seed: int = 0

@@ -1,20 +1,25 @@
-"""Reward shaping by name: scores that depend on length, on how a response ends, on repetition."""
+"""Reward shaping by name: scores that depend on length, on how a response ends, on repetition.
+
+Each is a map from scores to scores: penalties are added to the score, the others replace it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.specs.base import Spec, option
+from flowrl.specs.base import option
+from flowrl.specs.maps import MapSpec
 
 __all__ = ["CosineLength", "Repetition", "ShapingSpec", "SoftOverlong", "StopProperly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapingSpec(Spec):
-    """Base of reward shaping."""
+class ShapingSpec(MapSpec):
+    """Base of reward shaping: reads scores and the lengths of responses, gives scores."""
 
-    family: ClassVar[str] = "shaping"
+    _reads: ClassVar[tuple[str, ...]] = ("score", "response_mask")
+    _per_sample: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class StopProperly(ShapingSpec):
     """Truncated responses get score x coefficient; below 0, the coefficient itself is the score."""
 
     kind: ClassVar[str] = "stop_properly"
+    _reads_truncated: ClassVar[bool] = True
 
     coefficient: float = 0.0
 
@@ -57,6 +63,7 @@ class CosineLength(ShapingSpec):
         wrong_long: Of a wrong response of `max_tokens` or more.
         correct_long: Of a correct response of `max_tokens` or more.
         correct_short: Of a correct response of no tokens.
+        correct_above: As a map, a response is correct where its score is above this.
     """
 
     kind: ClassVar[str] = "cosine_length"
@@ -66,11 +73,14 @@ class CosineLength(ShapingSpec):
     wrong_long: float = -0.5
     correct_long: float = 0.5
     correct_short: float = 1.0
+    correct_above: float = option(0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition(ShapingSpec):
     """`max_penalty` times the share of n-grams that occurred before in the response.
+
+    As a map it reads token ids, added to the score.
 
     Attributes:
         ngram: Length of an n-gram.
@@ -78,6 +88,7 @@ class Repetition(ShapingSpec):
     """
 
     kind: ClassVar[str] = "repetition"
+    _reads: ClassVar[tuple[str, ...]] = ("score", "tokens", "response_mask")
 
     ngram: int = 3
     max_penalty: float = -1.0

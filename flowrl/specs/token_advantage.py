@@ -14,6 +14,7 @@ from flowrl.specs.kl import Estimator
 
 __all__ = [
     "GAE",
+    "Distill",
     "EpsPlace",
     "GroupInGroup",
     "KLCredit",
@@ -62,8 +63,8 @@ class ReinforcePP(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "reinforce_pp"
-    needs: ClassVar[tuple[str, ...]] = ("mask",)
-    per_token: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ("mask",)
+    _per_token: ClassVar[bool] = True
 
     mean: Centre = "none"
     gamma: float = 1.0
@@ -83,8 +84,8 @@ class ReMax(AdvantageSpec):
     """Reward-to-go minus the score of the greedy answer to the same prompt."""
 
     kind: ClassVar[str] = "remax"
-    needs: ClassVar[tuple[str, ...]] = ("mask", "baselines")
-    per_token: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "baselines")
+    _per_token: ClassVar[bool] = True
 
     kl_coefficient: float = 0.0
     kl_estimator: Estimator = "k1"
@@ -102,8 +103,8 @@ class OptimalTokenBaseline(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "optimal_token_baseline"
-    needs: ClassVar[tuple[str, ...]] = ("mask", "logprobs", "sum_pi_squared")
-    per_token: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "logprobs", "sum_pi_squared")
+    _per_token: ClassVar[bool] = True
 
     eps: float = 1e-8
     lone_tail: Literal["baseline", "zero"] = "baseline"
@@ -129,9 +130,9 @@ class GAE(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "gae"
-    needs: ClassVar[tuple[str, ...]] = ("mask", "values")
-    per_token: ClassVar[bool] = True
-    gives_returns: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "values")
+    _per_token: ClassVar[bool] = True
+    _gives_returns: ClassVar[bool] = True
 
     gamma: float = 1.0
     lam: float = 0.95
@@ -163,8 +164,8 @@ class GroupInGroup(AdvantageSpec):
     """
 
     kind: ClassVar[str] = "group_in_group"
-    needs: ClassVar[tuple[str, ...]] = ("mask", "turns")
-    per_token: ClassVar[bool] = True
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "turns")
+    _per_token: ClassVar[bool] = True
 
     weight: float = 1.0
     gamma: float = 0.95
@@ -172,3 +173,31 @@ class GroupInGroup(AdvantageSpec):
     ddof: int = 1
     eps: float = 1e-6
     singleton: Singleton = "zero"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distill(AdvantageSpec):
+    """Teacher logprob - behaviour logprob of each token: on-policy distillation by reverse KL.
+
+    Attributes:
+        coefficient: Of the difference.
+        discount: Of the differences of later tokens; 0: a token answers for its own alone.
+        score_weight: Of the centred score that is added at every token; 0: scores are not read.
+        mean: What is subtracted from a score first.
+        singleton: What a group of one has left of its score, where the mean is a group's.
+    """
+
+    kind: ClassVar[str] = "distill"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "logprobs", "reference_logprobs")
+    _per_token: ClassVar[bool] = True
+
+    coefficient: float = 1.0
+    discount: float = 0.0
+    score_weight: float = 0.0
+    mean: Centre = option("group")
+    singleton: Singleton = option("zero")
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether scores are added."""
+        return self.score_weight != 0

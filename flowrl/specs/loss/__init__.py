@@ -33,6 +33,7 @@ from flowrl.specs.loss.make import (
     topr,
     vespo,
 )
+from flowrl.specs.loss.own import OwnLoss, OwnPairLoss, OwnValueLoss, own
 from flowrl.specs.loss.policy import (
     CISPO,
     DPPO,
@@ -64,6 +65,9 @@ __all__ = [
     "KLCov",
     "Kimi",
     "LossSpec",
+    "OwnLoss",
+    "OwnPairLoss",
+    "OwnValueLoss",
     "PairLoss",
     "PolicyClip",
     "PolicyLoss",
@@ -82,6 +86,7 @@ __all__ = [
     "kl_cov",
     "luspo",
     "mask_outside",
+    "own",
     "policy_clip",
     "reinforce",
     "reject",

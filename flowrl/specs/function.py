@@ -1,0 +1,290 @@
+"""The user's own functions by name: what graphs, plans and configs hold in their place.
+
+    def my_loss(logprobs, batch): ...        # in mine.py, below the working folder
+
+    reference_of(my_loss, kind="loss")       # "mine.py:my_loss"
+    load_function("mine.py:my_loss")         # that function
+
+A reference is `FILE.py:NAME`, the file relative to the working folder where it lies below it, or
+`module:NAME` of a module that an import statement finds. A module that is already loaded is never
+run a second time: a function of the running script or notebook is found in `__main__`. Any other
+file is run under a module name of its own, once for each time it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from flowrl.errors import FlowError, TraceError
+
+__all__ = ["caller", "definition_of", "line_of", "load_function", "nearest_hint", "reference_of"]
+
+_FLOWRL = str(Path(__file__).parent.parent) + os.sep
+_OWN_MODULE = "flowrl_own_"
+
+_MARKED: dict[tuple[str, str], FunctionType] = {}
+"""Functions by module and name. A decorator leaves something else under the name, so the module
+alone does not lead to the function."""
+
+_LOADED: dict[Path, tuple[int, ModuleType]] = {}
+"""Files that were run here: when the file was written, in ns, and its module."""
+
+
+def reference_of(function: object, *, kind: str) -> str:
+    """The name under which `load_function` finds a function again.
+
+    Args:
+        function: Of the top level of a module.
+        kind: What it is for, for messages: `loss`.
+
+    Raises:
+        TraceError: a lambda, a method, a function inside another one, or no function at all.
+    """
+    if not isinstance(function, FunctionType):
+        raise TraceError(
+            f"an own {kind} must be a function, and no method",
+            where=caller(),
+            found=repr(function),
+            hint=f"write `def my_{kind}(...)` at the top level of a module",
+        )
+    wrong = _why_not(function)
+    if wrong is not None:
+        raise TraceError(
+            f"an own {kind} cannot be {wrong}: a plan names it, and workers import it",
+            where=definition_of(function),
+            found=function.__qualname__,
+            hint=f"write it as `def my_{kind}(...)` at the top level of a module",
+        )
+    place = _place_of(function, kind)
+    _MARKED[function.__module__, function.__name__] = function
+    return f"{place}:{function.__name__}"
+
+
+def _why_not(function: FunctionType) -> str | None:
+    if function.__name__ == "<lambda>":
+        return "a lambda"
+    if "<locals>" in function.__qualname__:
+        return "a function inside another one"
+    if "." in function.__qualname__:
+        return "a method"
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        return "an async function or a generator"
+    return None
+
+
+def _place_of(function: FunctionType, kind: str) -> str:
+    """`FILE.py` or a module's name."""
+    module = sys.modules.get(function.__module__)
+    if module is None:
+        raise TraceError(
+            f"an own {kind} must belong to a module that is loaded",
+            where=definition_of(function),
+            found=f"module {function.__module__!r}",
+            hint="put it in a file of its own, and import that",
+        )
+    name = _import_name(module)
+    file = _file_of(module)
+    if file is None or file.suffix != ".py":
+        return name
+    working = Path.cwd().resolve()
+    below = file.is_relative_to(working)
+    if ("." in name or not below) and _is_found_by_name(name, file):
+        return name
+    return (file.relative_to(working) if below else file).as_posix()
+
+
+def _import_name(module: ModuleType) -> str:
+    """Its name; of a script that was started with `python -m`, the name it was started by."""
+    spec = getattr(module, "__spec__", None)
+    main = module.__name__ in ("__main__", "__mp_main__")
+    return str(spec.name) if main and spec is not None else module.__name__
+
+
+def _file_of(module: object) -> Path | None:
+    # Not getattr: a lazy module may import half a library when it is asked for something.
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return Path(file).resolve() if isinstance(file, str) else None
+
+
+def _is_found_by_name(name: str, file: Path) -> bool:
+    """Whether `import name` would load that file."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    if parent and path is None:
+        return False
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec.origin is not None and Path(spec.origin).resolve() == file
+    return False
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function that `reference_of` named, or that a person wrote down as `FILE.py:NAME`.
+
+    Raises:
+        TraceError: no such file, module or function, or the file raises when it is run; the error
+            of the file itself is the cause.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        raise TraceError(
+            "this names no function", found=repr(reference), expected="FILE.py:NAME or module:NAME"
+        )
+    module = _by_file(Path(place)) if place.endswith(".py") else _by_name(place)
+    value = vars(module).get(name)
+    if isinstance(value, FunctionType):
+        return value
+    marked = _MARKED.get((module.__name__, name))
+    if marked is not None:
+        return marked
+    own = [key for key, each in vars(module).items() if isinstance(each, FunctionType)]
+    hint = nearest_hint(name, own)
+    if place == "__main__":
+        hint = "a function of a notebook exists in its own process alone; put it in a file"
+    raise TraceError(
+        f"{place} has no function '{name}'",
+        found="functions " + ", ".join(own) if own else "no functions",
+        hint=hint,
+    )
+
+
+def _by_name(name: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    main = sys.modules["__main__"]
+    if _import_name(main) == name:
+        return main
+    try:
+        return importlib.import_module(name)
+    except FlowError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(f"importing {name}", error) from error
+
+
+def _by_file(path: Path) -> ModuleType:
+    file = path.expanduser().resolve()
+    running = _running(file)
+    if running is not None:
+        return running
+    try:
+        written = file.stat().st_mtime_ns
+    except OSError:
+        names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise TraceError(
+            f"no file {path}",
+            hint=nearest_hint(path.name, names) or f"paths are taken from {Path.cwd()}",
+        ) from None
+    known = _LOADED.get(file)
+    if known is not None and known[0] == written:
+        return known[1]
+    module = _run(file)
+    _LOADED[file] = written, module
+    return module
+
+
+def _running(file: Path) -> ModuleType | None:
+    """The module of that file that something else loaded; the running script comes first."""
+    for module in (sys.modules["__main__"], *sys.modules.values()):
+        own = getattr(module, "__dict__", {})
+        shown = own.get("__file__")
+        if not isinstance(shown, str) or not shown.endswith(file.name):
+            continue
+        # What was run here is looked up by when its file was written.
+        here = str(own.get("__name__")).startswith(_OWN_MODULE)
+        if not here and _file_of(module) == file:
+            return module
+    return None
+
+
+class _Source(SourceFileLoader):
+    """Reads the source each time: bytecode on disk can be of an edit within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _run(file: Path) -> ModuleType:
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"{_OWN_MODULE}{file.stem}_{digest}"
+    for key in [key for key in _MARKED if key[0] == name]:
+        del _MARKED[key]
+    linecache.checkcache(str(file))
+    loader = _Source(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # its siblings can be imported by their names
+    sys.modules[name] = module  # dataclasses look a class's module up by name
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, FlowError | KeyboardInterrupt):
+            raise
+        raise _raised(f"running {file}", error) from error
+    return module
+
+
+def _raised(what: str, error: BaseException) -> TraceError:
+    """The error of the user's own code, with its line."""
+    text = str(error).strip().splitlines()
+    return TraceError(
+        f"{what} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
+        where=line_of(error),
+    )
+
+
+def line_of(error: BaseException, default: str | None = None) -> str | None:
+    """`file:line` of the deepest line of an error's traceback that is the user's own."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_installed(f.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else default
+
+
+def _is_installed(filename: str) -> bool:
+    library = str(Path(os.__file__).parent)
+    return "site-packages" in filename or filename.startswith((_FLOWRL, library, "<frozen"))
+
+
+def definition_of(function: Callable[..., Any]) -> str:
+    """`file:line` of a function's `def`, below its decorators."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return repr(function)
+    first = code.co_firstlineno
+    for line in range(first, first + 20):
+        if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
+            return f"{code.co_filename}:{line}"
+    return f"{code.co_filename}:{first}"
+
+
+def caller() -> str:
+    """`file:line` of the nearest line of the call stack that is not of flowrl."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_FLOWRL) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def nearest_hint(name: str, names: Collection[str]) -> str | None:
+    """`did you mean ...?` for the name most like the given one, if any is."""
+    found = get_close_matches(name, list(names), n=1)
+    return f"did you mean {found[0]}?" if found else None
