@@ -23,6 +23,7 @@ __all__ = [
     "Parameters",
     "RoleParameter",
     "bind_arguments",
+    "bind_roles",
     "read_parameters",
 ]
 
@@ -237,6 +238,36 @@ def bind_arguments(
         else:
             values[argument.name] = argument.default
     return values
+
+
+def bind_roles(
+    workflow: str, roles: tuple[RoleParameter, ...], given: Mapping[str, str]
+) -> dict[RoleName, RoleName]:
+    """The role of the config that plays each role of a workflow: its own name, or the one given.
+
+    Raises:
+        ConfigError: a role that the workflow does not have (with the nearest), or one for two.
+    """
+    names = [role.name for role in roles]
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"workflow '{workflow}' has no role '{name}'",
+                where=f"bind.{name}",
+                expected=f"one of {listing(names)}",
+                hint=suggestion(name, names),
+            )
+    bound = {name: RoleName(given.get(name, name)) for name in names}
+    for name, player in bound.items():
+        others = [other for other in bound if bound[other] == player and other != name]
+        if others:
+            raise ConfigError(
+                f"one role plays two of workflow '{workflow}'",
+                where=f"bind.{name if name in given else others[0]}",
+                found=f"{player} for {name} and {', '.join(others)}",
+                expected="a role of its own for each",
+            )
+    return bound
 
 
 def _converted(argument: Argument, value: Scalar) -> Scalar:

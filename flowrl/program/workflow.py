@@ -30,6 +30,7 @@ from flowrl.program.parameters import (
     DataParameter,
     RoleParameter,
     bind_arguments,
+    bind_roles,
     read_parameters,
 )
 from flowrl.program.roles import Role
@@ -77,23 +78,29 @@ class Workflow:
     def __repr__(self) -> str:
         return f"<workflow {self.name} ({self.source})>"
 
-    def trace(self, args: Mapping[str, Scalar] | None = None) -> Graph:
+    def trace(
+        self, args: Mapping[str, Scalar] | None = None, bind: Mapping[str, str] | None = None
+    ) -> Graph:
         """Runs the function on symbolic handles; the graph of what it did, verified.
 
         Args:
             args: Values of its arguments; the others keep their defaults.
+            bind: Names of the roles that play its roles, where they differ from its own:
+                `{"actor": "teacher"}` trains the teacher.
 
         Raises:
-            ConfigError: an argument that the workflow does not take, or of the wrong type.
+            ConfigError: an argument that the workflow does not take, or of the wrong type; a role
+                that it does not have; one role for two of its roles.
             TraceError: the program does what a traced program cannot, or raises; then
                 `user_frames` holds its traceback.
             GraphError: the graph breaks the specification.
         """
         values = bind_arguments(self.name, self.arguments, args or {})
+        names = bind_roles(self.name, self.roles, bind or {})
         with tracing(Tracer(self.name)) as tracer:
             handles: dict[str, object] = dict(values)
             for role in self.roles:
-                handles[role.name] = role.kind(tracer, role.name)
+                handles[role.name] = role.kind(tracer, names[role.name])
             for data in self.data:
                 node = tracer.add(
                     Op.SOURCE,

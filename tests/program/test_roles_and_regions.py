@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import flowrl as fl
-from flowrl.errors import FlowError, GraphError, TraceError
+from flowrl.errors import ConfigError, FlowError, GraphError, TraceError
 from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, sample_sets
 
 
@@ -224,3 +224,18 @@ def test_only_numbers_are_logged():
         fl.log("prompts", prompts)
 
     assert "something with a field of numbers" in str(refusal(tokens))
+
+
+def test_a_workflow_is_bound_to_other_roles():
+    graph = learn_to_score.trace(bind={"judge": "style"})
+    assert [node.id for node in graph.nodes] == ["pairs", "style.update"]
+    assert graph.roles == ("style",)
+
+
+def test_a_binding_of_unknown_or_equal_roles_is_refused():
+    with pytest.raises(ConfigError, match="has no role 'jugde'") as caught:
+        learn_to_score.trace(bind={"jugde": "style"})
+    assert caught.value.hint == "did you mean 'judge'?"
+    with pytest.raises(ConfigError, match="one role plays two") as caught:
+        ppo.trace(bind={"reference": "actor"})
+    assert caught.value.where == "bind.reference"
