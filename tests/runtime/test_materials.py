@@ -1,0 +1,106 @@
+"""Data of a run before its first step: pairs, what fits, what is left out and said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.config.load import load_config
+from flowrl.data import PromptCursor
+from flowrl.errors import DataError
+from flowrl.ids import RoleName, sample_id
+from flowrl.runtime.materials import Materials, prepare_materials
+from flowrl.runtime.payloads import Payload, sequence_batch
+from tests.runtime.tiny_runs import tiny_config
+
+ACTOR = RoleName("actor")
+
+
+def prepare(folder: Path, rows: Any = None, *, max_length: int = 16, **data: object) -> Materials:
+    config = tiny_config(folder / "runs")
+    if rows is not None:
+        path = folder / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config["data"] = {"train": str(path), "max_prompt_tokens": 8}
+    config["data"] |= data
+    return prepare_materials(
+        load_config(None, base=config).config,
+        folder,
+        roles=[ACTOR],
+        policy=ACTOR,
+        supervised=False,
+        paired=True,
+        max_length=max_length,
+    )
+
+
+def pair(prompt: str, preferred: str, rejected: str | None = None) -> Mapping[str, str]:
+    row = {"prompt": prompt, "answer": preferred}
+    return row if rejected is None else {**row, "rejected": rejected}
+
+
+def test_a_pair_becomes_a_group_of_two_samples_the_preferred_one_first(tmp_path):
+    materials = prepare(tmp_path, [pair("1+1=", "2", "13"), pair("2+2=", "4", "5")])
+    pairs = materials.pairs
+    assert pairs is not None
+    assert materials.solutions is None
+    decode = materials.models[ACTOR].tokenizer.decode
+    items = PromptCursor(materials.pair_prompts, seed=0).take(2)
+    rows = [
+        (sample_id(item.group, member), Payload(item=item, tokens=tokens))
+        for item in items
+        for member, tokens in enumerate(pairs.of(item))
+    ]
+    batch = sequence_batch(rows, [payload.item.group for _, payload in rows])
+    assert batch.groups.tolist() == [0, 0, 1, 1]
+    texts = [decode(payload.tokens) for _, payload in rows]
+    expected = {0: ["2", "13"], 1: ["4", "5"]}
+    assert texts == expected[items[0].index] + expected[items[1].index]
+    end = materials.models[ACTOR].tokenizer.end_id
+    assert all(payload.tokens[-1] == end for _, payload in rows)
+    assert pairs.of(items[0]).rejected is rows[1][1].tokens
+
+
+def test_sums_come_with_wrong_ones(tmp_path):
+    materials = prepare(tmp_path)
+    assert materials.pairs is not None
+    decode = materials.models[ACTOR].tokenizer.decode
+    for item in materials.pair_prompts.items()[:20]:
+        preferred, rejected = materials.pairs.of(item)
+        assert decode(preferred) == item.row.answer
+        assert decode(rejected) == item.row.rejected != item.row.answer
+
+
+@pytest.mark.parametrize("long", [("2", "123456"), ("123456", "2")])
+def test_a_pair_that_does_not_fit_is_left_out_as_a_whole_and_said(tmp_path, long):
+    materials = prepare(tmp_path, [pair("1+1=", "2", "3"), pair("1+1=", *long)], max_length=8)
+    assert [prompt.row.index for prompt in materials.pair_prompts.prompts] == [0]
+    assert len(materials.train) == 2
+    (note,) = materials.notes
+    assert "1 pairs left out, prompt and the longer response longer than 8 tokens" in note
+
+
+def test_pairs_that_are_all_too_long_end_the_run_with_the_shortest(tmp_path):
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, [pair("1+1=", "2", "345")], max_length=7)
+    assert "no pair is short enough for the model" in str(caught.value)
+    assert "the shortest has 8 tokens" in str(caught.value)
+
+
+def test_a_row_without_a_rejected_response_ends_the_run_with_its_line(tmp_path):
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, [pair("1+1=", "2", "3"), pair("1+1=", "2")])
+    assert f"{tmp_path / 'rows.jsonl'}:2: the row has no field 'rejected'" in str(caught.value)
+
+
+def test_rows_outside_the_band_of_difficulty_are_counted_in_a_note(tmp_path):
+    rows = [{**pair("1+1=", "2", "3"), "rate": rate} for rate in (0.0, 0.5, 1.0)]
+    band = {"field": "rate", "low": 0.25, "high": 0.75}
+    materials = prepare(tmp_path, rows, difficulty=band)
+    assert len(materials.train) == 1
+    (note,) = materials.notes
+    assert note.endswith("2 rows left out, rate outside 0.25 to 0.75 (data.difficulty)")
