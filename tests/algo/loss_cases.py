@@ -90,6 +90,6 @@ def part(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
     picked = {
         f.name: value[chosen]
         for f in fields(batch)
-        if (value := getattr(batch, f.name)) is not None and value.ndim
+        if isinstance(value := getattr(batch, f.name), torch.Tensor) and value.ndim
     }
     return replace(batch, **picked)

@@ -18,9 +18,9 @@ from flowrl_backends.torch.model import (
     load_model,
     move_tensor,
     quiet_transformers,
-    supports_packing,
     tokenizer_files,
 )
+from flowrl_backends.torch.packed_forward import supports_packing
 
 
 @pytest.fixture

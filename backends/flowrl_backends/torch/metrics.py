@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+
+from flowrl.backend.batch import Ints
 
 __all__ = ["Metrics"]
 
 
 class Metrics:
-    """Accumulates an update's loss, token means and maxima; reads the device once, in `result`."""
+    """Accumulates an update's loss, means, maxima and predictions; they are read at the end."""
 
     def __init__(self, device: torch.device) -> None:
         self._loss = torch.zeros((), device=device)
         self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
         self._maxima: dict[str, torch.Tensor] = {}
-        self._tokens = 0
+        self._kept: list[torch.Tensor] = []
+        self._sources: list[Ints] = []
+        self._samples: list[Ints] = []
         self._positions = 0
 
     def add(
@@ -26,17 +32,42 @@ class Metrics:
         maxima: Mapping[str, torch.Tensor],
         positions: int,
     ) -> None:
-        """Adds one micro-batch: its part of the loss, and metrics of `[R]` tokens."""
+        """Adds one micro-batch.
+
+        Args:
+            loss: Its part of the loss.
+            means: Metrics of its tokens, samples or pairs; each is averaged over all its numbers.
+            maxima: Metrics whose largest number is reported.
+            positions: How many the model ran over.
+        """
         self._loss = self._loss + loss
         self._positions += positions
-        self._tokens += len(next(iter(means.values())))
-        for name, sums in zip(means, torch.stack(list(means.values())).sum(1), strict=True):
-            self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+        # Metrics of one length are summed in one operation: there are many, and they are small.
+        for length in sorted({len(values) for values in means.values()}):
+            names = [name for name, values in means.items() if len(values) == length]
+            sums = torch.stack([means[name] for name in names]).sum(1)
+            for name, value in zip(names, sums, strict=True):
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
+                self._counts[name] = self._counts.get(name, 0) + length
         for name, value in maxima.items():
             top = value.max()
             self._maxima[name] = (
                 torch.maximum(self._maxima[name], top) if name in self._maxima else top
             )
+
+    def keep(self, predicted: torch.Tensor, source: Ints, sample: Ints) -> None:
+        """Keeps the predictions of one micro-batch, `[R]`, with the places of their tokens."""
+        self._kept.append(predicted)
+        self._sources.append(source)
+        self._samples.append(sample)
+
+    def kept(self) -> tuple[torch.Tensor, Ints, Ints]:
+        """All predictions that were kept, on the CPU, with places and rows of their tokens."""
+        if not self._kept:
+            none = np.zeros(0, np.int64)
+            return torch.zeros(0), none, none
+        values = torch.cat(self._kept).float().cpu()
+        return values, np.concatenate(self._sources), np.concatenate(self._samples)
 
     def loss(self) -> float:
         """The mini-batch's loss."""
@@ -44,8 +75,8 @@ class Metrics:
 
     def result(self) -> dict[str, float]:
         """Means and maxima by name, with `tokens_computed` and `positions`."""
-        found = {name: float(value) / self._tokens for name, value in self._sums.items()}
+        found = {name: float(value) / self._counts[name] for name, value in self._sums.items()}
         found |= {name: float(value) for name, value in self._maxima.items()}
-        found["tokens_computed"] = float(self._tokens)
+        found["tokens_computed"] = float(sum(map(len, self._sources)))
         found["positions"] = float(self._positions)
         return found

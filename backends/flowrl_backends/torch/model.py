@@ -1,10 +1,8 @@
-"""Loads a causal language model for training and generation, and runs it over packed nodes.
+"""Loads a Transformers model for training and generation: a language model, or a value head.
 
 Models come from Transformers, from a local folder, in safetensors, and without code from the
-folder. They are loaded with an attention function of our own, registered as `flowrl`: it is
-Transformers' SDPA in every ordinary call, and block-wise attention over packed rows (see `packing`)
-where the caller passes `packing=`. Nothing global is switched, so an engine may use the same model
-object at any time.
+folder. A value head is Transformers' token classification with one label, so what is exported opens
+anywhere; its folder may be that of a language model, whose body is taken, or of a reward model.
 
 Transformers takes seconds to import, so it is imported when the first model is loaded.
 """
@@ -12,9 +10,8 @@ Transformers takes seconds to import, so it is imported when the first model is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,7 @@ from safetensors import SafetensorError
 
 from flowrl.backend.protocols import PolicyContext
 from flowrl.errors import BackendError
-from flowrl_backends.torch.packing import Block, Packed
+from flowrl_backends.torch.packed_forward import ATTENTION, register_attention, value_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,9 +29,7 @@ __all__ = [
     "DTYPES",
     "load_model",
     "move_tensor",
-    "packed_logits",
     "quiet_transformers",
-    "supports_packing",
     "tokenizer_files",
 ]
 
@@ -44,10 +39,11 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-_ATTENTION = "flowrl"
-_PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_NOT_PACKED = ("softcap", "position_bias", "s_aux")
-"""Arguments of Transformers' attention functions that change the scores."""
+_log = logging.getLogger(__name__)
+
+_HEAD_STREAM = 0x68656164
+"""Sets a new head's random stream apart from that of a new body with the same seed."""
+
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -64,21 +60,13 @@ _TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """`Packed`'s attention part as tensors on the model's device."""
-
-    blocks: tuple[Block, ...]
-    gather: torch.Tensor
-    owner: torch.Tensor
-
-
 def load_model(context: PolicyContext) -> PreTrainedModel:
     """The model of `context`, in eval mode (no dropout), on its device and in its type.
 
     With `context.fresh` the weights are drawn from `context.seed`, in float32 on the CPU, whatever
     the device, so that every device begins from the same numbers. The process's random state is
-    left as it was.
+    left as it was. So is a value head that the folder does not have: its weights are drawn like
+    the architecture's others, its bias is 0.
 
     Raises:
         BackendError: folder, config or weights are missing or unreadable, the device is not there,
@@ -92,8 +80,8 @@ def load_model(context: PolicyContext) -> PreTrainedModel:
             found=context.dtype,
             expected=" ".join(DTYPES),
         )
-    _register_attention()
-    with _explained(context), quiet_transformers():
+    register_attention()
+    with _explained(context), quiet_transformers(reports=context.head == "lm"):
         model = _fresh(context) if context.fresh else _pretrained(context)
         model.eval()
         model.requires_grad_(context.trainable)
@@ -125,142 +113,6 @@ def move_tensor(tensor: torch.Tensor, device: torch.device) -> None:
 def tokenizer_files(folder: Path) -> list[Path]:
     """The tokenizer's files in a Hugging Face folder; no code, no weights."""
     return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-
-
-def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether the model's layers see other positions through the attention function only.
-
-    Recurrent and linear-attention layers mix positions elsewhere, and capped attention scores need
-    Transformers' eager attention; such models are padded instead.
-    """
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return (
-        config._attn_implementation == _ATTENTION
-        and not model._is_stateful
-        and kinds <= _PACKABLE_LAYERS
-    )
-
-
-def packed_logits(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
-    """Logits `[K, vocabulary]` of the predicting nodes, in the model's type, with gradient."""
-    device = model.device
-    if not supports_packing(model):
-        return _padded_logits(model, packed, device)
-    layout = _Layout(packed.blocks, _tensor(packed.gather, device), _tensor(packed.owner, device))
-    # A four-dimensional mask is passed through untouched, so none is built; ours is not read.
-    no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
-    output = model(
-        input_ids=_tensor(packed.tokens, device)[None],
-        position_ids=_tensor(packed.positions, device)[None],
-        attention_mask=no_mask,
-        logits_to_keep=_tensor(packed.predicting, device),
-        use_cache=False,
-        packing=layout,
-    )
-    logits: torch.Tensor = output.logits[0]
-    return logits
-
-
-def _padded_logits(model: PreTrainedModel, packed: Packed, device: torch.device) -> torch.Tensor:
-    """The same for a model that cannot be packed: rows padded on the right, block by block."""
-    tokens = _tensor(packed.tokens[packed.gather], device)
-    hidden: list[torch.Tensor] = []
-    begin = 0
-    for block in packed.blocks:
-        end = begin + block.rows * block.length
-        ids = tokens[begin:end].view(block.rows, block.length)
-        # Padding stands on the right, where causal layers of any kind never look.
-        logits = model(input_ids=ids, use_cache=False).logits
-        hidden.append(logits.reshape(block.rows * block.length, -1))
-        begin = end
-    wanted = _tensor(packed.owner[packed.predicting], device)
-    return torch.cat(hidden).index_select(0, wanted)
-
-
-def _tensor(array: Any, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
-
-
-def _packed_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    packing: _Layout | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention over the rows of a packed forward; SDPA where nothing is packed.
-
-    Args:
-        query: `[1, heads, N, head]`; `key` and `value` have `[1, kv_heads, N, head]`.
-
-    Returns:
-        `[1, N, heads, head]`.
-    """
-    if packing is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        output, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling,
-            sliding_window=sliding_window, **kwargs,
-        )  # fmt: skip
-        return output, None
-    extra = [name for name in _NOT_PACKED if kwargs.get(name) is not None]
-    if extra:
-        raise BackendError(
-            f"attention of {type(module).__name__} takes {', '.join(extra)}, which the torch "
-            "trainer does not compute",
-            hint="use another train backend for this architecture",
-        )
-    # split, not slices: the gradients of its parts are joined once, not each added to zeros.
-    sizes = [block.rows * block.length for block in packing.blocks]
-    parts = [torch.split(_slots(x, packing.gather), sizes) for x in (query, key, value)]
-    outputs = []
-    for block, *slots in zip(packing.blocks, *parts, strict=True):
-        rows, length = block.rows, block.length
-        # [rows, heads, length, head]
-        bq, bk, bv = (x.view(rows, length, *x.shape[1:]).transpose(1, 2) for x in slots)
-        mask = _window(length, sliding_window, query.device)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            bq,
-            bk,
-            bv,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
-    merged = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return merged.index_select(0, packing.owner)[None], None
-
-
-def _slots(x: torch.Tensor, gather: torch.Tensor) -> torch.Tensor:
-    """`[S, heads, head]` of `[1, heads, N, head]`: the vector of each slot's node."""
-    return x[0].transpose(0, 1).index_select(0, gather)
-
-
-def _window(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """The boolean mask of sliding-window attention, or None where plain causal is the same."""
-    if window is None or length <= window:
-        return None
-    place = torch.arange(length, device=device)
-    gap = place[:, None] - place[None, :]
-    return (gap >= 0) & (gap < window)
-
-
-@cache
-def _register_attention() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(_ATTENTION, _packed_attention)
-    AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
 def _check_folder(context: PolicyContext) -> None:
@@ -295,47 +147,102 @@ def _attention_of(kind: Any, config: Any) -> str:
     """
     if not kind._supports_sdpa or getattr(config, "attn_logit_softcapping", None):
         return "eager"
-    return _ATTENTION if kind._supports_attention_backend else "sdpa"
+    return ATTENTION if kind._supports_attention_backend else "sdpa"
 
 
 def _config(context: PolicyContext) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(context.model, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(
+        context.model, local_files_only=True, trust_remote_code=False
+    )
+    if context.head == "value":
+        config.num_labels = 1
+        # Also for whoever trains the exported folder with other software.
+        config.classifier_dropout = 0.0
+    return config
 
 
-def _model_class(config: Any) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+def _model_class(context: PolicyContext, config: Any) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if context.head == "lm":
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise BackendError(
+            "Transformers has no value head (token classification) for this architecture",
+            where=f"roles.{context.role}.model",
+            found=f"{config.model_type} in {context.model}",
+            hint="take a critic or reward model of another family, such as Qwen or Llama",
+        )
+    return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
 
 
 def _pretrained(context: PolicyContext) -> Any:
     config = _config(context)
-    kind = _model_class(config)
-    model, report = kind.from_pretrained(
-        context.model,
-        config=config,
-        dtype=DTYPES[context.dtype],
-        attn_implementation=_attention_of(kind, config),
-        local_files_only=True,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    missing = sorted(report["missing_keys"])
+    kind = _model_class(context, config)
+    # Tensors that the folder lacks are initialised, before they are refused or drawn anew below.
+    with torch.random.fork_rng(devices=[]):
+        model, report = kind.from_pretrained(
+            context.model,
+            config=config,
+            dtype=DTYPES[context.dtype],
+            attn_implementation=_attention_of(kind, config),
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    missing = set(report["missing_keys"])
+    if context.head == "value":
+        missing -= _complete_head(model, missing, context)
+        _report_unused(report["unexpected_keys"], model, context)
     if missing:
+        names = sorted(missing)
         raise BackendError(
-            f"the weights in {context.model} lack {len(missing)} tensors of the model",
+            f"the weights in {context.model} lack {len(names)} tensors of the model",
             where=f"roles.{context.role}.model",
-            found=", ".join(missing[:3]) + (" ..." if len(missing) > 3 else ""),
+            found=", ".join(names[:3]) + (" ..." if len(names) > 3 else ""),
             hint="copy all weight files, or check that config.json belongs to them",
         )
     return model
 
 
+def _complete_head(model: Any, missing: set[str], context: PolicyContext) -> set[str]:
+    """Makes what a folder lacks of the head; returns the names of those tensors.
+
+    A folder of a language model has no head, one of a sequence classifier has no bias.
+    """
+    head = value_head(model)
+    (prefix,) = (name for name, module in model.named_children() if module is head)
+    made = missing & {f"{prefix}.weight", f"{prefix}.bias"}
+    with torch.no_grad():
+        if f"{prefix}.weight" in made:
+            draw = torch.Generator().manual_seed(context.seed ^ _HEAD_STREAM)
+            spread = float(getattr(model.config, "initializer_range", 0.02))
+            head.weight.copy_(torch.randn(head.weight.shape, generator=draw) * spread)
+            _log.info("role %s: %s has no value head; a new one", context.role, context.model)
+        if f"{prefix}.bias" in made:
+            head.bias.zero_()
+    return made
+
+
+def _report_unused(names: Iterable[str], model: Any, context: PolicyContext) -> None:
+    """Warns of tensors of the body that the model does not have; other heads are left out."""
+    body = f"{model.base_model_prefix}."
+    unused = sorted(name for name in names if name.startswith(body))
+    if unused:
+        _log.warning(
+            "role %s: %d tensors in %s are not of this model and are not used: %s",
+            context.role,
+            len(unused),
+            context.model,
+            ", ".join(unused[:3]),
+        )
+
+
 def _fresh(context: PolicyContext) -> Any:
     config = _config(context)
-    kind = _model_class(config)
+    kind = _model_class(context, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
         model = kind._from_config(
@@ -350,17 +257,24 @@ def _fresh(context: PolicyContext) -> Any:
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keeps Transformers' progress bars off the terminal; the run has its own display."""
-    from transformers.utils import logging
+def quiet_transformers(*, reports: bool = True) -> Iterator[None]:
+    """Keeps Transformers' progress bars off the terminal; the run has its own display.
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    Args:
+        reports: Let it warn of tensors that a folder has and the model has not, or the reverse.
+    """
+    from transformers.utils import logging as library
+
+    shown, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    if not reports:
+        library.set_verbosity_error()
     try:
         yield
     finally:
+        library.set_verbosity(level)
         if shown:
-            logging.enable_progress_bar()
+            library.enable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class TorchPlugin:
         resume=True,
         sleep=True,
         shares_weights=True,
+        heads=frozenset({"lm", "value"}),
     )
 
     def check(self) -> BackendStatus:
@@ -62,9 +63,16 @@ class TorchPlugin:
         """An engine over the trainer's own module, or over a model loaded for it alone.
 
         Raises:
-            BackendError: `shared` is not this plug-in's trainer, or the architecture cannot be
-                decoded from KV slots.
+            BackendError: the model has a value head, `shared` is not this plug-in's trainer, or the
+                architecture cannot be decoded from KV slots.
         """
+        if context.head != "lm":
+            raise BackendError(
+                "a value head generates nothing",
+                where=f"roles.{context.role}",
+                found=f"head {context.head}",
+                expected="head lm",
+            )
         import torch
 
         from flowrl_backends.torch.engine import TorchEngine

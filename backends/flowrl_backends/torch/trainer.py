@@ -1,4 +1,4 @@
-"""The trainer: logprobs and optimizer updates of a Transformers model in this process.
+"""The trainer: predictions and optimizer updates of a Transformers model in this process.
 
 Invariants:
 
@@ -10,33 +10,26 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from flowrl.algo.logprobs import chosen_logprobs
-from flowrl.algo.losses import TokenBatch, aggregate
-from flowrl.algo.mini_batch import prepare, prepares
-from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
-from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
+from flowrl.backend.protocols import Head, OptimizerStep, PolicyContext, UpdateSpec
 from flowrl.errors import BackendError, CheckpointError
 from flowrl.specs import AdamW, spec_from_json
 from flowrl_backends.torch import checkpoint
-from flowrl_backends.torch.metrics import Metrics
 from flowrl_backends.torch.model import (
     load_model,
     move_tensor,
-    packed_logits,
     quiet_transformers,
     tokenizer_files,
 )
 from flowrl_backends.torch.optimizer import Optimizer
-from flowrl_backends.torch.packing import Packed, micro_batches, pack
+from flowrl_backends.torch.predict import closed, predict_all
+from flowrl_backends.torch.updates import Objective
 from flowrl_backends.torch.weights import load_weights
 
 if TYPE_CHECKING:
@@ -44,19 +37,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTrainer"]
 
-_FORWARD_ROWS = 128
-_FORWARD_TOKENS = 4096
-"""Bounds of a forward pass without gradient; they bound the memory of its logits."""
-
 _STATE, _TENSORS = "trainer.json", "trainer.safetensors"
 _FORMAT = 1
 
 
 class TorchTrainer:
-    """Trains a causal language model; implements `flowrl.backend.protocols.TrainBackend`.
+    """Trains a policy, a critic or a reward model; implements `TrainBackend` of the protocols.
 
-    Lifecycle: `begin` once a stage, then `update` any number of times; `logprobs`, `export` and
-    `save` at any time; `restore` in place of `begin` to go on; `close` at the end.
+    Lifecycle: `begin` once a stage, then `update` any number of times; `logprobs` (of a policy),
+    `values` and `scores` (of a critic or reward model), `export`, `load` and `save` at any time;
+    `restore` in place of `begin` to go on; `close` at the end.
 
         trainer = TorchTrainer(context)
         trainer.begin(AdamW(learning_rate=2e-4), num_updates=100)
@@ -88,13 +78,6 @@ class TorchTrainer:
                 found="float16",
                 expected="float32 or bfloat16",
             )
-        if context.head != "lm":
-            raise BackendError(
-                "the torch trainer has no such head",
-                where=f"roles.{context.role}",
-                found=context.head,
-                expected="lm",
-            )
         if context.num_threads > 0:
             torch.set_num_threads(context.num_threads)
         self.model = load_model(context)
@@ -116,173 +99,68 @@ class TorchTrainer:
         return Optimizer(dict(self.model.named_parameters()), spec, num_updates)
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
-        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
-        return self._logprobs(batch, np.flatnonzero(batch.response_lengths), temperature)
+        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient.
 
-    def _logprobs(self, batch: SequenceBatch, rows: Ints, temperature: float) -> Floats:
-        result = np.zeros(len(batch.tokens), np.float32)
-        with torch.no_grad():
-            for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
-                packed = pack(batch, part)
-                values, _ = self._forward(packed, temperature)
-                result[packed.source] = values.float().cpu().numpy()
-        return result
+        Raises:
+            BackendError: the model ends in a value head.
+        """
+        self._require("lm", "logprobs")
+        return predict_all(self.model, batch, _answered(batch), "logprobs", temperature)
 
     def values(self, batch: SequenceBatch) -> Floats:
-        """Of a value head only."""
-        raise self._no_value_head("values")
+        """float32 `[T]`, the value of the state before each response token, 0 elsewhere.
+
+        Raises:
+            BackendError: the model has no value head.
+        """
+        self._require("value", "values")
+        return predict_all(self.model, batch, _answered(batch), "values")
 
     def scores(self, batch: SequenceBatch) -> Floats:
-        """Of a value head only."""
-        raise self._no_value_head("scores")
+        """float32 `[N]`, the value head's number at each sample's last token.
 
-    def _no_value_head(self, wanted: str) -> BackendError:
-        return BackendError(
-            f"a language model has no {wanted}",
-            where=f"roles.{self._context.role}",
-            found=f"head {self._context.head}",
-            expected="head value",
-        )
+        Raises:
+            BackendError: the model has no value head.
+        """
+        self._require("value", "scores")
+        longer = closed(batch)
+        found = predict_all(self.model, longer, np.arange(len(batch)), "scores")
+        return found[longer.response_mask]
+
+    def _require(self, head: Head, wanted: str) -> None:
+        if self._context.head != head:
+            raise BackendError(
+                f"the model gives no {wanted}",
+                where=f"roles.{self._context.role}",
+                found=f"head {self._context.head}",
+                expected=f"head {head}",
+            )
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
         """One optimizer update a mini-batch, in order.
 
-        Metrics of each step: those of the loss; `entropy` (of the temperature-scaled distribution
-        at response tokens) and `entropy_estimate` (-mean logprob); `kl` to the reference where a KL
-        term is given; `num_samples`, and of these `samples_computed` and `samples_skipped`;
-        `tokens_computed`, the response tokens that the metrics' means are over; `positions`, how
-        many positions the model ran over.
+        Metrics of each step: those of the loss; of a policy, `entropy` (of the temperature-scaled
+        distribution at response tokens) and `entropy_estimate` (-mean logprob), `kl` to the
+        reference where a KL term is given, and those of `flowrl.algo.mismatch` where the batch has
+        behaviour logprobs; of a critic, `value_explained_variance` where the returns vary;
+        `num_samples`, and of these `samples_computed` and `samples_skipped`; `tokens_computed`, the
+        response tokens that the metrics are of; `positions`, how many positions the model ran over.
+
+        A loss on pairs reads rows 2k and 2k + 1 as a pair, the preferred one first; a micro-batch
+        holds at least one pair.
 
         Raises:
-            BackendError: `begin` was not called, a field that the loss reads is missing, or a
+            BackendError: `begin` was not called, the loss does not belong to the model's head, a
+                field that the loss reads is missing, samples are not the pairs that it reads, or a
                 mini-batch has no response token.
         """
+        where = f"roles.{self._context.role}"
         if self._optimizer is None:
-            raise BackendError("update before begin", where=f"roles.{self._context.role}")
-        for field in (*spec.loss.needs, *(("reference_logprobs",) if spec.kl else ())):
-            if getattr(batch, field) is None:
-                raise BackendError(
-                    f"the batch has no {field}, which the update reads",
-                    found=f"loss {spec.loss}" + (f", kl {spec.kl}" if spec.kl else ""),
-                    where=f"roles.{self._context.role}",
-                )
-        loss = resolve_loss(spec.loss)
-        kl = resolve_kl(spec.kl) if spec.kl else None
-        return [
-            self._update(self._optimizer, batch, rows, spec, loss, kl) for rows in spec.mini_batches
-        ]
-
-    def _update(
-        self,
-        optimizer: Optimizer,
-        batch: TrainBatch,
-        rows: Sequence[int],
-        spec: UpdateSpec,
-        loss: LossFunction,
-        kl: KLFunction | None,
-    ) -> OptimizerStep:
-        sequences = batch.sequences
-        chosen = np.asarray(rows, np.int64)
-        lengths = sequences.response_lengths[chosen]
-        if not lengths.sum():
-            raise BackendError("a mini-batch has no response token", found=f"{len(rows)} samples")
-        weights = np.zeros(len(sequences))
-        weights[chosen] = loss.sample_weights(
-            lengths, sequences.groups[chosen], max_tokens=spec.max_tokens
-        )
-        live = chosen[lengths > 0]
-        known = self._known_of_mini_batch(batch, live, spec)
-        if self._skip_zero and loss.proportional and (spec.kl is None or not spec.kl.coefficient):
-            live = live[_has_advantage(batch, live)]
-
-        metrics = Metrics(self._device)
-        optimizer.zero_grad()
-        for part in micro_batches(sequences, live, spec.micro_batch):
-            packed = pack(sequences, part)
-            logprobs, entropy = self._forward(packed, spec.temperature)
-            inputs = replace(
-                self._tokens(batch, packed.source, packed.sample),
-                entropy=entropy,
-                weight_scale=known.weight_scale,
-                penalised=None if known.penalised is None else known.penalised[packed.source],
-            )
-            terms = loss(logprobs, inputs)
-            values = terms.values
-            means = {
-                **terms.means,
-                "entropy": entropy.detach(),
-                "entropy_estimate": -logprobs.detach(),
-            }
-            if kl is not None and spec.kl is not None:
-                assert inputs.reference_logprobs is not None
-                penalty = kl(logprobs, inputs.reference_logprobs)
-                values = values + spec.kl.coefficient * penalty
-                means["kl"] = penalty.detach()
-            token_weights = self._field(weights, packed.sample)
-            assert token_weights is not None
-            total = aggregate(values, token_weights)
-            total.backward()  # type: ignore[no-untyped-call]
-            optimizer.accumulate()
-            metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
-        outcome = optimizer.step()
-        return OptimizerStep(
-            loss=metrics.loss(),
-            grad_norm=outcome.grad_norm,
-            learning_rate=outcome.learning_rate,
-            num_tokens=int(lengths.sum()),
-            skipped=outcome.skipped,
-            metrics={
-                **metrics.result(),
-                "num_samples": float(len(rows)),
-                "samples_computed": float(len(live)),
-                "samples_skipped": float(len(rows) - len(live)),
-            },
-        )
-
-    def _tokens(self, batch: TrainBatch, source: Ints, sample: Ints) -> TokenBatch:
-        """The fields of a loss at the response tokens `source`, of the batch rows `sample`."""
-        return TokenBatch(
-            advantages=self._field(batch.advantages, source),
-            behaviour_logprobs=self._field(batch.behaviour_logprobs, source),
-            old_logprobs=self._field(batch.old_logprobs, source),
-            reference_logprobs=self._field(batch.reference_logprobs, source),
-            samples=torch.from_numpy(sample).to(self._device),
-        )
-
-    def _known_of_mini_batch(self, batch: TrainBatch, rows: Ints, spec: UpdateSpec) -> TokenBatch:
-        """What the loss must know of the whole mini-batch; `penalised` is `[T]`."""
-        wanted = prepares(spec.loss)
-        if wanted == "nothing":
-            return TokenBatch()
-        sequences = batch.sequences
-        row = np.repeat(np.arange(len(sequences)), sequences.lengths)
-        source = np.flatnonzero(sequences.response_mask & np.isin(row, rows))
-        logprobs = None
-        if wanted == "logprobs":
-            logprobs = self._field(self._logprobs(sequences, rows, spec.temperature), source)
-        found = prepare(logprobs, self._tokens(batch, source, row[source]), spec.loss)
-        if found.penalised is None:
-            return found
-        penalised = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=self._device)
-        penalised[torch.from_numpy(source).to(self._device)] = found.penalised
-        return replace(found, penalised=penalised)
-
-    def _forward(self, packed: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob and entropy of each response token of a packed pass, `[R]`, with gradient."""
-        logits = packed_logits(self.model, packed)
-        row, token, target = (
-            torch.from_numpy(index).to(self._device)
-            for index in (packed.target_row, packed.target_token, packed.target_of)
-        )
-        distinct, entropy = chosen_logprobs(logits, row, token, temperature)
-        return distinct.index_select(0, target), entropy[row[target]]
-
-    def _field(
-        self, values: Floats | np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, index: Ints
-    ) -> torch.Tensor | None:
-        if values is None:
-            return None
-        return torch.from_numpy(values[index].astype(np.float32)).to(self._device)
+            raise BackendError("update before begin", where=where)
+        wanted = spec.loss.predicts
+        self._require("lm" if wanted == "logprobs" else "value", f"{wanted}, as {spec.loss} reads")
+        objective = Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
+        return [objective.update(self._optimizer, rows) for rows in spec.mini_batches]
 
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
@@ -398,18 +276,9 @@ class TorchTrainer:
             del self.model
 
 
-def _has_advantage(
-    batch: TrainBatch, rows: Ints
-) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """bool `[len(rows)]`: samples with an advantage that is not 0 (NaN counts as such)."""
-    assert batch.advantages is not None
-    nonzero = (batch.advantages != 0) & batch.sequences.response_mask
-    counted = np.concatenate([[0], np.cumsum(nonzero)])
-    offsets = batch.sequences.offsets
-    found: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
-        counted[offsets[rows + 1]] > counted[offsets[rows]]
-    )
-    return found
+def _answered(batch: SequenceBatch) -> Ints:
+    """Rows with response tokens."""
+    return np.flatnonzero(batch.response_lengths)
 
 
 def _adamw(value: dict[str, object]) -> AdamW:

@@ -1,0 +1,95 @@
+"""What of a model a loss reads: logprobs, values or scores of the rows of a packed pass.
+
+A score is the value head's number at a sample's last token. It is computed as the value before one
+more token, which `closed` adds to every sample, so scores share prefixes like everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from flowrl.algo.logprobs import chosen_logprobs
+from flowrl.backend.batch import Floats, Ints, SequenceBatch
+from flowrl.specs.loss import Prediction
+from flowrl_backends.torch.packed_forward import packed_logits, packed_values
+from flowrl_backends.torch.packing import Packed, micro_batches, pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Predicted", "closed", "predict", "predict_all"]
+
+_FORWARD_ROWS = 128
+_FORWARD_TOKENS = 4096
+"""Bounds of a forward pass without gradient; they bound the memory of its logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a pass predicts of its R response tokens, with gradient.
+
+    Attributes:
+        values: `[R]`, what the loss reads.
+        entropy: `[R]`, of each token's distribution; None where a value head predicts.
+    """
+
+    values: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+def predict(
+    model: PreTrainedModel, packed: Packed, kind: Prediction, temperature: float
+) -> Predicted:
+    """Runs the model over a packed pass.
+
+    Args:
+        kind: `logprobs`, or what a value head gives.
+        temperature: Divides the logits; of no meaning to a value head.
+    """
+    row, token, target = (
+        torch.from_numpy(index).to(model.device)
+        for index in (packed.target_row, packed.target_token, packed.target_of)
+    )
+    if kind != "logprobs":
+        return Predicted(values=packed_values(model, packed)[row[target]], entropy=None)
+    logits = packed_logits(model, packed)
+    distinct, entropy = chosen_logprobs(logits, row, token, temperature)
+    return Predicted(values=distinct.index_select(0, target), entropy=entropy[row[target]])
+
+
+def predict_all(
+    model: PreTrainedModel,
+    batch: SequenceBatch,
+    rows: Ints,
+    kind: Prediction,
+    temperature: float = 1.0,
+) -> Floats:
+    """float32 `[T]`, the predictions at response tokens of `rows`, 0 elsewhere; no gradient."""
+    result = np.zeros(len(batch.tokens), np.float32)
+    with torch.no_grad():
+        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
+            packed = pack(batch, part)
+            predicted = predict(model, packed, kind, temperature)
+            result[packed.source] = predicted.values.float().cpu().numpy()
+    return result
+
+
+def closed(batch: SequenceBatch) -> SequenceBatch:
+    """Every sample with one more token, which alone counts as response.
+
+    What predicts it is the state after the whole sample. Its number is of no matter: no input.
+    """
+    ends = batch.offsets[1:]
+    return replace(
+        batch,
+        tokens=np.insert(batch.tokens, ends, 0),
+        offsets=batch.offsets + np.arange(len(batch.offsets)),
+        response_mask=np.insert(np.zeros(len(batch.tokens), np.bool_), ends, True),
+        turn=None,
+        token_reward=None,
+        state=None,
+    )

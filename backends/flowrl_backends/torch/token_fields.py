@@ -1,0 +1,94 @@
+"""The fields of a training batch as a loss reads them, and whether they are there at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flowrl.algo.losses import TokenBatch
+from flowrl.backend.batch import Floats, Ints, TrainBatch
+from flowrl.backend.protocols import UpdateSpec
+from flowrl.errors import BackendError
+
+__all__ = ["check_fields", "check_pairs", "gathered", "token_batch"]
+
+
+def token_batch(batch: TrainBatch, source: Ints, sample: Ints, device: torch.device) -> TokenBatch:
+    """The fields of a loss at R tokens, by their places and the batch rows they belong to."""
+    preferred = batch.preferred
+    return TokenBatch(
+        advantages=_optional(batch.advantages, source, device),
+        behaviour_logprobs=_optional(batch.behaviour_logprobs, source, device),
+        old_logprobs=_optional(batch.old_logprobs, source, device),
+        reference_logprobs=_optional(batch.reference_logprobs, source, device),
+        returns=_optional(batch.returns, source, device),
+        old_values=_optional(batch.old_values, source, device),
+        samples=torch.from_numpy(sample).to(device),
+        preferred=None if preferred is None else torch.from_numpy(preferred[sample]).to(device),
+        pairs=None if preferred is None else torch.from_numpy(sample // 2).to(device),
+        extra={name: gathered(values, source, device) for name, values in batch.extra.items()},
+    )
+
+
+def gathered(values: npt.NDArray[np.floating], index: Ints, device: torch.device) -> torch.Tensor:
+    """float32 `[R]`, the values at `index`."""
+    return torch.from_numpy(values[index].astype(np.float32)).to(device)
+
+
+def _optional(values: Floats | None, index: Ints, device: torch.device) -> torch.Tensor | None:
+    return None if values is None else gathered(values, index, device)
+
+
+def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
+    """Raises a `BackendError` where the batch lacks a field that the update reads."""
+    penalty = ("reference_logprobs",) if spec.kl else ()
+    for name in (*spec.loss.needs, *spec.loss.extra_fields, *penalty):
+        if batch.extra.get(name, getattr(batch, name, None)) is None:
+            raise BackendError(
+                f"the batch has no {name}, which the update reads",
+                found=f"loss {spec.loss}" + (f", kl {spec.kl}" if spec.kl else ""),
+                where=where,
+            )
+
+
+def check_pairs(batch: TrainBatch, mini_batches: Sequence[Sequence[int]], where: str) -> None:
+    """Checks that rows 2k and 2k + 1 are a pair, the preferred one first, in one mini-batch.
+
+    Raises:
+        BackendError: they are not.
+    """
+    assert batch.preferred is not None
+    preferred, groups = batch.preferred, batch.sequences.groups
+    expected = "adjacent samples of one prompt, the preferred one first"
+    if len(batch) % 2:
+        raise BackendError(
+            "the loss reads pairs, but a sample has no partner",
+            where=where,
+            found=f"{len(batch)} samples",
+            expected=expected,
+        )
+    first, second = slice(0, None, 2), slice(1, None, 2)
+    bad = ~preferred[first] | preferred[second] | (groups[first] != groups[second])
+    if bad.any():
+        row = 2 * int(np.argmax(bad))
+        names = " and ".join(str(sample) for sample in batch.sequences.samples[row : row + 2])
+        raise BackendError(
+            f"the loss reads pairs, but the samples {names} are none",
+            where=where,
+            found=f"preferred {preferred[row : row + 2].tolist()}, "
+            f"groups {groups[row : row + 2].tolist()}",
+            expected=expected,
+        )
+    for number, rows in enumerate(mini_batches):
+        chosen, samples = set(rows), batch.sequences.samples
+        for row in rows:
+            if row ^ 1 not in chosen:
+                raise BackendError(
+                    f"mini-batch {number} separates a pair",
+                    where=where,
+                    found=f"sample {samples[row]} without sample {samples[row ^ 1]}",
+                    expected="mini-batches of whole pairs",
+                )

@@ -1,0 +1,243 @@
+"""One optimizer update: a mini-batch, forward and backward, micro-batch by micro-batch.
+
+Invariants:
+
+- The gradient is that of the padded, unpacked computation; it depends on how the mini-batch is cut
+  into micro-batches only by rounding, because every denominator counts the whole mini-batch.
+- No micro-batch separates the samples of a pair where the loss reads pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from flowrl.algo.losses import TokenBatch, aggregate
+from flowrl.algo.losses_value import explained_variance
+from flowrl.algo.mini_batch import prepare, prepares
+from flowrl.algo.mismatch import mismatch
+from flowrl.algo.resolve import KLFunction, LossFunction, resolve_kl, resolve_loss
+from flowrl.backend.batch import Ints, TrainBatch
+from flowrl.backend.protocols import OptimizerStep, UpdateSpec
+from flowrl.errors import BackendError
+from flowrl_backends.torch.metrics import Metrics
+from flowrl_backends.torch.optimizer import Optimizer
+from flowrl_backends.torch.packing import micro_batches, pack
+from flowrl_backends.torch.predict import Predicted, closed, predict, predict_all
+from flowrl_backends.torch.token_fields import check_fields, check_pairs, gathered, token_batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Objective"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the updates of one batch minimise, checked against that batch.
+
+        objective = Objective.of(batch, spec, model, where="roles.actor", skip_zero=True)
+        steps = [objective.update(optimizer, rows) for rows in spec.mini_batches]
+
+    Attributes:
+        batch: As the caller gave it, but for losses on scores: there each sample has one more
+            token, before which its score stands.
+        num_tokens: int64 `[N]`, response tokens of each sample as the caller gave it.
+        skip_zero: Leave out samples whose every advantage is 0, where that changes no gradient.
+    """
+
+    model: PreTrainedModel
+    batch: TrainBatch
+    spec: UpdateSpec
+    loss: LossFunction
+    kl: KLFunction | None
+    num_tokens: Ints
+    skip_zero: bool
+
+    @classmethod
+    def of(
+        cls,
+        batch: TrainBatch,
+        spec: UpdateSpec,
+        model: PreTrainedModel,
+        *,
+        where: str,
+        skip_zero: bool,
+    ) -> Objective:
+        """Resolves loss and KL term.
+
+        Raises:
+            BackendError: a field that they read is missing, the samples are not the pairs that the
+                loss reads, or a KL term is asked for where no logprobs are trained.
+        """
+        check_fields(batch, spec, where)
+        if spec.loss.pairs:
+            check_pairs(batch, spec.mini_batches, where)
+        if spec.kl is not None and spec.loss.predicts != "logprobs":
+            raise BackendError(
+                "a KL term needs a policy; a value head has no logprobs",
+                where=where,
+                found=f"loss {spec.loss}, kl {spec.kl}",
+                hint="leave kl out",
+            )
+        num_tokens = batch.sequences.response_lengths
+        if spec.loss.predicts == "scores":
+            batch = TrainBatch(sequences=closed(batch.sequences), preferred=batch.preferred)
+        return cls(
+            model=model,
+            batch=batch,
+            spec=spec,
+            loss=resolve_loss(spec.loss),
+            kl=resolve_kl(spec.kl) if spec.kl else None,
+            num_tokens=num_tokens,
+            skip_zero=skip_zero,
+        )
+
+    def update(self, optimizer: Optimizer, rows: Sequence[int]) -> OptimizerStep:
+        """Updates the model on the rows of one mini-batch.
+
+        Raises:
+            BackendError: the mini-batch has no response token, or a sample of a pair has none.
+        """
+        chosen = np.asarray(rows, np.int64)
+        weights, live = self._weights(chosen)
+        known = self._known(live)
+        if self._may_skip():
+            live = live[_has_advantage(self.batch, live)]
+        metrics = Metrics(self.model.device)
+        optimizer.zero_grad()
+        for part in self._micro_batches(live):
+            self._accumulate(part, weights, known, metrics)
+            optimizer.accumulate()
+        outcome = optimizer.step()
+        return OptimizerStep(
+            loss=metrics.loss(),
+            grad_norm=outcome.grad_norm,
+            learning_rate=outcome.learning_rate,
+            num_tokens=int(self.num_tokens[chosen].sum()),
+            skipped=outcome.skipped,
+            metrics={
+                **metrics.result(),
+                **self._measured(metrics),
+                "num_samples": float(len(chosen)),
+                "samples_computed": float(len(live)),
+                "samples_skipped": float(len(chosen) - len(live)),
+            },
+        )
+
+    def _weights(self, chosen: Ints) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], Ints]:
+        """The weight of each sample's tokens, float64 `[N]`, and the rows that have tokens."""
+        sequences = self.batch.sequences
+        lengths = sequences.response_lengths[chosen]
+        empty = chosen[lengths == 0]
+        if len(empty) == len(chosen) or (self.spec.loss.pairs and len(empty)):
+            whose = "a sample of a pair" if self.spec.loss.pairs else "a mini-batch"
+            named = f", such as {sequences.samples[int(empty[0])]}" if len(empty) else ""
+            raise BackendError(
+                f"{whose} has no response token",
+                found=f"{len(empty)} of {len(chosen)} samples without{named}",
+            )
+        weights = np.zeros(len(sequences))
+        weights[chosen] = self.loss.sample_weights(
+            lengths, sequences.groups[chosen], max_tokens=self.spec.max_tokens
+        )
+        return weights, chosen[lengths > 0]
+
+    def _may_skip(self) -> bool:
+        pulled = self.spec.kl is not None and bool(self.spec.kl.coefficient)
+        return self.skip_zero and self.loss.proportional and not pulled
+
+    def _micro_batches(self, rows: Ints) -> list[Ints]:
+        if not self.spec.loss.pairs:
+            return micro_batches(self.batch.sequences, rows, self.spec.micro_batch)
+        # A group that fits is never cut, so pairs are the groups here; the smallest part is a pair.
+        pairs = replace(self.batch.sequences, groups=np.arange(len(self.batch)) // 2)
+        return micro_batches(pairs, rows, max(self.spec.micro_batch, 2))
+
+    def _accumulate(
+        self,
+        part: Ints,
+        weights: np.ndarray[tuple[int], np.dtype[np.float64]],
+        known: TokenBatch,
+        metrics: Metrics,
+    ) -> None:
+        """Forward and backward of one micro-batch."""
+        packed = pack(self.batch.sequences, part)
+        predicted = predict(self.model, packed, self.spec.loss.predicts, self.spec.temperature)
+        inputs = replace(
+            token_batch(self.batch, packed.source, packed.sample, self.model.device),
+            entropy=predicted.entropy,
+            weight_scale=known.weight_scale,
+            penalised=None if known.penalised is None else known.penalised[packed.source],
+        )
+        terms = self.loss(predicted.values, inputs)
+        means = {**terms.means, **_spread(predicted)}
+        values = terms.values
+        if self.kl is not None and self.spec.kl is not None:
+            assert inputs.reference_logprobs is not None
+            penalty = self.kl(predicted.values, inputs.reference_logprobs)
+            values = values + self.spec.kl.coefficient * penalty
+            means["kl"] = penalty.detach()
+        total = aggregate(values, gathered(weights, packed.sample, self.model.device))
+        total.backward()  # type: ignore[no-untyped-call]
+        metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
+        metrics.keep(predicted.values.detach(), packed.source, packed.sample)
+
+    def _known(self, rows: Ints) -> TokenBatch:
+        """What the loss must know of the whole mini-batch; `penalised` is `[T]`."""
+        wanted = prepares(self.spec.loss)
+        if wanted == "nothing":
+            return TokenBatch()
+        sequences, device = self.batch.sequences, self.model.device
+        row = np.repeat(np.arange(len(sequences)), sequences.lengths)
+        source = np.flatnonzero(sequences.response_mask & np.isin(row, rows))
+        logprobs = None
+        if wanted == "logprobs":
+            found = predict_all(self.model, sequences, rows, "logprobs", self.spec.temperature)
+            logprobs = gathered(found, source, device)
+        fields = token_batch(self.batch, source, row[source], device)
+        known = prepare(logprobs, fields, self.spec.loss)
+        if known.penalised is None:
+            return known
+        penalised = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=device)
+        penalised[torch.from_numpy(source).to(device)] = known.penalised
+        return replace(known, penalised=penalised)
+
+    def _measured(self, metrics: Metrics) -> dict[str, float]:
+        """Metrics that need all predictions of the mini-batch at once."""
+        values, source, sample = metrics.kept()
+        behaviour, returns = self.batch.behaviour_logprobs, self.batch.returns
+        if self.spec.loss.predicts == "logprobs" and behaviour is not None:
+            return mismatch(values.numpy(), behaviour[source], sample)
+        if self.spec.loss.predicts == "values" and returns is not None:
+            explained = explained_variance(values, torch.from_numpy(returns[source]))
+            return {} if explained is None else {"value_explained_variance": explained}
+        return {}
+
+
+def _spread(predicted: Predicted) -> dict[str, torch.Tensor]:
+    """The entropy of a policy, and its estimate from the drawn tokens; nothing of a value head."""
+    if predicted.entropy is None:
+        return {}
+    return {
+        "entropy": predicted.entropy.detach(),
+        "entropy_estimate": -predicted.values.detach(),
+    }
+
+
+def _has_advantage(
+    batch: TrainBatch, rows: Ints
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """bool `[len(rows)]`: samples with an advantage that is not 0 (NaN counts as such)."""
+    assert batch.advantages is not None
+    nonzero = (batch.advantages != 0) & batch.sequences.response_mask
+    counted = np.concatenate([[0], np.cumsum(nonzero)])
+    offsets = batch.sequences.offsets
+    found: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
+        counted[offsets[rows + 1]] > counted[offsets[rows]]
+    )
+    return found
