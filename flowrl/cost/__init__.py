@@ -5,6 +5,7 @@ from __future__ import annotations
 from flowrl.cost.flops import (
     FlopsConvention,
     FlopsParts,
+    Work,
     flops_per_token,
     forward_flops,
     model_flops,
@@ -22,6 +23,7 @@ __all__ = [
     "ParameterCounts",
     "Phase",
     "PhaseMemory",
+    "Work",
     "Workload",
     "flops_per_token",
     "format_bytes",

@@ -115,12 +115,12 @@ def forward_flops(
     tokens, pairs = sum(lengths), _twice_pairs(lengths, convention)
     head_tokens = tokens if num_logits is None else num_logits
     h, layers, sparse = shape.hidden_size, shape.num_layers, shape.num_expert_layers
-    table = 2 * shape.vocab_size * h
+    table, output = 2 * shape.vocab_size * h, 2 * shape.output_size * h
     projections = 2 * tokens * _projection_weights(shape, convention)
     attention = pairs * shape.num_heads * (shape.head_dim + shape.value_head_dim)
     experts = 2 * tokens * _expert_weights(shape)
     router = 2 * tokens * _router_weights(shape, convention)
-    head = table if convention.head == "counted" else 0
+    head = output if convention.head == "counted" else 0
     # Besides a whole layer, a projection of two inputs to one.
     ahead = projections + attention + experts + router + 2 * tokens * 2 * h * h + tokens * head
     return FlopsParts(

@@ -1,9 +1,9 @@
 """How many bytes a role needs on its device, by phase and by part.
 
 Symbols: P parameters, B rows of a micro-batch, L tokens of a row (the longest: a backend that packs
-its rows needs less), R response positions of a row, S slots, M tokens of a slot, V vocabulary, h
-hidden size, f intermediate size, n layers, a query heads, q and k elements of all query and of all
-key heads, w bytes of the parameter type.
+its rows needs less), R response positions of a row, S slots, M tokens of a slot, V vocabulary (1
+where the model ends in a value head), h hidden size, f intermediate size, n layers, a query heads,
+q and k elements of all query and of all key heads, w bytes of the parameter type.
 
 Resident, in every phase:
 - parameters `P w`; for a trained role the AdamW moments `8 P`, and a master copy `4 P` where w < 4.
@@ -28,10 +28,10 @@ While the optimizer runs, in `update`:
 - logits of response positions only, and their gradient: `2 w B R V`; softmax runs over pieces of at
   most 4 Mi elements, three float32 copies of each.
 
-In `logprobs` nothing is kept. A pass takes N tokens, at most 4,096 and 128 rows but at least one
-row, and needs the larger of two things, which are never there at once: one layer's largest tensors
-`N (3h + 3q + 3f) w` with eager probabilities `N a L w`; or the logits of its response positions
-once, and the pieces of their softmax.
+In `logprobs`, `values` and `scores` nothing is kept. A pass takes N tokens, at most 4,096 and 128
+rows but at least one row, and needs the larger of two things, which are never there at once: one
+layer's largest tensors `N (3h + 3q + 3f) w` with eager probabilities `N a L w`; or the logits of
+its response positions once, and the pieces of their softmax.
 
 In `rollout`, the larger of: one layer's tensors for a prompt pass of at most 8,192 tokens (at least
 one prompt); or float32 copies of the logits of one token a slot, `4 c S V`: logits, scaled,
@@ -87,6 +87,8 @@ class Phase(StrEnum):
 
     ROLLOUT = "rollout"
     LOGPROBS = "logprobs"
+    VALUES = "values"
+    SCORES = "scores"
     UPDATE = "update"
 
 
@@ -172,7 +174,7 @@ def working_memory(
     match phase:
         case Phase.ROLLOUT:
             parts = _rollout_parts(shape, work)
-        case Phase.LOGPROBS:
+        case Phase.LOGPROBS | Phase.VALUES | Phase.SCORES:
             parts = _logprobs_parts(shape, work)
         case Phase.UPDATE:
             parts = _update_parts(shape, work)
@@ -225,7 +227,7 @@ def _engine_weights(shape: ModelShape, work: Workload) -> int:
 
 def _update_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
     width, count = DTYPE_BYTES[work.dtype], shape.parameters.total
-    elements = work.micro_batch * work.max_response_tokens * shape.vocab_size
+    elements = work.micro_batch * work.max_response_tokens * shape.output_size
     return {
         "gradients": count * (4 if width == 4 else 4 + width),
         "activations": activation_bytes(shape, work),
@@ -235,7 +237,7 @@ def _update_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
 
 def _logprobs_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
     rows = max(1, min(FORWARD_ROWS, FORWARD_TOKENS // work.max_length, work.num_samples))
-    elements = rows * work.max_response_tokens * shape.vocab_size
+    elements = rows * work.max_response_tokens * shape.output_size
     return _larger(
         activations=_layer_bytes(shape, work, rows * work.max_length, work.max_length),
         logits=DTYPE_BYTES[work.dtype] * elements + _softmax_bytes(elements),

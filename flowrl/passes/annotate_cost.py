@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.cost import FlopsConvention, Phase, forward_flops, model_flops
+from flowrl.cost import Phase, Work, model_flops
+from flowrl.cost.demand import phase_of, samples_per_prompt
 from flowrl.cost.memory import DTYPE_BYTES, resident_memory, working_memory
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.passes.context import Context, RoleCost
 from flowrl.specs.cost import NodeCost
 
 __all__ = ["annotate_cost"]
-
-_PHASE_OF = {
-    Op.GENERATE: Phase.ROLLOUT,
-    Op.INTERACT: Phase.ROLLOUT,
-    Op.LOGPROBS: Phase.LOGPROBS,
-    Op.VALUES: Phase.LOGPROBS,
-    Op.UPDATE: Phase.UPDATE,
-}
-"""The operations that run a model."""
 
 _BYTES = {DType.INT64: 8, DType.FLOAT32: 4, DType.BOOL: 1}
 
@@ -55,42 +47,30 @@ class _Sizes:
 
 def _cost(graph: Graph, node: Node, context: Context, sizes: _Sizes) -> NodeCost | None:
     role = None if node.role is None else context.costs.get(node.role)
-    if role is None and (node.op in _PHASE_OF or node.op is Op.SYNC):
+    phase = phase_of(node)
+    if role is None and (phase is not None or node.op is Op.SYNC):
         return None
-    num_samples = sizes.num_prompts * _samples_per_prompt(graph, node, context)
+    num_samples = sizes.num_prompts * samples_per_prompt(graph, node, context.group_size)
+    flops = activations = kv = 0
+    if role is not None and phase is not None:
+        flops = _flops(phase, role, num_samples)
+        activations = _activation_bytes(phase, role)
+        kv = _kv_bytes(role) if phase is Phase.ROLLOUT else 0
     return NodeCost(
-        flops=0 if role is None else _flops(node.op, role, num_samples),
+        flops=flops,
         output_bytes=sum(_bytes(field, role, num_samples, sizes) for field in node.outputs),
-        activation_bytes=0 if role is None else _activation_bytes(node.op, role),
-        kv_bytes=0 if role is None else _kv_bytes(node.op, role),
+        activation_bytes=activations,
+        kv_bytes=kv,
     )
 
 
-def _samples_per_prompt(graph: Graph, node: Node, context: Context) -> int:
-    """Of the rollout that the node makes or reads; 1 where it reads what no role generated."""
-    while node.op not in (Op.GENERATE, Op.INTERACT):
-        edge = next((e for e in graph.in_edges(node.id) if not e.carried), None)
-        if edge is None:
-            return 1
-        node = graph.node(edge.src)
-    number = node.attr("n")
-    return number if isinstance(number, int) else context.group_size
-
-
-def _flops(op: Op, role: RoleCost, num_samples: int) -> int:
+def _flops(phase: Phase, role: RoleCost, num_samples: int) -> int:
     """Of all samples of a step. An update passes each of them once, in all its mini-batches."""
     shape, lengths = role.shape, [role.work.max_length]
-    logits = role.work.max_response_tokens
-    match op:
-        case Op.GENERATE | Op.INTERACT | Op.LOGPROBS:
-            return num_samples * forward_flops(shape, lengths, num_logits=logits).total
-        case Op.VALUES:
-            headless = FlopsConvention(head="omitted")
-            return num_samples * forward_flops(shape, lengths, convention=headless).total
-        case Op.UPDATE:
-            return num_samples * model_flops(shape, lengths, work="training", num_logits=logits)
-        case _:
-            return 0
+    # A score is read at one position, everything else at all of the response.
+    logits = 1 if phase is Phase.SCORES else role.work.max_response_tokens
+    work: Work = "training" if phase is Phase.UPDATE else "forward"
+    return num_samples * model_flops(shape, lengths, work=work, num_logits=logits)
 
 
 def _bytes(field: Field, role: RoleCost | None, num_samples: int, sizes: _Sizes) -> int:
@@ -112,15 +92,11 @@ def _bytes(field: Field, role: RoleCost | None, num_samples: int, sizes: _Sizes)
     return number * _BYTES[field.dtype]
 
 
-def _activation_bytes(op: Op, role: RoleCost) -> int:
-    if op not in _PHASE_OF:
-        return 0
-    parts = working_memory("", role.shape, role.work, _PHASE_OF[op])
+def _activation_bytes(phase: Phase, role: RoleCost) -> int:
+    parts = working_memory("", role.shape, role.work, phase)
     return sum(part.nbytes for part in parts if part.name in ("activations", "logits"))
 
 
-def _kv_bytes(op: Op, role: RoleCost) -> int:
-    if _PHASE_OF.get(op) is not Phase.ROLLOUT:
-        return 0
+def _kv_bytes(role: RoleCost) -> int:
     parts = resident_memory("", role.shape, role.work)
     return sum(part.nbytes for part in parts if part.name == "kv cache")

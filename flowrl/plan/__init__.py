@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from flowrl.plan.make import make_plan, workload
+from flowrl.plan.make import make_plan
 from flowrl.plan.request import PlanRequest, RoleRequest
-from flowrl.plan.schema import PlacementPlan, check_plan, load_plan, save_plan
+from flowrl.plan.schema import PlacementPlan, Reason, Rejection, check_plan, load_plan, save_plan
+from flowrl.plan.workload import workload
 
 __all__ = [
     "PlacementPlan",
     "PlanRequest",
+    "Reason",
+    "Rejection",
     "RoleRequest",
     "check_plan",
     "load_plan",

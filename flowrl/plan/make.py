@@ -5,8 +5,9 @@ The rules, in order:
    CPU otherwise. Of several accelerators the one with most free memory; ties go to the first.
 2. Scorers run in processes of their own on the CPU, so that a reward that hangs or breaks cannot
    take the models with it.
-3. The trainer and the engine of a role share one copy of the weights where the backend can.
-4. What does not fit is refused with the numbers. The CPU is no silent replacement for an
+3. Environments run in the main process: their calls wait for others and hold no device.
+4. The trainer and the engine of a role share one copy of the weights where the backend can.
+5. What does not fit is refused with the numbers. The CPU is no silent replacement for an
    accelerator that is too small.
 """
 
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 
 from flowrl.backend.protocols import Service
 from flowrl.cluster.pool import Device, ResourcePool
-from flowrl.cost.memory import Phase, Workload, format_bytes
+from flowrl.cost.demand import phase_of
+from flowrl.cost.memory import Phase, format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
@@ -37,24 +39,16 @@ from flowrl.plan.schema import (
     Rejection,
     check_plan,
 )
-from flowrl.specs import Sampling
+from flowrl.plan.workload import phases_of, workload
 
-__all__ = ["make_plan", "workload"]
+__all__ = ["make_plan"]
 
 _SERVICE_OF = {
     Op.GENERATE: Service.GENERATE,
+    Op.INTERACT: Service.ENVIRONMENT,
     Op.SCORE: Service.SCORE,
-    Op.LOGPROBS: Service.TRAIN,
-    Op.VALUES: Service.TRAIN,
-    Op.UPDATE: Service.TRAIN,
 }
-
-_PHASE_OF = {
-    Op.GENERATE: Phase.ROLLOUT,
-    Op.LOGPROBS: Phase.LOGPROBS,
-    Op.VALUES: Phase.LOGPROBS,
-    Op.UPDATE: Phase.UPDATE,
-}
+"""Of the nodes of roles; every other one is a trainer's."""
 
 MAIN_PROCESS = "main"
 
@@ -79,7 +73,7 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
     for node in graph.nodes:
         _check_service(node, request)
     models = [role for role in roles if _uses_model(role.name, graph)]
-    scorers = [role for role in roles if role not in models]
+    hosted = [role for role in roles if role not in models]
     placements: list[Placement] = []
     reasons: list[Reason] = []
     prediction = Prediction()
@@ -107,9 +101,10 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
             for role, tenant in zip(models, tenants, strict=True)
         ]
     host = _host_address(pool)
-    for role in scorers:
-        placements.append(_place_scorer(role, host))
-        reasons.append(_scorer_reason(role))
+    for role in hosted:
+        plays = any(node.role == role.name for node in graph.of_op(Op.INTERACT))
+        placements.append(_place_environment(role, host) if plays else _place_scorer(role, host))
+        reasons.append(_environment_reason(role) if plays else _scorer_reason(role))
     by_role = {placement.role: placement for placement in placements}
     plan = PlacementPlan(
         version=PLAN_VERSION,
@@ -122,16 +117,18 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
         weight_routes=place_routes(graph, by_role, request),
         channels=place_channels(graph, by_role),
         prediction=prediction,
-        reasons=tuple(reasons),
+        reasons=(*reasons, *request.reasons),
     )
     return check_plan(plan)
 
 
 def _check_service(node: Node, request: PlanRequest) -> None:
     """The backend of a node's role must offer what the node does."""
-    service = _SERVICE_OF.get(node.op)
-    if node.role is None or service is None:
+    if node.role is None or node.op is Op.SYNC:
         return
+    service = Service.TRAIN
+    if phase_of(node) in (None, Phase.ROLLOUT):
+        service = _SERVICE_OF[node.op]
     role = request.role(node.role)
     if service not in role.capabilities.services:
         raise PlanError(
@@ -144,7 +141,7 @@ def _check_service(node: Node, request: PlanRequest) -> None:
 
 
 def _uses_model(role: str, graph: Graph) -> bool:
-    return any(node.role == role and node.op in _PHASE_OF for node in graph.nodes)
+    return any(node.role == role and phase_of(node) is not None for node in graph.nodes)
 
 
 def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice:
@@ -210,7 +207,7 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             where=f"roles.{role.name}",
             hint="set model to a Hugging Face folder or a new model, or copy_of to another role",
         )
-    phases = _phases(role, graph)
+    phases = phases_of(role, graph)
     work = workload(role, request, graph, _dtype(role, request, device))
     return Tenant(
         role=role.name,
@@ -218,45 +215,6 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         work=work,
         phases=tuple(phase for phase in Phase if phase in phases),
         can_sleep=role.capabilities.sleep and work.num_slots > 0,
-    )
-
-
-def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) -> Workload:
-    """What a role with a model is asked to do at once.
-
-    Args:
-        dtype: Of its parameters, as the plan has chosen it.
-    """
-    slots = role.num_slots if Phase.ROLLOUT in _phases(role, graph) else 0
-    if not role.evaluated:
-        slots = min(slots, request.samples_per_step)
-    rows = -(-request.samples_per_step // request.mini_batches)
-    return Workload(
-        num_slots=slots,
-        max_length=request.max_length,
-        max_prompt_tokens=request.max_prompt_tokens,
-        max_response_tokens=request.max_response_tokens,
-        micro_batch=min(request.micro_batch, rows),
-        num_samples=request.samples_per_step,
-        dtype=dtype,
-        trainable=any(node.role == role.name for node in graph.of_op(Op.UPDATE)),
-        shares_weights=role.capabilities.shares_weights,
-        truncates=any(_truncates(node) for node in graph.of_op(Op.GENERATE)),
-    )
-
-
-def _phases(role: RoleRequest, graph: Graph) -> set[Phase]:
-    ops = {node.op for node in graph.nodes if node.role == role.name}
-    phases = {_PHASE_OF[op] for op in ops if op in _PHASE_OF}
-    if role.evaluated:
-        phases.add(Phase.ROLLOUT)
-    return phases
-
-
-def _truncates(generate: Node) -> bool:
-    sampling = generate.attr("sampling")
-    return isinstance(sampling, Sampling) and (
-        sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     )
 
 
@@ -286,6 +244,7 @@ def _place_model(role: RoleRequest, tenant: Tenant, address: str) -> Placement:
         num_slots=tenant.work.num_slots,
         trainable=tenant.work.trainable,
         copy_of=role.copy_of,
+        head=role.head,
     )
 
 
@@ -297,6 +256,18 @@ def _place_scorer(role: RoleRequest, host: str) -> Placement:
         process=role.name,
         dtype="none",
         replicas=role.num_workers,
+        head="none",
+    )
+
+
+def _place_environment(role: RoleRequest, host: str) -> Placement:
+    return Placement(
+        role=role.name,
+        backend=role.backend,
+        devices=(host,),
+        process=MAIN_PROCESS,
+        dtype="none",
+        head="none",
     )
 
 
@@ -357,6 +328,14 @@ def _scorer_reason(role: RoleRequest) -> Reason:
         subject=role.name,
         choice=f"{count} of its own",
         why="a reward that hangs or breaks cannot take the models with it",
+    )
+
+
+def _environment_reason(role: RoleRequest) -> Reason:
+    return Reason(
+        subject=role.name,
+        choice="the main process, on the CPU",
+        why="its episodes wait for turns most of the time, and it holds no device memory",
     )
 
 

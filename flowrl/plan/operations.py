@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowrl.cost.demand import phase_of, response_bound
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
 from flowrl.plan.request import PlanRequest
@@ -16,20 +17,21 @@ from flowrl.plan.schema import (
     Transport,
     WeightRoute,
 )
+from flowrl.plan.workload import rows_per_update, samples_of
+from flowrl.specs import Sampling
 
 __all__ = ["place_channels", "place_operations", "place_residency", "place_routes"]
 
 _START = {
     Op.SOURCE: StartUnit.STEP,
-    Op.SCORE: StartUnit.SAMPLE,
     Op.INTERACT: StartUnit.SAMPLE,
     Op.FILTER: StartUnit.GROUP,
     Op.SELECT: StartUnit.GROUP,
 }
-"""Every other operation starts on the whole batch: order and batch statistics must not depend on
-which sample finished first."""
+"""Rules score a sample at a time. Every other operation starts on the whole batch: order and batch
+statistics must not depend on which sample finished first."""
 
-_MODEL_PASSES = (Op.LOGPROBS, Op.VALUES, Op.UPDATE)
+_NO_SAMPLES = (Op.SYNC, Op.LOG)
 
 
 def place_operations(
@@ -44,11 +46,20 @@ def _operation(
 ) -> Operation:
     placement = placements.get(node.role) if node.role is not None else None
     start = _START.get(node.op, StartUnit.BATCH)
+    if node.op is Op.SCORE and phase_of(node) is None:
+        start = StartUnit.SAMPLE
     chunk = 1 if start is StartUnit.SAMPLE else 0
-    if node.op is Op.GENERATE and placement is not None:
-        chunk = placement.num_slots
-    sources = {edge.src for edge in graph.in_edges(node.id) if not edge.carried}
-    rows = -(-request.samples_per_step // request.mini_batches)
+    tokens = 0
+    if node.op is Op.GENERATE:
+        chunk = placement.num_slots if placement is not None else 0
+        tokens = min(
+            response_bound(graph, node, Sampling(max_tokens=request.max_response_tokens)),
+            request.max_length,
+        )
+    sources = {e.src for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)}
+    updates = node.op is Op.UPDATE
+    rows = rows_per_update(node, graph, request) if updates else 0
+    turns, every = node.attr("max_turns"), node.attr("every")
     return Operation(
         node=node.id,
         op=str(node.op),
@@ -58,7 +69,12 @@ def _operation(
         after=tuple(before.id for before in graph.nodes if before.id in sources),
         replicas=placement.replicas if placement else 1,
         chunk=chunk,
-        micro_batch=min(request.micro_batch, rows) if node.op is Op.UPDATE else 0,
+        micro_batch=min(request.micro_batch, rows),
+        num_samples=0 if node.op in _NO_SAMPLES else samples_of(node, graph, request),
+        max_tokens=tokens,
+        max_turns=turns if isinstance(turns, int) else 0,
+        every=every if isinstance(every, int) else 1,
+        region=node.region,
     )
 
 
@@ -89,53 +105,72 @@ def _process(node: Node, placements: Mapping[str, Placement]) -> str:
 def place_routes(
     graph: Graph, placements: Mapping[str, Placement], request: PlanRequest
 ) -> tuple[WeightRoute, ...]:
-    """How the weights of each trained role reach the engine that samples from them."""
+    """How the weights of each trained role reach whoever uses them.
+
+    Besides the routes of sync nodes: a role that is trained, and sampled from only to be evaluated,
+    has no sync; its last update publishes.
+    """
     routes = []
-    # Of several updates of a role in a step, the last one publishes.
-    last = {update.role: update for update in graph.of_op(Op.UPDATE)}
-    for update in last.values():
-        placement = placements.get(update.role) if update.role is not None else None
-        if placement is None or not placement.num_slots:
-            continue
-        role = request.role(placement.role)
-        shape = request.shape_of(role)
-        classes = ["embedding", "attention", "mlp", "norm"]
-        if shape is None or not shape.tied:
-            classes.append("head")
-        sync = next((n for n in graph.of_op(Op.SYNC) if n.role == update.role), update)
-        shared = role.capabilities.shares_weights
-        routes.append(
-            WeightRoute(
-                source=placement.role,
-                destination=placement.role,
-                after=sync.id,
-                transport=Transport.IN_PLACE if shared else Transport.FOLDER,
-                source_layout=placement.layout,
-                destination_layout=placement.layout,
-                parameter_classes=tuple(classes),
-            )
-        )
+    for sync in graph.of_op(Op.SYNC):
+        edge = graph.feeding(sync.id, "weights")
+        trained = None if edge is None else graph.node(edge.src).role
+        if trained is not None and sync.role is not None:
+            routes.append(_route(trained, sync.role, sync, placements, request))
+    served = {route.source for route in routes if route.source == route.destination}
+    last = {update.role: update for update in graph.of_op(Op.UPDATE) if update.role is not None}
+    for role, update in last.items():
+        if role not in served and placements[role].num_slots:
+            routes.append(_route(role, role, update, placements, request))
     return tuple(routes)
+
+
+def _route(
+    source: str,
+    destination: str,
+    after: Node,
+    placements: Mapping[str, Placement],
+    request: PlanRequest,
+) -> WeightRoute:
+    role = request.role(source)
+    shape = request.shape_of(role)
+    classes = ["embedding", "attention", "mlp", "norm"]
+    if shape is None or not shape.tied:
+        classes.append("head")
+    in_place = source == destination and role.capabilities.shares_weights
+    every = after.attr("every")
+    return WeightRoute(
+        source=source,
+        destination=destination,
+        after=after.id,
+        transport=Transport.IN_PLACE if in_place else Transport.FOLDER,
+        source_layout=placements[source].layout,
+        destination_layout=placements[destination].layout,
+        parameter_classes=tuple(classes),
+        every=every if isinstance(every, int) else 1,
+    )
 
 
 def place_residency(
     graph: Graph, placements: Mapping[str, Placement], sleeping: tuple[str, ...]
 ) -> tuple[ResidencySwitch, ...]:
-    """KV caches leave before the first model pass and come back before the next rollout."""
+    """Where KV caches of `sleeping` roles go and come back: they are there in rollouts alone."""
     switches = []
+    working = [node for node in graph.nodes if phase_of(node) is not None]
     for role in sleeping:
-        device = placements[role].devices[0]
-        passes = graph.of_op(*_MODEL_PASSES)
-        rollouts = [node for node in graph.of_op(Op.GENERATE) if node.role == role]
-        for action, nodes in (("take", rollouts), ("release", passes)):
-            if nodes:
-                switches.append(
-                    ResidencySwitch(
-                        role=role,
-                        device=device,
-                        what="kv cache",
-                        action=action,
-                        before=nodes[0].id,
-                    )
+        own = [node.id for node in working if node.op is Op.GENERATE and node.role == role]
+        # A role that is only evaluated comes from a rollout, and goes to one, outside of the step.
+        awake = not own
+        for node in working:
+            if (node.id in own) == awake:
+                continue
+            awake = not awake
+            switches.append(
+                ResidencySwitch(
+                    role=role,
+                    device=placements[role].devices[0],
+                    what="kv cache",
+                    action="take" if awake else "release",
+                    before=node.id,
                 )
+            )
     return tuple(switches)

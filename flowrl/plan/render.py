@@ -21,6 +21,7 @@ from flowrl.plan.schema import (
     PlacementPlan,
     PredictedMemory,
     Reason,
+    StartUnit,
     Transport,
     WeightRoute,
 )
@@ -124,12 +125,15 @@ def _details(placement: Placement) -> str:
     layout = placement.layout
     sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep}
     words = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    if placement.head == "value":
+        words.append("value head")
     if placement.trainable:
         words.append("trained")
     if placement.num_slots:
         words.append(f"{placement.num_slots} slots")
     if placement.copy_of:
-        words.append(f"frozen copy of {placement.copy_of}")
+        how = "begins as a copy" if placement.trainable else "frozen copy"
+        words.append(f"{how} of {placement.copy_of}")
     if placement.shares_weights_with:
         words.append(f"reads the weights of {placement.shares_weights_with}")
     return ", ".join(words) or "-"
@@ -180,18 +184,31 @@ def _sum(parts: Iterable[MemoryPart], role: str, name: str) -> str:
 
 
 def _sentence(operation: Operation, plan: PlacementPlan) -> str:
-    sizes = plan.sizes
-    samples = sizes.prompts_per_step * sizes.group_size
+    prompts, samples = plan.sizes.prompts_per_step, operation.num_samples
     where = f" on {', '.join(operation.devices)}" if operation.devices else ""
     who = operation.role or operation.node
     match operation.op:
+        case "source" if samples > prompts:
+            return f"{who} are drawn: {prompts}, {samples} samples"
         case "source":
-            return f"{who} are drawn: {sizes.prompts_per_step}"
+            return f"{who} are drawn: {prompts}"
+        case "interact":
+            return (
+                f"{who} plays {prompts} prompts x {samples // prompts} episodes "
+                f"of at most {operation.max_turns} turns{where}"
+            )
+        case "generate" if operation.region is not None:
+            return (
+                f"{who} takes its turns in {operation.chunk} slots, "
+                f"at most {operation.max_tokens} tokens an episode{where}"
+            )
         case "generate":
             return (
-                f"{who} generates {sizes.prompts_per_step} prompts x {sizes.group_size} samples "
-                f"of at most {sizes.max_response_tokens} tokens in {operation.chunk} slots{where}"
+                f"{who} generates {prompts} prompts x {samples // prompts} samples "
+                f"of at most {operation.max_tokens} tokens in {operation.chunk} slots{where}"
             )
+        case "score" if operation.start is StartUnit.BATCH:
+            return f"{who} scores {samples} samples{where}"
         case "score":
             processes = "process" if operation.replicas == 1 else "processes"
             return (
@@ -201,23 +218,37 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
         case "logprobs" | "values":
             return f"{who} computes {operation.op} of {samples} samples{where}"
         case "filter" | "select":
-            return f"{who} looks at each group as it is complete"
-        case "advantage":
-            return f"{who} is computed over the batch"
+            return f"{operation.node} looks at each group as it is complete"
+        case "advantage" | "map":
+            return f"{operation.node} is computed over the batch"
         case "update":
-            updates = (
-                "1 optimizer update"
-                if sizes.mini_batches == 1
-                else (f"{sizes.mini_batches} optimizer updates")
-            )
-            return (
-                f"{who} makes {updates} from {samples} samples, "
-                f"at most {operation.micro_batch} rows at once{where}"
-            )
+            return _update(operation, plan) + where
         case "sync":
-            return f"{who} publishes its new weights"
+            return _published(operation, plan)
+        case "log":
+            return f"{operation.node} is written down"
         case other:
             return f"{operation.node} ({other}){where}"
+
+
+def _update(operation: Operation, plan: PlacementPlan) -> str:
+    number = plan.sizes.mini_batches
+    updates = "1 optimizer update" if number == 1 else f"{number} optimizer updates"
+    return (
+        f"{operation.role} makes {updates} from {operation.num_samples} samples, "
+        f"at most {operation.micro_batch} rows at once"
+    )
+
+
+def _published(operation: Operation, plan: PlacementPlan) -> str:
+    route = next((r for r in plan.weight_routes if r.after == operation.node), None)
+    if route is None or route.source == route.destination:
+        return f"{operation.role} publishes its new weights"
+    return f"{operation.role} takes over the weights of {route.source}{_every(route.every)}"
+
+
+def _every(steps: int) -> str:
+    return "" if steps == 1 else f" every {steps} steps"
 
 
 def _route(route: WeightRoute) -> str:
@@ -228,7 +259,7 @@ def _route(route: WeightRoute) -> str:
         how = f"through a {route.transport} ({classes})"
     same = route.source == route.destination
     who = route.source if same else f"{route.source} -> {route.destination}"
-    return f"{who} after {route.after}: {how}"
+    return f"{who} after {route.after}{_every(route.every)}: {how}"
 
 
 def _reason(reason: Reason) -> list[str]:

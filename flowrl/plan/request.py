@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.backend.protocols import Capabilities
+from flowrl.backend.protocols import Capabilities, Head
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
+from flowrl.plan.schema import Reason
 
 __all__ = ["PlanRequest", "RoleRequest"]
 
@@ -17,11 +18,13 @@ class RoleRequest:
 
     Attributes:
         capabilities: What its backend declares.
-        shape: Of its model; None for scorers, and for a role that copies another's weights.
+        shape: Of its model, as a language model; None for roles without one, and for a role that
+            begins as a copy of another.
+        head: What its model ends in.
         dtype: `auto` takes bfloat16 where the device has it in hardware and float32 elsewhere; a
             copy takes the type of its original.
         num_slots: Samples decoded at once.
-        copy_of: A role whose weights it starts from and keeps.
+        copy_of: A role whose weights it begins with.
         evaluated: Held-out samples are drawn from it, even where the graph does not generate.
         num_workers: Processes of a scorer.
     """
@@ -30,6 +33,7 @@ class RoleRequest:
     backend: str
     capabilities: Capabilities
     shape: ModelShape | None = None
+    head: Head = "lm"
     dtype: str = "auto"
     num_slots: int = 256
     copy_of: str | None = None
@@ -42,9 +46,13 @@ class PlanRequest:
     """A stage's roles and sizes; `flowrl.config.TrainConfig` says what the sizes mean.
 
     Attributes:
+        group_size: Samples for each prompt of the largest rollout; what a rollout that does not say
+            draws.
+        max_response_tokens: Of the longest response; of an episode, with what the environment says.
         max_length: Tokens of the longest sample, prompt and response together.
         train_key: Where the configuration holds the sizes, for messages: `train`, or
             `stage.NAME.train` for a stage before the last.
+        reasons: What was decided before anything is placed.
     """
 
     roles: tuple[RoleRequest, ...]
@@ -56,11 +64,7 @@ class PlanRequest:
     max_response_tokens: int
     max_length: int
     train_key: str = "train"
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a step."""
-        return self.prompts_per_step * self.group_size
+    reasons: tuple[Reason, ...] = ()
 
     def role(self, name: str) -> RoleRequest:
         """The request of a role.
@@ -79,9 +83,11 @@ class PlanRequest:
         )
 
     def shape_of(self, role: RoleRequest) -> ModelShape | None:
-        """The shape of a role's model, or of the model that it copies."""
-        seen = {role.name}
-        while role.shape is None and role.copy_of is not None and role.copy_of not in seen:
-            seen.add(role.copy_of)
-            role = self.role(role.copy_of)
-        return role.shape
+        """The shape of a role's model: its body or that of what it copies, and its own head."""
+        seen, source = {role.name}, role
+        while source.shape is None and source.copy_of is not None and source.copy_of not in seen:
+            seen.add(source.copy_of)
+            source = self.role(source.copy_of)
+        if source.shape is None or role.head == "lm":
+            return source.shape
+        return source.shape.with_value_head()

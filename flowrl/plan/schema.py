@@ -49,7 +49,7 @@ __all__ = [
     "save_plan",
 ]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class StartUnit(StrEnum):
@@ -151,8 +151,9 @@ class Placement:
             executor's own. With several replicas the processes are `process[0]`, `process[1]`, ...
         num_slots: Samples decoded at once by each replica; 0 for a role that does not generate.
         trainable: It has an optimizer.
-        copy_of: It starts as a copy of this role's weights, and keeps them.
+        copy_of: It begins as a copy of this role's weights; untrained, it keeps them.
         shares_weights_with: It reads this role's parameters and has none of its own.
+        head: What its model ends in: `lm`, `value`; `none` for a role without a model.
     """
 
     role: str
@@ -166,6 +167,7 @@ class Placement:
     trainable: bool = False
     copy_of: str | None = None
     shares_weights_with: str | None = None
+    head: str = "lm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,11 @@ class Operation:
         after: Ids of the nodes that it reads, directly.
         chunk: Units of `start` that it takes at once; 0 takes all that are there.
         micro_batch: Rows of one forward and backward pass; 0 where nothing is trained.
+        num_samples: Samples of a step that it makes or reads at most; 0 where it handles none.
+        max_tokens: Of the longest response that it draws; 0 where it draws none.
+        max_turns: Of an episode; 0 where there are no episodes.
+        every: Steps between two times that it is done.
+        region: Operations of one region exchange data in a cycle, sample by sample.
     """
 
     node: str
@@ -192,6 +199,11 @@ class Operation:
     replicas: int = 1
     chunk: int = 0
     micro_batch: int = 0
+    num_samples: int = 0
+    max_tokens: int = 0
+    max_turns: int = 0
+    every: int = 1
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +234,7 @@ class WeightRoute:
         destination: The role that uses the weights; often the same.
         after: The operation whose end publishes a version.
         parameter_classes: Of `embedding attention mlp norm head`.
+        every: Steps between two times that they travel.
     """
 
     source: str
@@ -231,6 +244,7 @@ class WeightRoute:
     source_layout: Layout = Layout()
     destination_layout: Layout = Layout()
     parameter_classes: tuple[str, ...] = ("embedding", "attention", "mlp", "norm", "head")
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,11 @@ key heads, a layer has
   their ranks.
 
 Biases are added where there are some. Outside of layers: embedding and output layer `V h` each, one
-norm `h`. A layer that predicts a further token (DeepSeek-V3, section 2.2) has a layer with experts,
-a projection `2 h h` of two normalised inputs, and a last norm (`3 h` for these); embedding and
-output layer are those of the main model.
+norm `h`. A value head in the place of the output layer has `h + 1`, its bias among them.
+
+A layer that predicts a further token (DeepSeek-V3, section 2.2) has a layer with experts, a
+projection `2 h h` of two normalised inputs, and a last norm (`3 h` for these); embedding and output
+layer are those of the main model.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class ParameterCounts:
 
     Attributes:
         mlp: Of dense MLPs and of shared experts.
-        head: 0 where the output layer is tied to the embedding.
+        head: 0 where the output layer is tied to the embedding; a value head is not.
         router: What chooses the experts of a token.
         experts: Of all routed experts.
         active_experts: Of the routed experts that one token passes.
@@ -91,13 +93,19 @@ def count_parameters(shape: ModelShape) -> ParameterCounts:
         attention=layers * attention,
         mlp=mlp + sparse * shared,
         norm=layers * norm + h,
-        head=0 if shape.tied else shape.vocab_size * h,
+        head=_head(shape),
         router=sparse * router,
         experts=sparse * num_experts * expert,
         active_experts=sparse * num_active * expert,
         mtp=shape.num_mtp_layers * (ahead + num_experts * expert),
         active_mtp=shape.num_mtp_layers * (ahead + num_active * expert),
     )
+
+
+def _head(shape: ModelShape) -> int:
+    if shape.head == "value":
+        return shape.hidden_size + 1
+    return 0 if shape.tied else shape.vocab_size * shape.hidden_size
 
 
 def _attention(shape: ModelShape) -> int:

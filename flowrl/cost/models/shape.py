@@ -13,7 +13,8 @@ section 2.1; DeepSeek-V3, arXiv 2412.19437, section 2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from flowrl.cost.models.counts import ParameterCounts, count_parameters
 from flowrl.cost.models.reader import ConfigReader
@@ -115,6 +116,8 @@ class ModelShape:
         latent: Where attention is latent.
         num_mtp_layers: Layers that predict further tokens while a model is trained first. They are
             counted apart, because engines and trainers leave them out.
+        head: What the model ends in: logits of the next token (`lm`), or one number a position
+            (`value`: critics and reward models), which is a matrix of its own and never tied.
     """
 
     family: str
@@ -133,6 +136,7 @@ class ModelShape:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     num_mtp_layers: int = 0
+    head: Literal["lm", "value"] = "lm"
 
     @classmethod
     def from_hf_config(
@@ -179,6 +183,15 @@ class ModelShape:
             latent=latent,
             num_mtp_layers=reader.count("num_nextn_predict_layers", 0) if family.latent else 0,
         )
+
+    def with_value_head(self) -> ModelShape:
+        """The same body that ends in one number a position."""
+        return replace(self, head="value")
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that the model gives at a position."""
+        return self.vocab_size if self.head == "lm" else 1
 
     @property
     def query_size(self) -> int:

@@ -1,0 +1,83 @@
+"""What the nodes of a graph ask of a model: which kind of work, on how many samples, how long.
+
+Upper bounds throughout: a filter may drop groups, and samples may end early; neither is counted.
+"""
+
+from __future__ import annotations
+
+from flowrl.cost.memory import Phase
+from flowrl.graph.ir import Graph, Node
+from flowrl.graph.types import Op
+from flowrl.specs import Sampling, SelectSpec
+
+__all__ = ["phase_of", "response_bound", "samples_per_prompt"]
+
+_PHASES = {
+    Op.GENERATE: Phase.ROLLOUT,
+    Op.LOGPROBS: Phase.LOGPROBS,
+    Op.VALUES: Phase.VALUES,
+    Op.UPDATE: Phase.UPDATE,
+}
+
+
+def phase_of(node: Node) -> Phase | None:
+    """The kind of work that a node is for a model; None where no model of flowrl's runs."""
+    if node.op is Op.SCORE and node.attr("by") == "model":
+        return Phase.SCORES
+    return _PHASES.get(node.op)
+
+
+def samples_per_prompt(graph: Graph, node: Node, group_size: int) -> int:
+    """Samples that a node makes or reads for each prompt (or example) of a step.
+
+    Args:
+        group_size: Where a rollout does not say.
+    """
+    while True:
+        match node.op:
+            case Op.GENERATE:
+                return _drawn(node, group_size)
+            case Op.INTERACT:
+                players = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
+                return _drawn(players[0], group_size) if players else group_size
+            case Op.SOURCE:
+                return 2 if node.attr("data") == "pairs" else 1
+            case _:
+                edge = next((e for e in graph.in_edges(node.id) if not e.carried), None)
+                if edge is None:
+                    return 1
+        source = graph.node(edge.src)
+        spec = node.attr("spec")
+        if isinstance(spec, SelectSpec):
+            return _kept(spec, samples_per_prompt(graph, source, group_size))
+        node = source
+
+
+def _kept(spec: SelectSpec, size: int) -> int:
+    """Samples of a group of `size` that a selection keeps at most."""
+    kept = 2 if spec.pairs else getattr(spec, "k", size)
+    return min(size, int(kept))
+
+
+def _drawn(generate: Node, group_size: int) -> int:
+    number = generate.attr("n")
+    return number if isinstance(number, int) else group_size
+
+
+def response_bound(graph: Graph, generate: Node, sampling: Sampling) -> int:
+    """Tokens that come after the prompt at most.
+
+    An episode of several turns has its turns and what the environment says before each.
+
+    Args:
+        sampling: Where the node does not say.
+    """
+    own = generate.attr("sampling")
+    tokens = own.max_tokens if isinstance(own, Sampling) else sampling.max_tokens
+    for episode in graph.of_op(Op.INTERACT):
+        if generate.region is not None and episode.region == generate.region:
+            turns, said = episode.attr("max_turns"), episode.attr("max_observation_tokens")
+            assert isinstance(turns, int)
+            assert isinstance(said, int)
+            return turns * (tokens + said)
+    return tokens
