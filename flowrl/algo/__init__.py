@@ -1,8 +1,8 @@
 """Pure functions behind the specifications of `flowrl.specs`.
 
-Advantages and filters work on numpy arrays, because the driver calls them and imports no torch;
-losses and KL estimators work on torch tensors. `resolve` finds the function of a specification and
-imports only the module that holds it.
+Advantages, filters, selections and maps work on numpy arrays, because the driver calls them and
+imports no torch; losses and KL estimators work on torch tensors. `resolve` finds the function of a
+specification and imports only the module that holds it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from flowrl.algo.resolve import (
     FilterFunction,
     KLFunction,
     LossFunction,
+    MapFunction,
+    SelectFunction,
     resolve_advantage,
     resolve_batch_advantage,
     resolve_filter,
     resolve_kl,
     resolve_loss,
+    resolve_map,
+    resolve_select,
 )
 
 __all__ = [
@@ -26,9 +30,13 @@ __all__ = [
     "FilterFunction",
     "KLFunction",
     "LossFunction",
+    "MapFunction",
+    "SelectFunction",
     "resolve_advantage",
     "resolve_batch_advantage",
     "resolve_filter",
     "resolve_kl",
     "resolve_loss",
+    "resolve_map",
+    "resolve_select",
 ]

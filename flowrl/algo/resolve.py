@@ -6,7 +6,7 @@ function is first asked for, so that the torch-free part of the engine can resol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +16,20 @@ import numpy.typing as npt
 
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
 from flowrl.algo.aggregation import sample_weights
+from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.errors import GraphError
-from flowrl.specs import KL, AdvantageSpec, Aggregation, FilterSpec, LossSpec, Spec
+from flowrl.specs import (
+    KL,
+    AdvantageSpec,
+    Aggregation,
+    FilterSpec,
+    LossSpec,
+    MapSpec,
+    OwnAdvantage,
+    OwnLoss,
+    SelectSpec,
+    Spec,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +42,15 @@ __all__ = [
     "FilterFunction",
     "KLFunction",
     "LossFunction",
+    "MapFunction",
+    "SelectFunction",
     "resolve_advantage",
     "resolve_batch_advantage",
     "resolve_filter",
     "resolve_kl",
     "resolve_loss",
+    "resolve_map",
+    "resolve_select",
 ]
 
 AdvantageFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float32]]
@@ -45,6 +61,14 @@ BatchAdvantageFunction: TypeAlias = Callable[[AdvantageBatch], AdvantageResult]
 
 FilterFunction: TypeAlias = Callable[[npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.bool_]]
 """`(scores [N], groups [N]) -> kept [N]`."""
+
+MapFunction: TypeAlias = Callable[[MapBatch], MapResult]
+"""`batch -> fields by name`."""
+
+SelectFunction: TypeAlias = Callable[
+    [npt.ArrayLike, npt.ArrayLike, Sequence[str]], npt.NDArray[np.int64]
+]
+"""`(scores [N], groups [N], sample ids) -> row numbers [K]`, in the order that the rows get."""
 
 KLFunction: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """`(logprobs [R], reference logprobs [R]) -> KL [R]`, without its coefficient."""
@@ -87,6 +111,7 @@ class LossFunction:
 
 
 _TABLE: dict[tuple[str, str], str] = {
+    ("advantage", "distill"): "flowrl.algo.advantages:distill",
     ("advantage", "gae"): "flowrl.algo.advantages:gae",
     ("advantage", "gpg"): "flowrl.algo.advantages:gpg",
     ("advantage", "group_in_group"): "flowrl.algo.advantages:group_in_group",
@@ -96,12 +121,22 @@ _TABLE: dict[tuple[str, str], str] = {
     ("advantage", "max_rl"): "flowrl.algo.advantages:max_rl",
     ("advantage", "normalise_then_sum"): "flowrl.algo.advantages:normalise_then_sum",
     ("advantage", "optimal_token_baseline"): "flowrl.algo.advantages:optimal_token_baseline",
+    ("advantage", "own"): "flowrl.algo.advantages:own",
     ("advantage", "pass_at_k"): "flowrl.algo.advantages:pass_at_k",
     ("advantage", "reinforce_pp"): "flowrl.algo.advantages:reinforce_pp",
     ("advantage", "remax"): "flowrl.algo.advantages:remax",
     ("filter", "difficulty"): "flowrl.algo.filters:difficulty",
     ("filter", "zero_variance"): "flowrl.algo.filters:zero_variance",
     ("kl", "kl"): "flowrl.algo.kl:estimate",
+    ("map", "cosine_length"): "flowrl.algo.maps:cosine_length",
+    ("map", "own"): "flowrl.algo.maps:own",
+    ("map", "repetition"): "flowrl.algo.maps:repetition",
+    ("map", "soft_overlong"): "flowrl.algo.maps:soft_overlong",
+    ("map", "stop_properly"): "flowrl.algo.maps:stop_properly",
+    ("map", "weighted_sum"): "flowrl.algo.maps:weighted_sum",
+    ("select", "best_and_worst"): "flowrl.algo.select:best_and_worst",
+    ("select", "random"): "flowrl.algo.select:random_k",
+    ("select", "top"): "flowrl.algo.select:top",
     ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
     ("loss", "policy_clip"): "flowrl.algo.losses_clip:policy_clip",
     ("loss", "gmpo"): "flowrl.algo.losses_clip:gmpo",
@@ -135,13 +170,21 @@ def resolve_advantage(spec: AdvantageSpec) -> AdvantageFunction:
         raise GraphError(
             f"the advantage {spec.kind!r} needs {', '.join(spec.needs)} beside scores and groups"
         )
+    if isinstance(spec, OwnAdvantage):
+        return lambda scores, groups: function(_plain(scores, groups), spec).advantages
     return lambda scores, groups: function(scores, groups, spec)
+
+
+def _plain(scores: npt.ArrayLike, groups: npt.ArrayLike) -> AdvantageBatch:
+    return AdvantageBatch(
+        scores=np.asarray(scores, np.float64), groups=np.asarray(groups, np.int64)
+    )
 
 
 def resolve_batch_advantage(spec: AdvantageSpec) -> BatchAdvantageFunction:
     """The function of any advantage, with its options bound; `spec.needs` says what it reads."""
     function = _lookup(spec)
-    if spec.needs:
+    if spec.needs or isinstance(spec, OwnAdvantage):
         return lambda batch: function(batch, spec)
     return lambda batch: AdvantageResult(advantages=function(batch.scores, batch.groups, spec))
 
@@ -152,8 +195,24 @@ def resolve_filter(spec: FilterSpec) -> FilterFunction:
     return lambda scores, groups: function(scores, groups, spec)
 
 
+def resolve_map(spec: MapSpec) -> MapFunction:
+    """The function of a map, with its options bound."""
+    function = _lookup(spec)
+    return lambda batch: function(batch, spec)
+
+
+def resolve_select(spec: SelectSpec) -> SelectFunction:
+    """The function of a selection, with its options bound."""
+    function = _lookup(spec)
+    return lambda scores, groups, ids: function(scores, groups, ids, spec)
+
+
 def resolve_loss(spec: LossSpec) -> LossFunction:
-    """The function of a loss. Imports torch."""
+    """The function of a loss. Imports torch, and the user's module of an own loss."""
+    if isinstance(spec, OwnLoss):
+        from flowrl.algo.losses_own import bind
+
+        return LossFunction(spec, bind(spec), spec.proportional)
     bonus = bool(getattr(spec, "entropy", 0.0))
     return LossFunction(spec, _lookup(spec), spec.kind in _PROPORTIONAL and not bonus)
 

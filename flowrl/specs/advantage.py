@@ -200,7 +200,7 @@ class NormaliseThenSum(AdvantageSpec):
     summed first.
 
     Attributes:
-        weights: Of the rewards, comma-separated; where it is empty, all weigh 1.
+        reward_weights: Of the rewards, comma-separated; where it is empty, all weigh 1.
         std: Divisor of each reward's group-centred values.
         ddof: Of both standard deviations.
         eps: Added to the group's standard deviation.
@@ -213,7 +213,7 @@ class NormaliseThenSum(AdvantageSpec):
     kind: ClassVar[str] = "normalise_then_sum"
     _needs: ClassVar[tuple[str, ...]] = ("rewards",)
 
-    weights: str = option("")
+    reward_weights: str = option("")
     std: Scale = "group"
     ddof: int = 1
     eps: float = 1e-6
@@ -223,6 +223,6 @@ class NormaliseThenSum(AdvantageSpec):
     zero_std: ZeroStd = option("keep")
 
     @property
-    def factors(self) -> tuple[float, ...]:
-        """The weights as numbers; empty where all weigh 1."""
-        return tuple(float(weight) for weight in list_of(self.weights))
+    def weights(self) -> tuple[float, ...]:
+        """The weights of the rewards; empty where all weigh 1."""
+        return tuple(float(weight) for weight in list_of(self.reward_weights))

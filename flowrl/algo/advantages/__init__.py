@@ -1,7 +1,8 @@
 """Advantages: scores of samples in, one number a sample or a token out. numpy only.
 
-`group` and `rewards` give one number a sample, `token`, `gae` and `turns` one a token; `returns`
-and `partition` hold the steps that they are made of, `padding` the way from and to batches.
+`group` and `rewards` give one number a sample, `token`, `gae` and `turns` one a token, `own` what a
+function of the user's own says; `returns` and `partition` hold the steps that they are made of,
+`padding` the way from and to batches.
 `flowrl.algo.resolve` finds the function of a specification.
 """
 
@@ -18,10 +19,11 @@ from flowrl.algo.advantages.group import (
     max_rl,
     pass_at_k,
 )
+from flowrl.algo.advantages.own import own
 from flowrl.algo.advantages.padding import Padding
 from flowrl.algo.advantages.returns import kl_penalty, rewards_to_go, token_rewards, whiten
 from flowrl.algo.advantages.rewards import normalise_then_sum, weighted_sum
-from flowrl.algo.advantages.token import optimal_token_baseline, reinforce_pp, remax
+from flowrl.algo.advantages.token import distill, optimal_token_baseline, reinforce_pp, remax
 from flowrl.algo.advantages.turns import group_in_group
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Padding",
     "Turns",
     "centre_scores",
+    "distill",
     "gae",
     "gpg",
     "group_in_group",
@@ -40,6 +43,7 @@ __all__ = [
     "max_rl",
     "normalise_then_sum",
     "optimal_token_baseline",
+    "own",
     "pass_at_k",
     "reinforce_pp",
     "remax",

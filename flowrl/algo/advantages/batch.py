@@ -40,17 +40,22 @@ class AdvantageBatch:
     speaks of the t-th token after the prompt, which baselines of a time step rely on.
 
     Attributes:
-        scores: `[N]`, one a sample; of several rewards, their weighted sum.
+        scores: `[N]`, one a sample; of several rewards, their weighted sum. 0 where the
+            specification reads no scores (`needs_scores`).
         groups: `[N]`; samples with equal numbers answer the same prompt, adjacent or not.
         mask: `[N, T]`, 1 where the policy produced the token; it may have holes.
         rewards: `[N, K]`, the rewards by themselves; NaN where one does not apply to a sample.
-        weights: `[K]`, of the rewards.
+        weights: `[K]`, of the rewards; None: those that the specification names.
         values: `[N, T]`, the critic's.
         baselines: `[N]`, the score of the greedy answer to the same prompt.
         logprobs: `[N, T]`, of the policy that produced the tokens.
         reference_logprobs: `[N, T]`.
         sum_pi_squared: `[N, T]`, the sum over the vocabulary of squared probabilities.
         turns: Of rollouts of several turns.
+        token_rewards: `[N, T]`, what an environment gave at each token; 0 off the mask. Recursions
+            (`gae`, `reinforce_pp`, `remax`, `optimal_token_baseline`) take these as rewards, and
+            the last token gets what the score has beyond their sum. The rewards of a sample so add
+            up to its score, with or without them, and nothing counts twice.
     """
 
     scores: Floats
@@ -64,6 +69,7 @@ class AdvantageBatch:
     reference_logprobs: Floats | None = None
     sum_pi_squared: Floats | None = None
     turns: Turns | None = None
+    token_rewards: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

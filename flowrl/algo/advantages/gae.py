@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float64]
 
 
 def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
-    """GAE over rewards of one score a sample and a KL penalty a token.
+    """GAE over rewards of one score a sample, of an environment, and a KL penalty a token.
 
     Advantages are those of `estimate` with `lam`, or with `length_lambda` where `length_alpha` is
     above 0; they are whitened over the response tokens of the batch unless the specification says
@@ -30,7 +30,9 @@ def gae(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     mask = field_of(batch, "mask", spec.kind)
     values = field_of(batch, "values", spec.kind)
     kl = penalty_of(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
-    rewards = token_rewards(scores, mask, kl, kl_coefficient=spec.kl_coefficient)
+    rewards = token_rewards(
+        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
+    )
     lam: float | Array = spec.lam
     if spec.length_alpha > 0:
         lam = length_lambda((mask > 0).sum(1), spec.length_alpha)

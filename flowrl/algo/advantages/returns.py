@@ -57,12 +57,18 @@ def token_rewards(
     *,
     kl_coefficient: float = 0.0,
     clip: tuple[float, float] | None = None,
+    given: npt.ArrayLike | None = None,
 ) -> Array:
     """A sample's score on its last token, less a KL penalty on every token.
 
     The reward of RLHF (Ouyang et al., InstructGPT, 2022, equation 2, written per token)::
 
         r_t = [t last] clip(score) - kl_coefficient kl_t
+
+    Where an environment gave rewards e_t, they stand where they were given, and the last token gets
+    the rest of the score, so that rewards add up to the score either way::
+
+        r_t = e_t + [t last] (clip(score) - sum of e) - kl_coefficient kl_t
 
     Tokens off the mask get the penalty too, where `kl` is not 0 there. A sample without tokens gets
     no score.
@@ -72,11 +78,16 @@ def token_rewards(
         mask: `[N, T]`.
         kl: `[N, T]` per-token estimates.
         clip: Bounds of the score.
+        given: `[N, T]`, rewards of an environment; what stands off the mask is not read.
     """
     r = np.asarray(scores, np.float64)
     if clip is not None:
         r = np.clip(r, *clip)
-    rewards: Array = np.where(last_token(mask), r[:, None], 0.0)
+    last = last_token(mask)
+    rewards: Array = np.where(last, r[:, None], 0.0)
+    if given is not None:
+        environment = np.where(np.asarray(mask) > 0, np.asarray(given, np.float64), 0.0)
+        rewards = environment + np.where(last, (r - environment.sum(1))[:, None], 0.0)
     if kl is None or kl_coefficient == 0:
         return rewards
     return rewards - kl_coefficient * np.asarray(kl, np.float64)

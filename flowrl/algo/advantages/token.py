@@ -1,4 +1,4 @@
-"""One advantage a token, without a critic: REINFORCE++, ReMax, the optimal token baseline."""
+"""One advantage a token, without a critic: REINFORCE++, ReMax, baselines, distillation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from flowrl.algo.advantages.partition import Partition
 from flowrl.algo.advantages.returns import kl_penalty, rewards_to_go, token_rewards, whiten
 from flowrl.specs.advantage import AdvantageSpec
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import OptimalTokenBaseline, ReinforcePP, ReMax
+from flowrl.specs.token_advantage import Distill, OptimalTokenBaseline, ReinforcePP, ReMax
 
-__all__ = ["optimal_baseline", "optimal_token_baseline", "penalty_of", "reinforce_pp", "remax"]
+__all__ = [
+    "distill",
+    "optimal_baseline",
+    "optimal_token_baseline",
+    "penalty_of",
+    "reinforce_pp",
+    "remax",
+]
 
 Array = npt.NDArray[np.float64]
 
@@ -58,7 +65,7 @@ def reinforce_pp(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
         penalty = 0.0 if kl is None else beta * kl
         returns = np.broadcast_to(centred[:, None], mask.shape) - penalty
     else:
-        rewards = token_rewards(centred, mask, kl, kl_coefficient=beta)
+        rewards = token_rewards(centred, mask, kl, kl_coefficient=beta, given=batch.token_rewards)
         returns = rewards_to_go(rewards, mask, spec.gamma, spec.masking)
     returns = np.where(mask > 0, returns, 0.0)
     advantages = returns
@@ -80,10 +87,42 @@ def remax(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
     kl = penalty_of(batch, spec.kl_estimator, spec.kl_coefficient, spec.kind)
-    rewards = token_rewards(scores, mask, kl, kl_coefficient=spec.kl_coefficient)
+    rewards = token_rewards(
+        scores, mask, kl, kl_coefficient=spec.kl_coefficient, given=batch.token_rewards
+    )
     returns = np.where(mask > 0, rewards_to_go(rewards, mask), 0.0)
     baselines = field_of(batch, "baselines", spec.kind)
     return _result(np.where(mask > 0, returns - baselines[:, None], 0.0), returns)
+
+
+def distill(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
+    """On-policy distillation by reverse KL, as an advantage of each token::
+
+        d_t = log teacher_t - log behaviour_t             of the tokens that the student drew
+        G_t = coefficient d_t + discount G_{t+1}          over the mask
+        A_t = G_t + score_weight (score_i - mean)         the second part where it has a weight
+
+    Minus the mean of d estimates KL(student || teacher), and the policy gradient with A_t = d_t
+    descends it as far as each token's own choice goes (Agarwal et al., "On-Policy Distillation of
+    Language Models", arXiv 2306.13649, with samples of the student and reverse KL; Lu and Thinking
+    Machines Lab, "On-Policy Distillation", 2025, which takes discount 0). With discount 1 a token
+    answers for all later ones too, which is the whole gradient of the sequence's KL (Gu et al.,
+    MiniLLM, arXiv 2306.08543, equation 3). The teacher's logprobs are the `reference_logprobs`, of
+    the same tokenizer and at the temperature of the rollout.
+    """
+    assert isinstance(spec, Distill)
+    mask = field_of(batch, "mask", spec.kind)
+    drawn = field_of(batch, "logprobs", spec.kind)
+    teacher = field_of(batch, "reference_logprobs", spec.kind)
+    # Padding may hold anything.
+    rewards = np.where(mask > 0, spec.coefficient * (teacher - drawn), 0.0)
+    advantages = rewards_to_go(rewards, mask, spec.discount)
+    if spec.score_weight:
+        scores = check_scores(batch.scores, batch.groups)
+        centred = centre_scores(scores, batch.groups, spec.mean, spec.singleton)
+        advantages = advantages + spec.score_weight * centred[:, None]
+    advantages = np.where(mask > 0, advantages, 0.0)
+    return AdvantageResult(advantages=advantages.astype(np.float32))
 
 
 def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
@@ -94,7 +133,8 @@ def optimal_token_baseline(batch: AdvantageBatch, spec: AdvantageSpec) -> Advant
     assert isinstance(spec, OptimalTokenBaseline)
     scores = check_scores(batch.scores, batch.groups)
     mask = field_of(batch, "mask", spec.kind)
-    returns = np.where(mask > 0, rewards_to_go(token_rewards(scores, mask), mask), 0.0)
+    rewards = token_rewards(scores, mask, given=batch.token_rewards)
+    returns = np.where(mask > 0, rewards_to_go(rewards, mask), 0.0)
     baseline = optimal_baseline(
         returns,
         mask,

@@ -1,0 +1,84 @@
+"""Losses that functions of the user's own compute; `fl.loss.own` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from flowrl.algo.losses import TokenBatch, TokenLoss
+from flowrl.algo.user_function import UserFunction, shape_of
+from flowrl.specs.loss import LossSpec, OwnLoss
+from flowrl.specs.loss.own import FIELDS
+
+__all__ = ["bind"]
+
+
+def bind(spec: OwnLoss) -> Callable[[torch.Tensor, TokenBatch, LossSpec], TokenLoss]:
+    """The function of an own loss, checked at each call.
+
+    It is called with the logprobs `[R]` (or a critic's values) and a batch of which it sees what it
+    declares, `samples`, `pairs` and `entropy`; anything else is None. It returns `[R]`, or a
+    `TokenLoss`.
+
+    Raises:
+        TraceError: there is no such function. When called: the function raises, or returns
+            something that is no loss of each token; the message names its line.
+        ValueError: when called with a batch that lacks what the loss declares.
+    """
+    function = UserFunction.load("loss", spec.function, spec.options, spec.needs)
+    hidden = {name: None for name in FIELDS if name not in spec.needs}
+
+    def loss(logprobs: torch.Tensor, batch: TokenBatch, _: LossSpec) -> TokenLoss:
+        missing = [name for name in spec.needs if _lacks(batch, name, spec)]
+        if missing:
+            raise ValueError(f"loss {spec.function} needs {' and '.join(missing)}")
+        extra = {name: batch.extra[name] for name in spec.extra_fields}
+        seen = replace(batch, extra=extra, weight_scale=None, penalised=None, **hidden)
+        return _checked(function, function(logprobs, seen), logprobs)
+
+    return loss
+
+
+def _lacks(batch: TokenBatch, name: str, spec: OwnLoss) -> bool:
+    return name not in batch.extra if name in spec.extra_fields else getattr(batch, name) is None
+
+
+def _checked(function: UserFunction, found: object, logprobs: torch.Tensor) -> TokenLoss:
+    terms = TokenLoss(values=found) if isinstance(found, torch.Tensor) else found
+    expected = f"a tensor {shape_of(logprobs.shape)}, the loss of each response token"
+    if not isinstance(terms, TokenLoss):
+        raise function.refuse(
+            "returns no tensor",
+            found=type(found).__name__,
+            expected=f"{expected}, or a TokenLoss",
+        )
+    values = terms.values
+    if values.shape != logprobs.shape:
+        summed = "return a number a token; flowrl aggregates" if values.ndim == 0 else None
+        raise function.refuse(
+            "returns the wrong shape",
+            found=shape_of(values.shape),
+            expected=expected,
+            hint=summed,
+        )
+    if not values.is_floating_point():
+        raise function.refuse("returns no floats", found=str(values.dtype), expected=expected)
+    if values.numel() and logprobs.requires_grad and not values.requires_grad:
+        raise function.refuse(
+            "has no gradient",
+            found="values that do not depend on the logprobs",
+            expected=expected,
+            hint="compute with the logprobs as they are, without detach, .data or numpy",
+        )
+    wrong = torch.isnan(values.detach())
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise function.refuse(
+            "returns NaN",
+            found=f"at {int(wrong.sum())} of {len(values)} tokens, first token {place}, where the "
+            f"logprob is {float(logprobs.detach()[place]):.6g}",
+            expected="numbers",
+        )
+    return terms
