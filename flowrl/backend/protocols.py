@@ -361,10 +361,15 @@ class TrainBackend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreContext:
-    """What a scorer is made from: the reward terms of the config, as JSON values."""
+    """What a scorer is made from: the reward terms of the config, as JSON values.
+
+    Attributes:
+        key: Where the config holds the terms, for messages.
+    """
 
     role: RoleName
     terms: tuple[Mapping[str, object], ...]
+    key: str = "rewards.terms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,12 @@ def _environments_are_whole(loaded: LoadedConfig) -> Problems:
             )
         if role.environment is None:
             continue
-        of_models = {"model": role.model, "copy_of": role.copy_of, "tokenizer": role.tokenizer}
+        of_models = {
+            "model": role.model,
+            "copy_of": role.copy_of,
+            "tokenizer": role.tokenizer,
+            "optimizer": role.optimizer,
+        }
         for key, value in of_models.items():
             if value is not None:
                 yield ConfigError(

@@ -62,6 +62,7 @@ __all__ = [
     "Gsm8kMatch",
     "JsonlData",
     "NumericMatch",
+    "OptimizerChanges",
     "OptimizerConfig",
     "OverlongTerm",
     "PythonReward",
@@ -91,6 +92,24 @@ class OptimizerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     final_fraction: Float = Field(default=0.1, ge=0, le=1)
     max_grad_norm: Float = Field(default=1.0, ge=0)
+
+
+class OptimizerChanges(Section):
+    """What a role's optimizer does otherwise than `train.optimizer` of the stage says."""
+
+    learning_rate: Annotated[Float, Field(gt=0)] | None = None
+    beta1: Annotated[Float, Field(ge=0, lt=1)] | None = None
+    beta2: Annotated[Float, Field(ge=0, lt=1)] | None = None
+    eps: Annotated[Float, Field(gt=0)] | None = None
+    weight_decay: Annotated[Float, Field(ge=0)] | None = None
+    warmup_updates: Annotated[Int, Field(ge=0)] | None = None
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    final_fraction: Annotated[Float, Field(ge=0, le=1)] | None = None
+    max_grad_norm: Annotated[Float, Field(ge=0)] | None = None
+
+    def applied_to(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer of the role."""
+        return optimizer.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class SamplingConfig(Section):
@@ -238,6 +257,8 @@ class RoleConfig(Section):
         copy_of: A role whose weights this role begins the stage with. A reference keeps them; a
             role that the workflow updates, such as a critic, goes on from them.
         tokenizer: Of a new model; a folder brings its own.
+        optimizer: What differs from the stage's `train.optimizer`, such as a critic's learning
+            rate.
         num_slots: Samples decoded at once.
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
             float32 elsewhere.
@@ -251,6 +272,7 @@ class RoleConfig(Section):
     model: ModelSource | None = None
     copy_of: str | None = None
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
+    optimizer: OptimizerChanges | None = None
     num_slots: Int = Field(default=256, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     terms: tuple[RewardTerm, ...] | None = None
@@ -373,3 +395,8 @@ class RunConfig(Section):
         return (
             (self.rewards.terms, "rewards.terms") if own is None else (own, f"roles.{role}.terms")
         )
+
+    def optimizer_of(self, role: str, train: TrainConfig) -> OptimizerConfig:
+        """How `role` learns in a stage with the settings `train`."""
+        own = self.roles[role].optimizer if role in self.roles else None
+        return train.optimizer if own is None else own.applied_to(train.optimizer)

@@ -322,3 +322,119 @@ def test_a_reward_that_uses_its_time_is_no_stall() -> None:
 )
 def test_values_that_no_model_or_machine_can_have_are_refused(override: str, word: str) -> None:
     assert word in message(override)
+
+
+def test_a_number_that_nobody_wrote_is_told_as_a_default() -> None:
+    text = message("stage.sft.train.mini_batches=7")
+    assert "command line (stage.sft.train.mini_batches=7): " in text
+    assert "found: stage.sft.train.prompts_per_step left at its default" in text
+
+
+def test_both_lines_of_numbers_that_do_not_divide_are_named() -> None:
+    Path("run.yaml").write_text(BASE.replace("mini_batches: 4", "mini_batches: 5"))
+    text = message()
+    assert "run.yaml:16 (train.prompts_per_step) and run.yaml:16 (train.mini_batches)" in text
+
+
+def test_a_response_may_not_have_to_be_longer_than_it_may_be() -> None:
+    text = message("train.sampling.min_tokens=5")
+    assert "train.sampling.min_tokens=5 is above train.sampling.max_tokens=4" in text
+    assert "command line (train.sampling.min_tokens=5) and run.yaml:16" in text
+    assert "min_tokens 4, or max_tokens 5" in text
+    check("train.sampling.min_tokens=4")
+    assert "stage.sft.train.sampling.min_tokens=257" in message(
+        "stage.sft.train.sampling.min_tokens=257"
+    )
+
+
+SHAPED = (
+    "rewards.terms=[{{kind: exact_match}}, {}, "
+    "{{kind: overlong, max_tokens: 4, buffer: 2}}, {{kind: repetition}}]"
+)
+
+
+def test_terms_that_shape_others_name_them() -> None:
+    check(SHAPED.format("{kind: stop_properly, of: accuracy}"))
+    text = message(SHAPED.format("{kind: stop_properly, of: acuracy}"))
+    assert "stop_properly is of 'acuracy', which is no reward term" in text
+    assert "did you mean 'accuracy'?" in text
+    text = message(SHAPED.format("{kind: cosine_length, of: overlong, max_tokens: 4}"))
+    assert "cosine_length is of 'overlong', which does not stand before it" in text
+    assert "one of accuracy" in text
+    assert "which does not stand before it" in message(
+        SHAPED.format("{kind: stop_properly, of: stop_properly}")
+    )
+
+
+def test_a_term_is_transformed_once_and_its_transformation_may_be_transformed() -> None:
+    cosine = "{{kind: cosine_length, of: accuracy, max_tokens: 4}}, {}"
+    text = message(SHAPED.format(cosine.format("{kind: stop_properly, of: accuracy}")))
+    assert "cosine_length and stop_properly both take the place of accuracy" in text
+    assert "of: cosine_length" in text
+    check(SHAPED.format(cosine.format("{kind: stop_properly, of: cosine_length}")))
+
+
+def test_a_reward_with_terms_of_its_own_is_checked_under_its_own_key() -> None:
+    terms = "roles.style={{backend: verify, terms: [{}]}}"
+    check(terms.format("{kind: format, pattern: '[0-9]*', name: length}"))
+    text = message(terms.format("{kind: exact_match}, {kind: gsm8k}"))
+    assert "command line (roles.style={backend" in text
+    assert "two reward terms are called 'accuracy'" in text
+    assert "is no regular expression" in message(terms.format("{kind: format, pattern: '('}"))
+    assert "no such reward file: mine.py" in message(
+        terms.format("{kind: python, function: 'mine.py:f'}")
+    )
+    text = message(terms.format(""))
+    assert "style has a list of reward terms with nothing in it" in text
+    assert "leave roles.style.terms out to score with rewards.terms" in text
+
+
+def test_terms_of_a_role_stand_at_their_line() -> None:
+    lines = "  style:\n    backend: verify\n    terms:\n      - {kind: format, pattern: '('}\n"
+    Path("run.yaml").write_text(BASE.replace("rewards:\n", f"{lines}rewards:\n"))
+    assert "run.yaml:13 (roles.style.terms.0.pattern): pattern is no regular" in message()
+
+
+def test_a_role_scores_with_its_own_terms_or_with_those_of_all() -> None:
+    own = "roles.style={backend: verify, terms: [{kind: format, pattern: x}]}"
+    config = load_config(Path("run.yaml"), [own]).config
+    terms, key = config.terms_of("style")
+    assert ([term.name for term in terms], key) == (["format"], "roles.style.terms")
+    for role in ("actor", "verifier"):
+        assert config.terms_of(role) == (config.rewards.terms, "rewards.terms")
+
+
+def test_an_environment_names_a_function_of_a_file_that_exists() -> None:
+    game = "roles.game={{backend: python, environment: {}, options: {{low: 0, name: x}}}}"
+    text = message(game.format("'game.py:make'"))
+    assert "no such environment file: game.py" in text
+    assert "environment must be FILE.py:NAME" in message(game.format("game"))
+    Path("game.py").write_text("")
+    check(game.format("'game.py:make'"))
+
+
+def test_an_environment_has_no_model_and_only_it_has_options() -> None:
+    Path("game.py").write_text("")
+    text = message("roles.game={environment: 'game.py:make', copy_of: actor}")
+    assert "game is an environment, which has no copy_of" in text
+    text = message("roles.actor.options={low: 0}")
+    assert "actor has options, but no environment that they are for" in text
+
+
+def test_an_environment_that_uses_its_time_is_no_stall() -> None:
+    Path("game.py").write_text("")
+    game = "roles.game={{environment: 'game.py:make', timeout_s: {}}}"
+    check(game.format(299))
+    assert "an environment may take 300 s (roles.game.timeout_s)" in message(game.format(300))
+    check("roles.actor.timeout_s=300")
+
+
+def test_a_role_may_begin_as_a_copy_of_one_that_is_trained() -> None:
+    check("roles.critic.copy_of=actor")
+
+
+def test_built_in_sums_carry_no_solve_rate() -> None:
+    text = message("data.difficulty={low: 0.2, high: 0.8}")
+    assert "data.difficulty reads a field of rows" in text
+    Path("rows.jsonl").write_text("{}")
+    check("data.train=rows.jsonl", "data.difficulty={low: 0.2, high: 0.8}")

@@ -177,3 +177,15 @@ def test_a_tree_with_every_error_type_is_a_config_error(config: Path) -> None:
     assert lines[0] == "command line (sed=1): unknown key 'sed'"
     assert "and 4 more mistakes" in lines[-1]
     assert len(lines) <= 4
+
+
+def test_a_role_has_the_stages_optimizer_but_for_what_it_changes(config: Path) -> None:
+    loaded = load(
+        config,
+        "train.optimizer={learning_rate: 1e-4, warmup_updates: 3, schedule: linear}",
+        "roles.critic.optimizer={learning_rate: 1e-3, warmup_updates: 0}",
+    ).config
+    critic, actor = (loaded.optimizer_of(role, loaded.train) for role in ("critic", "actor"))
+    assert actor == loaded.train.optimizer
+    assert critic == actor.model_copy(update={"learning_rate": 1e-3, "warmup_updates": 0})
+    assert critic.schedule == "linear"

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,18 @@ def test_a_plugin_is_found_by_its_name_through_the_registry():
         pool.submit([request("068", 0, answer="068"), request("68", 1, answer="068")])
         found = collect(pool, 2)
     assert [score(found[f"0/{i}/0"]) for i in (0, 1)] == [1.0, 0.0]
+
+
+def test_length_and_ending_reach_the_terms_that_shape_by_them():
+    terms = (
+        {"kind": "exact_match", "name": "accuracy"},
+        {"kind": "stop_properly", "of": "accuracy", "coefficient": 0.5},
+        {"kind": "overlong", "max_tokens": 4, "buffer": 2},
+    )
+    whole = replace(request("yes", 0, answer="yes"), num_tokens=3)
+    cut = replace(request("yes", 1, answer="yes"), num_tokens=4, finish=FinishReason.LENGTH)
+    shaping = ScoreContext(role=RoleName("v"), terms=terms, key="roles.v.terms")
+    with ScoringPool(PLUGIN, shaping, timeout_s=DEADLINE_S) as pool:
+        pool.submit([whole, cut])
+        found = collect(pool, 2)
+    assert [found[f"0/{i}/0"].score for i in range(2)] == [1.0 - 0.5, 0.5 - 1.0]

@@ -9,6 +9,9 @@
 
 `flowrl_backends.verify.numbers` says what a number is. A reference answer that holds no number,
 where one is needed, is a fault of the data and raises `RewardError`; it is never scored 0.
+
+`flowrl_backends.verify.shaping` adds terms by length, ending and repetition. Two of those are `of`
+another term: in the sum they stand in its place, with its weight.
 """
 
 from __future__ import annotations
@@ -19,77 +22,112 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
+from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError, RewardError
 from flowrl_backends.verify.numbers import after_hashes, close, last_number
+from flowrl_backends.verify.options import TermOptions
+from flowrl_backends.verify.shaping import PENALTIES, TRANSFORMATIONS, Transformation
 from flowrl_backends.verify.user_function import UserFunction
 
 __all__ = ["Scorer"]
 
-Term: TypeAlias = Callable[[ScoreRequest], float]
+Term: TypeAlias = Callable[[ScoreRequest, Mapping[str, float]], float]
+"""A term of a sample and the values of the terms before it, by name."""
 
 
 class Scorer:
     """Scores one sample at a time.
 
     Raises:
-        ConfigError: A term that does not exist, a pattern that does not compile, a name twice.
+        ConfigError: A term that does not exist, a pattern that does not compile, a name twice, a
+            term `of` what is no term before it.
         RewardError: A reward function that cannot be loaded.
     """
 
     def __init__(self, context: ScoreContext) -> None:
-        self._terms: dict[str, tuple[float, Term]] = {}
+        self._terms: dict[str, Term] = {}
+        # Each weight, and the name of the value that it goes with.
+        self._weights: list[tuple[float, str]] = []
         if not context.terms:
             raise ConfigError(
                 "there is nothing to score with",
-                where="rewards.terms",
+                where=context.key,
                 found="no terms",
                 hint="add one, such as {kind: exact_match}",
             )
-        for i, options in enumerate(context.terms):
-            where = f"rewards.terms[{i}]"
-            name = str(options.get("name") or options.get("kind"))
+        for i, values in enumerate(context.terms):
+            options = TermOptions(values, f"{context.key}[{i}]")
+            name = str(values.get("name") or values.get("kind"))
             if name in self._terms:
                 raise ConfigError(
                     "two reward terms have one name",
-                    where=f"{where}.name",
+                    where=f"{options.where}.name",
                     found=repr(name),
                     hint="give each its own `name`",
                 )
-            weight = _float(options, "weight", 1.0)
-            self._terms[name] = (weight, _open_term(options, where))
+            kind = values.get("kind")
+            if isinstance(kind, str) and kind in TRANSFORMATIONS:
+                self._terms[name] = self._transform(TRANSFORMATIONS[kind](options), name, options)
+            else:
+                self._terms[name] = _open_term(kind, options)
+                self._weights.append((options.number("weight", 1.0), name))
+
+    def _transform(self, transform: Transformation, name: str, options: TermOptions) -> Term:
+        """Puts a transformation in the place of its term."""
+        of = options.text("of")
+        places = [i for i, (_, counted) in enumerate(self._weights) if counted == of]
+        if not places:
+            raise ConfigError(
+                f"another term takes the place of {of!r} already"
+                if of in self._terms
+                else f"no term before it is called {of!r}",
+                where=f"{options.where}.of",
+                expected=f"one of {listing(counted for _, counted in self._weights)}",
+            )
+        (place,) = places
+        self._weights[place] = (self._weights[place][0], name)
+        return lambda request, values: transform(request, values[of])
 
     def score(self, request: ScoreRequest) -> ScoreResult:
-        """The weighted sum of the terms, and each term unweighted."""
-        terms: dict[str, float] = {}
+        """The weighted sum of the terms, and each term's own value."""
+        values: dict[str, float] = {}
+        for name, term in self._terms.items():
+            values[name] = term(request, values)
         total = 0.0
-        for name, (weight, term) in self._terms.items():
-            value = term(request)
-            terms[name] = value
-            total += weight * value
-        return ScoreResult(sample=request.sample, score=total, terms=terms)
+        for weight, name in self._weights:
+            total += weight * values[name]
+        return ScoreResult(sample=request.sample, score=total, terms=values)
 
     def close(self) -> None:
         """Nothing to free."""
 
 
-def _open_term(options: Mapping[str, object], where: str) -> Term:
-    match options.get("kind"):
+def _open_term(kind: object, options: TermOptions) -> Term:
+    rule = _open_rule(kind, options)
+    return lambda request, _: rule(request)
+
+
+def _open_rule(kind: object, options: TermOptions) -> Callable[[ScoreRequest], float]:
+    match kind:
         case "exact_match":
             return _exact_match
         case "numeric_match":
-            return _numeric_match(_float(options, "tolerance", 1e-6))
+            return _numeric_match(options.number("tolerance", 1e-6))
         case "gsm8k":
             return _gsm8k
         case "format":
-            return _format(str(options.get("pattern")), where)
+            return _format(options)
         case "python":
-            return UserFunction(str(options.get("function")), where=f"{where}.function")
-        case kind:
+            return UserFunction(options.text("function"), where=f"{options.where}.function")
+        case str() if kind in PENALTIES:
+            return PENALTIES[kind](options)
+        case _:
+            rules = ("exact_match", "numeric_match", "gsm8k", "format", "python")
             raise ConfigError(
                 "no such reward term",
-                where=f"{where}.kind",
+                where=f"{options.where}.kind",
                 found=repr(kind),
-                expected="exact_match, numeric_match, gsm8k, format or python",
+                expected=f"one of {listing((*rules, *PENALTIES, *TRANSFORMATIONS))}",
             )
 
 
@@ -97,7 +135,7 @@ def _exact_match(request: ScoreRequest) -> float:
     return float(request.response.strip() == request.answer.strip())
 
 
-def _numeric_match(tolerance: float) -> Term:
+def _numeric_match(tolerance: float) -> Callable[[ScoreRequest], float]:
     def score(request: ScoreRequest) -> float:
         answer = _answer_number(request)
         value = last_number(request.response)
@@ -126,13 +164,14 @@ def _answer_number(request: ScoreRequest) -> Fraction:
     return number
 
 
-def _format(pattern: str, where: str) -> Term:
+def _format(options: TermOptions) -> Callable[[ScoreRequest], float]:
+    pattern = options.text("pattern")
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as reason:
         raise ConfigError(
             f"the pattern is no regular expression: {reason}",
-            where=f"{where}.pattern",
+            where=f"{options.where}.pattern",
             found=repr(pattern),
         ) from None
 
@@ -140,10 +179,3 @@ def _format(pattern: str, where: str) -> Term:
         return float(compiled.fullmatch(request.response) is not None)
 
     return score
-
-
-def _float(options: Mapping[str, object], key: str, default: float) -> float:
-    value = options.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError("not a number", where=f"rewards.terms.{key}", found=repr(value))
-    return float(value)

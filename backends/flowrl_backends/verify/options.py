@@ -1,0 +1,76 @@
+"""The options of one reward term, read from JSON values with messages that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowrl.config.nearest import listing
+from flowrl.errors import ConfigError
+
+__all__ = ["TermOptions"]
+
+
+class TermOptions:
+    """Typed reads of a term's options.
+
+    Attributes:
+        where: Key of the term in the config, such as `rewards.terms[0]`.
+    """
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; the default where the key is missing.
+
+        Raises:
+            ConfigError: It is no number, or missing without a default. The other reads raise it
+                likewise.
+        """
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "not a number", value)
+        return float(value)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "not a whole number", value)
+        return value
+
+    def truth(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "neither true nor false", value)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Text."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "no text", value)
+        return value
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        """One of `choices`; the first where the key is missing."""
+        value = self.text(key, choices[0])
+        if value not in choices:
+            raise ConfigError(
+                "no such choice",
+                where=f"{self.where}.{key}",
+                found=repr(value),
+                expected=f"one of {listing(choices)}",
+            )
+        return value
+
+    def _value(self, key: str, default: object) -> object:
+        value = self._values.get(key, default)
+        if value is None and key not in self._values:
+            raise ConfigError(f"{key!r} is missing", where=self.where)
+        return value
+
+    def _wrong(self, key: str, what: str, value: object) -> ConfigError:
+        return ConfigError(what, where=f"{self.where}.{key}", found=repr(value))
