@@ -121,6 +121,7 @@ from flowrl.backend.registry import available
 print(json.dumps([(f.name, f.distribution, f.version, str(f.error)) for f in available()]))
 """
     assert json.loads(built.python(code)) == [
+        ["environment", "flowrl", "0.1.0", "None"],
         ["torch", "flowrl", "0.1.0", "None"],
         ["verify", "flowrl", "0.1.0", "None"],
     ]

@@ -1,0 +1,64 @@
+"""What the entry point `environment` names."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from flowrl.backend.environment import Environment, EnvironmentContext
+from flowrl.backend.protocols import (
+    BackendStatus,
+    Capabilities,
+    GenerateBackend,
+    PolicyContext,
+    ScoreBackend,
+    ScoreContext,
+    Service,
+    TrainBackend,
+)
+from flowrl.errors import BackendError
+
+__all__ = ["plugin"]
+
+
+class EnvironmentPlugin:
+    """Runs environments that the user wrote; it neither generates nor trains nor scores."""
+
+    name = "environment"
+    capabilities = Capabilities(
+        services=frozenset({Service.ENVIRONMENT}), devices=frozenset({"cpu"}), dtypes=frozenset()
+    )
+
+    def check(self) -> BackendStatus:
+        """Always usable: it needs nothing that flowrl does not need."""
+        return BackendStatus(usable=True)
+
+    def open_generate(self, context: PolicyContext, shared: TrainBackend | None) -> GenerateBackend:
+        """Not offered."""
+        _refuse(context.role, "generate")
+
+    def open_train(self, context: PolicyContext) -> TrainBackend:
+        """Not offered."""
+        _refuse(context.role, "train")
+
+    def open_score(self, context: ScoreContext) -> ScoreBackend:
+        """Not offered."""
+        _refuse(context.role, "score")
+
+    def open_environment(self, context: EnvironmentContext) -> Environment:
+        """The environment that `context.environment` names."""
+        # asyncio is nothing for those who only list backends.
+        from flowrl_backends.environment.user_environment import UserEnvironment
+
+        return UserEnvironment(context)
+
+
+def _refuse(role: str, service: str) -> NoReturn:
+    raise BackendError(
+        f"backend 'environment' cannot {service}; it answers the turns of a policy",
+        where=f"roles.{role}.backend",
+        found="environment",
+        hint="use a backend that `flowrl backends` lists with that service, such as torch",
+    )
+
+
+plugin = EnvironmentPlugin()

@@ -1,0 +1,43 @@
+"""What a user's `step` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flowrl.backend.environment import EnvironmentState, Outcome, Said
+
+__all__ = ["Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The answer to a turn of the policy.
+
+    Attributes:
+        observation: What the policy reads before its next turn: text, or an array of token ids.
+        reward: Of this turn; an episode's score is their sum.
+        done: The episode is over; nobody reads the observation but people.
+        state: A name for the state that the game is in now, for advantages that compare turns which
+            began in the same state.
+        metrics: Further numbers by name, summed over the turns of an episode.
+
+    >>> Step("<", reward=-0.1)
+    Step(observation='<', reward=-0.1, done=False, state=None, metrics={})
+    """
+
+    observation: Said = ""
+    reward: float = 0.0
+    done: bool = False
+    state: EnvironmentState = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def outcome(self) -> Outcome:
+        """The same for the protocol."""
+        return Outcome(
+            observation=self.observation,
+            reward=self.reward,
+            done=self.done,
+            state=self.state,
+            metrics=self.metrics,
+        )

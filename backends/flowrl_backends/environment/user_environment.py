@@ -1,0 +1,231 @@
+"""A user's class as an `Environment`: one object an episode, made when it begins."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from flowrl.backend.environment import (
+    Action,
+    EnvironmentContext,
+    EpisodeStart,
+    Observation,
+    Outcome,
+)
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import BackendError
+from flowrl.ids import SampleId
+from flowrl_backends.environment.step import Step
+from flowrl_backends.environment.threads import Threads
+
+__all__ = ["UserEnvironment"]
+
+_OFFERED: Mapping[str, tuple[str, ...]] = {
+    "reset": ("row", "seed", "prompt", "answer", "sample"),
+    "step": ("text", "turn", "finish", "tokens"),
+}
+"""What the methods of an episode may ask for by their parameters' names."""
+
+Factory: TypeAlias = Callable[..., Any]
+
+
+class UserEnvironment:
+    """The episodes of a class that the user wrote.
+
+    `reset` and `step` get what their parameters name, of `row`, `seed`, `prompt`, `answer` and
+    `sample`, and of `text`, `turn`, `finish` and `tokens`; a parameter with a default may have any
+    other name. Coroutines run on the event loop; of a class without a coroutine `reset`, objects
+    are made in a thread, and plain functions run in one. An object may have a `close()`.
+
+    Args:
+        context: `environment` is `FILE.py:NAME` or `module:NAME`; NAME makes an episode's object
+            from `options`.
+
+    Raises:
+        BackendError: there is no such class, or it does not take these options or asks for what is
+            not offered. What the file itself raises when it is run is not caught: its traceback is
+            the user's.
+    """
+
+    def __init__(self, context: EnvironmentContext) -> None:
+        self._target = context.environment
+        self._where = f"roles.{context.role}"
+        self._factory = _load(self._target, where=f"{self._where}.environment")
+        self._options = dict(context.options)
+        self._check_options()
+        self._parameters: dict[tuple[type, str], tuple[str, ...]] = {}
+        self._resets_in_loop = inspect.iscoroutinefunction(getattr(self._factory, "reset", None))
+        if isinstance(self._factory, type):
+            for method in _OFFERED:
+                self._names(self._factory, method)
+        self._episodes: dict[SampleId, Any] = {}
+        self._threads = Threads(f"{context.role}-call")
+
+    async def reset(self, episode: EpisodeStart) -> Observation:
+        """See `Environment`."""
+        make = partial(self._factory, **self._options)
+        made = make() if self._resets_in_loop else await self._threads.run(make)
+        self._episodes[episode.sample] = made
+        offered = {name: getattr(episode, name) for name in _OFFERED["reset"]}
+        said = await self._call(made, "reset", offered)
+        if isinstance(said, str):
+            return Observation(content=said)
+        if not isinstance(said, Observation):
+            raise self._returned("reset", said, "text or an Observation")
+        return said
+
+    async def step(self, sample: SampleId, action: Action) -> Outcome:
+        """See `Environment`."""
+        offered = {name: getattr(action, name) for name in _OFFERED["step"]}
+        said = await self._call(self._episodes[sample], "step", offered)
+        if not isinstance(said, Step):
+            raise self._returned("step", said, "a Step")
+        return said.outcome()
+
+    async def close_episode(self, sample: SampleId) -> None:
+        """See `Environment`."""
+        close = getattr(self._episodes.pop(sample, None), "close", None)
+        if inspect.iscoroutinefunction(close):
+            await close()
+        elif close is not None:
+            await self._threads.run(close)
+
+    async def close(self) -> None:
+        """See `Environment`."""
+        for sample in tuple(self._episodes):
+            await self.close_episode(sample)
+        self._threads.close()
+
+    async def _call(self, made: object, method: str, offered: Mapping[str, object]) -> Any:
+        function = getattr(made, method, None)
+        arguments = {name: offered[name] for name in self._names(type(made), method)}
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        assert callable(function)  # `_names` has looked
+        return await self._threads.run(partial(function, **arguments))
+
+    def _names(self, kind: type, method: str) -> tuple[str, ...]:
+        """Parameters of a method that are offered."""
+        found = self._parameters.get((kind, method))
+        if found is None:
+            found = _parameters(kind, method, self._target, where=f"{self._where}.environment")
+            self._parameters[kind, method] = found
+        return found
+
+    def _check_options(self) -> None:
+        try:
+            signature = inspect.signature(self._factory)
+        except (TypeError, ValueError):
+            return  # one without a signature says so itself when it is called
+        try:
+            signature.bind(**self._options)
+        except TypeError as reason:
+            names = list(signature.parameters)
+            unknown = [name for name in self._options if name not in names]
+            raise BackendError(
+                f"{self._target} does not take these options: {reason}",
+                where=f"{self._where}.options",
+                found=", ".join(self._options) or "no options",
+                expected=f"options of {listing(names)}",
+                hint=suggestion(unknown[0], names) if unknown else None,
+            ) from None
+
+    def _returned(self, method: str, value: object, expected: str) -> TypeError:
+        text = repr(value)
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        return TypeError(f"{self._target}.{method} returned {shown}, not {expected}")
+
+
+def _load(target: str, *, where: str) -> Factory:
+    place, _, name = target.rpartition(":")
+    if not place or not name.isidentifier():
+        raise BackendError(
+            "this names no environment",
+            where=where,
+            found=repr(target),
+            expected="FILE.py:NAME or module:NAME",
+        )
+    if place.endswith(".py"):
+        module = _run_file(Path(place), where=where)
+    else:
+        module = importlib.import_module(place)
+    factory = getattr(module, name, None)
+    if callable(factory):
+        made: Factory = factory
+        return made
+    own = _callables(module)
+    raise BackendError(
+        f"{place} has no class {name!r}",
+        where=where,
+        found=f"classes {listing(own)}",
+        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
+    )
+
+
+def _callables(module: ModuleType) -> Iterable[str]:
+    names = vars(module).items()
+    return [n for n, value in names if callable(value) and not n.startswith("_")]
+
+
+def _run_file(path: Path, *, where: str) -> ModuleType:
+    if not path.is_file():
+        raise BackendError(
+            "no such environment file",
+            where=where,
+            found=str(path),
+            hint=f"paths are taken from the working folder, {Path.cwd()}",
+        )
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    # A name that no import statement can hit, so that the file never shadows an installed module.
+    name = f"flowrl environment {path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling look a class's module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _parameters(kind: type, method: str, target: str, *, where: str) -> tuple[str, ...]:
+    function = getattr(kind, method, None)
+    if not callable(function):
+        raise BackendError(
+            f"{target} has no {method}()",
+            where=where,
+            expected=f"methods {' and '.join(_OFFERED)}",
+            hint=f"write `async def {method}(self, {', '.join(_OFFERED[method][:2])})`",
+        )
+    offered = _OFFERED[method]
+    names: list[str] = []
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            return offered
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            continue
+        if parameter.name in offered and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+            names.append(parameter.name)
+        elif parameter.default is inspect.Parameter.empty:
+            raise BackendError(
+                f"{target}.{method} asks for {parameter.name!r}, which is not offered",
+                where=where,
+                expected=f"parameters of {listing(offered)}, or with a default",
+                hint=suggestion(parameter.name, offered),
+            )
+    return tuple(names)

@@ -1,0 +1,345 @@
+"""One environment on an asyncio loop in a thread of its own, with a time limit for each call.
+
+    send(call) -> [waits for room] -> reset or step of the environment -> Reply
+                                       |-- raised, or gave nothing usable   EpisodeFailure
+                                       `-- past its time limit: cancelled   EpisodeFailure
+
+Every call that was sent is answered once, unless its episode is ended first. What a cancelled call
+still does is nobody's concern: its answer is not awaited, even where it refuses to be cancelled.
+
+Code that blocks the thread (a busy loop in a coroutine) cannot be interrupted from inside. Whoever
+waits for the replies asks `is_blocked`, gives this loop up and opens another one; the thread is a
+daemon and holds no process back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from traceback import FrameSummary
+from types import FrameType
+from typing import Any, TypeAlias
+
+from flowrl.backend.environment import (
+    Action,
+    Environment,
+    EpisodeStart,
+    Observation,
+    Outcome,
+)
+from flowrl.ids import SampleId
+from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
+from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.transcript import EpisodeFailure
+from flowrl.runtime.user_frames import described, library_folders, user_frames
+
+__all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_TEXT = 300
+
+_BEAT_S = 0.5
+"""Seconds between the signs of life of a loop, where calls have that long."""
+
+Answer: TypeAlias = Observation | Outcome | EpisodeFailure
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One call of the environment.
+
+    Attributes:
+        ticket: Names the call.
+        work: An episode to begin, or a turn to answer.
+        sent: When it was sent, in seconds of the monotonic clock.
+        begun: When the environment got it; None while it waits for room.
+    """
+
+    ticket: int
+    sample: SampleId
+    work: EpisodeStart | Action
+    sent: float
+    begun: float | None = None
+
+    @property
+    def turn(self) -> int | None:
+        """The turn to be answered; None for a reset."""
+        return self.work.turn if isinstance(self.work, Action) else None
+
+    def __str__(self) -> str:
+        return "reset" if self.turn is None else f"turn {self.turn}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to a call."""
+
+    ticket: int
+    answer: Answer
+
+
+class EnvironmentLoop:
+    """A running environment; see the module.
+
+    The public methods are for the thread that made it.
+
+    Args:
+        environment: Called in the loop's thread alone.
+        timeout_s: Seconds that a call may take, once it has begun.
+        concurrency: Calls under way at once; further ones wait.
+        replies: Where the answers go.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        name: str,
+        timeout_s: float,
+        concurrency: int,
+        replies: SimpleQueue[Reply],
+    ) -> None:
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._replies = replies
+        self._own = (*library_folders(), *_package_of(environment))
+        # Looked at by other threads.
+        self._inside: Call | None = None  # the call whose code runs
+        self._alive = time.monotonic()  # when the loop was last seen to turn
+        # The rest belongs to the loop's thread.
+        self._room = asyncio.Semaphore(concurrency)
+        self._serving: dict[SampleId, asyncio.Task[None]] = {}
+        self._working: dict[SampleId, asyncio.Task[Answer]] = {}
+        self._closing: dict[SampleId, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"flowrl-{name}", daemon=True)
+        self._thread.start()
+
+    def send(self, call: Call) -> None:
+        """Queues a call; of one episode only one may be under way."""
+        self._loop.call_soon_threadsafe(self._begin, call)
+
+    def end(self, sample: SampleId) -> None:
+        """Cancels an episode's call, if one is under way, and closes the episode."""
+        self._loop.call_soon_threadsafe(self._end, sample)
+
+    def is_blocked(self, limit_s: float) -> bool:
+        """Whether some code has held the thread for longer than `limit_s` seconds."""
+        return time.monotonic() - self._alive > limit_s
+
+    def blocking(self) -> tuple[Call | None, EpisodeFailure | None]:
+        """The call whose code holds the thread, and what becomes of it; with its line."""
+        call = self._inside
+        if call is None:
+            return None, None
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        stack = traceback.extract_stack(frame) if frame is not None else []
+        return call, self._timeout(call, stack, " and held the environment's thread")
+
+    def stop(self, timeout_s: float) -> bool:
+        """Closes the environment and ends the thread; false where it has not ended in time."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._shut)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- in the loop's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.call_soon(self._show_life)
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _show_life(self) -> None:
+        self._alive = time.monotonic()
+        self._loop.call_later(min(_BEAT_S, self._timeout_s / 2), self._show_life)
+
+    def _begin(self, call: Call) -> None:
+        self._serving[call.sample] = self._loop.create_task(self._serve(call))
+
+    async def _serve(self, call: Call) -> None:
+        closing = self._closing.get(call.sample)
+        if closing is not None:
+            # The same sample's episode before: an aborted one begins anew.
+            await asyncio.wait({closing})
+        async with self._room:
+            call.begun = time.monotonic()
+            answer = await self._within_limit(call)
+        if self._serving.get(call.sample) is asyncio.current_task():
+            del self._serving[call.sample]
+        self._replies.put(Reply(ticket=call.ticket, answer=answer))
+
+    async def _within_limit(self, call: Call) -> Answer:
+        coroutine = self._call(call)
+        work = self._loop.create_task(self._answer(call, coroutine))
+        # One that was cancelled before it began would complain that nobody awaited it.
+        work.add_done_callback(lambda _: coroutine.close())
+        self._working[call.sample] = work
+        try:
+            # Not wait_for: it would wait for the end of a call that refuses to be cancelled.
+            done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        if work in done:
+            return await work
+        stack = _where_it_waits(coroutine)
+        work.cancel()
+        return self._timeout(call, stack, "")
+
+    async def _call(self, call: Call) -> Observation | Outcome:
+        match call.work:
+            case EpisodeStart():
+                return usable_observation(await self._environment.reset(call.work))
+            case Action():
+                return usable_outcome(await self._environment.step(call.sample, call.work))
+
+    async def _answer(
+        self, call: Call, coroutine: Coroutine[Any, Any, Observation | Outcome]
+    ) -> Answer:
+        """The call's answer, whatever its code does; only a cancellation gets out."""
+        try:
+            return await _Watched(coroutine, self, call)
+        except asyncio.CancelledError:
+            if self._is_asked_to_stop():
+                raise
+            reason: BaseException = asyncio.CancelledError("it cancelled itself")
+            return self._failure(call, FailureKind.RAISED, f"raised {described(reason)}", ())
+        except Unusable as unusable:
+            return self._failure(call, FailureKind.INVALID, f"gave {unusable}", ())
+        # What a user's code raises is its own failure, SystemExit included: it must not reach the
+        # loop, which it would end.
+        except BaseException as reason:
+            frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
+            what = f"raised {described(reason)[:_MAX_TEXT]}"
+            return self._failure(call, FailureKind.RAISED, what, frames)
+
+    @staticmethod
+    def _is_asked_to_stop() -> bool:
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+
+    def _timeout(self, call: Call, stack: Sequence[FrameSummary], more: str) -> EpisodeFailure:
+        frames = user_frames(stack, self._own, or_any=False)
+        what = f"took longer than {self._timeout_s:g} s{more}"
+        return self._failure(call, FailureKind.TIMEOUT, what, frames)
+
+    def _failure(
+        self, call: Call, kind: FailureKind, what: str, frames: tuple[str, ...]
+    ) -> EpisodeFailure:
+        at = f" ({frames[-1]})" if frames else ""
+        return EpisodeFailure(
+            sample=call.sample,
+            turn=call.turn,
+            kind=kind,
+            message=f"{what} in {call}{at}",
+            frames=frames,
+        )
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _end(self, sample: SampleId) -> None:
+        tasks: set[asyncio.Task[Any]] = set()
+        for table in (self._serving, self._working):
+            task = table.pop(sample, None)
+            if task is not None and not task.done():
+                task.cancel()
+                tasks.add(task)
+        before = self._closing.get(sample)
+        if before is not None:
+            tasks.add(before)
+        closing = self._loop.create_task(self._close_episode(sample, tasks))
+        self._closing[sample] = closing
+
+    async def _close_episode(self, sample: SampleId, tasks: set[asyncio.Task[Any]]) -> None:
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._timeout_s)
+        environment = self._environment
+        await self._quietly(lambda: environment.close_episode(sample), f"episode {sample}")
+        if self._closing.get(sample) is asyncio.current_task():
+            del self._closing[sample]
+
+    async def _quietly(self, close: Callable[[], Awaitable[None]], what: str) -> None:
+        """Runs what no sample waits for; what goes wrong is logged."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await close()
+        except TimeoutError:
+            _log.warning("closing %s took longer than %g s", what, self._timeout_s)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as reason:
+            _log.warning("closing %s raised %s", what, described(reason))
+
+    def _shut(self) -> None:
+        self._loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=min(1.0, self._timeout_s))
+        await self._quietly(self._environment.close, "the environment")
+        self._loop.stop()
+
+
+class _Watched:
+    """An awaitable that runs a coroutine and notes, for other threads, when its code is running."""
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Observation | Outcome],
+        loop: EnvironmentLoop,
+        call: Call,
+    ) -> None:
+        self._coroutine = coroutine
+        self._loop = loop
+        self._call = call
+
+    def __await__(self) -> Generator[Any, Any, Observation | Outcome]:
+        resume: Callable[[Any], Any] = self._coroutine.send
+        value: object = None
+        while True:
+            self._loop._inside = self._call
+            try:
+                waited_for = resume(value)
+            except StopIteration as end:
+                answer: Observation | Outcome = end.value
+                return answer
+            finally:
+                self._loop._inside = None
+            try:
+                value, resume = (yield waited_for), self._coroutine.send
+            except BaseException as reason:
+                value, resume = reason, self._coroutine.throw
+
+
+def _package_of(environment: Environment) -> tuple[Path, ...]:
+    """Folders of the package that the plug-in comes in; none for a class in a plain file."""
+    package = sys.modules.get(type(environment).__module__.partition(".")[0])
+    return tuple(Path(folder) for folder in getattr(package, "__path__", ()))
+
+
+def _where_it_waits(coroutine: object) -> list[FrameSummary]:
+    """The frames of a suspended coroutine and of those that it awaits, outermost first."""
+    stack: list[FrameSummary] = []
+    while True:
+        frame = getattr(coroutine, "cr_frame", None)
+        if not isinstance(frame, FrameType):
+            return stack
+        code = frame.f_code
+        stack.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
+        coroutine = getattr(coroutine, "cr_await", None)

@@ -1,0 +1,301 @@
+"""The environments of a run, for the one thread that drives its rollouts.
+
+    start, submit -> the environment's own thread -> poll
+                       |-- raised, hung, gave nothing usable     EpisodeFailure
+                       `-- the thread is blocked: it is given up, the call that blocks it fails, and
+                           the episodes that lived there are lost; a new environment goes on
+
+Every `start` and every `submit` is answered once, in any order, unless its episode is ended first.
+An episode that was lost is no failure of its own: it begins anew, as after a dead engine.
+
+Limits on a blocked thread are enforced in `poll` and the waits, so whoever submits must go on
+calling one of them. Nothing here waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TypeAlias
+
+from flowrl.backend.environment import Action, Environment, EnvironmentContext, EpisodeStart
+from flowrl.errors import BackendError, FlowError, WorkerDied
+from flowrl.ids import RoleName, SampleId
+from flowrl.runtime.environment_loop import Answer, Call, EnvironmentLoop, Reply
+from flowrl.runtime.user_frames import described, library_folders, user_frames
+
+__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment"]
+
+_MAX_LOST = 3
+"""Threads that are blocked one after another without a single answer."""
+_LOOK_S = 0.5
+"""Seconds between looks at a thread that may be blocked."""
+_CLOSE_S = 5.0
+
+OpenEnvironment: TypeAlias = Callable[[EnvironmentContext], Environment]
+"""Makes an environment; a plug-in's `open_environment`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLost:
+    """The episode's environment is gone, by no fault of the episode's."""
+
+    sample: SampleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The answer to a `start` (an observation) or a `submit` (an outcome), or what came instead."""
+
+    sample: SampleId
+    answer: Answer | EpisodeLost
+
+
+class EnvironmentPool:
+    """An environment that serves a run's episodes; see the module.
+
+    Args:
+        opening: Makes the environment, and makes it anew when its thread is blocked.
+        context: What it is made from; `timeout_s` is the limit of each call.
+        concurrency: Calls under way at once; further ones wait, and their time does not run.
+        grace_s: Seconds after which a thread that has been blocked for `timeout_s` is given up.
+
+    Raises:
+        FlowError: Whatever the plug-in says about its configuration.
+
+    >>> with EnvironmentPool(plugin.open_environment, context) as pool:   # doctest: +SKIP
+    ...     pool.start(EpisodeStart(...))
+    ...     while pool.wait(1.0):
+    ...         for answered in pool.poll():
+    ...             ...
+    """
+
+    def __init__(
+        self,
+        opening: OpenEnvironment,
+        context: EnvironmentContext,
+        *,
+        concurrency: int = 256,
+        grace_s: float = 2.0,
+    ) -> None:
+        self._opening = opening
+        self._context = context
+        self._concurrency = concurrency
+        self._grace_s = grace_s
+        self._next_ticket = 0
+        self._pending: dict[int, Call] = {}
+        self._under_way: dict[SampleId, int] = {}  # the pending call of each episode that has one
+        self._homes: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
+        self._done: list[Answered] = []
+        self._lost_in_a_row = 0
+        self._suspected: float | None = None  # since when the thread seems to be blocked
+        self._closed = False
+        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._loop = self._open_loop()
+
+    @property
+    def role(self) -> RoleName:
+        """The role that the environment plays."""
+        return self._context.role
+
+    @property
+    def num_pending(self) -> int:
+        """Calls made and not yet handed out by `poll`."""
+        return len(self._pending) + len(self._done)
+
+    def start(self, start: EpisodeStart) -> None:
+        """Begins an episode; returns at once."""
+        if start.sample in self._homes:
+            raise BackendError(
+                "the episode has begun already",
+                where=f"sample {start.sample}",
+                hint="end the earlier one first",
+            )
+        self._require_open()
+        self._homes[start.sample] = self._loop
+        self._send(start.sample, start)
+
+    def submit(self, sample: SampleId, action: Action) -> None:
+        """Hands a turn to an episode that has begun; returns at once."""
+        self._require_open()
+        if sample not in self._homes or sample in self._under_way:
+            raise BackendError(
+                "the episode waits for no turn",
+                where=f"sample {sample}",
+                found="a call under way" if sample in self._homes else "no such episode",
+            )
+        if self._homes[sample] is self._loop:
+            self._send(sample, action)
+        else:
+            self._done.append(Answered(sample=sample, answer=EpisodeLost(sample=sample)))
+
+    def end(self, sample: SampleId) -> None:
+        """Ends an episode and what it does; no answer comes any more. Unknown ones are ignored."""
+        home = self._homes.pop(sample, None)
+        ticket = self._under_way.pop(sample, None)
+        if ticket is not None:
+            del self._pending[ticket]
+        self._done = [answered for answered in self._done if answered.sample != sample]
+        if home is self._loop and not self._closed:
+            self._loop.end(sample)
+
+    def poll(self) -> list[Answered]:
+        """Answers since the last call, in the order in which they came; returns at once.
+
+        Raises:
+            WorkerDied: environments block their thread one after another and answer nothing.
+            FlowError: the environment cannot be opened anew.
+        """
+        self._take()
+        self._look()
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until `poll` has something to give; false after `timeout_s` seconds without.
+
+        Raises what `poll` raises.
+        """
+        return self._wait(timeout_s, lambda: bool(self._done))
+
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until every call is answered; false if some are not after `timeout_s` seconds.
+
+        Raises what `poll` raises.
+        """
+        return self._wait(timeout_s, lambda: not self._pending)
+
+    def describe(self) -> str:
+        """Who waits for whom, in one line; empty when nobody does. May be called in any thread."""
+        calls = list(self._pending.copy().values())
+        if not calls:
+            return ""
+        oldest, now = min(calls, key=lambda call: call.sent), time.monotonic()
+        state = "waits for room" if oldest.begun is None else f"runs for {now - oldest.begun:.1f} s"
+        return (
+            f"environment {self.role}: {len(calls)} calls under way, the oldest, {oldest} of "
+            f"sample {oldest.sample}, {state}"
+        )
+
+    def close(self) -> None:
+        """Ends the environment; calls without an answer are forgotten. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pending.clear()
+        self._under_way.clear()
+        self._done.clear()
+        # One that is blocked is left to its daemon thread.
+        blocked = self._loop.is_blocked(self._context.timeout_s)
+        self._loop.stop(0.0 if blocked else _CLOSE_S)
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        reason: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BackendError("the environment is closed", where=f"role {self.role}")
+
+    def _open_loop(self) -> EnvironmentLoop:
+        return EnvironmentLoop(
+            self._made(),
+            name=f"environment-{self.role}",
+            timeout_s=self._context.timeout_s,
+            concurrency=self._concurrency,
+            replies=self._replies,
+        )
+
+    def _made(self) -> Environment:
+        try:
+            return self._opening(self._context)
+        except (FlowError, KeyboardInterrupt):
+            raise
+        # Importing a user's file can raise anything; they get their own lines.
+        except BaseException as reason:
+            frames = user_frames(traceback.extract_tb(reason.__traceback__), library_folders())
+            raise BackendError(
+                "the environment cannot be loaded",
+                where=f"roles.{self.role}.environment",
+                found=f"{described(reason)} ({' from '.join(reversed(frames))})",
+            ) from reason
+
+    def _send(self, sample: SampleId, work: EpisodeStart | Action) -> None:
+        call = Call(ticket=self._next_ticket, sample=sample, work=work, sent=time.monotonic())
+        self._next_ticket += 1
+        self._pending[call.ticket] = call
+        self._under_way[sample] = call.ticket
+        self._loop.send(call)
+
+    def _take(self) -> None:
+        """Takes what has come; answers to calls that nobody waits for are dropped."""
+        while True:
+            try:
+                self._accept(self._replies.get_nowait())
+            except Empty:
+                return
+
+    def _accept(self, reply: Reply) -> None:
+        call = self._pending.pop(reply.ticket, None)
+        if call is None:
+            return
+        self._lost_in_a_row = 0
+        del self._under_way[call.sample]
+        self._done.append(Answered(sample=call.sample, answer=reply.answer))
+
+    def _wait(self, timeout_s: float, enough: Callable[[], bool]) -> bool:
+        end = time.monotonic() + timeout_s
+        self._take()
+        while not enough():
+            left = end - time.monotonic()
+            if left <= 0 or not self._pending:
+                return False
+            try:
+                self._accept(self._replies.get(timeout=min(left, _LOOK_S)))
+            except Empty:
+                self._look()
+            self._take()
+        return True
+
+    def _look(self) -> None:
+        """Gives a blocked thread up."""
+        if not self._pending or not self._loop.is_blocked(self._context.timeout_s):
+            self._suspected = None
+            return
+        # A process that was stopped, or had no core, looks the same until its threads have run.
+        now = time.monotonic()
+        if self._suspected is None:
+            self._suspected = now
+        if now - self._suspected < self._grace_s:
+            return
+        self._suspected = None
+        self._lost_in_a_row += 1
+        blocking, failure = self._loop.blocking()
+        if self._lost_in_a_row >= _MAX_LOST:
+            raise WorkerDied(
+                "the environment blocks its thread again and again, and answers nothing",
+                where=f"role {self.role}",
+                found=f"{_MAX_LOST} threads in a row"
+                + (f"; the last call {failure.message}" if failure else ""),
+                hint="await what takes long, or write plain functions, which run in threads",
+            )
+        self._loop.stop(0.0)
+        for call in self._pending.values():
+            answer = failure if call is blocking and failure else EpisodeLost(sample=call.sample)
+            self._done.append(Answered(sample=call.sample, answer=answer))
+        self._pending.clear()
+        self._under_way.clear()
+        self._loop = self._open_loop()

@@ -1,0 +1,478 @@
+"""Episodes as samples: an engine whose requests are whole conversations with an environment.
+
+    submit -> reset -> [draw a turn -> step]* -> end of the episode, reported by poll
+                |           \\---------|
+                \\----------------------\\--> abort, failure, environment lost
+
+An `EpisodeEngine` is a `GenerateBackend` on top of another one and of an `EnvironmentPool`, so that
+a scheduler and its driver treat an episode like any other sample: it is submitted, aborted, counted
+and delivered by itself, and holds a slot of the decoder only while it draws.
+
+- A turn is one request to the engine below, which goes on from all tokens so far. So the draw of
+  token t behind the opening depends on the sample's seed and t alone, and nothing is tokenised
+  twice.
+- `max_tokens` and `min_tokens` of the sampling options are of one turn.
+- An episode ends with `stop` where the environment is done; with `length` after `max_turns`, or
+  where what the environment says is longer than it may be or leaves no room for another turn.
+- An aborted episode keeps nothing and begins anew, from the reset: an environment cannot be set
+  back to the middle. So does one whose environment was lost.
+- An episode that its environment cannot finish ends with `FinishedEpisode.failure`.
+
+With equal seeds and weights, episodes are equal whatever the order in which an environment answers,
+up to the rounding of the engine's arithmetic. While the environment answers quickly (`patience_s`),
+even the batches that the engine decodes are the same in every run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import assert_never
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.backend.environment import (
+    Action,
+    EnvironmentState,
+    EpisodeStart,
+    Observation,
+    Outcome,
+    Said,
+)
+from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
+from flowrl.data import PromptItem, Tokenizer
+from flowrl.errors import BackendError, DataError
+from flowrl.ids import GroupId, SampleId
+from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
+from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.transcript import EpisodeFailure, Transcript, state_number
+from flowrl.specs import FinishReason, Sampling
+
+__all__ = ["EpisodeEngine"]
+
+_NO_INTS = np.zeros(0, np.int64)
+_NO_FLOATS = np.zeros(0, np.float32)
+
+
+class _Phase(StrEnum):
+    """Who has the word."""
+
+    OPENING = "opening"  # the environment, before the first turn
+    DRAWING = "drawing"  # the policy
+    STEPPING = "stepping"  # the environment
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Episode:
+    """A live episode.
+
+    Attributes:
+        number: Of the latest call of environment or engine; numbers rise over all episodes.
+        state: Number of the environment's state now.
+        context: int64, prompt and opening; what the engine has as the prompt.
+        aborting: Its turn was aborted; it leaves when the engine reports that.
+    """
+
+    request: GenerateRequest
+    number: int
+    phase: _Phase = _Phase.OPENING
+    transcript: Transcript = field(default_factory=Transcript)
+    state: int = -1
+    context: Ints = field(default_factory=lambda: _NO_INTS)
+    aborting: bool = False
+
+    @property
+    def sample(self) -> SampleId:
+        return self.request.sample
+
+
+class EpisodeEngine:
+    """See the module. The engine below and the environment are borrowed: who opened them, closes
+    them, once this one is closed.
+
+    Args:
+        engine: Draws the policy's turns; nobody else may use it meanwhile.
+        environments: Answers them; nobody else may use it meanwhile.
+        tokenizer: The policy's.
+        item_of: The prompt of a sample, with its data row.
+        seed_of: Seed of a group's episodes.
+        max_turns: Turns of an episode at most.
+        max_length: Tokens of an episode at most, prompt included; what the engine below can hold.
+        max_observation_tokens: Tokens of one observation at most.
+        needs_states: Whether an episode whose environment tells no state has failed.
+        num_slots: Episodes to have under way; by default as many as the engine below decodes at
+            once. More of them keep it busy while a slow environment thinks.
+        patience_s: Seconds that the engine waits for answers before it decodes on without them.
+            After a wait in vain it decodes on at once, until all those calls are answered.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: GenerateBackend,
+        environments: EnvironmentPool,
+        tokenizer: Tokenizer,
+        item_of: Callable[[SampleId], PromptItem],
+        seed_of: Callable[[GroupId], int],
+        max_turns: int,
+        max_length: int,
+        max_observation_tokens: int,
+        needs_states: bool = False,
+        num_slots: int | None = None,
+        patience_s: float = 0.25,
+    ) -> None:
+        self._engine = engine
+        self._environments = environments
+        self._tokenizer = tokenizer
+        self._item_of = item_of
+        self._seed_of = seed_of
+        self._max_turns = max_turns
+        self._max_length = max_length
+        self._max_observation_tokens = max_observation_tokens
+        self._needs_states = needs_states
+        self._num_slots = engine.num_slots if num_slots is None else num_slots
+        self._patience_s = patience_s
+        self._patient = True
+        self._numbers = itertools.count()
+        self._episodes: dict[SampleId, _Episode] = {}
+        self._ended: list[Finished] = []
+        self._turns: list[GenerateRequest] = []  # to be drawn, not yet with the engine
+        self._num_drawing = 0
+        self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
+
+    # -- what a driver calls -----------------------------------------------------------------
+
+    @property
+    def num_slots(self) -> int:
+        """See `GenerateBackend`."""
+        return self._num_slots
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """See `GenerateBackend`; begins the episodes.
+
+        Raises:
+            BackendError: a sample that is here already, or one with a response: an episode cannot
+                be taken up in the middle. No request of the call is taken then.
+        """
+        seen: set[SampleId] = set()
+        for request in requests:
+            live = request.sample in self._episodes or request.sample in seen
+            if live or len(request.response):
+                raise BackendError(
+                    "the episode is under way already"
+                    if live
+                    else "an episode cannot go on from tokens that it has already",
+                    where=f"sample {request.sample}",
+                    found=f"attempt {request.attempt}, {len(request.response)} response tokens",
+                    hint="abort the earlier attempt first" if live else "begin it anew",
+                )
+            seen.add(request.sample)
+        for request in requests:
+            item = self._item_of(request.sample)
+            self._episodes[request.sample] = _Episode(request=request, number=next(self._numbers))
+            self._environments.start(
+                EpisodeStart(
+                    sample=request.sample,
+                    seed=self._seed_of(item.group),
+                    row=item.row.fields,
+                    prompt=item.row.prompt,
+                    answer=item.row.answer,
+                )
+            )
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        """See `GenerateBackend`; the ends, without tokens, are reported by `poll`."""
+        drawing: list[SampleId] = []
+        for sample in samples:
+            episode = self._episodes.get(sample)
+            if episode is None or episode.aborting:
+                continue
+            if episode.phase is _Phase.DRAWING:
+                episode.aborting = True
+                drawing.append(sample)
+            else:
+                self._leave(episode)
+        if drawing:
+            self._engine.abort(drawing)
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        """See `GenerateBackend`; returns also when nothing is left to do but to wait."""
+        self._hear(timeout_s)
+        if self._turns:
+            turns, self._turns = self._turns, []
+            self._engine.submit(turns)
+        progress = self._draw(timeout_s) if self._num_drawing else []
+        ended, self._ended = self._ended, []
+        return [*progress, *ended]
+
+    def publish(self, version: int, weights: Path | None) -> None:
+        """See `GenerateBackend`; episodes under way go on with the new weights."""
+        self._engine.publish(version, weights)
+
+    def sleep(self) -> None:
+        """See `GenerateBackend`.
+
+        Raises:
+            BackendError: an episode is under way.
+        """
+        if self._episodes:
+            raise BackendError(
+                "the engine cannot sleep while episodes are under way",
+                found=f"{len(self._episodes)} episodes",
+                hint="abort them or poll until they end",
+            )
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """See `GenerateBackend`."""
+        self._engine.wake()
+
+    def close(self) -> None:
+        """Ends all episodes; engine and environment stay open. Idempotent."""
+        self.abort(tuple(self._episodes))
+        for episode in tuple(self._episodes.values()):
+            self._forget(episode)
+        self._ended.clear()
+        self._turns.clear()
+        self._num_drawing = 0
+
+    def describe(self) -> str:
+        """Who waits for whom, in one line; empty when nobody does. May be called in any thread."""
+        phases = [episode.phase for episode in self._episodes.copy().values()]
+        if not phases:
+            return ""
+        counts = ", ".join(f"{phases.count(phase)} {phase}" for phase in _Phase)
+        return "; ".join(filter(None, (f"episodes: {counts}", self._environments.describe())))
+
+    # -- the environment speaks --------------------------------------------------------------
+
+    def _hear(self, timeout_s: float) -> None:
+        """Takes the environment's answers, in the order of the calls."""
+        environments = self._environments
+        if not environments.num_pending:
+            self._patient = True
+            return
+        idle = not self._num_drawing and not self._turns and not self._ended
+        if self._patient or idle:
+            self._patient = environments.settle(min(self._patience_s, timeout_s))
+        if idle:
+            environments.wait(timeout_s)
+        heard: list[tuple[_Episode, Answered]] = []
+        for answered in environments.poll():
+            episode = self._episodes.get(answered.sample)
+            if episode is not None:
+                heard.append((episode, answered))
+        for episode, answered in sorted(heard, key=lambda pair: pair[0].number):
+            self._answer(episode, answered)
+
+    def _answer(self, episode: _Episode, answered: Answered) -> None:
+        match answered.answer:
+            case EpisodeLost():
+                self._leave(episode)
+            case EpisodeFailure() as failure:
+                self._finish(episode, FinishReason.STOP, failure)
+            case Observation() as observation:
+                self._open(episode, observation)
+            case Outcome() as outcome:
+                self._go_on(episode, outcome)
+            case _ as never:
+                assert_never(never)
+
+    def _open(self, episode: _Episode, observation: Observation) -> None:
+        tokens = self._tokens_of(episode, observation.content)
+        if tokens is None or not self._enter_state(episode, observation.state):
+            return
+        prompt = episode.request.prompt
+        room = self._max_length - len(prompt) - len(tokens)
+        if room < 1 or len(tokens) > self._max_observation_tokens:
+            self._fail(
+                episode,
+                f"opens with {len(tokens)} tokens behind a prompt of {len(prompt)}, of at most "
+                f"{self._max_observation_tokens} (max_observation_tokens) that leave room for a "
+                f"turn (max_length={self._max_length})",
+            )
+            return
+        episode.transcript.open(tokens)
+        episode.context = np.concatenate([prompt, tokens]) if len(tokens) else prompt
+        self._begin_turn(episode)
+
+    def _go_on(self, episode: _Episode, outcome: Outcome) -> None:
+        transcript = episode.transcript
+        transcript.reward(outcome.reward, outcome.metrics)
+        if outcome.done or transcript.num_turns >= self._max_turns:
+            self._say(episode, outcome.observation)
+            self._finish(episode, FinishReason.STOP if outcome.done else FinishReason.LENGTH)
+            return
+        tokens = self._tokens_of(episode, outcome.observation)
+        if tokens is None or not self._enter_state(episode, outcome.state):
+            return
+        used = len(episode.request.prompt) + transcript.num_tokens + len(tokens)
+        if len(tokens) > self._max_observation_tokens or used >= self._max_length:
+            self._finish(episode, FinishReason.LENGTH)
+            return
+        before = tokens if len(tokens) else transcript.response
+        if int(before[-1]) in self._tokenizer.stop_ids:
+            self._fail(
+                episode,
+                f"{'ends with a stop token' if len(tokens) else 'says nothing'} after turn "
+                f"{transcript.num_turns - 1} and is not done; an engine takes tokens that end with "
+                "a stop token as complete",
+            )
+            return
+        if len(tokens):
+            transcript.observe(tokens)
+        self._begin_turn(episode)
+
+    def _tokens_of(self, episode: _Episode, said: Said) -> Ints | None:
+        """int64, what the environment said; None where it ended the episode by that."""
+        self._say(episode, said)
+        if isinstance(said, str):
+            try:
+                return self._tokenizer.encode(said) if said else _NO_INTS
+            except DataError as reason:
+                found = f" ({reason.found})" if reason.found else ""
+                self._fail(episode, f"says what cannot be tokenised: {reason.what}{found}")
+                return None
+        if len(said) and not 0 <= int(said.min()) <= int(said.max()) < self._tokenizer.vocab_size:
+            self._fail(
+                episode,
+                f"says token ids {int(said.min())} to {int(said.max())}, of a vocabulary of "
+                f"{self._tokenizer.vocab_size}",
+            )
+            return None
+        return said.astype(np.int64)
+
+    def _say(self, episode: _Episode, said: Said) -> None:
+        episode.transcript.say(said if isinstance(said, str) else self._tokenizer.decode(said))
+
+    def _enter_state(self, episode: _Episode, state: EnvironmentState) -> bool:
+        """Notes the environment's state; false where it ended the episode by telling none."""
+        if state is None and self._needs_states:
+            self._fail(episode, "tells no state, which the workflow's advantage compares turns by")
+            return False
+        episode.state = state_number(state, episode.sample, episode.transcript.num_turns)
+        return True
+
+    # -- the policy speaks -------------------------------------------------------------------
+
+    def _begin_turn(self, episode: _Episode) -> None:
+        request, have = episode.request, episode.transcript.response
+        limit = min(
+            len(have) + request.sampling.max_tokens, self._max_length - len(episode.context)
+        )
+        episode.phase = _Phase.DRAWING
+        episode.number = next(self._numbers)
+        self._num_drawing += 1
+        self._turns.append(
+            replace(
+                request,
+                attempt=episode.number,
+                prompt=episode.context,
+                response=have,
+                sampling=self._sampling(request.sampling, len(have), limit),
+            )
+        )
+
+    def _sampling(self, sampling: Sampling, have: int, limit: int) -> Sampling:
+        """The options of a turn that begins behind `have` tokens; one object for equal options."""
+        key = (sampling, have, limit)
+        found = self._samplings.get(key)
+        if found is None:
+            least = min(have + sampling.min_tokens, limit) if sampling.min_tokens else 0
+            found = replace(sampling, max_tokens=limit, min_tokens=least)
+            self._samplings[key] = found
+        return found
+
+    def _draw(self, timeout_s: float) -> list[Progress]:
+        """Lets the engine decode, and hands the turns that ended to the environment."""
+        progress: list[Progress] = []
+        ended: list[tuple[_Episode, Finished]] = []
+        for output in self._engine.poll(timeout_s):
+            episode = self._episodes.get(output.sample)
+            if episode is None or episode.number != output.attempt:
+                continue
+            if isinstance(output, Finished):
+                self._num_drawing -= 1
+                ended.append((episode, output))
+            else:
+                progress.append(
+                    Progress(
+                        sample=output.sample,
+                        attempt=episode.request.attempt,
+                        num_tokens=len(episode.transcript.opening) + output.num_tokens,
+                    )
+                )
+        made = [pair for pair in ended if not self._is_aborted(*pair)]
+        texts = self._tokenizer.decode_many(
+            [t.tokens[:-1] if t.reason is FinishReason.STOP else t.tokens for _, t in made]
+        )
+        for (episode, turn), text in zip(made, texts, strict=True):
+            self._hand_over(episode, turn, text)
+        return progress
+
+    def _is_aborted(self, episode: _Episode, turn: Finished) -> bool:
+        if turn.reason is FinishReason.ABORT or episode.aborting:
+            self._leave(episode)
+            return True
+        return False
+
+    def _hand_over(self, episode: _Episode, turn: Finished, text: str) -> None:
+        if not len(turn.tokens):
+            raise BackendError(
+                "the engine ended a turn without a token",
+                where=f"sample {episode.sample}, turn {episode.transcript.num_turns}",
+            )
+        number = episode.transcript.num_turns
+        episode.transcript.act(turn, episode.state)
+        episode.transcript.say(text)
+        episode.phase = _Phase.STEPPING
+        episode.number = next(self._numbers)
+        self._environments.submit(
+            episode.sample,
+            Action(text=text, tokens=turn.tokens, turn=number, finish=turn.reason),
+        )
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _fail(self, episode: _Episode, message: str) -> None:
+        """What the environment said cannot be gone on with."""
+        turns = episode.transcript.num_turns
+        failure = EpisodeFailure(
+            sample=episode.sample,
+            turn=turns - 1 if turns else None,
+            kind=FailureKind.INVALID,
+            message=message,
+        )
+        self._finish(episode, FinishReason.STOP, failure)
+
+    def _finish(
+        self, episode: _Episode, reason: FinishReason, failure: EpisodeFailure | None = None
+    ) -> None:
+        self._ended.append(
+            episode.transcript.end(
+                episode.sample, episode.request.attempt, self._environments.role, reason, failure
+            )
+        )
+        self._forget(episode)
+
+    def _leave(self, episode: _Episode) -> None:
+        """The episode ends without a trace, and may begin anew."""
+        self._ended.append(
+            Finished(
+                sample=episode.sample,
+                attempt=episode.request.attempt,
+                reason=FinishReason.ABORT,
+                tokens=_NO_INTS,
+                logprobs=_NO_FLOATS,
+                versions=(),
+            )
+        )
+        self._forget(episode)
+
+    def _forget(self, episode: _Episode) -> None:
+        del self._episodes[episode.sample]
+        self._environments.end(episode.sample)
