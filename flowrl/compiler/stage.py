@@ -13,6 +13,7 @@ from flowrl.backend.registry import find
 from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
+from flowrl.compiler.sizes import SizedStage, check_sizes, compares_a_group
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.schema import FreshModel, RoleConfig, RunConfig, StageConfig
@@ -77,6 +78,14 @@ def compile_stages(
     ]
     for program, (_, graph, _) in zip(workflows, graphs, strict=True):
         _check_roles(loaded, program, graph)
+    check_sizes(
+        loaded,
+        [
+            _sized(config, *named, traced, graph)
+            for named, (traced, graph, _) in zip(loaded.stage_prefixes(), graphs, strict=True)
+        ],
+    )
+    for _, graph, _ in graphs:
         _warn_of_truncation(graph)
         _warn_of_equal_scores(graph)
     if pool is None:
@@ -227,13 +236,11 @@ def _warn_of_equal_scores(graph: Graph) -> None:
     """Says so where scores that are compared within a group can never differ."""
     for node in graph.of_op(Op.ADVANTAGE):
         spec = node.attr("spec")
-        if not isinstance(spec, AdvantageSpec) or not _compares_a_group(spec):
+        if not isinstance(spec, AdvantageSpec) or not compares_a_group(spec):
             continue
         for source in graph.of_op(Op.GENERATE):
             sampling = source.attr("sampling")
-            if source.attr("n") == 1:
-                reason = "one sample a prompt (train.group_size=1)"
-            elif isinstance(sampling, Sampling) and sampling.temperature == 0:
+            if isinstance(sampling, Sampling) and sampling.temperature == 0:
                 reason = "the same sample for all of a group (temperature=0)"
             else:
                 continue
@@ -246,10 +253,15 @@ def _warn_of_equal_scores(graph: Graph) -> None:
             )
 
 
-def _compares_a_group(spec: AdvantageSpec) -> bool:
-    """Whether a sample's advantage is 0 wherever all scores of its group are equal."""
-    centred = getattr(spec, "mean", "group") in ("group", "group_others")
-    return centred and getattr(spec, "singleton", "raw") == "zero"
+def _sized(config: RunConfig, name: str, prefix: str, traced: Graph, lowered: Graph) -> SizedStage:
+    limits = {role: _longest(role, config.roles[role]) for role in lowered.roles}
+    return SizedStage(
+        name=name,
+        prefix=prefix,
+        traced=traced,
+        lowered=lowered,
+        limits={role: limit for role, limit in limits.items() if limit is not None},
+    )
 
 
 def _evaluated_role(config: RunConfig, graphs: list[Graph]) -> str | None:

@@ -1,12 +1,25 @@
-"""Workers are opened once, so every stage's plan proves the longest sample of the whole run."""
+"""Sizes of program and configuration: what must suffice and fit, and the longest sample of all.
+
+Workers are opened once, so every stage's plan proves the longest sample of the whole run.
+"""
 
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import flowrl as fl
+from flowrl.compiler.sizes import SizedStage, check_sizes
+from flowrl.config.load import load_config
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph, Level, Node, Op, SourceRef
+from flowrl.ids import NodeId, RoleName
+from flowrl.specs import Sampling
+from flowrl.specs.loss.preference import DPO
 from tests.runtime.tiny_runs import tiny_config
 
 
@@ -48,3 +61,145 @@ def test_no_sample_is_longer_than_the_model_of_a_folder_takes(tmp_path: Path):
     config["roles"]["actor"] = {"model": str(folder)}
     config["data"]["max_prompt_tokens"] = 100
     assert lengths(config) == [9] * len(config["stages"])
+
+
+NUMBERS = count()
+
+PROGRAM = """\
+import flowrl as fl
+
+
+@fl.workflow
+def mine(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts{options})
+    scores = verifier.score(rollout)
+    actor.update(rollout, advantages=fl.advantage.{advantage}, loss=fl.loss.reinforce())
+"""
+
+
+def message(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *overrides: str,
+    options: str = "",
+    advantage: str = "leave_one_out(scores)",
+    fits: bool = False,
+) -> str:
+    """What compiling a program of one's own says; nothing, where it `fits`."""
+    monkeypatch.chdir(tmp_path)
+    # A program that was loaded once is not read again.
+    program = f"mine{next(NUMBERS)}.py"
+    Path(program).write_text(PROGRAM.format(options=options, advantage=advantage))
+    config = tiny_config(tmp_path / "runs")
+    config |= {"stages": ["mine"], "stage": {}, "workflow": program, "args": {}}
+    config["train"] |= {"mini_batches": 1}
+    Path("run.yaml").write_text(json.dumps(config, indent=1))
+    if fits:
+        fl.compile(None, "run.yaml", overrides=overrides)
+        return ""
+    with pytest.raises(ConfigError) as caught:
+        fl.compile(None, "run.yaml", overrides=overrides)
+    text = str(caught.value)
+    assert 1 <= len(text.splitlines()) <= 4, text
+    return text.replace(program, "mine.py")
+
+
+@pytest.mark.parametrize("advantage", ["leave_one_out", "group_relative", "max_rl", "pass_at_k"])
+def test_a_group_of_one_has_nothing_to_be_compared_with(tmp_path, monkeypatch, advantage):
+    advantage += "(scores)"
+    text = message(tmp_path, monkeypatch, "train.group_size=1", advantage=advantage)
+    assert "command line (train.group_size=1) and mine.py:8 (advantage)" in text
+    assert "advantage compares the samples of a group" in text
+    assert "train.group_size=1 gives each prompt a group of one" in text
+    assert "at least 2 samples a prompt" in text
+    assert "set train.group_size=2" in text
+    message(tmp_path, monkeypatch, "train.group_size=2", advantage=advantage, fits=True)
+
+
+def test_a_group_size_of_the_program_is_told_with_its_line(tmp_path, monkeypatch):
+    text = message(tmp_path, monkeypatch, options=", n=1")
+    assert "mine.py:6 (actor.generate) and mine.py:8 (advantage)" in text
+    assert "n=1 gives each prompt a group of one" in text
+    assert "write n=2" in text
+    message(tmp_path, monkeypatch, "train.group_size=1", options=", n=2", fits=True)
+
+
+def test_an_advantage_that_compares_no_group_takes_groups_of_one(tmp_path, monkeypatch):
+    reinforce = "reinforce_pp(scores, rollout)"
+    message(tmp_path, monkeypatch, "train.group_size=1", advantage=reinforce, fits=True)
+
+
+def test_a_response_of_the_program_that_no_model_holds_is_refused(tmp_path, monkeypatch):
+    text = message(tmp_path, monkeypatch, options=", max_tokens=9")
+    # data.max_prompt_tokens is 8, the model holds 16.
+    assert "mine.py:6 (actor.generate) and run.yaml" in text
+    assert "draws responses of max_tokens=9" in text
+    assert "prompts of 8 tokens or more" in text
+    assert "at most 16 tokens" in text
+    assert "write max_tokens=8" in text
+    message(tmp_path, monkeypatch, options=", max_tokens=8", fits=True)
+    text = message(tmp_path, monkeypatch, options=", sampling=fl.Sampling(max_tokens=64)")
+    assert "draws responses of max_tokens=64" in text
+
+
+def test_a_default_response_that_no_model_holds_is_told_as_a_default(tmp_path, monkeypatch):
+    text = message(tmp_path, monkeypatch, "train.sampling={}", "train.sampling.max_tokens=256")
+    assert "train.sampling.max_tokens=256" in text
+    assert "set train.sampling.max_tokens=8" in text
+
+
+def test_a_program_may_not_force_responses_beyond_their_end(tmp_path):
+    generate = Node(
+        id=NodeId("actor.generate"),
+        op=Op.GENERATE,
+        role=RoleName("actor"),
+        attrs=(("sampling", None), ("min_tokens", 7)),
+        source=SourceRef(file="mine.py", line=6),
+    )
+    traced = Graph(name="mine", level=Level.TRACED, nodes=(generate,), edges=())
+    filled = generate.with_attrs(sampling=Sampling(min_tokens=7, max_tokens=6))
+    stage = SizedStage(
+        name="grpo", prefix="", traced=traced, lowered=traced.replacing(filled), limits={}
+    )
+    loaded = load_config(None, ["train.sampling.max_tokens=6"], base=tiny_config(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        check_sizes(loaded, [stage])
+    text = str(caught.value)
+    assert "actor.generate has min_tokens=7 above train.sampling.max_tokens=6" in text
+    assert "mine.py:6 (actor.generate) and command line (train.sampling.max_tokens=6)" in text
+    assert "write min_tokens=6, or set train.sampling.max_tokens=7" in text
+
+
+def test_a_length_penalty_that_no_response_can_meet_is_refused(tmp_path, monkeypatch):
+    term = "rewards.terms=[{{kind: format, name: digit, pattern: x}}, {{kind: overlong, {}}}]"
+    text = message(tmp_path, monkeypatch, term.format("max_tokens: 10, buffer: 4"))
+    assert "'overlong' begins above 6 tokens (max_tokens=10 - buffer=4)" in text
+    assert "responses have at most train.sampling.max_tokens=6" in text
+    assert "set rewards.terms.1.max_tokens=6" in text
+    message(tmp_path, monkeypatch, term.format("max_tokens: 6, buffer: 4"), fits=True)
+    # The hard penalty is of responses longer than max_tokens.
+    assert "begins above 6 tokens" in message(tmp_path, monkeypatch, term.format("max_tokens: 6"))
+
+
+@pytest.mark.parametrize(
+    ("size", "nearest"), [(1, "train.micro_batch=2"), (33, "train.micro_batch=32 or 34")]
+)
+def test_a_micro_batch_separates_no_pair(tmp_path, size, nearest):
+    source = SourceRef(file="dpo.py", line=7)
+    update = Node(
+        id=NodeId("actor.update"),
+        op=Op.UPDATE,
+        role=RoleName("actor"),
+        attrs=(("loss", DPO()),),
+        source=source,
+    )
+    graph = Graph(name="dpo", level=Level.LOWERED, nodes=(update,), edges=())
+    stage = SizedStage(name="grpo", prefix="", traced=graph, lowered=graph, limits={})
+    base = tiny_config(tmp_path)
+    check_sizes(load_config(None, ["train.micro_batch=32"], base=base), [stage])
+    with pytest.raises(ConfigError) as caught:
+        check_sizes(load_config(None, [f"train.micro_batch={size}"], base=base), [stage])
+    text = str(caught.value)
+    assert f"command line (train.micro_batch={size}) and dpo.py:7" in text
+    assert f"train.micro_batch={size} would separate a pair" in text
+    assert f"nearest: {nearest}" in text
