@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from flowrl.specs.kl import Estimator
 
-__all__ = ["estimate", "full"]
+__all__ = ["estimate", "full", "full_in_chunks"]
+
+_CHUNK_ELEMENTS = 1 << 22
+"""Logits whose divergence is computed at once; bounds the temporary memory."""
 
 
 def estimate(
@@ -77,3 +81,35 @@ def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
     p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
     terms = p.exp() * (p - q)
     return torch.where(p == -torch.inf, 0.0, terms).sum(-1)
+
+
+def full_in_chunks(
+    logits: torch.Tensor, other_logprobs: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """`full` of logits / temperature, in float32 and in chunks of rows.
+
+    Backward computes each chunk anew, so beside the arguments only the gradient of the logits is
+    ever held in full.
+
+    Args:
+        logits: `[K, V]` of the policy.
+        other_logprobs: `[K, V]` of the other policy, at the same temperature.
+        temperature: 0 means greedy decoding, whose distribution is that at 1.
+
+    Returns:
+        `[K]`.
+    """
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+
+    def divergence(part: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        wide = part if part.dtype == torch.float64 else part.float()
+        return full(wide * scale, other)
+
+    size = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    parts = zip(torch.split(logits, size), torch.split(other_logprobs, size), strict=True)
+    return torch.cat(
+        [
+            checkpoint(divergence, part, other, use_reentrant=False, preserve_rng_state=False)
+            for part, other in parts
+        ]
+    )

@@ -218,12 +218,19 @@ def resolve_loss(spec: LossSpec) -> LossFunction:
 
 
 def resolve_kl(spec: KL) -> KLFunction:
-    """The estimator of a KL term; the caller multiplies by `spec.coefficient`. Imports torch."""
-    function = _lookup(spec)
+    """The estimator of a KL term; the caller multiplies by `spec.coefficient`. Imports torch.
+
+    Raises:
+        GraphError: the term is no estimate from logprobs but the whole divergence, which
+            `flowrl.algo.kl.full_in_chunks` computes from distributions.
+    """
+    if spec.estimator == "full":
+        raise GraphError("the full divergence is not computed from logprobs", found=str(spec))
+    estimator, function = spec.estimator, _lookup(spec)
     return lambda logprobs, other: function(
         logprobs,
         other,
-        spec.estimator,
+        estimator,
         clamp_input=spec.clamp_input,
         clamp_output=spec.clamp_output,
     )

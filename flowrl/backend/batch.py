@@ -117,6 +117,8 @@ class TrainBatch:
         behaviour_logprobs: Of the policy that produced the tokens, at the rollout's temperature.
         old_logprobs: Of the trained policy at the start of the step, at the same temperature.
         reference_logprobs: Of the reference policy, at the same temperature.
+        reference_distributions: float32 `[R, V]`, the reference's logprobs of the whole vocabulary
+            at each of the R response tokens, in order; what `kl.full` reads.
         advantages: One value a token; a per-sample advantage is repeated over its response.
         returns: A critic's targets.
         old_values: A critic's values at the start of the step.
@@ -129,6 +131,7 @@ class TrainBatch:
     behaviour_logprobs: Floats | None = None
     old_logprobs: Floats | None = None
     reference_logprobs: Floats | None = None
+    reference_distributions: Floats | None = None
     advantages: Floats | None = None
     returns: Floats | None = None
     old_values: Floats | None = None
@@ -141,9 +144,14 @@ class TrainBatch:
     def select(self, rows: Sequence[int]) -> TrainBatch:
         """The batch of the samples `rows`, in that order."""
         places = self.sequences.places(rows)
+        distributions = self.reference_distributions
+        if distributions is not None:
+            mask = self.sequences.response_mask
+            distributions = distributions[(np.cumsum(mask) - 1)[places[mask[places]]]]
         return replace(
             self,
             sequences=self.sequences.select(rows),
+            reference_distributions=distributions,
             preferred=None if self.preferred is None else self.preferred[np.asarray(rows, int)],
             extra={name: values[places] for name, values in self.extra.items()},
             **_picked(self, _FIELDS, places),

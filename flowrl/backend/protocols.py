@@ -291,9 +291,9 @@ class OptimizerStep:
 class TrainBackend(Protocol):
     """A trainer: holds a model's parameters and its optimizer.
 
-    The model ends in what `PolicyContext.head` says: `logprobs` needs the head `lm`, `values` and
-    `scores` the head `value`. What the model does not have, or the plug-in does not offer, raises a
-    `BackendError`.
+    The model ends in what `PolicyContext.head` says: `logprobs` and `distributions` need the head
+    `lm`, `values` and `scores` the head `value`. What the model does not have, or the plug-in does
+    not offer, raises a `BackendError`.
     """
 
     def begin(self, optimizer: AdamW, num_updates: int) -> None:
@@ -302,6 +302,13 @@ class TrainBackend(Protocol):
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
         """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
+        ...
+
+    def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
+        """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
+
+        For `kl.full`; 4 bytes times R times V, so for small batches and vocabularies.
+        """
         ...
 
     def values(self, batch: SequenceBatch) -> Floats:

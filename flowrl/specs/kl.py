@@ -9,12 +9,26 @@ from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
 from flowrl.specs.function import caller
 
-__all__ = ["KL", "AdaptiveKL", "Estimator", "KLOptions", "k1", "k2", "k3", "kl_abs"]
+__all__ = [
+    "KL",
+    "AdaptiveKL",
+    "Divergence",
+    "Estimator",
+    "KLOptions",
+    "full",
+    "k1",
+    "k2",
+    "k3",
+    "kl_abs",
+]
 
 Estimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 """Per-token estimators of KL(policy || reference), d = logprob - reference logprob
 (Schulman, "Approximating KL divergence", 2020): k1 = d, abs = |d|, k2 = d^2 / 2,
 k3 = exp(-d) - 1 + d. Libraries call k2 also `mse`, and k3 `low_var_kl`."""
+
+Divergence: TypeAlias = Literal["k1", "abs", "k2", "k3", "full"]
+"""An estimator, or `full`: the divergence itself, a sum over the vocabulary at each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +36,12 @@ class KL(Spec):
     """`coefficient` times the estimator, aggregated like the loss it is added to.
 
     Attributes:
-        estimator: Of the divergence.
+        estimator: Of the divergence. `full` estimates nothing: it reads the reference's whole
+            distribution at each response token.
         coefficient: Its factor; where there is a target, in the first step.
         clamp_input: d is clamped to plus and minus this; None: not at all, as in the papers.
-        clamp_output: So is the result. Where a clamp acts, the gradient is 0.
+        clamp_output: So is the result. Where a clamp acts, the gradient is 0. `full` has no
+            clamps.
         target: Mean of the estimate over response tokens that the coefficient is steered towards,
             from step to step; None keeps the coefficient.
         horizon: Of the steering: samples over which a relative error e changes it by e.
@@ -35,7 +51,7 @@ class KL(Spec):
     family: ClassVar[str] = "kl"
     kind: ClassVar[str] = "kl"
 
-    estimator: Estimator
+    estimator: Divergence
     coefficient: float
     clamp_input: float | None = option(None)
     clamp_output: float | None = option(None)
@@ -103,7 +119,25 @@ def k3(coefficient: float, **options: Unpack[KLOptions]) -> KL:
     return _kl("k3", coefficient, options)
 
 
-def _kl(estimator: Estimator, coefficient: float, options: KLOptions) -> KL:
+def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
+    """KL(policy || reference) of the whole distributions: exact, and so is its gradient.
+
+    The reference's distributions are held for a whole batch: 4 bytes times response tokens times
+    vocabulary (for 1,000 tokens of a vocabulary of 150,000: 0.6 GB). It is for small vocabularies
+    and small batches.
+    """
+    clamps = sorted(name for name in options if name.startswith("clamp"))
+    if clamps:
+        raise TraceError(
+            "the full divergence is not clamped: it is finite and of no single token",
+            where=caller(),
+            found=", ".join(clamps),
+            hint="leave the clamp out, or use fl.kl.k3",
+        )
+    return _kl("full", coefficient, options)
+
+
+def _kl(estimator: Divergence, coefficient: float, options: KLOptions) -> KL:
     penalty = KL(estimator=estimator, coefficient=coefficient, **options)
     if penalty.target is None:
         return penalty

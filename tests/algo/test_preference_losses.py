@@ -62,7 +62,7 @@ def draw(spec: PairLoss, seed: int = 0) -> tuple[torch.Tensor, TokenBatch]:
     return noise() - 2, batch
 
 
-def weights(spec: PairLoss) -> np.ndarray:  # type: ignore[type-arg]
+def weights(spec: PairLoss) -> np.ndarray:
     function = resolve_loss(spec)
     return function.sample_weights(lengths_of(spec), [0, 0, 1, 1, 2, 2], max_tokens=9)
 
@@ -154,6 +154,7 @@ def test_the_gradient_is_the_slope(name: str, seed: int) -> None:
     torch.testing.assert_close(x.grad, want, rtol=1e-6, atol=1e-8)
     # Every token of a pair pulls: the preferred sample's up, the other's down.
     if not spec.to_json().get("centering") and spec.to_json().get("form") != "ipo":
+        assert batch.preferred is not None
         assert torch.equal(x.grad < 0, batch.preferred)
 
 

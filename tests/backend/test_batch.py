@@ -11,6 +11,8 @@ from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.ids import SampleId
 
 LENGTHS = (3, 1, 4)
+OTHERS = ("sequences", "preferred", "extra", "reference_distributions")
+PER_TOKEN = tuple(f.name for f in fields(TrainBatch) if f.name not in OTHERS)
 
 
 def batch() -> TrainBatch:
@@ -27,15 +29,13 @@ def batch() -> TrainBatch:
         token_reward=(place + 300).astype(np.float32),
         state=place + 400,
     )
-    optional = [f.name for f in fields(TrainBatch) if f.name not in ("sequences", "preferred")]
     arrays = {
-        name: (place + 1000 * number).astype(np.float32)
-        for number, name in enumerate(optional, 1)
-        if name != "extra"
+        name: (place + 1000 * number).astype(np.float32) for number, name in enumerate(PER_TOKEN, 1)
     }
     return TrainBatch(
         sequences=rows,
         preferred=np.array([True, False, True]),
+        reference_distributions=np.eye(4, 3, dtype=np.float32),  # tokens 1, 3, 5 and 7
         extra={"mine": (place + 0.5).astype(np.float32)},
         **arrays,
     )
@@ -52,12 +52,11 @@ def test_selected_samples_take_all_their_fields_along() -> None:
     for name in ("tokens", "response_mask", "turn", "token_reward", "state"):
         want = getattr(whole.sequences, name)[places]
         np.testing.assert_array_equal(getattr(rows, name), want, err_msg=name)
-    for field in fields(TrainBatch):
-        if field.name in ("sequences", "preferred", "extra"):
-            continue
-        want = getattr(whole, field.name)
-        assert want is not None
-        np.testing.assert_array_equal(getattr(chosen, field.name), want[places], err_msg=field.name)
+    for name in PER_TOKEN:
+        want = getattr(whole, name)[places]
+        np.testing.assert_array_equal(getattr(chosen, name), want, err_msg=name)
+    assert chosen.reference_distributions is not None
+    np.testing.assert_array_equal(chosen.reference_distributions, np.eye(4, 3)[[2, 3, 0]])
     assert chosen.preferred is not None
     assert chosen.preferred.tolist() == [True, True]
     assert chosen.extra["mine"].tolist() == [p + 0.5 for p in places]

@@ -21,7 +21,7 @@ from flowrl_backends.torch.packing import Packed, micro_batches, pack
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Predicted", "closed", "predict", "predict_all"]
+__all__ = ["Predicted", "closed", "distributions", "predict", "predict_all"]
 
 _FORWARD_ROWS = 128
 _FORWARD_TOKENS = 4096
@@ -34,11 +34,15 @@ class Predicted:
 
     Attributes:
         values: `[R]`, what the loss reads.
+        node: int64 `[R]`, the predicting node of each token.
         entropy: `[R]`, of each token's distribution; None where a value head predicts.
+        logits: `[K, V]`, of the predicting nodes; None where a value head predicts.
     """
 
     values: torch.Tensor
-    entropy: torch.Tensor | None
+    node: torch.Tensor
+    entropy: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 def predict(
@@ -54,11 +58,14 @@ def predict(
         torch.from_numpy(index).to(model.device)
         for index in (packed.target_row, packed.target_token, packed.target_of)
     )
+    node = row[target]
     if kind != "logprobs":
-        return Predicted(values=packed_values(model, packed)[row[target]], entropy=None)
+        return Predicted(values=packed_values(model, packed)[node], node=node)
     logits = packed_logits(model, packed)
     distinct, entropy = chosen_logprobs(logits, row, token, temperature)
-    return Predicted(values=distinct.index_select(0, target), entropy=entropy[row[target]])
+    return Predicted(
+        values=distinct.index_select(0, target), node=node, entropy=entropy[node], logits=logits
+    )
 
 
 def predict_all(
@@ -75,6 +82,21 @@ def predict_all(
             packed = pack(batch, part)
             predicted = predict(model, packed, kind, temperature)
             result[packed.source] = predicted.values.float().cpu().numpy()
+    return result
+
+
+def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
+    """float32 `[R, V]`, log-softmax of logits / temperature at each response token, in order."""
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    order = np.cumsum(batch.response_mask) - 1
+    result = np.zeros((int(batch.response_mask.sum()), int(model.config.vocab_size)), np.float32)
+    rows = np.flatnonzero(batch.response_lengths)
+    with torch.no_grad():
+        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
+            packed = pack(batch, part)
+            found = (packed_logits(model, packed).float() * scale).log_softmax(-1)
+            node = packed.target_row[packed.target_of]
+            result[order[packed.source]] = found.cpu().numpy()[node]
     return result
 
 

@@ -12,8 +12,16 @@ from flowrl.algo.losses import TokenBatch
 from flowrl.backend.batch import Floats, Ints, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
 from flowrl.errors import BackendError
+from flowrl.specs import LossSpec
 
-__all__ = ["check_fields", "check_pairs", "gathered", "token_batch"]
+__all__ = [
+    "check_distributions",
+    "check_fields",
+    "check_pairs",
+    "check_score_fields",
+    "gathered",
+    "token_batch",
+]
 
 
 def token_batch(batch: TrainBatch, source: Ints, sample: Ints, device: torch.device) -> TokenBatch:
@@ -44,7 +52,8 @@ def _optional(values: Floats | None, index: Ints, device: torch.device) -> torch
 
 def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
     """Raises a `BackendError` where the batch lacks a field that the update reads."""
-    penalty = ("reference_logprobs",) if spec.kl else ()
+    whole = spec.kl is not None and spec.kl.estimator == "full"
+    penalty = ("reference_distributions" if whole else "reference_logprobs",) if spec.kl else ()
     for name in (*spec.loss.needs, *spec.loss.extra_fields, *penalty):
         if batch.extra.get(name, getattr(batch, name, None)) is None:
             raise BackendError(
@@ -52,6 +61,32 @@ def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
                 found=f"loss {spec.loss}" + (f", kl {spec.kl}" if spec.kl else ""),
                 where=where,
             )
+
+
+def check_distributions(batch: TrainBatch, vocabulary: int, where: str) -> None:
+    """Raises a `BackendError` where the reference's distributions are not those of the batch."""
+    assert batch.reference_distributions is not None
+    wanted = (int(batch.sequences.response_mask.sum()), vocabulary)
+    if batch.reference_distributions.shape != wanted:
+        raise BackendError(
+            "the reference's distributions are not of these tokens and this vocabulary",
+            where=where,
+            found=f"{list(batch.reference_distributions.shape)}",
+            expected=f"{list(wanted)}: response tokens, vocabulary",
+            hint="take a reference with the policy's vocabulary",
+        )
+
+
+def check_score_fields(loss: LossSpec, where: str) -> None:
+    """Raises a `BackendError` where a loss on scores, one a sample, reads fields of tokens."""
+    of_tokens = sorted({*loss.needs, *loss.extra_fields} - {"preferred"})
+    if of_tokens:
+        raise BackendError(
+            "a loss on scores reads one number a sample, and fields of tokens have no place in it",
+            where=where,
+            found=", ".join(of_tokens),
+            expected="preferred, or nothing",
+        )
 
 
 def check_pairs(batch: TrainBatch, mini_batches: Sequence[Sequence[int]], where: str) -> None:

@@ -28,7 +28,7 @@ from flowrl_backends.torch.model import (
     tokenizer_files,
 )
 from flowrl_backends.torch.optimizer import Optimizer
-from flowrl_backends.torch.predict import closed, predict_all
+from flowrl_backends.torch.predict import closed, distributions, predict_all
 from flowrl_backends.torch.updates import Objective
 from flowrl_backends.torch.weights import load_weights
 
@@ -106,6 +106,15 @@ class TorchTrainer:
         """
         self._require("lm", "logprobs")
         return predict_all(self.model, batch, _answered(batch), "logprobs", temperature)
+
+    def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
+        """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
+
+        Raises:
+            BackendError: the model ends in a value head.
+        """
+        self._require("lm", "distributions")
+        return distributions(self.model, batch, temperature)
 
     def values(self, batch: SequenceBatch) -> Floats:
         """float32 `[T]`, the value of the state before each response token, 0 elsewhere.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from flowrl.algo.kl import full_in_chunks
 from flowrl.algo.losses import TokenBatch, aggregate
 from flowrl.algo.losses_value import explained_variance
 from flowrl.algo.mini_batch import prepare, prepares
@@ -28,7 +29,14 @@ from flowrl_backends.torch.metrics import Metrics
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.packing import micro_batches, pack
 from flowrl_backends.torch.predict import Predicted, closed, predict, predict_all
-from flowrl_backends.torch.token_fields import check_fields, check_pairs, gathered, token_batch
+from flowrl_backends.torch.token_fields import (
+    check_distributions,
+    check_fields,
+    check_pairs,
+    check_score_fields,
+    gathered,
+    token_batch,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +54,8 @@ class Objective:
     Attributes:
         batch: As the caller gave it, but for losses on scores: there each sample has one more
             token, before which its score stands.
+        kl: The estimator of the KL term; None without one, or where it is the whole divergence.
+        order: int64 `[T]`, which response token of the batch each response token is.
         num_tokens: int64 `[N]`, response tokens of each sample as the caller gave it.
         skip_zero: Leave out samples whose every advantage is 0, where that changes no gradient.
     """
@@ -55,6 +65,7 @@ class Objective:
     spec: UpdateSpec
     loss: LossFunction
     kl: KLFunction | None
+    order: Ints
     num_tokens: Ints
     skip_zero: bool
 
@@ -85,14 +96,18 @@ class Objective:
                 hint="leave kl out",
             )
         num_tokens = batch.sequences.response_lengths
+        if spec.kl is not None and spec.kl.estimator == "full":
+            check_distributions(batch, int(model.config.vocab_size), where)
         if spec.loss.predicts == "scores":
+            check_score_fields(spec.loss, where)
             batch = TrainBatch(sequences=closed(batch.sequences), preferred=batch.preferred)
         return cls(
             model=model,
             batch=batch,
             spec=spec,
             loss=resolve_loss(spec.loss),
-            kl=resolve_kl(spec.kl) if spec.kl else None,
+            kl=resolve_kl(spec.kl) if spec.kl and spec.kl.estimator != "full" else None,
+            order=np.cumsum(batch.sequences.response_mask) - 1,
             num_tokens=num_tokens,
             skip_zero=skip_zero,
         )
@@ -177,15 +192,29 @@ class Objective:
         terms = self.loss(predicted.values, inputs)
         means = {**terms.means, **_spread(predicted)}
         values = terms.values
-        if self.kl is not None and self.spec.kl is not None:
-            assert inputs.reference_logprobs is not None
-            penalty = self.kl(predicted.values, inputs.reference_logprobs)
+        if self.spec.kl is not None:
+            penalty = self._divergence(predicted, inputs, packed.source)
             values = values + self.spec.kl.coefficient * penalty
             means["kl"] = penalty.detach()
         total = aggregate(values, gathered(weights, packed.sample, self.model.device))
         total.backward()  # type: ignore[no-untyped-call]
         metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
         metrics.keep(predicted.values.detach(), packed.source, packed.sample)
+
+    def _divergence(self, predicted: Predicted, inputs: TokenBatch, source: Ints) -> torch.Tensor:
+        """KL(policy || reference) at each token of a micro-batch, `[R]`."""
+        if self.kl is not None:
+            assert inputs.reference_logprobs is not None
+            return self.kl(predicted.values, inputs.reference_logprobs)
+        reference = self.batch.reference_distributions
+        assert reference is not None
+        assert predicted.logits is not None
+        # Tokens that follow one prefix have one distribution, so any of them gives the node's.
+        node = predicted.node.cpu().numpy()
+        _, first = np.unique(node, return_index=True)
+        other = gathered(reference, self.order[source[first]], self.model.device)
+        found = full_in_chunks(predicted.logits, other, self.spec.temperature)
+        return found[predicted.node]
 
     def _known(self, rows: Ints) -> TokenBatch:
         """What the loss must know of the whole mini-batch; `penalised` is `[T]`."""
