@@ -55,8 +55,12 @@ from flowrl.program import (
     interact,
     load_workflow,
     log,
+    select,
+    shaping,
+    weighted_sum,
     workflow,
 )
+from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
 from flowrl.specs import Sampling, grammar, kl, loss
 
 if TYPE_CHECKING:
@@ -106,7 +110,11 @@ __all__ = [
     "load_workflow",
     "log",
     "loss",
+    "map",
     "run",
+    "select",
+    "shaping",
+    "weighted_sum",
     "workflow",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ __all__ = [
     "weighted_sum",
 ]
 
-Array: TypeAlias = npt.NDArray[np.generic]
+Array: TypeAlias = npt.NDArray[Any]
 
 MapResult: TypeAlias = Mapping[str, Array]
 """Fields by name, `[N]` or `[T]` by their unit."""

@@ -19,7 +19,8 @@ from flowrl.graph.signatures import (
     TURN,
 )
 from flowrl.graph.types import Field, Level, Op, Unit
-from flowrl.specs import KL, AdvantageSpec, LossSpec
+from flowrl.specs import KL, AdvantageSpec, LossSpec, MapSpec
+from flowrl.specs.maps import split_key
 
 __all__ = ["conditions", "names_of", "node_error", "per"]
 
@@ -101,6 +102,11 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
         "to know which turn a token belongs to",
         "pass the rollout that fl.interact returned",
     ),
+    "token_rewards": (
+        "rollout",
+        "for the rewards of its turns",
+        "pass the rollout that fl.interact returned",
+    ),
     "values": ("values", "of a critic", "pass values=critic.values(rollout)"),
     "baselines": (
         "baseline",
@@ -123,6 +129,7 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
 _FIELDS: Mapping[str, tuple[Field, ...]] = {
     "logprobs": (ROLLOUT_LOGPROBS,),
     "turns": (TURN, TOKEN_REWARD, STATE),
+    "token_rewards": (TOKEN_REWARD,),
 }
 """Fields that the argument must carry for it."""
 
@@ -169,9 +176,9 @@ def _check_carried(node: Node, spec: AdvantageSpec, need: str, edge: Edge) -> It
             node,
             f"{reader} needs '{missing[0].name}' per token, "
             f"but '{edge.src}' gives {', '.join(edge.fields)}",
-            hint="pass a rollout that fl.interact returned"
-            if need == "turns"
-            else "pass a rollout that a role generated",
+            hint="pass a rollout that a role generated"
+            if need == "logprobs"
+            else "pass a rollout that fl.interact returned",
         )
 
 
@@ -190,6 +197,31 @@ def _check_unused(node: Node, spec: AdvantageSpec, wanted: set[str]) -> Iterator
             yield node_error(
                 node, f"advantage {spec.kind} does not use its '{argument}'", hint=hint
             )
+
+
+# Maps.
+
+
+def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """Every key of the map is a field that an argument carries, and nothing else is."""
+    spec = node.attr("spec")
+    if not isinstance(spec, MapSpec):
+        return  # said already
+    edges = [edge for name in node.inputs if (edge := graph.feeding(node.id, name)) is not None]
+    read: set[tuple[str, str]] = set()
+    for key in spec.reads:
+        field, place = split_key(key)
+        having = [edge for edge in edges if field in edge.fields]
+        if place < len(having):
+            read.add((having[place].argument, field))
+        else:
+            yield node_error(node, f"map {spec.kind} reads '{key}', which nothing feeds")
+    for edge in edges:
+        for name in edge.fields:
+            if (edge.argument, name) not in read:
+                yield node_error(
+                    node, f"map {spec.kind} does not read '{name}' of its '{edge.argument}'"
+                )
 
 
 # Updates.
@@ -295,6 +327,7 @@ _LOSS_FIELDS: Mapping[str, tuple[Field, str]] = {
 """For a field that a loss reads: the one of the rollout that it is, and how to give it."""
 
 _TO_USE = {
+    "old": "fl.loss.policy_clip(0.2, anchor='old')",
     "rewards": "fl.loss.policy_clip(0.2)",
     "advantages": "fl.loss.policy_clip(0.2)",
     "returns": "fl.loss.value_clip(0.2)",
@@ -323,7 +356,9 @@ def _check_loss(
                     f"but '{given.id}' gives {names_of(given.outputs)}",
                     hint=hint,
                 )
-        elif name not in ("old_logprobs", *loss.extra_fields):
+        elif name == "old_logprobs":
+            needed.add("old")  # inserted where the program does not pass it
+        elif name not in loss.extra_fields:
             yield node_error(
                 node,
                 f"update(loss={loss.kind}) needs {name!r}, which no operation of a program gives",
@@ -364,5 +399,6 @@ _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
     Op.ADVANTAGE: _check_advantage,
+    Op.MAP: _check_map,
     Op.UPDATE: _check_update,
 }

@@ -32,6 +32,7 @@ __all__ = [
     "PROMPT",
     "RESPONSE_MASK",
     "RETURNS",
+    "ROLE_ATTRS",
     "ROLLOUT_LOGPROBS",
     "SAMPLING_OPTIONS",
     "SCORE",
@@ -138,17 +139,34 @@ class AttrRule:
     Attributes:
         types: Types of its value.
         filled: The first level at which it must be there and not null; None lets it be null.
+        since: The first level that knows it.
         until: The last level that knows it.
     """
 
     name: str
     types: tuple[type, ...]
     filled: Level | None = None
+    since: Level = Level.TRACED
     until: Level = Level.PLACED
 
 
-COMMON_ATTRS: tuple[AttrRule, ...] = (AttrRule(name="cost", types=(NodeCost,)),)
+def _placed(name: str, *types: type) -> AttrRule:
+    return AttrRule(name=name, types=types, filled=Level.PLACED, since=Level.PLACED)
+
+
+COMMON_ATTRS: tuple[AttrRule, ...] = (
+    AttrRule(name="cost", types=(NodeCost,)),
+    _placed("start", str),
+    _placed("chunk", int),
+)
 """Attributes that every operation may have beside its own."""
+
+ROLE_ATTRS: tuple[AttrRule, ...] = (
+    _placed("devices", str),
+    _placed("process", str),
+    _placed("replicas", int),
+)
+"""Attributes of operations that a role performs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +190,14 @@ class Signature:
         """The argument of that name."""
         return next((a for a in self.arguments if a.is_named(name)), None)
 
+    @property
+    def rules(self) -> tuple[AttrRule, ...]:
+        """Of all attributes: its own, and those that it shares with other operations."""
+        return (*self.attrs, *COMMON_ATTRS, *(ROLE_ATTRS if self.has_role else ()))
+
     def attr(self, name: str) -> AttrRule | None:
         """The rule of the attribute of that name."""
-        return next((a for a in (*self.attrs, *COMMON_ATTRS) if a.name == name), None)
+        return next((a for a in self.rules if a.name == name), None)
 
 
 _SAMPLES = (TOKENS, RESPONSE_MASK)
@@ -295,6 +318,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 AttrRule(name="kl", types=(KL,)),
                 AttrRule(name="behaviour_logprobs", types=(str,)),
                 AttrRule(name="old_logprobs", types=(str,)),
+                _placed("micro_batch", int),
             ),
         ),
         Op.SYNC: Signature(
@@ -304,6 +328,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
             attrs=(
                 AttrRule(name="in_place", types=(bool,), filled=Level.LOWERED),
                 AttrRule(name="every", types=(int,)),
+                _placed("transport", str),
             ),
         ),
         Op.LOG: Signature(

@@ -12,7 +12,6 @@ from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions, names_of, node_error, per
 from flowrl.graph.ir import Edge, Graph, Node
 from flowrl.graph.signatures import (
-    COMMON_ATTRS,
     PREFERRED,
     PROMPT,
     RESPONSE_MASK,
@@ -229,14 +228,20 @@ def _article(op: Op) -> str:
 
 
 def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[GraphError]:
-    known = [a for a in signature.attrs if _ORDER[level] <= _ORDER[a.until]]
+    known = [a for a in signature.rules if _ORDER[a.since] <= _ORDER[level] <= _ORDER[a.until]]
     for name, value in node.attrs:
-        rule = next((a for a in (*known, *COMMON_ATTRS) if a.name == name), None)
+        rule = next((a for a in known if a.name == name), None)
         if rule is None:
             yield node_error(
                 node,
                 f"{node.id} has no attribute '{name}' in a {level} graph",
                 expected=", ".join(a.name for a in known) or "no attributes",
+            )
+        elif value is None and level is Level.PLACED:
+            yield node_error(
+                node,
+                f"attribute '{name}' of {node.id} is open",
+                expected="a value; a placed graph leaves out what there is none of",
             )
         elif value is not None and not _is_a(value, rule.types):
             yield node_error(
@@ -247,7 +252,7 @@ def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[Gra
             )
     for rule in known:
         filled = rule.filled is not None and _ORDER[level] >= _ORDER[rule.filled]
-        if filled and node.attr(rule.name) is None:
+        if filled and node.attr(rule.name) in (None, ""):
             yield node_error(node, f"attribute '{rule.name}' of {node.id} is not filled")
 
 

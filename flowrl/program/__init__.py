@@ -1,6 +1,6 @@
 """The workflow language: a Python function that runs on symbolic handles and leaves a graph."""
 
-from flowrl.program import advantage, filter  # noqa: A004  (read as fl.filter)
+from flowrl.program import advantage, filter, select, shaping  # noqa: A004  (read as fl.filter)
 from flowrl.program.data import Examples, Pairs, Prompts
 from flowrl.program.handles import (
     Advantages,
@@ -15,6 +15,7 @@ from flowrl.program.handles import (
 )
 from flowrl.program.interact import interact
 from flowrl.program.log import log
+from flowrl.program.maps import map_of, weighted_sum
 from flowrl.program.policy import Policy
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
@@ -46,6 +47,10 @@ __all__ = [
     "interact",
     "load_workflow",
     "log",
+    "map_of",
     "registered_workflows",
+    "select",
+    "shaping",
+    "weighted_sum",
     "workflow",
 ]

@@ -65,7 +65,11 @@ EXPORTED = [
     "load_workflow",
     "log",
     "loss",
+    "map",
     "run",
+    "select",
+    "shaping",
+    "weighted_sum",
     "workflow",
 ]
 

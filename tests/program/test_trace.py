@@ -178,7 +178,7 @@ def test_an_unknown_function_of_flowrl_is_told_those_that_exist():
 
     with pytest.raises(TraceError) as caught:
         mine.trace()
-    assert caught.value.expected.startswith("one of gae, gpg, group_in_group, group_relative, ")
+    assert caught.value.expected.startswith("one of distill, gae, gpg, group_in_group, ")
     assert caught.value.hint == "did you mean 'gpg'?"
 
 

@@ -4,17 +4,20 @@ Most read the scores alone. Those that look at tokens read the rollout too, the 
 scored or what a filter left of both.
 """
 
+from flowrl.program.advantage.own import own
 from flowrl.program.advantage.scores import (
     gpg,
     group_relative,
     leave_one_out,
     length_weighted,
     max_rl,
+    normalise_then_sum,
     pass_at_k,
 )
-from flowrl.program.advantage.tokens import gae, group_in_group, reinforce_pp, remax
+from flowrl.program.advantage.tokens import distill, gae, group_in_group, reinforce_pp, remax
 
 __all__ = [
+    "distill",
     "gae",
     "gpg",
     "group_in_group",
@@ -22,6 +25,8 @@ __all__ = [
     "leave_one_out",
     "length_weighted",
     "max_rl",
+    "normalise_then_sum",
+    "own",
     "pass_at_k",
     "reinforce_pp",
     "remax",

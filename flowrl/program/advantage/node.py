@@ -41,12 +41,12 @@ def add_advantage(
         if each is not None or spec.needs_scores:
             scored = check_handle(each, Scores, operation=name, argument="scores")
             reads["scores" if place == 1 else f"scores_{place}"] = scored.read()
-    if rollout is not None or {"mask", "turns", "logprobs"} & set(spec.needs):
+    if rollout is not None or {"mask", "turns", "logprobs", "token_rewards"} & set(spec.needs):
         samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
         wanted = [RESPONSE_MASK]
         wanted += [ROLLOUT_LOGPROBS] if reference is not None or "logprobs" in spec.needs else []
         wanted += _EPISODE if "turns" in spec.needs else ()
-        wanted += [TOKEN_REWARD] if spec.gives_returns else []
+        wanted += [TOKEN_REWARD] if spec.gives_returns or "token_rewards" in spec.needs else []
         fields = tuple(field for field in samples.fields if field in wanted)
         reads["rollout"] = Read(samples.node, fields)
     if reference is not None:

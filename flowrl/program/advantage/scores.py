@@ -10,8 +10,17 @@ from typing import Literal, get_args
 from flowrl.program.advantage.node import add_advantage, choice, number
 from flowrl.program.handles import Advantages, Rollout, Scores
 from flowrl.program.operation import operation, refuse_argument
-from flowrl.specs import GPG, GroupRelative, LeaveOneOut, LengthWeighted, MaxRL, PassAtK
+from flowrl.specs import (
+    GPG,
+    GroupRelative,
+    LeaveOneOut,
+    LengthWeighted,
+    MaxRL,
+    NormaliseThenSum,
+    PassAtK,
+)
 from flowrl.specs.advantage import Centre, Scale, Singleton, StdAbout, ZeroStd
+from flowrl.specs.base import format_list
 
 __all__ = [
     "gpg",
@@ -19,6 +28,7 @@ __all__ = [
     "leave_one_out",
     "length_weighted",
     "max_rl",
+    "normalise_then_sum",
     "pass_at_k",
 ]
 
@@ -165,3 +175,50 @@ def pass_at_k(
     choice(name, "singleton", singleton, get_args(Singleton))
     spec = PassAtK(std=std, ddof=ddof, eps=number(name, "eps", eps), singleton=singleton)
     return add_advantage(name, spec, scores)
+
+
+@operation
+def normalise_then_sum(
+    *scores: tuple[Scores, float],
+    std: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    batch_eps: float = 1e-6,
+    mean: Centre = "group",
+    singleton: Singleton = "zero",
+    zero_std: ZeroStd = "keep",
+) -> Advantages:
+    """Each reward normalised by its group, the weighted sum, then that by the batch: GDPO.
+
+    Args:
+        scores: Pairs of scores and weight: `(accuracy, 1.0), (style, 0.2)`.
+        std: What each reward's centred values are divided by; see `group_relative`.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        eps: Added to the group's standard deviation.
+        batch_eps: Added to the batch's standard deviation.
+        mean: What is subtracted from each reward.
+        singleton: What a group of one gets of each reward.
+        zero_std: Where a reward's standard deviation is 0.
+    """
+    name = "fl.advantage.normalise_then_sum"
+    choice(name, "std", std, get_args(Scale))
+    choice(name, "ddof", ddof, (0, 1))
+    choice(name, "mean", mean, get_args(Centre))
+    choice(name, "singleton", singleton, get_args(Singleton))
+    choice(name, "zero_std", zero_std, get_args(ZeroStd))
+    if len(scores) < 2 or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in scores):
+        raise refuse_argument(
+            name, "scores", scores, "two or more pairs of scores and weight", "write (scores, 1.0)"
+        )
+    weights = [number(name, "scores", pair[1]) for pair in scores]
+    spec = NormaliseThenSum(
+        reward_weights=format_list(weights),
+        std=std,
+        ddof=ddof,
+        eps=number(name, "eps", eps),
+        batch_eps=number(name, "batch_eps", batch_eps),
+        mean=mean,
+        singleton=singleton,
+        zero_std=zero_std,
+    )
+    return add_advantage(name, spec, [pair[0] for pair in scores])

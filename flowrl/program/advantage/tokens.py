@@ -10,13 +10,13 @@ from typing import get_args
 
 from flowrl.program.advantage.node import add_advantage, choice, number, returns_of
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
-from flowrl.program.operation import operation
+from flowrl.program.operation import operation, refuse_argument
 from flowrl.specs import GAE, GroupInGroup, ReinforcePP, ReMax
 from flowrl.specs.advantage import Centre, Scale, Singleton
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import KLCredit, Masking
+from flowrl.specs.token_advantage import Distill, KLCredit, Masking
 
-__all__ = ["gae", "group_in_group", "reinforce_pp", "remax"]
+__all__ = ["distill", "gae", "group_in_group", "reinforce_pp", "remax"]
 
 
 @operation
@@ -186,3 +186,47 @@ def group_in_group(
         singleton=singleton,
     )
     return add_advantage(name, spec, scores, rollout)
+
+
+@operation
+def distill(
+    rollout: Rollout,
+    *,
+    teacher: Logprobs,
+    coefficient: float = 1.0,
+    discount: float = 0.0,
+    scores: Scores | None = None,
+    score_weight: float = 0.0,
+    mean: Centre = "group",
+    singleton: Singleton = "zero",
+) -> Advantages:
+    """How much likelier the teacher finds each token than who drew it: on-policy distillation.
+
+    Args:
+        rollout: The student's samples.
+        teacher: The teacher's logprobs of them: `teacher.logprobs(rollout)`.
+        coefficient: Of the difference of logprobs.
+        discount: Of the differences of later tokens; 0: a token answers for its own alone.
+        scores: One a sample, to be learnt from beside the teacher.
+        score_weight: Of the centred score at every token.
+        mean: What is subtracted from a score first; see `group_relative`.
+        singleton: What a group of one has left of its score, where the mean is a group's.
+    """
+    name = "fl.advantage.distill"
+    choice(name, "mean", mean, get_args(Centre))
+    choice(name, "singleton", singleton, get_args(Singleton))
+    if (scores is None) != (number(name, "score_weight", score_weight) == 0):
+        raise refuse_argument(
+            name,
+            "score_weight",
+            score_weight,
+            "a weight above 0 with scores, and 0 without",
+        )
+    spec = Distill(
+        coefficient=number(name, "coefficient", coefficient),
+        discount=number(name, "discount", discount, most=1),
+        score_weight=float(score_weight),
+        mean=mean,
+        singleton=singleton,
+    )
+    return add_advantage(name, spec, scores, rollout, teacher)
