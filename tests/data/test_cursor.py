@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,21 @@ def test_resuming_on_changed_data_is_refused(changed):
     cursor.take(3)
     with pytest.raises(CheckpointError, match="the training data changed"):
         PromptCursor.from_json(cursor.to_json(), changed)
+
+
+def test_rejected_responses_are_part_of_the_data_that_a_run_goes_on_with():
+    def pairs(rejected: str) -> PromptSet:
+        data = prompts(3)
+        return replace(
+            data,
+            prompts=tuple(replace(p, row=replace(p.row, rejected=rejected)) for p in data.prompts),
+        )
+
+    state = PromptCursor(pairs("2"), seed=0).to_json()
+    assert PromptCursor.from_json(state, pairs("2")).to_json() == state
+    for other in (pairs("3"), prompts(3)):
+        with pytest.raises(CheckpointError, match="the training data changed"):
+            PromptCursor.from_json(state, other)
 
 
 def test_a_broken_cursor_is_a_checkpoint_error():

@@ -151,6 +151,11 @@ def test_data_without_reference_answers_says_so_with_an_empty_key(tmp_path):
     assert read(path, answer="", solution="")[0].answer == ""
 
 
+def test_a_whole_number_beyond_all_floats_is_a_number_like_others(tmp_path):
+    path = write(tmp_path / "d.jsonl", {"prompt": "p", "answer": 10**400})
+    assert read(path)[0].answer == "1" + "0" * 400
+
+
 def test_templates_substitute_fields_and_nothing_else():
     template = Template.parse("{{{a}}} {b.c} {d!r:>9}", key="data.prompt")
     assert template.names == ("a", "b.c", "d!r:>9")
