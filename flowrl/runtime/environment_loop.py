@@ -39,7 +39,7 @@ from flowrl.ids import SampleId
 from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure
-from flowrl.runtime.user_frames import described, library_folders, user_frames
+from flowrl.runtime.user_frames import described, user_frames
 
 __all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
 
@@ -97,6 +97,7 @@ class EnvironmentLoop:
         timeout_s: Seconds that a call may take, once it has begun.
         concurrency: Calls under way at once; further ones wait.
         replies: Where the answers go.
+        own: Folders whose code is not the user's, for the lines that failures tell.
     """
 
     def __init__(
@@ -107,11 +108,12 @@ class EnvironmentLoop:
         timeout_s: float,
         concurrency: int,
         replies: SimpleQueue[Reply],
+        own: Sequence[Path],
     ) -> None:
         self._environment = environment
         self._timeout_s = timeout_s
         self._replies = replies
-        self._own = (*library_folders(), *_package_of(environment))
+        self._own = own
         # Looked at by other threads.
         self._inside: Call | None = None  # the call whose code runs
         self._alive = time.monotonic()  # when the loop was last seen to turn
@@ -325,12 +327,6 @@ class _Watched:
                 value, resume = (yield waited_for), self._coroutine.send
             except BaseException as reason:
                 value, resume = reason, self._coroutine.throw
-
-
-def _package_of(environment: Environment) -> tuple[Path, ...]:
-    """Folders of the package that the plug-in comes in; none for a class in a plain file."""
-    package = sys.modules.get(type(environment).__module__.partition(".")[0])
-    return tuple(Path(folder) for folder in getattr(package, "__path__", ()))
 
 
 def _where_it_waits(coroutine: object) -> list[FrameSummary]:

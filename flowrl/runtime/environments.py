@@ -14,10 +14,12 @@ calling one of them. Nothing here waits longer than it is told to.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeAlias
@@ -86,6 +88,7 @@ class EnvironmentPool:
         self._context = context
         self._concurrency = concurrency
         self._grace_s = grace_s
+        self._look_s = min(_LOOK_S, max(grace_s / 2, 0.01))
         self._next_ticket = 0
         self._pending: dict[int, Call] = {}
         self._under_way: dict[SampleId, int] = {}  # the pending call of each episode that has one
@@ -94,6 +97,7 @@ class EnvironmentPool:
         self._lost_in_a_row = 0
         self._suspected: float | None = None  # since when the thread seems to be blocked
         self._closed = False
+        self._own = (*library_folders(), *_package_of(opening))
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._loop = self._open_loop()
 
@@ -217,6 +221,7 @@ class EnvironmentPool:
             timeout_s=self._context.timeout_s,
             concurrency=self._concurrency,
             replies=self._replies,
+            own=self._own,
         )
 
     def _made(self) -> Environment:
@@ -226,7 +231,7 @@ class EnvironmentPool:
             raise
         # Importing a user's file can raise anything; they get their own lines.
         except BaseException as reason:
-            frames = user_frames(traceback.extract_tb(reason.__traceback__), library_folders())
+            frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
             raise BackendError(
                 "the environment cannot be loaded",
                 where=f"roles.{self.role}.environment",
@@ -264,7 +269,7 @@ class EnvironmentPool:
             if left <= 0 or not self._pending:
                 return False
             try:
-                self._accept(self._replies.get(timeout=min(left, _LOOK_S)))
+                self._accept(self._replies.get(timeout=min(left, self._look_s)))
             except Empty:
                 self._look()
             self._take()
@@ -299,3 +304,10 @@ class EnvironmentPool:
         self._pending.clear()
         self._under_way.clear()
         self._loop = self._open_loop()
+
+
+def _package_of(opening: OpenEnvironment) -> tuple[Path, ...]:
+    """Folders of the package that a plug-in comes in; none where a plain function opens."""
+    plugin = getattr(opening, "__self__", None)
+    package = sys.modules.get(type(plugin).__module__.partition(".")[0])
+    return tuple(Path(folder) for folder in getattr(package, "__path__", ()))

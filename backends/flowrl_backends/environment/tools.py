@@ -23,7 +23,7 @@ A class of one's own says which tools there are and how an answer is graded:
 >>> episode.step("<upper>hey</upper>").observation
 'HEY'
 >>> episode.step("HEY")
-Step(observation='', reward=1.0, done=True, state=None, metrics={'calls': 0.0, 'solved': 1.0})
+Step(observation='', reward=1.0, done=True, state=None, metrics={'calls': 0.0})
 
 Tools are plain functions from text to text; `step` runs in a thread, so they may take their time.
 A policy's mistake is answered: a tool raises `ToolError`, and the policy reads what is wrong.
@@ -81,15 +81,13 @@ class ToolEnvironment:
         """Answers a call, or grades an answer."""
         call = self._call.search(text)
         if call is None:
-            reward = self.grade(text)
-            solved = float(reward > 0)
-            return Step(reward=reward, done=True, metrics={"calls": 0.0, "solved": solved})
+            return Step(reward=self.grade(text), done=True, metrics={"calls": 0.0})
         name, argument = call.groups()
         try:
             said = self._tools[name](argument)
         except ToolError as mistake:
             said = self._error.replace("{}", str(mistake))
-        return Step(self._reply.replace("{}", said), metrics={"calls": 1.0, "solved": 0.0})
+        return Step(self._reply.replace("{}", said), metrics={"calls": 1.0})
 
     def grade(self, answer: str) -> float:
         """The reward of the policy's answer, a turn without a call; `row` is the task's."""
