@@ -16,7 +16,7 @@ from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import AdamW, Sampling
-from flowrl.specs.loss import LossSpec, bradley_terry, dpo, policy_clip
+from flowrl.specs.loss import LossSpec, OwnScoreLoss, bradley_terry, dpo, policy_clip
 from flowrl_backends.torch import plugin
 from flowrl_backends.torch.packing import micro_batches
 from flowrl_backends.torch.trainer import TorchTrainer
@@ -282,6 +282,16 @@ def test_weights_of_another_model_are_refused_and_change_nothing(
     with pytest.raises(BackendError, match="no weights to load"):
         trainer.load(tmp_path)
     assert all(map(torch.equal, trainer.model.parameters(), before))
+
+
+def test_a_loss_on_scores_that_reads_fields_of_tokens_is_refused(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen, head="value"))
+    trainer.begin(AdamW(), 1)
+    batch = replace(pairs(), advantages=training(groups=4, size=2).advantages)
+    loss = OwnScoreLoss(function="mine.py:own", reads="advantages,preferred")
+    with pytest.raises(BackendError, match="one number a sample") as caught:
+        trainer.update(batch, update_spec(batch, loss=loss))
+    assert caught.value.found == "advantages"
 
 
 def test_extra_fields_reach_the_loss(qwen: Path) -> None:

@@ -196,10 +196,12 @@ class Objective:
             penalty = self._divergence(predicted, inputs, packed.source)
             values = values + self.spec.kl.coefficient * penalty
             means["kl"] = penalty.detach()
+        metrics.keep(predicted.values.detach(), packed.source, packed.sample)
         total = aggregate(values, gathered(weights, packed.sample, self.model.device))
+        # The logits are the largest tensor of all; backward drops them as soon as it can.
+        del predicted
         total.backward()  # type: ignore[no-untyped-call]
         metrics.add(total.detach(), means, terms.maxima, len(packed.tokens))
-        metrics.keep(predicted.values.detach(), packed.source, packed.sample)
 
     def _divergence(self, predicted: Predicted, inputs: TokenBatch, source: Ints) -> torch.Tensor:
         """KL(policy || reference) at each token of a micro-batch, `[R]`."""
