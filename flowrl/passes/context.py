@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from flowrl.cost import ModelShape, Workload
 from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
 
-__all__ = ["Context", "RoleCost"]
+__all__ = ["Context", "RoleCost", "Truncated"]
+
+Truncated: TypeAlias = Literal["refuse", "ignore", "repeat"]
+"""What is done about rollouts that are drawn from another distribution than their logprobs are of;
+`flowrl.config.TrainConfig.truncated` explains each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,13 @@ class Context:
         advantage: Of an update that is given rewards.
         loss: Of an update on a rollout that names none.
         max_staleness: Weight publications that a sample may be behind; 0 is strictly on-policy.
+        truncated: What is done about truncated rollouts.
+        trust_rollout_logprobs: Whether the engine's logprobs may stand for the old policy's.
         shares_weights: Roles whose generation reads the trainer's parameters in place.
+        repeats_truncation: Roles whose trainer can repeat the truncation of a rollout.
+        copies: For a role that begins as an exact copy of another (same backend and parameter
+            type), that other one.
+        train_key: Where the configuration holds sizes and sampling, for messages.
         costs: Of the roles with a model, by name; without any, costs are not annotated.
     """
 
@@ -47,5 +58,10 @@ class Context:
     advantage: AdvantageSpec = field(default_factory=GroupRelative)
     loss: LossSpec = field(default_factory=PolicyClip)
     max_staleness: int = 0
+    truncated: Truncated = "refuse"
+    trust_rollout_logprobs: bool = False
     shares_weights: Mapping[str, bool] = field(default_factory=dict)
+    repeats_truncation: Mapping[str, bool] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    train_key: str = "train"
     costs: Mapping[str, RoleCost] = field(default_factory=dict)

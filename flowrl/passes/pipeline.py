@@ -20,7 +20,10 @@ from flowrl.passes.context import Context
 from flowrl.passes.drop_dead_nodes import drop_dead_nodes
 from flowrl.passes.drop_zero_kl import drop_zero_kl
 from flowrl.passes.fill_defaults import fill_defaults
+from flowrl.passes.insert_old_logprobs import insert_old_logprobs
 from flowrl.passes.insert_weight_sync import insert_weight_sync
+from flowrl.passes.merge_logprobs import merge_logprobs
+from flowrl.passes.settle_truncation import settle_truncation
 
 __all__ = ["PASSES", "Pass", "PassRecord", "pass_names", "run_passes"]
 
@@ -29,7 +32,10 @@ Pass: TypeAlias = Callable[[Graph, Context], Graph]
 PASSES: tuple[Pass, ...] = (
     drop_zero_kl,
     fill_defaults,
+    merge_logprobs,
+    insert_old_logprobs,
     bind_behaviour_logprobs,
+    settle_truncation,
     drop_dead_nodes,
     insert_weight_sync,
     annotate_cost,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowrl.plan.make import make_plan
+from flowrl.plan.place import place
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection, check_plan, load_plan, save_plan
 from flowrl.plan.workload import workload
@@ -16,6 +17,7 @@ __all__ = [
     "check_plan",
     "load_plan",
     "make_plan",
+    "place",
     "save_plan",
     "workload",
 ]

@@ -74,6 +74,7 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
         _check_service(node, request)
     models = [role for role in roles if _uses_model(role.name, graph)]
     hosted = [role for role in roles if role not in models]
+    models += _copied(models, request)
     placements: list[Placement] = []
     reasons: list[Reason] = []
     prediction = Prediction()
@@ -142,6 +143,13 @@ def _check_service(node: Node, request: PlanRequest) -> None:
 
 def _uses_model(role: str, graph: Graph) -> bool:
     return any(node.role == role and phase_of(node) is not None for node in graph.nodes)
+
+
+def _copied(models: list[RoleRequest], request: PlanRequest) -> list[RoleRequest]:
+    """Roles that do nothing themselves, and are held because a model begins as their copy."""
+    names = {role.copy_of: None for role in models if role.copy_of is not None}
+    here = {role.name for role in models}
+    return [request.role(name) for name in names if name not in here]
 
 
 def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice:

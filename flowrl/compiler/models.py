@@ -1,0 +1,171 @@
+"""The models of a configuration's roles: shape, longest sample, vocabulary. No weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig, RunConfig
+from flowrl.cost.models import ModelShape
+from flowrl.data import fresh_config_json, vocabulary_of
+from flowrl.errors import ConfigError, PlanError
+
+__all__ = ["RoleModels", "Vocabulary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What token ids mean to a model.
+
+    Attributes:
+        size: Rows of its embedding.
+        origin: The file or key that says so.
+        folder: The model's folder; None for a new model.
+        tokenizer: Of a new model; None for a folder.
+    """
+
+    size: int
+    origin: str
+    folder: Path | None = None
+    tokenizer: CharTokenizer | BpeTokenizer | None = None
+
+    def agrees_with(self, other: Vocabulary) -> bool:
+        """Whether a token id means the same to both.
+
+        Models of one family may have more rows than tokens, and not the same number of them; their
+        tokenizers decide. Of a folder and a new model the sizes are all that can be compared.
+        """
+        if self.tokenizer is not None and other.tokenizer is not None:
+            return self.tokenizer == other.tokenizer
+        if self.folder is None or other.folder is None:
+            return self.size == other.size
+        if self.folder == other.folder:
+            return True
+        mine, theirs = (_bytes(v.folder / "tokenizer.json") for v in (self, other) if v.folder)
+        if mine is None or theirs is None:
+            return self.size == other.size
+        return mine == theirs or _words(mine) == _words(theirs)
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None  # a missing tokenizer is told where it is opened
+
+
+def _words(text: bytes) -> object:
+    """The part of a tokenizer.json that says which id a word has."""
+    try:
+        read = json.loads(text)
+        added = {entry["content"]: entry["id"] for entry in read.get("added_tokens") or []}
+        return read["model"]["vocab"], added
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+class RoleModels:
+    """What is known of the models of a run before any is opened. Files are read once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._roles: Mapping[str, RoleConfig] = config.roles
+        self._files: dict[str, Mapping[str, object]] = {}
+        self._shapes: dict[str, ModelShape] = {}
+
+    def source(self, role: str) -> str:
+        """The role whose model this one begins as: itself, or the end of its `copy_of`s."""
+        seen = [role]
+        while (other := self._roles[seen[-1]].copy_of) is not None and other not in seen:
+            seen.append(other)
+        return seen[-1]
+
+    def shape(self, role: str) -> ModelShape:
+        """The shape of the language model that a role begins as.
+
+        Raises:
+            ConfigError: no model, no tokenizer for a new one, a config.json that cannot be read.
+            PlanError: a model of a kind that is not known.
+        """
+        source = self.source(role)
+        if source not in self._shapes:
+            self._shapes[source] = self._read_shape(source, self._roles[source])
+        return self._shapes[source]
+
+    def origin(self, role: str) -> str:
+        """What says how the model of a role looks: a file, or a key of the config."""
+        source = self.source(role)
+        model = self._roles[source].model
+        return str(Path(model) / "config.json") if isinstance(model, str) else f"roles.{source}"
+
+    def vocabulary(self, role: str) -> Vocabulary:
+        """What token ids mean to a role; raises as `shape` does."""
+        source, size = self.source(role), self.shape(role).vocab_size
+        config = self._roles[source]
+        if isinstance(config.model, str):
+            folder = Path(config.model)
+            return Vocabulary(size=size, origin=str(folder / "config.json"), folder=folder)
+        key = f"roles.{source}.tokenizer"
+        return Vocabulary(size=size, origin=key, tokenizer=config.tokenizer)
+
+    def longest(self, role: str) -> int | None:
+        """Tokens of the longest sample that a role's model takes; None where nothing says so."""
+        source = self.source(role)
+        match self._roles[source].model:
+            case FreshModel() as fresh:
+                return fresh.max_length
+            case str() as folder:
+                limit = self._read(folder, source).get("max_position_embeddings")
+                return limit if isinstance(limit, int) and limit > 0 else None
+            case None:
+                return None
+
+    def _read_shape(self, role: str, config: RoleConfig) -> ModelShape:
+        if config.model is None:
+            raise ConfigError(
+                "the role has no model",
+                where=f"roles.{role}.model",
+                expected="a Hugging Face model folder, the fields of a new model, or copy_of",
+            )
+        if isinstance(config.model, str):
+            path = str(Path(config.model) / "config.json")
+            shape = ModelShape.from_hf_config(self._read(config.model, role), where=path)
+            if shape.experts is not None or shape.latent is not None:
+                raise PlanError(
+                    "experts and latent attention can be counted, but no backend here is known to "
+                    "need the memory that is counted for them",
+                    where=f"roles.{role}.model",
+                    found=f"model_type {shape.family!r}",
+                    expected="llama, mistral, qwen2 or qwen3",
+                )
+            return shape
+        if config.tokenizer is None:
+            raise ConfigError(
+                "a new model needs a tokenizer",
+                where=f"roles.{role}.tokenizer",
+                expected="{kind: char, alphabet: ...} or {kind: bpe, vocab_size: ...}",
+            )
+        vocab_size, eos_id = vocabulary_of(config.tokenizer)
+        return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
+
+    def _read(self, folder: str, role: str) -> Mapping[str, object]:
+        """The `config.json` of a folder."""
+        if folder not in self._files:
+            self._files[folder] = _read_json(Path(folder) / "config.json", role)
+        return self._files[folder]
+
+
+def _read_json(path: Path, role: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the model's config.json cannot be read",
+            where=f"roles.{role}.model",
+            found=f"{path}: {error}",
+            hint="point it at a folder that save_pretrained wrote",
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError("the model's config.json is no mapping", where=str(path))
+    return value

@@ -1,0 +1,270 @@
+"""Whether what plays each role of a run can do what the programs ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from flowrl.backend.protocols import Capabilities, Head, Plugin, Service
+from flowrl.backend.registry import available, find
+from flowrl.compiler.models import RoleModels
+from flowrl.config.load import LoadedConfig
+from flowrl.config.nearest import listing, suggestion
+from flowrl.cost.demand import phase_of
+from flowrl.errors import ConfigError, FlowError, GraphError
+from flowrl.graph import Graph, Node, Op
+from flowrl.graph.conditions import node_error
+from flowrl.passes.rollouts import drawn_by
+from flowrl.program import Workflow
+from flowrl.program.parameters import RoleKind
+from flowrl.program.policy import Policy
+from flowrl.program.roles import Critic, Environment, Reward, RewardModel
+from flowrl.specs import Grammar
+
+__all__ = ["StageRoles", "check_roles", "head_of", "plugin_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRoles:
+    """A stage as far as its roles need it."""
+
+    name: str
+    workflow: Workflow
+    graph: Graph
+
+    @property
+    def kinds(self) -> Mapping[str, RoleKind]:
+        """What the program says of each role that does something."""
+        return {r.name: r.kind for r in self.workflow.roles if r.name in self.graph.roles}
+
+
+_SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
+    Policy: (Service.GENERATE, Service.TRAIN),
+    Critic: (Service.TRAIN,),
+    RewardModel: (Service.TRAIN,),
+    Reward: (Service.SCORE,),
+    Environment: (Service.ENVIRONMENT,),
+}
+"""What a backend must offer, one of, to play a role of each kind."""
+
+_MODELS: tuple[RoleKind, ...] = (Policy, Critic, RewardModel)
+
+
+def plugin_of(loaded: LoadedConfig, role: str) -> Plugin:
+    """The plug-in that plays a role.
+
+    Raises:
+        BackendError: no such backend, or a broken one.
+    """
+    key = f"roles.{role}.backend"
+    return find(loaded.config.roles[role].backend, where=loaded.where(key))
+
+
+def head_of(kind: RoleKind) -> Head:
+    """What the model of a role ends in."""
+    return "value" if kind in (Critic, RewardModel) else "lm"
+
+
+def check_roles(loaded: LoadedConfig, stages: Sequence[StageRoles], models: RoleModels) -> None:
+    """Checks the roles of all stages.
+
+    Raises:
+        ConfigError, GraphError: the first thing that is wrong.
+        BackendError: no such backend, or a broken one.
+    """
+    for stage in stages:
+        _check_named(loaded, stage)
+    _check_one_kind(stages)
+    kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
+    for stage in stages:
+        for name, kind in stage.kinds.items():
+            _check_backend(loaded, stage, name, kind)
+            _check_copy(loaded, stage, name, kinds)
+        for problem in (*_grammars(loaded, stage), *_meetings(stage, models)):
+            raise problem
+
+
+def _check_named(loaded: LoadedConfig, stage: StageRoles) -> None:
+    for role in stage.graph.roles:
+        if role in loaded.config.roles:
+            continue
+        node = next(node for node in stage.graph.nodes if node.role == role)
+        raise ConfigError(
+            f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
+            where=str(node.source or stage.workflow.source),
+            found=f"roles {listing(loaded.config.roles)}",
+            hint=suggestion(role, loaded.config.roles) or f"add roles.{role}.backend to the config",
+        )
+
+
+def _check_one_kind(stages: Sequence[StageRoles]) -> None:
+    """A role has one model for the whole run, which ends in one head."""
+    seen: dict[str, tuple[RoleKind, StageRoles]] = {}
+    for stage in stages:
+        for name, kind in stage.kinds.items():
+            first, before = seen.setdefault(name, (kind, stage))
+            if first is not kind:
+                raise ConfigError(
+                    f"role {name!r} is used for two incompatible models: {_named(kind)} in stage "
+                    f"{stage.name!r}, {_named(first)} in stage {before.name!r}",
+                    where=f"{stage.workflow.source} and {before.workflow.source}",
+                    expected="one kind of role throughout a run",
+                    hint=f"give one of the two another name, and its own entry under roles "
+                    f"(copy_of={name} begins as a copy)",
+                )
+
+
+def _named(kind: RoleKind) -> str:
+    return f"{kind.kind} (fl.{kind.__name__})"
+
+
+def _check_backend(loaded: LoadedConfig, stage: StageRoles, name: str, kind: RoleKind) -> None:
+    backend = loaded.config.roles[name].backend
+    capabilities = plugin_of(loaded, name).capabilities
+    wanted = _SERVICES[kind]
+    where = f"{stage.workflow.source} and {loaded.where(f'roles.{name}.backend')}"
+    if not capabilities.services & set(wanted):
+        raise ConfigError(
+            f"role {name!r} of workflow {stage.workflow.name!r} is {_named(kind)}, which backend "
+            f"{backend!r} cannot play",
+            where=where,
+            found=f"it offers {', '.join(sorted(capabilities.services)) or 'nothing'}",
+            expected=f"a backend that offers {' or '.join(wanted)}: "
+            + _backends(lambda c: bool(c.services & set(wanted))),
+            hint=_other_kind(name, kind, capabilities),
+        )
+    head = head_of(kind)
+    if kind in _MODELS and head not in capabilities.heads:
+        raise ConfigError(
+            f"role {name!r} is {_named(kind)}, whose model ends in one number a position, and "
+            f"backend {backend!r} has no such head",
+            where=where,
+            found=f"heads {', '.join(sorted(capabilities.heads))}",
+            expected=f"a backend with the head {head}: "
+            + _backends(lambda c: Service.TRAIN in c.services and head in c.heads),
+        )
+
+
+def _other_kind(name: str, kind: RoleKind, capabilities: Capabilities) -> str:
+    """What the role may have been meant to be."""
+    if kind is Reward and Service.TRAIN in capabilities.services:
+        return (
+            f"annotate it {name}: fl.RewardModel where a model scores, or set roles.{name}.backend"
+        )
+    if kind is RewardModel and Service.SCORE in capabilities.services:
+        return f"annotate it {name}: fl.Reward where rules score, or set roles.{name}.backend"
+    return f"set roles.{name}.backend; `flowrl backends` lists what is installed"
+
+
+def _backends(fits: Callable[[Capabilities], bool]) -> str:
+    names = [
+        found.name
+        for found in available()
+        if found.plugin is not None and fits(found.plugin.capabilities)
+    ]
+    return ", ".join(names) or "none is installed"
+
+
+def _check_copy(
+    loaded: LoadedConfig, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
+) -> None:
+    other = loaded.config.roles[name].copy_of
+    if other is None or other not in kinds:
+        return
+    kind, copied = kinds[name], kinds[other]
+    where = f"{stage.workflow.source} and {loaded.where(f'roles.{name}.copy_of')}"
+    if kind not in _MODELS or copied not in _MODELS:
+        bare, bare_kind = (name, kind) if kind not in _MODELS else (other, copied)
+        raise ConfigError(
+            f"role {name!r} is a copy of {other!r}, but {bare!r} is {_named(bare_kind)}, which has "
+            "no model",
+            where=where,
+            hint=f"leave roles.{name}.copy_of out",
+        )
+    if head_of(kind) == "lm" and head_of(copied) != "lm":
+        raise ConfigError(
+            f"role {name!r} is {_named(kind)}, and cannot begin as a copy of {other!r}, "
+            f"{_named(copied)}: that model has no output over the vocabulary",
+            where=where,
+            hint=f"give roles.{name} a model, or make it a copy of a policy",
+        )
+
+
+def _grammars(loaded: LoadedConfig, stage: StageRoles) -> Iterator[GraphError]:
+    for node in stage.graph.of_op(Op.GENERATE):
+        grammar = node.attr("grammar")
+        if not isinstance(grammar, Grammar) or node.role is None:
+            continue
+        held = plugin_of(loaded, node.role).capabilities.grammars
+        if grammar.kind not in held:
+            backend = loaded.config.roles[node.role].backend
+            yield _not_held(node, grammar.kind, backend, held)
+
+
+def _not_held(node: Node, kind: str, backend: str, held: frozenset[str]) -> GraphError:
+    return node_error(
+        node,
+        f"{node.id} holds its tokens to a grammar ({kind}), which backend {backend!r} cannot",
+        found=f"it holds {', '.join(sorted(held)) or 'no grammars'}",
+        expected=f"roles.{node.role}.backend that holds {kind}: "
+        + _backends(lambda capabilities: kind in capabilities.grammars),
+    )
+
+
+def _meetings(stage: StageRoles, models: RoleModels) -> Iterator[FlowError]:
+    """Models that must fit each other: readers of samples and who drew them; syncs."""
+    graph = stage.graph
+    readers: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op is Op.SYNC:
+            yield from _same_model(graph, node, models)
+        if node.role is None or phase_of(node) is None or node.op is Op.GENERATE:
+            continue
+        generate = drawn_by(graph, node)
+        if generate is not None:
+            yield from _same_words(node, str(generate.role), f"{generate.id} draws", models)
+        else:
+            source = graph.feeding(node.id, "rollout")
+            first = readers.setdefault(source.src, node.role) if source is not None else node.role
+            yield from _same_words(node, first, f"{first} reads too", models)
+
+
+def _same_words(node: Node, other: str, how: str, models: RoleModels) -> Iterator[FlowError]:
+    role = str(node.role)
+    if models.source(role) == models.source(other):
+        return
+    mine, theirs = models.vocabulary(role), models.vocabulary(other)
+    if mine.agrees_with(theirs):
+        return
+    yield node_error(
+        node,
+        f"{node.id} reads samples that {how}, but a token id does not mean the same to "
+        f"{role} and {other}",
+        found=f"{mine.size} tokens ({mine.origin}) and {theirs.size} tokens ({theirs.origin})",
+        expected="one vocabulary",
+        hint="take models with one tokenizer",
+    )
+
+
+def _same_model(graph: Graph, sync: Node, models: RoleModels) -> Iterator[FlowError]:
+    """Weights that one role takes over from another must fit it."""
+    edge = graph.feeding(sync.id, "weights")
+    source = None if edge is None else graph.node(edge.src).role
+    if source is None or sync.role is None or source == sync.role:
+        return
+    mine, theirs = models.shape(sync.role), models.shape(source)
+    if mine == theirs:
+        return
+    differing = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(theirs, f.name)]
+    said = [
+        ", ".join(f"{name}={getattr(shape, name)}" for name in differing)
+        for shape in (mine, theirs)
+    ]
+    yield node_error(
+        sync,
+        f"{sync.role} takes over the weights of {source}, but the two models differ",
+        found=f"{sync.role}: {said[0]} ({models.origin(sync.role)}); "
+        f"{source}: {said[1]} ({models.origin(source)})",
+        expected="models of one shape",
+        hint=f"set roles.{sync.role}.copy_of={source}, and no model of its own",
+    )

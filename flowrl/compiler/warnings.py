@@ -1,0 +1,56 @@
+"""What is legal, and yet seldom meant: said aloud when a run is compiled."""
+
+from __future__ import annotations
+
+import logging
+
+from flowrl.compiler.sizes import compares_a_group
+from flowrl.graph import Graph, Op
+from flowrl.passes import Context
+from flowrl.passes.rollouts import changed_options, neutral_options
+from flowrl.passes.settle_truncation import takes_for_draws
+from flowrl.specs import AdvantageSpec, Sampling
+
+__all__ = ["warn_of"]
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of(graph: Graph, context: Context) -> None:
+    """Logs a warning for each thing in a lowered graph that is seldom meant."""
+    if context.truncated == "ignore":
+        _warn_of_truncation(graph, context)
+    _warn_of_equal_scores(graph)
+
+
+def _warn_of_truncation(graph: Graph, context: Context) -> None:
+    """Where an update takes tokens for draws of another distribution than they are of."""
+    for node in graph.of_op(Op.GENERATE):
+        changed = changed_options(node)
+        if changed and takes_for_draws(graph, node):
+            _log.warning(
+                "%s draws with %s, and its update uses logprobs before that: the gradient is "
+                "biased, which %s.truncated=ignore accepts. Without bias: %s",
+                node.id,
+                ", ".join(f"{name}={value}" for name, value in changed.items()),
+                context.train_key,
+                neutral_options(changed),
+            )
+
+
+def _warn_of_equal_scores(graph: Graph) -> None:
+    """Where scores that are compared within a group can never differ."""
+    for node in graph.of_op(Op.ADVANTAGE):
+        spec = node.attr("spec")
+        if not isinstance(spec, AdvantageSpec) or not compares_a_group(spec):
+            continue
+        for source in graph.of_op(Op.GENERATE):
+            sampling = source.attr("sampling")
+            if not isinstance(sampling, Sampling) or sampling.temperature != 0:
+                continue
+            _log.warning(
+                "%s draws the same sample for all of a group (temperature=0), so %s has nothing to "
+                "compare and every advantage is 0: nothing will be learnt",
+                source.id,
+                node.id,
+            )

@@ -1,0 +1,112 @@
+"""Rollouts drawn from another distribution than their logprobs are of: refused, or settled.
+
+The logprobs of a rollout are those of the temperature-scaled logits, before top-p, top-k, min-p,
+penalties, forbidden stop tokens and grammars. An update that weighs tokens by them, or by what the
+trainer computes, takes the tokens for draws of a distribution that they are not of: its gradient is
+biased.
+"""
+
+from __future__ import annotations
+
+from flowrl.errors import GraphError
+from flowrl.graph import Graph, Node, Op
+from flowrl.graph.conditions import node_error
+from flowrl.passes.context import Context
+from flowrl.passes.rollouts import changed_options, drawn_by, neutral_options
+from flowrl.specs import LossSpec
+
+__all__ = ["settle_truncation", "takes_for_draws"]
+
+SAMPLER = "sampler"
+
+
+def settle_truncation(graph: Graph, context: Context) -> Graph:
+    """Does with each truncated rollout that a policy gradient reads what `truncated` says.
+
+    - `refuse`: nothing; the error names each option and its neutral value.
+    - `ignore`: leaves it as it is.
+    - `repeat`: sets `logprobs_of="sampler"` of its `generate`: the engine reports logprobs after
+      truncation, and every logprobs and update node of these samples truncates alike.
+
+    Raises:
+        GraphError: refused; or a trainer cannot repeat what was drawn.
+    """
+    for generate in graph.of_op(Op.GENERATE):
+        changed = changed_options(generate)
+        readers = takes_for_draws(graph, generate)
+        if not changed or not readers or context.truncated == "ignore":
+            continue
+        if context.truncated == "refuse":
+            raise _refused(generate, readers[0], changed, context)
+        _check_repeatable(graph, generate, changed, context)
+        graph = graph.replacing(generate.with_attrs(logprobs_of=SAMPLER))
+    return graph
+
+
+def takes_for_draws(graph: Graph, generate: Node) -> tuple[Node, ...]:
+    """The updates whose policy gradient is over samples of `generate`."""
+    return tuple(
+        node
+        for node in graph.of_op(Op.UPDATE)
+        if _is_policy_gradient(node) and _reads(graph, node, generate)
+    )
+
+
+def _is_policy_gradient(update: Node) -> bool:
+    loss = update.attr("loss")
+    if not isinstance(loss, LossSpec) or loss.predicts != "logprobs":
+        return False
+    return "advantages" in loss.needs or "behaviour_logprobs" in loss.needs
+
+
+def _reads(graph: Graph, node: Node, generate: Node) -> bool:
+    drawn = drawn_by(graph, node)
+    return drawn is not None and drawn.id == generate.id
+
+
+def _refused(generate: Node, update: Node, changed: dict[str, str], context: Context) -> GraphError:
+    key = context.train_key
+    ways = [
+        f"set them in {key}.sampling or in the program",
+        f"{key}.truncated=ignore trains with the bias",
+    ]
+    if context.repeats_truncation.get(str(update.role), False) and "grammar" not in changed:
+        ways.append(f"{key}.truncated=repeat has the trainer truncate alike")
+    return node_error(
+        generate,
+        f"{generate.id} draws with {_said(changed)}, but its logprobs are those before that, so "
+        f"the gradient of {update.id} would be biased",
+        expected=neutral_options(changed),
+        hint="; or ".join(ways),
+    )
+
+
+def _check_repeatable(
+    graph: Graph, generate: Node, changed: dict[str, str], context: Context
+) -> None:
+    key = f"{context.train_key}.truncated"
+    if "grammar" in changed:
+        raise node_error(
+            generate,
+            f"no trainer repeats the grammar ({changed['grammar']}) that {generate.id} holds to",
+            found=f"{key}=repeat",
+            hint=f"leave the grammar out, or train with the bias: {key}=ignore",
+        )
+    for node in graph.of_op(Op.LOGPROBS, Op.UPDATE):
+        able = context.repeats_truncation.get(str(node.role), False)
+        if not able and _reads(graph, node, generate):
+            raise node_error(
+                node,
+                f"the backend of {node.role} cannot repeat how {generate.id} draws, "
+                f"with {_said(changed)}",
+                found=f"{key}=repeat",
+                expected=neutral_options(changed),
+                hint=f"set these, or train with the bias: {key}=ignore",
+            )
+
+
+def _said(changed: dict[str, str]) -> str:
+    return ", ".join(
+        f"a grammar ({value})" if name == "grammar" else f"{name}={value}"
+        for name, value in changed.items()
+    )
