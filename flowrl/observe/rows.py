@@ -138,6 +138,7 @@ class SampleRow:
 
     Attributes:
         step: The step that consumed it, or in which it ended otherwise.
+        rollout: The node of the graph that drew it; ids of samples are unique within one.
         score: None where it was never scored.
         terms: The value of each term, before its weight.
         num_tokens: Response tokens.
@@ -160,12 +161,14 @@ class SampleRow:
     versions: tuple[tuple[int, int], ...]
     end: str
     reason: str = ""
+    rollout: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The row as it is written; spelled out because hundreds are written every step."""
         return {
             "stage": self.stage,
             "step": self.step,
+            "rollout": self.rollout,
             "sample": self.sample,
             "prompt": self.prompt,
             "response": self.response,

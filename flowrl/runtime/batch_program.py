@@ -1,90 +1,69 @@
-"""Runs the batch part of a lowered graph: what comes after a batch is delivered.
+"""Runs the batch part of a lowered graph: what comes after samples are delivered.
 
-The streaming part (source, generate, score, filter) belongs to the rollout driver, sample by
-sample. The rest (logprobs, advantage, update, sync) runs here node by node in the graph's order,
-each by the function that the table names for its operation. Values are arrays by node and field.
+The streaming part (source, generate, interact, rule scores, filters on them) belongs to the rollout
+drivers, sample by sample; `flowrl.runtime.rollout_parts` draws the line. The rest runs here node by
+node in the graph's order, each by the function that the table names for its operation.
+
+A node works on the set of samples that it speaks of. Where a filter leaves none, what follows on
+that set is skipped, and the step says which nodes were.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from flowrl.algo import resolve_advantage, resolve_batch_advantage
-from flowrl.algo.advantages import AdvantageBatch, Padding
-from flowrl.backend.batch import Floats, SequenceBatch, TrainBatch
-from flowrl.backend.protocols import OptimizerStep, UpdateSpec
+from flowrl.backend.batch import Floats
 from flowrl.errors import PlanError
-from flowrl.graph import Graph, Node, Op, Unit
+from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
+from flowrl.runtime.advantage_node import run_advantage
+from flowrl.runtime.node_inputs import NodeInputs
+from flowrl.runtime.receive import role_of, scores_by
+from flowrl.runtime.rollout_parts import GraphParts, is_rule_score
+from flowrl.runtime.sample_set import StepBatch
+from flowrl.runtime.subset_node import make_subset, rows_kept
+from flowrl.runtime.update_node import train_batch, update_spec
 from flowrl.runtime.workers import PolicyWorker
-from flowrl.specs import KL, AdvantageSpec, LossSpec, Sampling
+from flowrl.specs import KL, Sampling
 
-__all__ = ["BatchProgram", "StepBatch", "split_groups"]
-
-_log = logging.getLogger(__name__)
-
-Value: TypeAlias = npt.NDArray[np.float32]
+__all__ = ["BatchProgram", "Surroundings"]
 
 
-@dataclass(slots=True, kw_only=True)
-class StepBatch:
-    """A delivered batch on its way through the graph.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What nodes have an effect on beside their step.
 
     Attributes:
-        sequences: Its N samples.
-        values: Arrays by (node, field): `[N]` for sample units, `[T]` for token units.
-        updates: What the optimizer did, in order.
-        seconds: Wall time by operation.
+        policies: Open workers by role.
+        publish: Serves a role's new weights to its engine.
+        refresh: Gives the first role the weights of the second.
+        before: Called before each node runs (the plan's residency switches).
+        beat: Called after each optimizer update; something moved.
     """
 
-    sequences: SequenceBatch
-    values: dict[tuple[NodeId, str], Value] = field(default_factory=dict)
-    updates: list[OptimizerStep] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Cuts rows into `parts` mini-batches of whole groups, as even as groups allow.
-
-    Args:
-        groups: Group number of each row; equal ones are adjacent.
-        parts: Mini-batches asked for; fewer come back where there are fewer groups.
-
-    Returns:
-        Row numbers of each mini-batch, in order.
-
-    >>> split_groups([0, 0, 1, 1, 2, 2], 2)
-    ((0, 1, 2, 3), (4, 5))
-    """
-    starts = [row for row in range(len(groups)) if row == 0 or groups[row] != groups[row - 1]]
-    parts = min(parts, len(starts))
-    if not parts:
-        return ()
-    pieces = np.array_split(np.array(starts), parts)
-    cuts = [int(piece[0]) for piece in pieces] + [len(groups)]
-    return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
+    policies: Mapping[RoleName, PolicyWorker]
+    publish: Callable[[RoleName], None]
+    refresh: Callable[[RoleName, RoleName], None]
+    before: Callable[[NodeId], None]
+    beat: Callable[[], None]
 
 
 class BatchProgram:
     """The batch part of one stage's graph, ready to run.
 
     Args:
-        graph: At the lowered level.
+        parts: A graph at the lowered level, taken apart.
         plan: Of that graph; says how many mini-batches and rows an update takes at once.
-        policies: Open workers by role.
-        sampling: Of the rollouts that the batch comes from.
-        publish: Publishes a role's new weights; called by sync nodes.
-        before: Called before each node runs (the plan's residency switches).
-        beat: Called after each optimizer update; something moved.
+        surroundings: Workers and effects.
+        samplings: How the samples of each rollout and each source were drawn.
+
+    Attributes:
+        kl_coefficients: Of the update nodes whose penalty adapts, once they have run.
 
     Raises:
         PlanError: the graph has an operation that this executor cannot run.
@@ -92,135 +71,149 @@ class BatchProgram:
 
     def __init__(
         self,
-        graph: Graph,
+        parts: GraphParts,
         plan: PlacementPlan,
-        policies: Mapping[RoleName, PolicyWorker],
-        sampling: Sampling,
-        publish: Callable[[RoleName], None],
-        before: Callable[[NodeId], None],
-        beat: Callable[[], None],
+        surroundings: Surroundings,
+        samplings: Mapping[NodeId, Sampling],
     ) -> None:
-        self._graph = graph
-        self._policies = policies
+        self.parts = parts
         self._plan = plan
-        self._temperature = sampling.temperature or 1.0  # greedy logprobs are those at 1
-        self._max_tokens = sampling.max_tokens
-        self._publish = publish
-        self._before = before
-        self._beat = beat
-        streaming = (Op.SOURCE, Op.GENERATE, Op.SCORE, Op.FILTER)
-        self._nodes = tuple(node for node in graph.nodes if node.op not in streaming)
-        for node in self._nodes:
-            if node.op not in _HANDLERS:
+        self._around = surroundings
+        self._samplings = samplings
+        self.kl_coefficients: dict[NodeId, float] = {}
+        for node in parts.batch:
+            if node.op not in _HANDLERS and node.op is not Op.SYNC:
                 raise PlanError(
                     f"the local executor cannot run {node.op!r}",
                     where=str(node.source or node.id),
                     expected=", ".join(sorted(_HANDLERS)),
                 )
 
+    def restore(self, kl_coefficients: Mapping[str, object]) -> None:
+        """Takes up the coefficients of adaptive penalties, as a checkpoint holds them."""
+        for node, coefficient in kl_coefficients.items():
+            assert isinstance(coefficient, float)
+            self.kl_coefficients[NodeId(node)] = coefficient
+
     def run(self, step: StepBatch) -> None:
-        """Runs every node on a batch; without samples only `sync` is left out, like the rest."""
-        if not len(step.sequences):
+        """Runs every node of the batch part."""
+        for node in self.parts.batch:
+            self.run_node(node, step)
+
+    def run_node(self, node: Node, step: StepBatch) -> None:
+        """Runs one node, whose inputs the step holds; without a sample it is skipped."""
+        samples = step.sets.get(self._reads_set(node))
+        if not samples and node.op is not Op.SYNC:
+            step.skipped.append(node.id)
             return
-        for node in self._nodes:
-            started = time.monotonic()
-            self._before(node.id)
-            _HANDLERS[node.op](self, node, step)
-            spent = time.monotonic() - started
-            step.seconds[str(node.op)] = step.seconds.get(str(node.op), 0.0) + spent
-
-    def _input(self, node: Node, argument: str, step: StepBatch, name: str) -> Value | None:
-        """The field `name` of what feeds an argument; None where nothing does."""
-        edge = self._graph.feeding(node.id, argument)
-        return None if edge is None else step.values[edge.src, name]
-
-    def _advantage(self, node: Node, step: StepBatch) -> None:
-        spec = node.attr("spec")
-        scores = self._input(node, "scores", step, "score")
-        assert isinstance(spec, AdvantageSpec)
-        assert scores is not None
-        if spec.needs:
-            values = self._token_advantage(node, spec, scores, step)
+        started = time.monotonic()
+        self._around.before(node.id)
+        if node.op is Op.SYNC:
+            self._sync(node, step)
         else:
-            values = resolve_advantage(spec)(scores, step.sequences.groups)
-        step.values[node.id, "advantage"] = values
+            assert samples is not None
+            _HANDLERS[node.op](self, NodeInputs(self.parts, node, step, samples), step)
+        spent = time.monotonic() - started
+        step.seconds[str(node.op)] = step.seconds.get(str(node.op), 0.0) + spent
 
-    def _token_advantage(
-        self, node: Node, spec: AdvantageSpec, scores: Value, step: StepBatch
-    ) -> Value:
-        """An advantage that looks at tokens; float32 `[N]`, or `[T]` where it has one a token."""
-        sequences = step.sequences
-        places = Padding.of(sequences.offsets, sequences.response_mask)
-        reference = self._input(node, "reference", step, "logprobs")
-        drawn = (
-            None if reference is None else self._input(node, "rollout", step, "rollout_logprobs")
-        )
-        batch = AdvantageBatch(
-            scores=scores,
-            groups=sequences.groups,
-            mask=places.pad(sequences.response_mask),
-            logprobs=None if drawn is None else places.pad(drawn),
-            reference_logprobs=None if reference is None else places.pad(reference),
-        )
-        values = resolve_batch_advantage(spec)(batch).advantages
-        return places.flat(values) if spec.per_token else values
+    def _reads_set(self, node: Node) -> NodeId:
+        """The set that a node works on: its own, or the one that it makes a smaller one of."""
+        if node.op not in (Op.FILTER, Op.SELECT):
+            return self.parts.made[node.id]
+        edge = self.parts.graph.feeding(node.id, "rollout")
+        assert edge is not None  # the verifier of graphs proves it
+        return self.parts.made[edge.src]
 
-    def _logprobs(self, node: Node, step: StepBatch) -> None:
-        assert node.role is not None
-        worker = self._policies[node.role]
-        step.values[node.id, "logprobs"] = worker.train.logprobs(step.sequences, self._temperature)
+    def _sampling(self, inputs: NodeInputs) -> Sampling:
+        return self._samplings[inputs.samples.origin]
 
-    def _update(self, node: Node, step: StepBatch) -> None:
-        loss, kl = node.attr("loss"), node.attr("kl")
-        assert isinstance(loss, LossSpec)
+    def _temperature(self, inputs: NodeInputs) -> float:
+        return self._sampling(inputs).temperature or 1.0  # greedy logprobs are those at 1
+
+    def _worker(self, node: Node) -> PolicyWorker:
+        return self._around.policies[role_of(node)]
+
+    # -- handlers ----------------------------------------------------------------------------
+
+    def _advantage(self, inputs: NodeInputs, step: StepBatch) -> None:
+        for name, values in run_advantage(inputs).items():
+            step.values[inputs.node.id, name] = values
+
+    def _logprobs(self, inputs: NodeInputs, step: StepBatch) -> None:
+        train = self._worker(inputs.node).train
+        values = train.logprobs(inputs.sequences, self._temperature(inputs))
+        step.values[inputs.node.id, "logprobs"] = values
+
+    def _values(self, inputs: NodeInputs, step: StepBatch) -> None:
+        train = self._worker(inputs.node).train
+        step.values[inputs.node.id, "values"] = train.values(inputs.sequences)
+
+    def _score(self, inputs: NodeInputs, step: StepBatch) -> None:
+        """A reward model's scores; those by rules came with the samples."""
+        node = inputs.node
+        if is_rule_score(node):
+            scores: Floats = scores_by(role_of(node), inputs.samples.payloads)
+        else:
+            scores = self._worker(node).train.scores(inputs.sequences)
+        step.values[node.id, "score"] = scores
+
+    def _filter(self, inputs: NodeInputs, step: StepBatch) -> None:
+        make_subset(inputs, step, rows_kept(inputs))
+
+    def _log(self, inputs: NodeInputs, step: StepBatch) -> None:
+        """The mean of a field: over samples, or over response tokens."""
+        edge, name = inputs.edge("value"), inputs.node.attr("name")
+        assert edge is not None
+        assert isinstance(name, str)
+        (field,) = edge.fields
+        values = np.asarray(inputs.read(edge.src, field), np.float64)
+        if inputs.is_per_token(edge, field):
+            values = values[inputs.sequences.response_mask]
+        if len(values):
+            step.logged[name] = float(values.mean())
+
+    def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
+        kl = inputs.node.attr("kl")
         assert kl is None or isinstance(kl, KL)
-        assert node.role is not None
-        sequences = step.sequences
-        batch = TrainBatch(
-            sequences=sequences,
-            behaviour_logprobs=self._behaviour(node, loss, step),
-            reference_logprobs=self._input(node, "reference", step, "logprobs"),
-            advantages=self._advantages(node, step),
-        )
-        spec = UpdateSpec(
-            loss=loss,
+        sampling = self._sampling(inputs)
+        batch = train_batch(inputs)
+        spec = update_spec(
+            inputs,
+            self._plan,
             kl=kl,
-            temperature=self._temperature,
-            mini_batches=split_groups(sequences.groups.tolist(), self._plan.sizes.mini_batches),
-            micro_batch=self._plan.operation(node.id).micro_batch,
-            max_tokens=self._max_tokens,
+            temperature=self._temperature(inputs),
+            max_tokens=sampling.max_tokens,
         )
-        worker = self._policies[node.role]
+        worker = self._worker(inputs.node)
         worker.stale = True
+        steps = step.updates.setdefault(inputs.node.id, [])
         for rows in spec.mini_batches:
             # One call a mini-batch, so that a stall is told by an update, not by a whole step.
-            step.updates += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
-            self._beat()
-
-    def _advantages(self, node: Node, step: StepBatch) -> Floats | None:
-        """float32 `[T]`: what feeds the update, 0 off the responses."""
-        edge = self._graph.feeding(node.id, "advantages")
-        if edge is None:
-            return None
-        values, sequences = step.values[edge.src, "advantage"], step.sequences
-        field = self._graph.node(edge.src).output("advantage")
-        if field is None or field.unit is not Unit.TOKENS:
-            values = np.repeat(values, sequences.lengths)
-        return np.where(sequences.response_mask, values, np.float32(0)).astype(np.float32)
-
-    def _behaviour(self, node: Node, loss: LossSpec, step: StepBatch) -> Floats | None:
-        if "behaviour_logprobs" not in loss.needs:
-            return None
-        return self._input(node, "rollout", step, "rollout_logprobs")
+            steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
+            self._around.beat()
 
     def _sync(self, node: Node, step: StepBatch) -> None:
-        assert node.role is not None
-        self._publish(node.role)
+        role, source = role_of(node), self._source_of_weights(node)
+        if role == source:
+            if self._around.policies[role].stale:
+                self._around.publish(role)
+            return
+        every = node.attr("every")
+        if step.number % (every if isinstance(every, int) else 1) == 0:
+            self._around.refresh(role, source)
+
+    def _source_of_weights(self, node: Node) -> RoleName:
+        edge = self.parts.graph.feeding(node.id, "weights")
+        assert edge is not None  # the verifier of graphs proves it
+        return role_of(self.parts.graph.node(edge.src))
 
 
-_HANDLERS: Mapping[Op, Callable[[BatchProgram, Node, StepBatch], None]] = {
+_HANDLERS: Mapping[Op, Callable[[BatchProgram, NodeInputs, StepBatch], None]] = {
     Op.ADVANTAGE: BatchProgram._advantage,
     Op.LOGPROBS: BatchProgram._logprobs,
+    Op.VALUES: BatchProgram._values,
+    Op.SCORE: BatchProgram._score,
+    Op.FILTER: BatchProgram._filter,
+    Op.LOG: BatchProgram._log,
     Op.UPDATE: BatchProgram._update,
-    Op.SYNC: BatchProgram._sync,
 }

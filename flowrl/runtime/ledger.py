@@ -11,7 +11,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError
 from flowrl.observe.rows import EvaluationRow, Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.stage import StepResult
+from flowrl.runtime.step_report import StepResult
 
 __all__ = ["Ledger", "ended_at"]
 

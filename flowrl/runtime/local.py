@@ -35,7 +35,8 @@ from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.runnable import require_runnable
-from flowrl.runtime.stage import Stage, StepResult
+from flowrl.runtime.stage import Stage
+from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.watchdog import Watchdog
 
 __all__ = ["resume_local", "run_local"]

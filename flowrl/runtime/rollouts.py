@@ -13,10 +13,10 @@ Every wait is bounded by the stall timeout, after which `SchedulerError` says wh
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from flowrl.backend.protocols import (
     Finished,
@@ -28,7 +28,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import RewardError, SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId, sample_id
+from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
 from flowrl.rollout import (
     Abort,
     Action,
@@ -51,18 +51,16 @@ from flowrl.rollout import (
     Submit,
     WeightsPublished,
 )
+from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.payloads import Payload, PayloadStore
+from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import ScoreFailure, ScoringPool
 from flowrl.specs import FinishReason, Sampling
 
-__all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds"]
+__all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds", "merged_terms"]
 
 _POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
-
-
-GroupJudge: TypeAlias = Callable[[Sequence[Sequence[float]]], list[str | None]]
-"""Verdicts on groups from the scores of their members: None keeps one, a reason filters it."""
 
 
 class Clock(Protocol):
@@ -115,7 +113,7 @@ class Collected:
         seconds: Time of this collection.
     """
 
-    groups: list[tuple[GroupId, list[tuple[SampleId, Payload]]]] = field(default_factory=list)
+    groups: list[GroupRows] = field(default_factory=list)
     filtered: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
     num_filtered_groups: int = 0
     dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
@@ -128,7 +126,10 @@ class RolloutDriver:
     Args:
         scheduler: The state machine; nobody else may step it.
         engines: Generating engines by id.
-        scoring: Scorer processes.
+        scorers: Scorer processes by role; a sample is scored when all of them answered. Without
+            any, samples have no score.
+        reported: The role whose score is told of a sample; by default the first of `scorers`.
+        store: Where payloads are kept, for an engine that looks prompts up.
         tokenizer: Decodes responses for the scorer.
         sampling: Of every request.
         group_size: Samples for each prompt.
@@ -145,7 +146,7 @@ class RolloutDriver:
         *,
         scheduler: RolloutScheduler,
         engines: Mapping[EngineId, GenerateBackend],
-        scoring: ScoringPool,
+        scorers: Mapping[RoleName, ScoringPool],
         tokenizer: Tokenizer,
         sampling: Sampling,
         group_size: int,
@@ -155,12 +156,15 @@ class RolloutDriver:
         beat: Callable[[], None],
         stop: Callable[[], bool],
         stall_timeout_s: float,
+        reported: RoleName | None = None,
+        store: PayloadStore | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
-        self.store = PayloadStore()
+        self.store = PayloadStore() if store is None else store
         self._engines = dict(engines)
-        self._scoring = scoring
+        self._scorers = dict(scorers)
+        self._reported = next(iter(scorers), None) if reported is None else reported
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._group_size = group_size
@@ -174,7 +178,8 @@ class RolloutDriver:
         self._event = scheduler.last_event_id
         self._pending: deque[Event] = deque()
         self._running: dict[EngineId, set[SampleId]] = {engine: set() for engine in engines}
-        self._scoring_samples: set[SampleId] = set()
+        self._answers_due: dict[SampleId, int] = {}  # of scorers, for samples that are with them
+        self._terms: dict[SampleId, dict[RoleName, Mapping[str, float]]] = {}
         self._batches: dict[int, Collected] = {}
         self._dropped: list[tuple[SampleId, Payload, str]] = []
         self._verdicts: dict[GroupId, str] = {}
@@ -249,7 +254,7 @@ class RolloutDriver:
 
     def _is_busy_with_dropped(self) -> bool:
         """Whether an engine or a scorer still has a sample that ended without it."""
-        held = (*self._running.values(), self._scoring_samples)
+        held = (*self._running.values(), self._answers_due)
         return any(self.store.get(sample) is None for samples in held for sample in samples)
 
     # -- events in ---------------------------------------------------------------------------
@@ -306,32 +311,58 @@ class RolloutDriver:
         self._emit(SamplesFinished(id=self._next(), engine=engine_id, ends=tuple(ends)))
 
     def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
-        if not self._scoring_samples:
+        if not self._answers_due:
             return 0
         started = self._clock()
         if wait:
-            self._scoring.wait(_POLL_S)
-        results = self._scoring.poll()
+            any(pool.wait(_POLL_S) for pool in self._scorers.values())
+        answers = [(role, pool.poll()) for role, pool in self._scorers.items()]
         if wait:
             seconds.score_wait += self._clock() - started
         scored: list[tuple[SampleId, float]] = []
-        for result in results:
-            self._scoring_samples.discard(result.sample)
-            payload = self.store.get(result.sample)
-            if payload is None:
-                continue
-            if isinstance(result, ScoreResult):
-                payload.score, payload.terms = result.score, result.terms
-                scored.append((result.sample, result.score))
-            else:
-                self._failures.spend(result, payload)
-                payload.failure = result.message
-                self._emit(
-                    RewardFailed(id=self._next(), sample=result.sample, error=result.message)
-                )
+        for role, results in answers:
+            for result in results:
+                payload = self._answered(result)
+                if payload is None:
+                    continue
+                if isinstance(result, ScoreResult):
+                    self._note_score(payload, role, result)
+                    if result.sample not in self._answers_due:
+                        scored.append((result.sample, payload.score or 0.0))
+                else:
+                    self._fail(result, payload)
         if scored:
             self._emit(SamplesScored(id=self._next(), scores=tuple(scored)))
-        return len(results)
+        return sum(len(results) for _, results in answers)
+
+    def _answered(self, result: ScoreResult | ScoreFailure) -> Payload | None:
+        """Counts a scorer's answer; None where the sample was dropped meanwhile."""
+        due = self._answers_due.pop(result.sample) - 1
+        if due:
+            self._answers_due[result.sample] = due
+        payload = self.store.get(result.sample)
+        if payload is None:
+            self._terms.pop(result.sample, None)
+        return payload
+
+    def _note_score(self, payload: Payload, role: RoleName, result: ScoreResult) -> None:
+        payload.scores[role] = result.score
+        if role == self._reported:
+            payload.score = result.score
+        if len(self._scorers) == 1:
+            payload.terms = result.terms
+            return
+        terms = self._terms.setdefault(result.sample, {})
+        terms[role] = result.terms
+        if len(terms) == len(self._scorers):
+            # In the order of roles, whichever answered first.
+            payload.terms = merged_terms({role: terms[role] for role in self._scorers})
+            del self._terms[result.sample]
+
+    def _fail(self, failure: ScoreFailure, payload: Payload) -> None:
+        self._failures.spend(failure, payload)
+        payload.failure = failure.message
+        self._emit(RewardFailed(id=self._next(), sample=failure.sample, error=failure.message))
 
     # -- actions out -------------------------------------------------------------------------
 
@@ -396,17 +427,23 @@ class RolloutDriver:
                     num_tokens=len(payload.tokens),
                 )
             )
-        self._scoring_samples.update(action.samples)
-        self._scoring.submit(requests)
+        if not self._scorers:
+            # The scheduler counts a sample as scored when it is told so; nothing reads the 0.
+            scores = tuple((sample, 0.0) for sample in action.samples)
+            self._pending.append(SamplesScored(id=self._next(), scores=scores))
+            return
+        self._answers_due.update(dict.fromkeys(action.samples, len(self._scorers)))
+        for pool in self._scorers.values():
+            pool.submit(requests)
 
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:
             raise SchedulerError("a group is to be judged, but the workflow has no filter")
-        scores = [
-            [score for s in self._members(group) if (score := self.store[s].score) is not None]
+        groups: list[GroupRows] = [
+            (group, [(sample, self.store[sample]) for sample in self._members(group)])
             for group in action.groups
         ]
-        verdicts = tuple(zip(action.groups, self._judge(scores), strict=True))
+        verdicts = tuple(zip(action.groups, self._judge(groups), strict=True))
         self._verdicts.update((group, reason) for group, reason in verdicts if reason is not None)
         self._pending.append(GroupsJudged(id=self._next(), verdicts=verdicts))
 
@@ -426,6 +463,20 @@ class RolloutDriver:
             for sample, payload in self.store.take(self._members(group)):
                 collected.filtered.append((sample, payload, reason))
         self._batches[action.batch] = collected
+
+
+def merged_terms(terms: Mapping[RoleName, Mapping[str, float]]) -> dict[str, float]:
+    """The terms of several scorers; a name that more than one has stands behind its role's.
+
+    >>> merged_terms({"verifier": {"format": 1.0, "accuracy": 0.0}, "judge": {"format": 0.5}})
+    {'verifier/format': 1.0, 'accuracy': 0.0, 'judge/format': 0.5}
+    """
+    names = Counter(name for of_role in terms.values() for name in of_role)
+    return {
+        name if names[name] == 1 else f"{role}/{name}": value
+        for role, of_role in terms.items()
+        for name, value in of_role.items()
+    }
 
 
 def _excerpt(text: str, limit: int = 60) -> str:

@@ -1,204 +1,222 @@
-"""One stage of a run: steps of a workflow, each from prompts to published weights.
+"""One stage of a run: steps of a workflow, each from data to published weights.
 
-Two kinds, told apart by the graph: a rollout stage generates, scores and judges through the
-RolloutScheduler before the batch part of the graph runs; a supervised stage takes examples as they
-are. Both count steps from 1 and can be written down between steps and go on elsewhere.
+    take rows from every source -> for each rollout: offer them, collect samples -> batch program
+
+Rollouts take turns, in the order of the graph: they may share an engine and scorers, whose answers
+would otherwise reach the wrong driver. Steps count from 1; between steps a stage can be written
+down and go on elsewhere.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from flowrl.algo import resolve_filter
-from flowrl.backend.protocols import OptimizerStep
-from flowrl.data import PromptCursor
+from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
-from flowrl.graph import Graph, Op
-from flowrl.ids import SampleId, sample_id
-from flowrl.observe.rows import SampleRow, StepMetrics
-from flowrl.runtime.batch_program import BatchProgram, StepBatch
-from flowrl.runtime.materials import Solutions
-from flowrl.runtime.payloads import Payload, behaviour_logprobs, sequence_batch
-from flowrl.runtime.rollouts import Collected, GroupJudge, RolloutDriver
-from flowrl.specs import FilterSpec, FinishReason
+from flowrl.graph import Op
+from flowrl.ids import EngineId, GroupId, NodeId, SampleId
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.payloads import Payload
+from flowrl.runtime.receive import receive_rollout
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
+from flowrl.runtime.rollouts import Collected, FailureBudget, RolloutDriver
+from flowrl.runtime.sample_set import GroupRows, StepBatch
+from flowrl.runtime.sources import Source
+from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 
-__all__ = ["RolloutStage", "Stage", "StepResult", "SupervisedStage", "group_judge", "part_of"]
+__all__ = ["NO_COUNTERPART", "OpenRollout", "Stage", "StepResult", "part_of"]
+
+NO_COUNTERPART = "no_counterpart"
+"""Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""
+
+Members: TypeAlias = Sequence[tuple[SampleId, Payload]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step did: a row of metrics.jsonl and its rows of samples.jsonl."""
+class OpenRollout:
+    """A rollout of the graph and what carries it out.
 
-    metrics: StepMetrics
-    samples: Sequence[SampleRow]
+    Attributes:
+        begin: Called before each collection (the plan's residency switches).
+    """
 
-
-class Stage(Protocol):
-    """Steps one by one; `state` is what a checkpoint at the last step boundary holds."""
-
-    def step(self, number: int) -> StepResult:
-        """Makes step `number`. Interrupted before its update, it has changed no weights."""
-        ...
-
-    def state(self) -> dict[str, object]:
-        """JSON of the last boundary: after the last whole step, also in the middle of the next."""
-        ...
+    part: RolloutPart
+    driver: RolloutDriver
+    begin: Callable[[], None]
 
 
-def group_judge(graph: Graph) -> GroupJudge | None:
-    """The verdicts of a graph's filters on whole groups; None where it has no filter."""
-    specs = [node.attr("spec") for node in graph.of_op(Op.FILTER)]
-    filters = [(spec, resolve_filter(spec)) for spec in specs if isinstance(spec, FilterSpec)]
-    if not filters:
-        return None
-
-    def judge(groups: Sequence[Sequence[float]]) -> list[str | None]:
-        scores = np.concatenate([np.asarray(group, np.float64) for group in groups])
-        sizes = np.array([len(group) for group in groups])
-        numbers = np.repeat(np.arange(len(groups)), sizes)
-        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        verdicts: list[str | None] = [None] * len(groups)
-        for spec, keeps in filters:
-            kept = np.logical_and.reduceat(keeps(scores, numbers), first)
-            for group in np.flatnonzero(~kept):
-                verdicts[group] = verdicts[group] or spec.reason
-        return verdicts
-
-    return judge
-
-
-class SupervisedStage:
-    """Learns from examples: prompt and solution, no rollout."""
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        program: BatchProgram,
-        cursor: PromptCursor,
-        solutions: Solutions,
-        examples_per_step: int,
-    ) -> None:
-        self._name = name
-        self._program = program
-        self._cursor = cursor
-        self._solutions = solutions
-        self._examples_per_step = examples_per_step
-        self._boundary: dict[str, object] = {"cursor": cursor.to_json()}
-
-    def step(self, number: int) -> StepResult:
-        """One batch of examples."""
-        started = time.monotonic()
-        items = self._cursor.take(self._examples_per_step)
-        payloads = [
-            (sample_id(item.group, 0), Payload(item=item, tokens=self._solutions.of(item)))
-            for item in items
-        ]
-        batch = StepBatch(sequences=sequence_batch(payloads, [item.group for item in items]))
-        self._program.run(batch)
-        self._boundary = {"cursor": self._cursor.to_json()}
-        lengths = batch.sequences.response_lengths
-        metrics = StepMetrics(
-            stage=self._name,
-            step=number,
-            num_samples=len(payloads),
-            num_tokens=int(lengths.sum()),
-            length_mean=float(lengths.mean()),
-            length_max=int(lengths.max()),
-            wall_s=time.monotonic() - started,
-            seconds=batch.seconds,
-        )
-        return StepResult(metrics=_with_updates(metrics, batch.updates), samples=())
-
-    def state(self) -> dict[str, object]:
-        """The data cursor."""
-        return self._boundary
-
-
-class RolloutStage:
-    """Generates, scores, judges and updates; every sample is scheduled on its own.
+class Stage:
+    """Steps one by one.
 
     Args:
-        begin_rollout: Called before each rollout (the plan's residency switches).
+        program: The batch part of its graph.
+        sources: Every source node's data, in the graph's order.
+        rollouts: In the graph's order.
+        failures: Rewards that may fail; a step that is given up spends none.
+        report: Makes a step's rows.
     """
 
     def __init__(
         self,
         *,
-        name: str,
-        graph: Graph,
         program: BatchProgram,
-        cursor: PromptCursor,
-        driver: RolloutDriver,
-        prompts_per_step: int,
-        begin_rollout: Callable[[], None],
+        sources: Sequence[Source],
+        rollouts: Sequence[OpenRollout],
+        failures: FailureBudget,
+        report: StepReport,
     ) -> None:
-        self._name = name
         self._program = program
-        self._cursor = cursor
-        self._driver = driver
-        self._begin_rollout = begin_rollout
-        self._prompts_per_step = prompts_per_step
-        self._outputs = [
-            (node.id, field.name)
-            for node in graph.of_op(Op.GENERATE, Op.SCORE, Op.FILTER)
-            for field in node.outputs
-        ]
+        self._sources = {source.node: source for source in sources}
+        self._rollouts = tuple(rollouts)
+        self._failures = failures
+        self._report = report
+        self._observed = _observed(self._rollouts, report)
+        # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
+        self._beside = _side_by_side(program.parts)
         self._boundary = self._written()
+
+    def publish(self, engine: EngineId, version: int) -> None:
+        """Tells the rollouts that draw from `engine` that it serves weights `version`."""
+        for rollout in self._rollouts:
+            if rollout.driver.serves(engine):
+                rollout.driver.publish(version)
+
+    def describe(self) -> str:
+        """Who waits for whom, in one line."""
+        waits = [rollout.driver.describe() for rollout in self._rollouts]
+        return "; ".join(waits) or "no rollout; the batch is being worked on"
 
     def step(self, number: int) -> StepResult:
-        """One batch of prompts, from generation to published weights."""
+        """Makes step `number`. Interrupted before its update, it has changed no weights."""
         started = time.monotonic()
-        version = self._driver.scheduler.version
-        items = self._cursor.take(self._prompts_per_step)
-        self._begin_rollout()
-        self._driver.offer(items)
-        collected = self._driver.collect(number, len(items))
-        batch = self._batch(collected)
-        self._program.run(batch)
+        items = {node: source.take() for node, source in self._sources.items()}
+        step = StepBatch(number=number)
+        for node, source in self._sources.items():
+            source.give(items[node], step)
+        drawn = self._draw(step, items)
+        self._program.run(step)
+        self._report.tell_scores(step, drawn)
+        self._observe(drawn)
         self._boundary = self._written()
-        seconds = {
-            "generate": collected.seconds.generate,
-            "score": collected.seconds.score_wait,
-            **batch.seconds,
-        }
-        metrics = StepMetrics(
-            stage=self._name,
-            step=number,
-            version=version,
-            num_samples=len(batch.sequences),
-            filtered_groups=collected.num_filtered_groups,
-            dropped_samples=len(collected.dropped),
-            wall_s=time.monotonic() - started,
-            seconds=seconds,
-        )
-        metrics = _with_updates(_with_rollout(metrics, collected), batch.updates)
-        return StepResult(metrics=metrics, samples=_sample_rows(self._name, number, collected))
+        return self._report.result(step, drawn, started)
 
     def state(self) -> dict[str, object]:
-        """Data cursor and scheduler."""
+        """JSON of the last boundary: after the last whole step, also in the middle of the next."""
         return self._boundary
 
     def _written(self) -> dict[str, object]:
-        return {"cursor": self._cursor.to_json(), "scheduler": self._driver.scheduler.to_json()}
-
-    def _batch(self, collected: Collected) -> StepBatch:
-        rows = [row for _, members in collected.groups for row in members]
-        groups = [group for group, members in collected.groups for _ in members]
-        sequences = sequence_batch(rows, groups)
-        values = {
-            "rollout_logprobs": behaviour_logprobs(sequences, rows),
-            "score": np.array([payload.score for _, payload in rows], np.float32),
+        return {
+            "cursors": {node: source.cursor.to_json() for node, source in self._sources.items()},
+            "schedulers": {
+                rollout.part.node.id: rollout.driver.scheduler.to_json()
+                for rollout in self._rollouts
+            },
+            "kl_coefficients": dict(self._program.kl_coefficients),
         }
-        return StepBatch(
-            sequences=sequences,
-            values={(node, name): values[name] for node, name in self._outputs if name in values},
-        )
+
+    def _draw(self, step: StepBatch, items: Mapping[NodeId, Sequence[PromptItem]]) -> list[Drawn]:
+        """Collects every rollout's samples and puts them into the step."""
+        failed = self._failures.failed
+        drawn = []
+        try:
+            for rollout in self._rollouts:
+                drawn.append(_collect(rollout, step.number, items[rollout.part.source]))
+        except BaseException:
+            # The step is given up. Made anew by a resumed run, its rewards fail anew.
+            self._failures.failed = failed
+            raise
+        for beside in self._beside:
+            _drop_without_counterpart([d for d in drawn if d.part.node.id in beside])
+        for one in drawn:
+            receive_rollout(self._program.parts, one.part, step, _handed_over(one))
+        return drawn
+
+    def _observe(self, drawn: Sequence[Drawn]) -> None:
+        """Tells a curriculum how each prompt's group did, in offer order."""
+        for one in drawn:
+            if one.part.node.id not in self._observed:
+                continue
+            cursor = self._sources[one.part.source].cursor
+            members = _by_group(one.collected)
+            for item in one.items:
+                scores = [p.score for _, p in members.get(item.group, ()) if p.score is not None]
+                if scores:
+                    cursor.observe(item.index, float(np.mean(scores)))
+
+
+def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> Drawn:
+    driver = rollout.driver
+    version = driver.scheduler.version
+    rollout.begin()
+    driver.offer(items)
+    collected = driver.collect(number, len(items))
+    return Drawn(part=rollout.part, items=items, collected=collected, version=version)
+
+
+def _handed_over(drawn: Drawn) -> Sequence[GroupRows]:
+    """The groups that the batch part gets, in offer order."""
+    if not drawn.part.whole:
+        return drawn.collected.groups
+    members = _by_group(drawn.collected)
+    return [(item.group, members[item.group]) for item in drawn.items if item.group in members]
+
+
+def _by_group(collected: Collected) -> dict[GroupId, Members]:
+    """Members of delivered and of filtered groups."""
+    filtered: dict[GroupId, list[tuple[SampleId, Payload]]] = {}
+    for sample, payload, _ in collected.filtered:
+        filtered.setdefault(payload.item.group, []).append((sample, payload))
+    return {**dict(collected.groups), **filtered}
+
+
+def _side_by_side(parts: GraphParts) -> list[set[NodeId]]:
+    """Rollouts whose groups some node puts beside each other: a baseline, or a map of both."""
+    together: list[set[NodeId]] = []
+    for node in parts.batch:
+        reads = parts.graph.in_edges(node.id)
+        origins = {parts.origin(edge.src) for edge in reads if not edge.carried}
+        if len(origins) < 2 or node.op not in (Op.ADVANTAGE, Op.MAP):
+            continue
+        for other in [other for other in together if other & origins]:
+            together.remove(other)
+            origins |= other
+        together.append(origins)
+    return together
+
+
+def _drop_without_counterpart(drawn: Sequence[Drawn]) -> None:
+    """Leaves only groups that every one of the rollouts has; a failed reward may have taken one."""
+    alive = set.intersection(*(set(_by_group(one.collected)) for one in drawn))
+    for one in drawn:
+        collected = one.collected
+        gone = {group for group in _by_group(collected) if group not in alive}
+        if not gone:
+            continue
+        for group, members in collected.groups:
+            if group in gone:
+                collected.dropped += [(s, payload, NO_COUNTERPART) for s, payload in members]
+        collected.dropped += [
+            (s, p, NO_COUNTERPART) for s, p, _ in collected.filtered if p.item.group in gone
+        ]
+        filtered = [row for row in collected.filtered if row[1].item.group not in gone]
+        collected.num_filtered_groups = len({payload.item.group for _, payload, _ in filtered})
+        collected.filtered = filtered
+        collected.groups = [row for row in collected.groups if row[0] not in gone]
+
+
+def _observed(rollouts: Sequence[OpenRollout], report: StepReport) -> set[NodeId]:
+    """For each source the rollout whose scores say how its prompts did: the one learned from."""
+    chosen: dict[NodeId, NodeId] = {}
+    for rollout in rollouts:
+        node, source = rollout.part.node.id, rollout.part.source
+        if source not in chosen or node == report.main:
+            chosen[source] = node
+    return set(chosen.values())
 
 
 def part_of(state: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -211,70 +229,3 @@ def part_of(state: Mapping[str, object], name: str) -> Mapping[str, object]:
     if not isinstance(part, Mapping):
         raise CheckpointError(f"the checkpoint holds no {name}", where="state.json")
     return part
-
-
-def _with_rollout(metrics: StepMetrics, collected: Collected) -> StepMetrics:
-    """The row with the rewards and lengths of all scored samples, filtered ones too."""
-    kept = [payload for _, members in collected.groups for _, payload in members]
-    scored = kept + [payload for _, payload, _ in collected.filtered]
-    if not scored:
-        return metrics
-    scores = np.array([payload.score for payload in scored], np.float64)
-    lengths = np.array([len(payload.tokens) for payload in scored])
-    truncated = sum(payload.finish is FinishReason.LENGTH for payload in scored)
-    return replace(
-        metrics,
-        num_tokens=int(lengths.sum()),
-        reward_mean=float(scores.mean()),
-        reward_std=float(scores.std()),
-        length_mean=float(lengths.mean()),
-        length_max=int(lengths.max()),
-        truncated=truncated / len(scored),
-    )
-
-
-def _with_updates(metrics: StepMetrics, updates: Sequence[OptimizerStep]) -> StepMetrics:
-    """The row with means over the step's optimizer updates; the learning rate is of the last."""
-    if not updates:
-        return metrics
-    named: dict[str, list[float]] = {}
-    for update in updates:
-        for name, value in update.metrics.items():
-            named.setdefault(name, []).append(value)
-    means = {name: float(np.mean(values)) for name, values in named.items()}
-    return replace(
-        metrics,
-        loss=float(np.mean([update.loss for update in updates])),
-        grad_norm=float(np.mean([update.grad_norm for update in updates])),
-        learning_rate=updates[-1].learning_rate,
-        skipped_updates=sum(update.skipped for update in updates),
-        kl=means.pop("kl", None),
-        clip_fraction_low=means.pop("clip_fraction_low", None),
-        clip_fraction_high=means.pop("clip_fraction_high", None),
-        extra=means,
-    )
-
-
-def _sample_rows(stage: str, step: int, collected: Collected) -> list[SampleRow]:
-    consumed = ((s, p, "consumed", "") for _, members in collected.groups for s, p in members)
-    filtered = ((s, p, "filtered", reason) for s, p, reason in collected.filtered)
-    dropped = ((s, p, "dropped", reason) for s, p, reason in collected.dropped)
-    rows: Iterable[tuple[SampleId, Payload, str, str]] = (*consumed, *filtered, *dropped)
-    return [
-        SampleRow(
-            stage=stage,
-            step=step,
-            sample=sample,
-            prompt=payload.item.prompt,
-            response=payload.text,
-            answer=payload.item.row.answer,
-            score=payload.score,
-            terms=payload.terms,
-            num_tokens=len(payload.tokens),
-            finish=payload.finish or "",
-            versions=payload.versions,
-            end=end,
-            reason=reason,
-        )
-        for sample, payload, end, reason in rows
-    ]

@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 import flowrl as fl
 from flowrl.algo import resolve_batch_advantage
 from flowrl.algo.advantages import AdvantageBatch
-from flowrl.backend.batch import SequenceBatch
-from flowrl.graph import Op
-from flowrl.ids import SampleId
-from flowrl.passes import Context, run_passes
-from flowrl.runtime.batch_program import BatchProgram, StepBatch
-from flowrl.specs import LengthWeighted, ReinforcePP, Sampling
+from flowrl.ids import NodeId
+from flowrl.runtime.sample_set import StepBatch
+from flowrl.specs import LengthWeighted, ReinforcePP
+from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples
 from tests.runtime.tiny_runs import WatchedDisplay, write_config
 
 SCORES = np.array([1.0, 0.0, 0.5, 0.0], np.float32)
-MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]
-"""Prompts of different lengths; the third sample has a hole where another than the policy wrote."""
-OFFSETS = [0, 3, 5, 10, 14]
 PADDED = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 1], [1, 1, 1]])
-
-
-def step() -> StepBatch:
-    return StepBatch(
-        sequences=SequenceBatch(
-            samples=tuple(SampleId(f"0/{i // 2}/{i % 2}") for i in range(4)),
-            tokens=np.arange(14),
-            offsets=np.array(OFFSETS),
-            response_mask=np.array(MASK, bool),
-            groups=np.array([0, 0, 1, 1]),
-        )
-    )
-
-
-class Worker:
-    """Keeps the batch that an update gets; its logprobs are those of a reference."""
-
-    def __init__(self) -> None:
-        self.train = self
-        self.stale = False
-        self.batch = None
-
-    def update(self, batch, spec):
-        self.batch = batch
-        return []
-
-    def logprobs(self, sequences, temperature):
-        return -np.arange(14, dtype=np.float32) / 7
 
 
 def advantages_of(make, *, penalised: bool = False) -> np.ndarray:
@@ -68,29 +34,17 @@ def advantages_of(make, *, penalised: bool = False) -> np.ndarray:
         advantages = make(reward.score(rollout), rollout, ref.logprobs(rollout))
         actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
 
-    graph = run_passes((compared if penalised else mine).trace(), Context())
-    worker, ref = Worker(), Worker()
-    plan = SimpleNamespace(
-        sizes=SimpleNamespace(mini_batches=1),
-        operation=lambda node: SimpleNamespace(micro_batch=4),
-    )
-    program = BatchProgram(
-        graph,
-        plan,
-        {"actor": worker, "ref": ref},
-        Sampling(max_tokens=4),
-        publish=lambda role: None,
-        before=lambda node: None,
-        beat=lambda: None,
-    )
-    batch = step()
-    (generate,), (score,) = graph.of_op(Op.GENERATE), graph.of_op(Op.SCORE)
-    batch.values[score.id, "score"] = SCORES
-    batch.values[generate.id, "rollout_logprobs"] = -np.ones(14, np.float32)
+    actor = Worker()
+    graph = lowered(compared if penalised else mine)
+    program = program_of(graph, {"actor": actor, "ref": Worker()})
+    drawn = samples("actor.generate", {"reward": SCORES.tolist()})
+    batch = StepBatch(sets={NodeId("actor.generate"): drawn})
+    batch.values[NodeId("actor.generate"), "rollout_logprobs"] = -np.ones(14, np.float32)
     program.run(batch)
-    found = worker.batch.advantages
-    assert found.dtype == np.float32
-    return found
+    ((given, _),) = actor.updates
+    assert given.advantages is not None
+    assert given.advantages.dtype == np.float32
+    return given.advantages
 
 
 def flat(padded: np.ndarray) -> np.ndarray:

@@ -13,13 +13,15 @@ from flowrl.backend.protocols import Finished, GenerateRequest, Progress, ScoreR
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import RewardError, SchedulerError
-from flowrl.ids import EngineId, SampleId, group_id
+from flowrl.ids import EngineId, RoleName, SampleId, group_id
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import FailureKind, ScoreFailure
 from flowrl.specs import FinishReason, Sampling
 
 SAMPLING = Sampling(max_tokens=8)
+VERIFIER = RoleName("verifier")
 EOS = 99
 
 
@@ -165,7 +167,7 @@ def driver_of(
     values: dict[str, Any] = {
         "scheduler": RolloutScheduler(settings, validate=True),
         "engines": {EngineId("actor[0]"): engine},
-        "scoring": Scoring(world, rule),
+        "scorers": {VERIFIER: Scoring(world, rule)},
         "tokenizer": Words(),
         "sampling": SAMPLING,
         "group_size": 2,
@@ -225,7 +227,7 @@ def test_scorers_get_the_text_without_the_end_token_and_the_row():
     driver = driver_of(world, Engine(world))
     driver.offer(prompts(1, first=7))
     collected = driver.collect(1, 1)
-    scoring = driver._scoring
+    scoring = driver._scorers[VERIFIER]
     assert isinstance(scoring, Scoring)
     request = scoring.requests["0/7/1"]
     assert request.response == "11 11"  # two tokens, then the end of text
@@ -249,8 +251,9 @@ def test_an_engine_never_holds_more_than_twice_its_slots():
 def test_filtered_groups_are_judged_at_once_and_told_apart():
     world = World()
 
-    def judge(groups: Sequence[Sequence[float]]) -> list[str | None]:
-        return ["too_even" if len(set(scores)) == 1 else None for scores in groups]
+    def judge(groups: Sequence[GroupRows]) -> list[str | None]:
+        scores = [{payload.score for _, payload in members} for _, members in groups]
+        return ["too_even" if len(of_group) == 1 else None for of_group in scores]
 
     def rule(request: ScoreRequest) -> float:
         return 1.0 if request.sample.startswith("0/1/") else by_member(request)
@@ -323,7 +326,7 @@ def test_the_first_step_of_a_group_whose_member_failed_does_not_hold_the_engine(
     assert sorted(sample for sample, _, _ in collected.dropped) == ["0/0/0", "0/0/1"]
     driver.offer(prompts(1, first=1))
     engine._order = deque(["0/1/0", "0/1/1"])
-    driver._scoring = Scoring(world, by_member)  # type: ignore[assignment]
+    driver._scorers[VERIFIER] = Scoring(world, by_member)  # type: ignore[assignment]
     assert [group for group, _ in driver.collect(2, 1).groups] == ["0/1"]
     assert engine.requests == {}
 
@@ -347,7 +350,7 @@ def test_nothing_of_a_dropped_sample_is_left_for_the_next_driver():
     collected = driver.collect(1, 1)
     assert sorted(sample for sample, _, _ in collected.dropped) == ["0/0/0", "0/0/1"]
     assert world.log.count("scored 0/0/1") == 1
-    scoring = driver._scoring
+    scoring = driver._scorers[VERIFIER]
     assert isinstance(scoring, Scoring)
     assert scoring.poll() == []
 

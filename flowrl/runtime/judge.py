@@ -1,0 +1,130 @@
+"""Judges groups as soon as they are scored: the filters of a rollout's streaming part.
+
+A group stays where a filter whose set is read keeps it and all filters before that one; otherwise
+it is filtered, for the reason of the first filter that removes it. A filter sees each group by
+itself, so it makes no difference which groups are judged together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.algo import resolve_filter
+from flowrl.graph import Node, Op
+from flowrl.ids import NodeId
+from flowrl.runtime.receive import fill_fields, role_of, scores_by
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, score_source
+from flowrl.runtime.sample_set import GroupRows, StepBatch, sample_set
+from flowrl.specs import FilterSpec
+
+__all__ = ["GroupJudge", "group_judge", "kept_groups"]
+
+Kept: TypeAlias = npt.NDArray[np.bool_]
+
+GroupJudge: TypeAlias = Callable[[Sequence[GroupRows]], list[str | None]]
+"""Verdicts on scored groups: None keeps one, a reason filters it."""
+
+RunNode: TypeAlias = Callable[[Node, StepBatch], None]
+
+
+def kept_groups(spec: FilterSpec, scores: npt.ArrayLike, sizes: Sequence[int]) -> Kept:
+    """bool `[G]`: which groups a filter keeps; one goes as soon as a sample of it does.
+
+    Args:
+        scores: `[N]`, group after group.
+        sizes: G sizes.
+    """
+    if not len(sizes):
+        return np.zeros(0, np.bool_)
+    stays = resolve_filter(spec)(scores, np.repeat(np.arange(len(sizes)), sizes))
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    return np.asarray(np.logical_and.reduceat(stays, first), np.bool_)
+
+
+def group_judge(parts: GraphParts, part: RolloutPart, run: RunNode) -> GroupJudge | None:
+    """The judge of a rollout; None where it has no filter.
+
+    Args:
+        run: Runs a map on a batch that holds the groups alone.
+    """
+    if not part.ends:
+        return None
+    specs = {node.id: _spec(node) for node in part.filters}
+    chains = [parts.chain(node) for node in part.ends]
+    sources = {node.id: _source(parts, node) for node in part.filters}
+    maps = {source.id for source in sources.values() if source.op is Op.MAP}
+
+    def judge(groups: Sequence[GroupRows]) -> list[str | None]:
+        sizes = [len(members) for _, members in groups]
+        payloads = [payload for _, members in groups for _, payload in members]
+        step = _mapped(parts, part, groups, run) if maps else None
+        verdicts: dict[NodeId, Kept] = {}
+        for node, source in sources.items():
+            if step is None or source.op is not Op.MAP:
+                # Scores as they are: float32 could make different ones equal.
+                role = role_of(source)
+                scores = np.array([payload.scores[role] for payload in payloads], np.float64)
+            else:
+                scores = np.asarray(step.values[source.id, "score"], np.float64)
+                for payload, score in zip(payloads, scores.tolist(), strict=True):
+                    payload.judged[node] = score
+            verdicts[node] = kept_groups(specs[node], scores, sizes)
+        return _reasons(chains, verdicts, specs, len(groups))
+
+    return judge
+
+
+def _reasons(
+    chains: Sequence[Sequence[NodeId]],
+    verdicts: Mapping[NodeId, Kept],
+    specs: Mapping[NodeId, FilterSpec],
+    num_groups: int,
+) -> list[str | None]:
+    kept = np.zeros(num_groups, np.bool_)
+    for chain in chains:
+        kept |= np.logical_and.reduce([verdicts[node] for node in chain])
+    reasons: list[str | None] = [None] * num_groups
+    for group in np.flatnonzero(~kept):
+        reasons[group] = next(spec.reason for n, spec in specs.items() if not verdicts[n][group])
+    return reasons
+
+
+def _mapped(
+    parts: GraphParts, part: RolloutPart, groups: Sequence[GroupRows], run: RunNode
+) -> StepBatch:
+    """The groups as a batch, with what the maps before the filters make of them.
+
+    A group that one filter removes is still looked at by the next; it is gone either way.
+    """
+    samples = sample_set(part.node.id, groups)
+    wanted = {node.id for node in (*part.scorers, *part.filters, *part.maps)}
+    step = StepBatch(sets={part.node.id: samples})
+    fill_fields(parts.graph.node(part.node.id), step, samples)
+    for node in parts.graph.nodes:
+        if node.id not in wanted:
+            continue
+        if node.op is Op.MAP:
+            run(node, step)
+        elif node.op is Op.FILTER:
+            step.sets[node.id] = samples
+            fill_fields(node, step, samples)
+            step.values[node.id, "score"] = step.values[_source(parts, node).id, "score"]
+        else:
+            step.values[node.id, "score"] = scores_by(role_of(node), samples.payloads)
+    return step
+
+
+def _spec(node: Node) -> FilterSpec:
+    spec = node.attr("spec")
+    assert isinstance(spec, FilterSpec)
+    return spec
+
+
+def _source(parts: GraphParts, node: Node) -> Node:
+    source = score_source(parts.graph, node.id)
+    assert source is not None  # the verifier of graphs proves it
+    return source

@@ -1,0 +1,249 @@
+"""The models of a run: opened as the plans place them, published, refreshed, saved and restored.
+
+Three kinds of roles have a model:
+
+- one of its own: opened before the first stage, it lives as long as the run;
+- a copy that some stage trains (a critic that begins as the policy): made of what the copied role
+  is when the first stage that uses it begins; from then on it lives like the others;
+- a copy that no stage trains (a reference): made anew at the beginning of every stage that uses
+  it, and closed with the stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from flowrl.backend.protocols import PolicyContext
+from flowrl.compiler import CompiledStage
+from flowrl.config.schema import RunConfig
+from flowrl.data import Tokenizer
+from flowrl.errors import CheckpointError
+from flowrl.files import folder_atomically
+from flowrl.graph import Op
+from flowrl.ids import EngineId, RoleName
+from flowrl.plan.schema import Placement
+from flowrl.runtime.checkpoint import Checkpoint
+from flowrl.runtime.materials import RoleModel
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.role_use import RoleUse, refreshed_roles
+from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.workers import PolicyWorker, open_policy
+from flowrl.specs import AdamW
+
+__all__ = ["OpenPolicies"]
+
+
+class OpenPolicies:
+    """See the module.
+
+    Args:
+        placements: Of every role with a model.
+        folder: Of the run.
+        beat: Called whenever a worker was opened.
+        published: Called with an engine and the version that it serves from now on.
+
+    Attributes:
+        use: What the roles do.
+        models: Folder and tokenizer of the roles with a model of their own; set by `open`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        use: RoleUse,
+        placements: Mapping[RoleName, Placement],
+        folder: Path,
+        *,
+        max_length: int,
+        beat: Callable[[], None],
+        published: Callable[[EngineId, int], None],
+    ) -> None:
+        self._config = config
+        self.use = use
+        self._placements = placements
+        self._folder = folder
+        self._max_length = max_length
+        self._beat = beat
+        self._published = published
+        self._lasting: dict[RoleName, PolicyWorker] = {}
+        self._kept: dict[RoleName, PolicyWorker] = {}
+        self._refreshed: set[RoleName] = set()
+        self.models: Mapping[RoleName, RoleModel] = {}
+
+    def __getitem__(self, role: RoleName) -> PolicyWorker:
+        return self._kept[role] if role in self._kept else self._lasting[role]
+
+    def tokenizer(self, role: RoleName) -> Tokenizer:
+        """Of a role's model; a copy has that of the role it copies."""
+        return self.models[self.use.owner(role)].tokenizer
+
+    @property
+    def workers(self) -> dict[RoleName, PolicyWorker]:
+        """All that are open, by role."""
+        return {**self._lasting, **self._kept}
+
+    # -- opening and closing -----------------------------------------------------------------
+
+    def open(self, models: Mapping[RoleName, RoleModel], checkpoint: Checkpoint | None) -> None:
+        """Opens the roles that live as long as the run, and restores what a checkpoint holds."""
+        self.models = models
+        for role in models:
+            self._beat()
+            self._lasting[role] = self._open(role, models[role].folder, fresh=models[role].fresh)
+        if checkpoint is None:
+            return
+        versions = checkpoint.state.get("versions")
+        assert isinstance(versions, Mapping)  # whoever read the checkpoint has looked
+        for role in self._lasting:
+            self._restore(role, checkpoint)
+        for role in self.use.models:
+            if role in self._lasting or self.use.is_kept(role) or role not in versions:
+                continue
+            folder = self._folder / "copies" / role
+            if not folder.exists():
+                self._export(self.use.owner(role), folder)  # for its shape: weights are restored
+            self._lasting[role] = self._open(role, folder, fresh=False)
+            self._restore(role, checkpoint)
+
+    def _open(self, role: RoleName, folder: Path, *, fresh: bool) -> PolicyWorker:
+        placement = self._placements[role]
+        owner = self.use.owner(role)
+        if placement.dtype == "none":
+            placement = replace(placement, dtype=self._placements[owner].dtype)
+        device = placement.devices[0]
+        context = PolicyContext(
+            role=role,
+            model=folder,
+            fresh=fresh,
+            device="cpu" if device.startswith("cpu") else device,
+            dtype=placement.dtype,
+            seed=derive_seed(self._config.seed, "weights", role),
+            num_slots=placement.num_slots or self._config.roles[role].num_slots,
+            max_length=self._max_length,
+            trainable=self.use.is_trained(role),
+            stop_token_ids=tuple(self.tokenizer(role).stop_ids),
+            num_threads=self._config.runtime.num_threads,
+            head=self.use.head(role),
+        )
+        return open_policy(placement, context, generates=self.use.generates(role))
+
+    def close(self) -> None:
+        """Ends every worker; idempotent."""
+        with ExitStack() as stack:  # one worker that cannot be closed leaves no other open
+            for worker in (*self._lasting.values(), *self._kept.values()):
+                stack.callback(worker.close)
+            self._lasting.clear()
+            self._kept.clear()
+
+    # -- stages ------------------------------------------------------------------------------
+
+    def begin_stage(self, stage: CompiledStage, checkpoint: Checkpoint | None) -> None:
+        """Makes copies and optimizers of a stage, or takes up those of a checkpoint in it."""
+        for worker in self._kept.values():
+            worker.close()
+        self._kept.clear()
+        self._refreshed = refreshed_roles(stage.graph)
+        for role in stage.graph.roles:
+            if role not in self.use.models or self.use.source_of(role) is None:
+                continue
+            if self.use.is_kept(role):
+                self._keep(stage, role, checkpoint)
+            elif role not in self._lasting:
+                folder = self._folder / "copies" / role
+                self._export(self.use.owner(role), folder)
+                self._lasting[role] = self._open(role, folder, fresh=False)
+        if checkpoint is None:
+            self._begin_optimizers(stage)
+        for node in stage.graph.of_op(Op.GENERATE):
+            if self[role_of(node)].stale:
+                self.publish(role_of(node))  # what an earlier stage trained without publishing
+
+    def _keep(self, stage: CompiledStage, role: RoleName, checkpoint: Checkpoint | None) -> None:
+        """Opens a role that keeps another's weights as they are when the stage begins."""
+        folder = self._folder / "copies" / stage.name / role
+        if checkpoint is None:
+            self._export(self.use.owner(role), folder)
+        elif not folder.exists():
+            # What it copied has been trained since, so it cannot be made again.
+            raise CheckpointError(
+                f"the weights that role {role!r} has kept since stage {stage.name!r} began "
+                "are gone",
+                where=str(folder),
+                hint="put the folder back, or start a new run",
+            )
+        self._kept[role] = self._open(role, folder, fresh=False)
+        if checkpoint is not None and role in self._refreshed:
+            self._restore(role, checkpoint)
+
+    def _begin_optimizers(self, stage: CompiledStage) -> None:
+        train = stage.config.train
+        updates = Counter(role_of(node) for node in stage.graph.of_op(Op.UPDATE))
+        for role, in_a_step in updates.items():
+            changes = self._config.roles[role].optimizer
+            options = train.optimizer if changes is None else changes.applied_to(train.optimizer)
+            num_updates = train.steps * train.mini_batches * in_a_step
+            self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates)
+
+    # -- weights on their way ----------------------------------------------------------------
+
+    def publish(self, role: RoleName) -> None:
+        """Serves a role's weights to its engine, under the next version."""
+        worker = self[role]
+        worker.publish(worker.version + 1, self._folder / "sync" / role)
+        self._published(worker.engine_id, worker.version)
+
+    def refresh(self, role: RoleName, source: RoleName) -> None:
+        """Gives a role the weights that another one has now."""
+        scratch = self._folder / "sync" / role
+        self._export(source, scratch)
+        self[role].train.load(scratch)
+        if self[role].generate is not None:
+            self.publish(role)
+
+    def _export(self, role: RoleName, folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder_atomically(folder) as target:
+            self._lasting[role].train.export(target)
+
+    def export(self, role: RoleName, folder: Path) -> None:
+        """Writes a role's weights as a Hugging Face folder."""
+        self[role].train.export(folder)
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def _saved(self) -> dict[RoleName, PolicyWorker]:
+        """Workers whose weights nothing but a checkpoint holds."""
+        kept = {role: self._kept[role] for role in self._kept if role in self._refreshed}
+        return {**self._lasting, **kept}
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint holds beside the workers' own files."""
+        return {
+            "versions": {role: worker.version for role, worker in self._saved().items()},
+            "stale": [role for role, worker in self._saved().items() if worker.stale],
+        }
+
+    def save(self, folder: Path) -> None:
+        """Has every worker write its state into `folder/ROLE`."""
+        for role, worker in self._saved().items():
+            target = folder / role
+            target.mkdir()
+            worker.train.save(target)
+
+    def _restore(self, role: RoleName, checkpoint: Checkpoint) -> None:
+        worker = self[role]
+        versions, stale = (checkpoint.state.get(key) for key in ("versions", "stale"))
+        version = versions.get(role) if isinstance(versions, Mapping) else None
+        if not isinstance(version, int) or not isinstance(stale, list):
+            raise CheckpointError(
+                f"the checkpoint holds no version of role {role!r}", where=str(checkpoint.path)
+            )
+        worker.train.restore(checkpoint.path / role)
+        if worker.generate is not None:
+            worker.publish(version, self._folder / "sync" / role)
+        # The next publication gets the number that it would have got without the stop.
+        worker.stale = role in stale

@@ -1,0 +1,177 @@
+"""Makes rollout drivers: an engine, scorers and random streams for each rollout of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from flowrl.backend.environment import EnvironmentContext
+from flowrl.backend.protocols import GenerateBackend, Service
+from flowrl.config.schema import RunConfig
+from flowrl.data import Tokenizer
+from flowrl.graph import Node
+from flowrl.ids import GroupId, RoleName, SampleId
+from flowrl.rollout import RolloutScheduler
+from flowrl.runtime.environments import EnvironmentPool
+from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.judge import GroupJudge
+from flowrl.runtime.open_policies import OpenPolicies
+from flowrl.runtime.payloads import PayloadStore
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.rollout_parts import RolloutPart
+from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.workers import require
+from flowrl.specs import Sampling
+
+__all__ = ["DriverMaker", "RolloutSpec", "sampling_of_rollout"]
+
+
+def sampling_of_rollout(part: RolloutPart) -> Sampling:
+    """How a rollout's tokens are drawn; of episodes, `max_tokens` is of one turn."""
+    sampling = part.player.attr("sampling")
+    assert isinstance(sampling, Sampling)  # lowering fills it
+    return sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """One rollout to be driven.
+
+    Attributes:
+        role: The policy that draws tokens.
+        episodes: The `interact` whose turns they are; None for plain responses.
+        sampling: Of every request.
+        group_size: Samples for each prompt.
+        purpose: Names the random streams of its samples.
+        reported: The role whose score is told of a sample; None takes the first that scores.
+        needs_states: Whether an environment must tell its states.
+    """
+
+    role: RoleName
+    episodes: Node | None = None
+    sampling: Sampling
+    group_size: int
+    purpose: str
+    reported: RoleName | None = None
+    needs_states: bool = False
+
+
+class DriverMaker:
+    """Makes the drivers of a run, and opens the environments that they need.
+
+    Args:
+        max_length: Tokens of the longest sample.
+        failures: Rewards and episodes that may fail.
+        beat: Called whenever something moved.
+        stop: A true value ends a collection.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policies: OpenPolicies,
+        *,
+        max_length: int,
+        failures: FailureBudget,
+        beat: Callable[[], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._policies = policies
+        self._max_length = max_length
+        self._failures = failures
+        self._beat = beat
+        self._stop = stop
+        self._environments: dict[RoleName, EnvironmentPool] = {}
+
+    def make(
+        self,
+        spec: RolloutSpec,
+        scheduler: RolloutScheduler,
+        scorers: Mapping[RoleName, ScoringPool],
+        judge: GroupJudge | None = None,
+    ) -> RolloutDriver:
+        """A driver that goes on where its scheduler stands."""
+        worker = self._policies[spec.role]
+        seed, purpose = self._config.seed, spec.purpose
+        tokenizer = self._policies.tokenizer(spec.role)
+        store = PayloadStore()
+        engine: GenerateBackend = worker.engine
+        if spec.episodes is not None:
+            engine = self._episodes(spec, spec.episodes, engine, tokenizer, store)
+
+        def seed_of(sample: SampleId) -> int:
+            return derive_seed(seed, purpose, sample)
+
+        driver = RolloutDriver(
+            scheduler=scheduler,
+            engines={worker.engine_id: engine},
+            scorers=scorers,
+            tokenizer=tokenizer,
+            sampling=spec.sampling,
+            group_size=spec.group_size,
+            seed_of=seed_of,
+            judge=judge,
+            failures=self._failures,
+            beat=self._beat,
+            stop=self._stop,
+            stall_timeout_s=self._config.runtime.stall_timeout_s,
+            reported=spec.reported,
+            store=store,
+        )
+        if worker.version > scheduler.version:
+            driver.publish(worker.version)
+        return driver
+
+    def _episodes(
+        self,
+        spec: RolloutSpec,
+        node: Node,
+        engine: GenerateBackend,
+        tokenizer: Tokenizer,
+        store: PayloadStore,
+    ) -> EpisodeEngine:
+        turns, observed = node.attr("max_turns"), node.attr("max_observation_tokens")
+        assert isinstance(turns, int)
+        assert isinstance(observed, int)
+        seed, purpose = self._config.seed, f"{spec.purpose}/episode"
+
+        def seed_of(group: GroupId) -> int:
+            return derive_seed(seed, purpose, group)
+
+        return EpisodeEngine(
+            engine=engine,
+            environments=self._environment(role_of(node)),
+            tokenizer=tokenizer,
+            item_of=lambda sample: store[sample].item,
+            seed_of=seed_of,
+            max_turns=turns,
+            max_length=self._max_length,
+            max_observation_tokens=observed,
+            needs_states=spec.needs_states,
+        )
+
+    def _environment(self, role: RoleName) -> EnvironmentPool:
+        """The environment of a role, opened when it is first needed."""
+        if role not in self._environments:
+            config = self._config.roles[role]
+            plugin = require(config.backend, Service.ENVIRONMENT, role)
+            context = EnvironmentContext(
+                role=role,
+                environment=config.environment or "",
+                options=dict(config.options),
+                seed=derive_seed(self._config.seed, "environment", role),
+                timeout_s=config.timeout_s,
+            )
+            self._environments[role] = EnvironmentPool(plugin.open_environment, context)
+        return self._environments[role]
+
+    def close(self) -> None:
+        """Ends every environment; idempotent."""
+        with ExitStack() as stack:
+            for pool in self._environments.values():
+                stack.callback(pool.close)
+            self._environments.clear()

@@ -1,0 +1,99 @@
+"""The scorer processes of a run: one pool for each reward role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from flowrl.config.schema import RunConfig
+from flowrl.graph import Graph, Op
+from flowrl.ids import RoleName
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.rollout_parts import RolloutPart, is_rule_score
+from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.workers import open_scoring
+
+__all__ = ["OpenScorers"]
+
+_VERIFIER = RoleName("verify")
+"""What scores samples where no workflow has a scoring role but the config has rewards."""
+
+
+class OpenScorers:
+    """Opened once a run; `open` -> `of_rollout`, `of_evaluation` -> `close`."""
+
+    def __init__(self, config: RunConfig, graphs: Sequence[Graph]) -> None:
+        self._config = config
+        scores = [node for graph in graphs for node in graph.of_op(Op.SCORE) if is_rule_score(node)]
+        self._roles = tuple(dict.fromkeys(role_of(node) for node in scores))
+        self._last = scores[-1] if scores else None
+        self._pools: dict[RoleName, ScoringPool] = {}
+
+    def open(self) -> None:
+        """Starts every process."""
+        for role in self._roles:
+            self._open(role, self._config.roles[role].backend)
+        if self._config.rewards.terms and not self._of_config():
+            self._open(_VERIFIER, _VERIFIER)
+
+    def _open(self, role: RoleName, backend: str) -> None:
+        config = self._config.rewards
+        terms, _ = self._config.terms_of(role)
+        self._pools[role] = open_scoring(
+            backend,
+            role,
+            tuple(term.model_dump(mode="json") for term in terms),
+            timeout_s=config.timeout_s,
+            workers=config.workers,
+        )
+
+    def _of_config(self) -> RoleName | None:
+        """A role that scores with `rewards.terms`, the last one that does."""
+        found = [
+            role
+            for role in self._pools
+            if role not in self._config.roles or self._config.roles[role].terms is None
+        ]
+        return found[-1] if found else None
+
+    def of_rollout(self, part: RolloutPart) -> dict[RoleName, ScoringPool]:
+        """What scores a rollout's samples.
+
+        Where its program does not score it by rules, `rewards.terms` are told all the same, of what
+        is drawn: an environment's word on an episode is enough.
+        """
+        roles = dict.fromkeys(role_of(node) for node in part.scorers)
+        if roles:
+            return {role: self._pools[role] for role in roles}
+        return {} if part.node.op is Op.INTERACT else self._observing()
+
+    def _observing(self) -> dict[RoleName, ScoringPool]:
+        role = self._of_config()
+        return {} if role is None else {role: self._pools[role]}
+
+    def of_evaluation(self, parts: Sequence[RolloutPart]) -> dict[RoleName, ScoringPool]:
+        """What scores held-out samples.
+
+        Args:
+            parts: Rollouts of the evaluated policy in the last stage, in order.
+        """
+        scored = [part for part in parts if part.scorers]
+        if scored:
+            return self.of_rollout(scored[-1])
+        observing = self._observing()
+        if observing or self._last is None:
+            return observing
+        role = role_of(self._last)
+        return {role: self._pools[role]}
+
+    def close(self) -> None:
+        """Ends every process; idempotent."""
+        with ExitStack() as stack:
+            for pool in self._pools.values():
+                stack.callback(pool.close)
+            self._pools.clear()
+
+    @property
+    def pools(self) -> Mapping[RoleName, ScoringPool]:
+        """All that are open, by role."""
+        return self._pools

@@ -1,0 +1,182 @@
+"""Makes a stage of what a run has open: sources, rollouts, batch program, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.backend.batch import Ints
+from flowrl.compiler import CompiledStage, sampling_of
+from flowrl.config.schema import RunConfig
+from flowrl.data import PromptCursor, PromptItem
+from flowrl.graph import Node, Op
+from flowrl.ids import NodeId
+from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.judge import group_judge
+from flowrl.runtime.materials import Materials
+from flowrl.runtime.open_policies import OpenPolicies
+from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
+from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.residency import Residency
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.sources import Responses, Source
+from flowrl.runtime.stage import OpenRollout, Stage, part_of
+from flowrl.runtime.step_report import StepReport, told_score
+from flowrl.specs import AdvantageSpec, Sampling
+
+__all__ = ["StageMaker", "rollout_spec"]
+
+State = Mapping[str, object]
+
+
+def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutSpec:
+    """How a rollout of a graph is driven."""
+    group_size = part.player.attr("n")
+    assert isinstance(group_size, int)  # lowering fills it
+    told = told_score(parts, part.node.id)
+    by_turns = any(
+        isinstance(spec := node.attr("spec"), AdvantageSpec) and "turns" in spec.needs
+        for node in parts.graph.of_op(Op.ADVANTAGE)
+        if parts.origin(node.id) == part.node.id
+    )
+    return RolloutSpec(
+        role=role_of(part.player),
+        episodes=part.node if part.node.op is Op.INTERACT else None,
+        sampling=sampling_of_rollout(part),
+        group_size=group_size,
+        purpose=purpose,
+        reported=role_of(told) if told is not None and _scores_samples(told) else None,
+        needs_states=by_turns,
+    )
+
+
+def _scores_samples(node: Node) -> bool:
+    """Whether a score is there as soon as its sample is finished."""
+    return node.op is Op.INTERACT or is_rule_score(node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMaker:
+    """What a run has open, for the stages that it makes of it."""
+
+    config: RunConfig
+    materials: Materials
+    policies: OpenPolicies
+    scorers: OpenScorers
+    drivers: DriverMaker
+    failures: FailureBudget
+    beat: Callable[[], None]
+
+    def make(self, stage: CompiledStage, state: State | None) -> Stage:
+        """A stage at its beginning, or where a checkpoint's state says.
+
+        Raises:
+            CheckpointError: the state is of other data.
+        """
+        parts = GraphParts(stage.graph)
+        residency = Residency(stage.plan, self.policies.workers)
+        program = self._program(stage, parts, residency)
+        if state is not None:
+            program.restore(part_of(state, "kl_coefficients"))
+        return Stage(
+            program=program,
+            sources=self._sources(stage, state),
+            rollouts=[
+                self._rollout(stage, program, part, residency, state) for part in parts.rollouts
+            ],
+            failures=self.failures,
+            report=StepReport(stage.name, parts, self.policies.use.policy),
+        )
+
+    def _program(
+        self, stage: CompiledStage, parts: GraphParts, residency: Residency
+    ) -> BatchProgram:
+        # Likelihoods of examples are of the model as it is, whatever its rollouts' temperature.
+        plain = replace(sampling_of(stage.config), temperature=1.0)
+        samplings: dict[NodeId, Sampling] = {node.id: plain for node in parts.sources}
+        samplings |= {part.node.id: sampling_of_rollout(part) for part in parts.rollouts}
+        surroundings = Surroundings(
+            policies=self.policies.workers,
+            publish=self.policies.publish,
+            refresh=self.policies.refresh,
+            before=residency.switch,
+            beat=self.beat,
+        )
+        return BatchProgram(parts, stage.plan, surroundings, samplings)
+
+    def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
+        nodes = stage.graph.of_op(Op.SOURCE)
+        written = None if state is None else part_of(state, "cursors")
+        return [
+            self._source(
+                stage,
+                node,
+                # One source has the stream that it had before there could be several.
+                (stage.name,) if len(nodes) == 1 else (stage.name, node.id),
+                None if written is None else part_of(written, node.id),
+            )
+            for node in nodes
+        ]
+
+    def _source(
+        self, stage: CompiledStage, node: Node, names: tuple[str, ...], state: State | None
+    ) -> Source:
+        materials, curriculum = self.materials, self.config.data.curriculum
+        prompts = materials.train
+        responses: Responses | None = None
+        match node.attr("data"):
+            case "examples":
+                prompts, responses, curriculum = materials.examples, self._solution, None
+            case "pairs":
+                prompts, responses, curriculum = materials.pair_prompts, self._pair, None
+        if state is not None:
+            cursor = PromptCursor.from_json(state, prompts, curriculum)
+        else:
+            seed = derive_seed(self.config.seed, "data", *names)
+            cursor = PromptCursor(prompts, seed, curriculum=curriculum)
+        return Source(
+            node=node.id,
+            cursor=cursor,
+            num=stage.config.train.prompts_per_step,
+            responses=responses,
+            pairs=node.attr("data") == "pairs",
+        )
+
+    def _solution(self, item: PromptItem) -> Sequence[Ints]:
+        assert self.materials.solutions is not None
+        return (self.materials.solutions.of(item),)
+
+    def _pair(self, item: PromptItem) -> Sequence[Ints]:
+        assert self.materials.pairs is not None
+        return self.materials.pairs.of(item)
+
+    def _rollout(
+        self,
+        stage: CompiledStage,
+        program: BatchProgram,
+        part: RolloutPart,
+        residency: Residency,
+        state: State | None,
+    ) -> OpenRollout:
+        several = len(program.parts.rollouts) > 1
+        purpose = f"rollout/{stage.name}/{part.node.id}" if several else f"rollout/{stage.name}"
+        spec = rollout_spec(program.parts, part, purpose)
+        judge = group_judge(program.parts, part, program.run_node)
+        if state is None:
+            settings = SchedulerSettings(
+                group_size=spec.group_size,
+                max_staleness=stage.config.train.max_staleness,
+                judges_groups=judge is not None,
+            )
+            scheduler = RolloutScheduler(settings)
+        else:
+            written = part_of(part_of(state, "schedulers"), part.node.id)
+            scheduler = RolloutScheduler.from_json(dict(written))
+        driver: RolloutDriver = self.drivers.make(
+            spec, scheduler, self.scorers.of_rollout(part), judge
+        )
+        return OpenRollout(part=part, driver=driver, begin=lambda: residency.switch(part.player.id))

@@ -1,0 +1,215 @@
+"""Which part of a graph happens sample by sample, and which on whole batches.
+
+The streaming part of a rollout is what its driver does while others of its samples still run: draw,
+score by rule, judge groups by filters that read such scores. Everything else works on sets of
+samples, node by node (`flowrl.runtime.batch_program`).
+
+Which samples a rollout hands over follows from what the batch part reads:
+
+- one set, the rollout's own or that of a filter: the samples of this set alone;
+- several, as where a program logs the scores before a filter: all samples (`whole`), and the
+  filters run once more, on the batch, to make their sets of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.ids import NodeId
+from flowrl.specs import MapSpec
+
+__all__ = ["GraphParts", "RolloutPart", "is_rule_score", "score_source"]
+
+_ROLLOUTS = (Op.GENERATE, Op.INTERACT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPart:
+    """One rollout.
+
+    Attributes:
+        node: The `generate` or `interact` whose samples they are.
+        player: The `generate` that draws tokens: `node`, or the one of its region.
+        source: The prompts that are answered.
+        scorers: Rule scores of its samples, in order.
+        filters: Filters that judge its groups, in order.
+        ends: Those of `filters` whose sets are read; a group that none of them keeps is filtered.
+        maps: Maps that `filters` read, in order.
+        kept: The set that is handed over.
+        whole: Whether filtered samples are in it too.
+    """
+
+    node: Node
+    player: Node
+    source: NodeId
+    scorers: tuple[Node, ...]
+    filters: tuple[Node, ...]
+    ends: tuple[Node, ...]
+    maps: tuple[Node, ...]
+    kept: NodeId
+    whole: bool
+
+
+class GraphParts:
+    """A lowered graph, taken apart.
+
+    Attributes:
+        graph: The graph.
+        made: For each node, the node that made the set of samples that it speaks of.
+        rollouts: In order.
+        sources: Nodes of data whose samples are learned from as they are.
+        batch: Nodes that run on whole sets, in order.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: Mapping[NodeId, NodeId] = {
+            NodeId(node): NodeId(maker) for node, maker in sample_sets(graph).items()
+        }
+        self._by_id = {node.id: node for node in graph.nodes}
+        self._streams: dict[NodeId, bool] = {}
+        self._origins: dict[NodeId, NodeId] = {}
+        for node in graph.nodes:
+            self._origins[node.id] = self._origin_of(node)
+        for node in graph.nodes:
+            self._streams[node.id] = self._is_streaming(node)
+        filters = [n for n in graph.of_op(Op.FILTER) if self._streams[n.id]]
+        judged = self._maps_before(filters)
+        read = self._sets_read(filters, judged)
+        self.rollouts = tuple(
+            self._part(node, filters, judged, read)
+            for node in graph.of_op(*_ROLLOUTS)
+            if node.op is Op.INTERACT or node.region is None
+        )
+        self.sources = tuple(
+            node for node in graph.of_op(Op.SOURCE) if node.attr("data") != "prompts"
+        )
+        self.batch = self._batch_nodes(filters)
+
+    def origin(self, node: NodeId) -> NodeId:
+        """The rollout or the source that a node's samples come from."""
+        return self._origins[node]
+
+    def _origin_of(self, node: Node) -> NodeId:
+        maker = self._by_id[self.made[node.id]]
+        if maker.op not in (Op.FILTER, Op.SELECT):
+            return maker.id
+        edge = self.graph.feeding(maker.id, "rollout")
+        assert edge is not None  # the verifier of graphs proves it
+        return self._origins[edge.src]
+
+    # -- what streams ------------------------------------------------------------------------
+
+    def _is_streaming(self, node: Node) -> bool:
+        """Whether what a node gives of a group is known as soon as the group is scored."""
+        if node.op in _ROLLOUTS or is_rule_score(node):
+            return True
+        spec = node.attr("spec")
+        if node.op is not Op.FILTER and not (isinstance(spec, MapSpec) and spec.per_sample):
+            return False
+        reads = [edge.src for edge in self.graph.in_edges(node.id)]
+        return all(self._streams.get(source, False) for source in reads) and (
+            len({self._origins[source] for source in reads}) == 1
+        )
+
+    def _maps_before(self, filters: list[Node]) -> set[NodeId]:
+        """The maps that streaming filters read, directly or through other maps."""
+        found: set[NodeId] = set()
+        waiting = [node.id for node in filters]
+        while waiting:
+            for edge in self.graph.in_edges(waiting.pop()):
+                if self._by_id[edge.src].op is Op.MAP and edge.src not in found:
+                    found.add(edge.src)
+                    waiting.append(edge.src)
+        return found
+
+    def _sets_read(self, filters: list[Node], judged: set[NodeId]) -> set[NodeId]:
+        """Sets that something other than the judging of groups reads."""
+        judging = {node.id for node in filters} | judged
+        return {
+            self.made[edge.src]
+            for edge in self.graph.edges
+            if not edge.carried
+            and edge.dst not in judging
+            and not is_rule_score(self._by_id[edge.dst])
+            and self._by_id[edge.dst].region is None
+        }
+
+    def _part(
+        self, node: Node, filters: list[Node], judged: set[NodeId], read: set[NodeId]
+    ) -> RolloutPart:
+        prompts = self.graph.feeding(node.id, "prompts")
+        assert prompts is not None  # the verifier of graphs proves it
+        mine = [f for f in filters if self._origins[f.id] == node.id]
+        ends = tuple(f for f in mine if f.id in read)
+        sets = [set_ for set_ in (node.id, *(f.id for f in mine)) if set_ in read]
+        kept = sets[0] if len(sets) == 1 else node.id
+        on_way = {f for end in ends for f in self.chain(end)}
+        maps = {m for f in on_way for m in self._maps_before([self._by_id[f]])}
+        return RolloutPart(
+            node=node,
+            player=self._player(node),
+            source=prompts.src,
+            scorers=tuple(
+                score
+                for score in self.graph.of_op(Op.SCORE)
+                if is_rule_score(score) and self._origins[score.id] == node.id
+            ),
+            filters=tuple(f for f in mine if f.id in on_way),
+            ends=ends,
+            maps=tuple(m for m in self.graph.of_op(Op.MAP) if m.id in maps & judged),
+            kept=kept,
+            whole=len(sets) > 1,
+        )
+
+    def _player(self, node: Node) -> Node:
+        if node.op is Op.GENERATE:
+            return node
+        (player,) = (g for g in self.graph.of_op(Op.GENERATE) if g.region == node.region)
+        return player
+
+    def chain(self, node: Node) -> tuple[NodeId, ...]:
+        """A filter and those before it whose set it reads, last first."""
+        chain = [node.id]
+        while True:
+            edge = self.graph.feeding(chain[-1], "rollout")
+            assert edge is not None  # the verifier of graphs proves it
+            if self._by_id[edge.src].op is not Op.FILTER:
+                return tuple(chain)
+            chain.append(edge.src)
+
+    # -- what is left for whole batches ------------------------------------------------------
+
+    def _batch_nodes(self, filters: list[Node]) -> tuple[Node, ...]:
+        """Nodes whose set is handed over, or made of such a set, in order."""
+        there = {part.kept for part in self.rollouts} | {node.id for node in self.sources}
+        whole = {part.node.id for part in self.rollouts if part.whole}
+        judging = {node.id for node in filters if self._origins[node.id] not in whole}
+        nodes = []
+        for node in self.graph.nodes:
+            if node.op in (Op.SOURCE, *_ROLLOUTS) or node.id in judging:
+                continue
+            reads = [e.src for e in self.graph.in_edges(node.id) if not e.carried]
+            if all(self.made[source] in there for source in reads):
+                nodes.append(node)
+                there.add(self.made[node.id])
+        return tuple(nodes)
+
+
+def is_rule_score(node: Node) -> bool:
+    """Whether a node scores text by rules, sample by sample, and not with a model."""
+    return node.op is Op.SCORE and node.attr("by") != "model"
+
+
+def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Node | None:
+    """The node whose scores an argument reads, seen through filters and selections."""
+    while True:
+        edge = graph.feeding(node_id, argument)
+        if edge is None:
+            return None
+        node = graph.node(edge.src)
+        if node.op not in (Op.FILTER, Op.SELECT):
+            return node
+        node_id, argument = node.id, "scores"

@@ -1,0 +1,358 @@
+"""What a step says of itself: its row of metrics.jsonl and its rows of samples.jsonl.
+
+The numbers of a row speak of the stage's main policy and of the rollout that it learns from. Those
+of other roles and rollouts stand beside them, behind their name: `critic/loss`,
+`actor.generate.2/reward_mean`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flowrl.backend.protocols import OptimizerStep
+from flowrl.data import PromptItem
+from flowrl.graph import Node, Op
+from flowrl.ids import NodeId, RoleName, SampleId
+from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.runtime.payloads import Payload
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, score_source
+from flowrl.runtime.rollouts import Collected
+from flowrl.runtime.sample_set import StepBatch
+from flowrl.specs import FilterSpec, FinishReason, Spec
+
+__all__ = ["Drawn", "StepReport", "StepResult", "told_score"]
+
+_FIRST_UPDATE = "mismatch/"
+"""Metrics that mean something before the step's weights have changed, so of its first update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step did: a row of metrics.jsonl and its rows of samples.jsonl."""
+
+    metrics: StepMetrics
+    samples: Sequence[SampleRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One rollout of a step.
+
+    Attributes:
+        items: Prompts offered, in order.
+        version: Weights that it began with.
+    """
+
+    part: RolloutPart
+    items: Sequence[PromptItem]
+    collected: Collected
+    version: int
+
+
+def told_score(parts: GraphParts, rollout: NodeId) -> Node | None:
+    """The node whose score is told of a rollout's samples: what its advantage reads, or the first.
+
+    None where nothing scores them.
+    """
+    for advantage in parts.graph.of_op(Op.ADVANTAGE):
+        for argument in ("scores", "baseline"):
+            source = score_source(parts.graph, advantage.id, argument)
+            if source is not None and parts.origin(source.id) == rollout:
+                return source
+    scores = parts.graph.of_op(Op.SCORE, Op.INTERACT)
+    return next((node for node in scores if parts.origin(node.id) == rollout), None)
+
+
+class StepReport:
+    """Makes the rows of a stage's steps.
+
+    Args:
+        stage: Its name.
+        parts: Its graph.
+        policy: The role that the row speaks of, if this stage updates it; otherwise it is the one
+            that it updates last.
+
+    Attributes:
+        main: The rollout, or the source, that this role learns from.
+    """
+
+    def __init__(self, stage: str, parts: GraphParts, policy: RoleName | None) -> None:
+        self._stage = stage
+        self._parts = parts
+        updates = parts.graph.of_op(Op.UPDATE)
+        trained = [role_of(node) for node in updates]
+        self._role = policy if policy in trained else trained[-1]
+        own = [node for node in updates if node.role == self._role]
+        origins = [parts.origin(node.id) for node in own]
+        rollouts = {part.node.id for part in parts.rollouts}
+        self.main = next((node for node in origins if node in rollouts), origins[-1])
+        self._own_sets = tuple(dict.fromkeys(parts.made[node.id] for node in own))
+        self._read_sets = {
+            part.node.id: [
+                made
+                for node in updates
+                if parts.origin(made := parts.made[node.id]) == part.node.id
+            ]
+            for part in parts.rollouts
+        }
+        self._told = {
+            part.node.id: node
+            for part in parts.rollouts
+            if (node := told_score(parts, part.node.id)) is not None
+            and node.op is not Op.INTERACT
+            and not is_rule_score(node)
+        }
+        self._coefficients: dict[NodeId, str] = {}
+        for node in updates:
+            prefix = self._prefix(role_of(node))
+            taken = f"{prefix}kl_coefficient" in self._coefficients.values()
+            name = f"{node.id}/kl_coefficient" if taken else f"{prefix}kl_coefficient"
+            self._coefficients[node.id] = name
+
+    def tell_scores(self, step: StepBatch, drawn: Sequence[Drawn]) -> None:
+        """Gives samples the score that a model or a map made, which came after their collection."""
+        for one in drawn:
+            node = self._told.get(one.part.node.id)
+            if node is None:
+                continue
+            values = step.values.get((node.id, "score"))
+            if values is not None:
+                payloads = step.sets[self._parts.made[node.id]].payloads
+                for payload, score in zip(payloads, values.tolist(), strict=True):
+                    payload.score = score
+                continue
+            judging = next((f.id for f in one.part.filters if self._reads(f.id, node.id)), None)
+            for _, payload in _scored(one.collected):
+                payload.score = None if judging is None else payload.judged.get(judging)
+
+    def _reads(self, judging: NodeId, node: NodeId) -> bool:
+        source = score_source(self._parts.graph, judging)
+        return source is not None and source.id == node
+
+    def result(self, step: StepBatch, drawn: Sequence[Drawn], started: float) -> StepResult:
+        """The step's rows.
+
+        Args:
+            started: When it began, by the monotonic clock.
+        """
+        ends = {one.part.node.id: self._ends(step, one) for one in drawn}
+        metrics = StepMetrics(
+            stage=self._stage,
+            step=step.number,
+            num_samples=sum(len(step.sets[s]) for s in self._own_sets if s in step.sets),
+            wall_s=time.monotonic() - started,
+            seconds={**_seconds(drawn), **step.seconds},
+        )
+        metrics = self._with_samples(metrics, step, drawn, ends)
+        metrics = self._with_updates(metrics, step)
+        rows = [
+            row for one in drawn for row in self._rows(step.number, one, ends[one.part.node.id])
+        ]
+        return StepResult(metrics=metrics, samples=rows)
+
+    # -- samples -----------------------------------------------------------------------------
+
+    def _ends(self, step: StepBatch, one: Drawn) -> list[_Ended]:
+        """Every sample of a rollout and its end: consumed ones first, then filtered, then dropped.
+
+        A sample is consumed where an update reads a set that it is in; one of a rollout that no
+        update reads (a baseline) where it was delivered.
+        """
+        part, collected = one.part, one.collected
+        read = self._read_sets[part.node.id]
+        delivered = [(s, p) for _, members in collected.groups for s, p in members]
+        dropped = [(s, p, "dropped", reason) for s, p, reason in collected.dropped]
+        if not part.whole and set(read) <= {part.kept}:
+            consumed = [(s, p, "consumed", "") for s, p in delivered]
+            filtered = [(s, p, "filtered", reason) for s, p, reason in collected.filtered]
+            return [*consumed, *filtered, *dropped]
+        used = {s for name in read if name in step.sets for s in step.sets[name].sequences.samples}
+        if not read:
+            used = {sample for sample, _ in delivered}
+        reasons = {sample: reason for sample, _, reason in collected.filtered}
+        everything = [*delivered, *((s, p) for s, p, _ in collected.filtered)]
+        removed = self._removed(step, part)
+        consumed = [(s, p, "consumed", "") for s, p in everything if s in used]
+        filtered = [
+            (s, p, "filtered", removed.get(s) or reasons.get(s, ""))
+            for s, p in everything
+            if s not in used
+        ]
+        return [*consumed, *filtered, *dropped]
+
+    def _removed(self, step: StepBatch, part: RolloutPart) -> dict[SampleId, str]:
+        """Samples that a filter or a selection of the batch part took out, with its reason."""
+        found: dict[SampleId, str] = {}
+        for node in self._parts.batch:
+            if node.op not in (Op.FILTER, Op.SELECT) or self._parts.origin(node.id) != part.node.id:
+                continue
+            edge = self._parts.graph.feeding(node.id, "rollout")
+            assert edge is not None  # the verifier of graphs proves it
+            before = step.sets.get(self._parts.made[edge.src])
+            after = step.sets.get(node.id)
+            if before is None or after is None:
+                continue
+            stays = set(after.sequences.samples)
+            spec = node.attr("spec")
+            assert isinstance(spec, Spec)
+            reason = spec.reason if isinstance(spec, FilterSpec) else spec.kind
+            for sample in before.sequences.samples:
+                if sample not in stays:
+                    found.setdefault(sample, reason)
+        return found
+
+    def _rows(self, number: int, one: Drawn, ends: Sequence[_Ended]) -> Iterator[SampleRow]:
+        for sample, payload, end, reason in ends:
+            yield SampleRow(
+                stage=self._stage,
+                step=number,
+                rollout=one.part.node.id,
+                sample=sample,
+                prompt=payload.item.prompt,
+                response=payload.text,
+                answer=payload.item.row.answer,
+                score=payload.score,
+                terms=payload.terms,
+                num_tokens=payload.num_drawn,
+                finish=payload.finish or "",
+                versions=payload.versions,
+                end=end,
+                reason=reason,
+            )
+
+    def _with_samples(
+        self,
+        metrics: StepMetrics,
+        step: StepBatch,
+        drawn: Sequence[Drawn],
+        ends: Mapping[NodeId, Sequence[_Ended]],
+    ) -> StepMetrics:
+        """The row with rewards and lengths of all scored samples, filtered ones too."""
+        extra = dict(step.logged)
+        if step.skipped:
+            extra["skipped_nodes"] = float(len(step.skipped))
+        num_tokens = 0
+        for one in drawn:
+            node = one.part.node.id
+            numbers = _sample_numbers([payload for _, payload in _scored(one.collected)])
+            num_tokens += int(numbers.pop("num_tokens", 0))
+            if node == self.main:
+                removed = {p.item.group for _, p, end, _ in ends[node] if end == "filtered"}
+                stays = {p.item.group for _, p, end, _ in ends[node] if end == "consumed"}
+                metrics = replace(
+                    metrics,
+                    version=one.version,
+                    filtered_groups=len(removed - stays),
+                    **numbers,  # type: ignore[arg-type]
+                )
+            else:
+                extra |= {f"{node}/{name}": float(value) for name, value in numbers.items()}
+        if not drawn:
+            lengths = step.sets[self.main].sequences.response_lengths
+            num_tokens = int(lengths.sum())
+            metrics = replace(
+                metrics, length_mean=float(lengths.mean()), length_max=int(lengths.max())
+            )
+        return replace(
+            metrics,
+            num_tokens=num_tokens,
+            dropped_samples=sum(len(one.collected.dropped) for one in drawn),
+            extra=extra,
+        )
+
+    # -- updates -----------------------------------------------------------------------------
+
+    def _prefix(self, role: RoleName) -> str:
+        return "" if role == self._role else f"{role}/"
+
+    def _with_updates(self, metrics: StepMetrics, step: StepBatch) -> StepMetrics:
+        """The row with means over the step's updates; the learning rate is of the last."""
+        extra = dict(metrics.extra)
+        by_role: dict[RoleName, list[OptimizerStep]] = {}
+        for node, updates in step.updates.items():
+            by_role.setdefault(role_of(self._parts.graph.node(node)), []).extend(updates)
+        for node, coefficient in step.kl_coefficients.items():
+            extra[self._coefficients[node]] = coefficient
+        for role, updates in by_role.items():
+            if not updates:
+                continue
+            numbers = _update_numbers(updates)
+            if role == self._role:
+                own = {name: numbers.pop(name) for name in _OWN_FIELDS if name in numbers}
+                skipped = sum(update.skipped for update in updates)
+                metrics = replace(metrics, skipped_updates=skipped, **own)  # type: ignore[arg-type]
+            elif any(update.skipped for update in updates):
+                numbers["skipped_updates"] = float(sum(update.skipped for update in updates))
+            extra |= {f"{self._prefix(role)}{name}": value for name, value in numbers.items()}
+        return replace(metrics, extra=extra)
+
+
+_Ended = tuple[SampleId, Payload, str, str]
+"""A sample, its end, and the reason of that."""
+
+_OWN_FIELDS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "kl",
+    "clip_fraction_low",
+    "clip_fraction_high",
+)
+"""Numbers of updates that a row has a field of its own for."""
+
+
+def _scored(collected: Collected) -> list[tuple[SampleId, Payload]]:
+    """Delivered samples, then filtered ones."""
+    kept = [row for _, members in collected.groups for row in members]
+    return kept + [(sample, payload) for sample, payload, _ in collected.filtered]
+
+
+def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
+    """Rewards and lengths of samples; rewards only where they have any."""
+    if not payloads:
+        return {}
+    lengths = np.array([payload.num_drawn for payload in payloads])
+    truncated = sum(payload.finish is FinishReason.LENGTH for payload in payloads)
+    numbers: dict[str, float | int] = {
+        "num_tokens": int(lengths.sum()),
+        "length_mean": float(lengths.mean()),
+        "length_max": int(lengths.max()),
+        "truncated": truncated / len(payloads),
+    }
+    scores = np.array([p.score for p in payloads if p.score is not None], np.float64)
+    if len(scores):
+        numbers |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std())}
+    return numbers
+
+
+def _update_numbers(updates: Sequence[OptimizerStep]) -> dict[str, float]:
+    """Means over updates, by name; of the mismatch those of the first update that has them."""
+    named: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+    for update in updates:
+        for name, value in update.metrics.items():
+            if name.startswith(_FIRST_UPDATE):
+                first.setdefault(name, value)
+            else:
+                named.setdefault(name, []).append(value)
+    return {
+        "loss": float(np.mean([update.loss for update in updates])),
+        "grad_norm": float(np.mean([update.grad_norm for update in updates])),
+        "learning_rate": updates[-1].learning_rate,
+        **{name: float(np.mean(values)) for name, values in named.items()},
+        **first,
+    }
+
+
+def _seconds(drawn: Sequence[Drawn]) -> dict[str, float]:
+    if not drawn:
+        return {}
+    return {
+        "generate": sum(one.collected.seconds.generate for one in drawn),
+        "score": sum(one.collected.seconds.score_wait for one in drawn),
+    }
