@@ -168,12 +168,15 @@ class StageConfig(Section):
         workflow: A registered name (`sft`, `grpo`), `FILE.py` or `FILE.py:NAME`; by
             default the stage's own name.
         args: Keyword arguments of the workflow function that are not roles.
+        bind: Roles that play parts of other names: `{actor: teacher}` runs the workflow with the
+            role `teacher` as its `actor`.
     """
 
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
     stop: StopConfig | None = None
     args: Args = Field(default_factory=dict)
+    bind: dict[str, str] = Field(default_factory=dict)
 
 
 class FreshModel(Section):
@@ -360,6 +363,7 @@ class RunConfig(Section):
     workflow: str | None = None
     train: TrainConfig = TrainConfig()
     args: Args = Field(default_factory=dict)
+    bind: dict[str, str] = Field(default_factory=dict)
     stop: StopConfig | None = None
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
     data: DataConfig
@@ -387,7 +391,13 @@ class RunConfig(Section):
         """What stage `name` runs; the last stage's comes from the keys at the top."""
         if name != self.stages[-1]:
             return self.stage.get(name, StageConfig())
-        return StageConfig(workflow=self.workflow, train=self.train, stop=self.stop, args=self.args)
+        return StageConfig(
+            workflow=self.workflow,
+            train=self.train,
+            stop=self.stop,
+            args=self.args,
+            bind=self.bind,
+        )
 
     def terms_of(self, role: str) -> tuple[tuple[RewardTerm, ...], str]:
         """The reward terms that `role` scores with, and the key that they stand under."""

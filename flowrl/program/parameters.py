@@ -51,10 +51,17 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleParameter:
-    """A role: what the config must say something about."""
+    """A role: what the config must say something about.
+
+    Attributes:
+        name: Of the role in the config.
+        kind: What it does.
+        parameter: Of the function; the same, unless the workflow is bound to other roles.
+    """
 
     name: RoleName
     kind: RoleKind
+    parameter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +127,8 @@ def read_parameters(
     for parameter in inspect.signature(function).parameters.values():
         kind = _annotation(function, parameter, hints, where)
         if kind in _ROLES:
-            roles.append(RoleParameter(name=RoleName(parameter.name), kind=kind))
+            role = RoleName(parameter.name)
+            roles.append(RoleParameter(name=role, kind=kind, parameter=role))
         elif kind in _DATA:
             data.append(DataParameter(name=parameter.name, kind=kind))
         else:
@@ -241,15 +249,15 @@ def bind_arguments(
 
 
 def bind_roles(
-    workflow: str, roles: tuple[RoleParameter, ...], given: Mapping[str, str]
-) -> dict[RoleName, RoleName]:
-    """The role of the config that plays each role of a workflow: its own name, or the one given.
+    workflow: str, roles: tuple[RoleParameter, ...], players: Mapping[str, str]
+) -> tuple[RoleParameter, ...]:
+    """Roles under the names that `players` gives them, by parameter; the others keep theirs.
 
     Raises:
-        ConfigError: a role that the workflow does not have (with the nearest), or one for two.
+        ConfigError: a parameter that is no role (with the nearest), or one role for two.
     """
-    names = [role.name for role in roles]
-    for name in given:
+    names = [role.parameter for role in roles]
+    for name in players:
         if name not in names:
             raise ConfigError(
                 f"workflow '{workflow}' has no role '{name}'",
@@ -257,14 +265,16 @@ def bind_roles(
                 expected=f"one of {listing(names)}",
                 hint=suggestion(name, names),
             )
-    bound = {name: RoleName(given.get(name, name)) for name in names}
-    for name, player in bound.items():
-        others = [other for other in bound if bound[other] == player and other != name]
-        if others:
+    bound = tuple(
+        replace(role, name=RoleName(players.get(role.parameter, role.name))) for role in roles
+    )
+    for role in bound:
+        same = [other.parameter for other in bound if other.name == role.name]
+        if len(same) > 1:
             raise ConfigError(
                 f"one role plays two of workflow '{workflow}'",
-                where=f"bind.{name if name in given else others[0]}",
-                found=f"{player} for {name} and {', '.join(others)}",
+                where=f"bind.{next(name for name in same if name in players)}",
+                found=f"{role.name} for {' and '.join(same)}",
                 expected="a role of its own for each",
             )
     return bound

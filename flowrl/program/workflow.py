@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import linecache
 import sys
@@ -78,29 +79,37 @@ class Workflow:
     def __repr__(self) -> str:
         return f"<workflow {self.name} ({self.source})>"
 
-    def trace(
-        self, args: Mapping[str, Scalar] | None = None, bind: Mapping[str, str] | None = None
-    ) -> Graph:
+    def bind(self, players: Mapping[str, str]) -> Workflow:
+        """The same workflow, with other names for the roles that play its roles.
+
+        Args:
+            players: Role of the config by parameter, where they differ: `{"actor": "teacher"}`
+                makes a workflow that trains the teacher.
+
+        Raises:
+            ConfigError: a role that it does not have (with the nearest), or one role for two.
+        """
+        bound = copy.copy(self)
+        bound.roles = bind_roles(self.name, self.roles, players)
+        return bound
+
+    def trace(self, args: Mapping[str, Scalar] | None = None) -> Graph:
         """Runs the function on symbolic handles; the graph of what it did, verified.
 
         Args:
             args: Values of its arguments; the others keep their defaults.
-            bind: Names of the roles that play its roles, where they differ from its own:
-                `{"actor": "teacher"}` trains the teacher.
 
         Raises:
-            ConfigError: an argument that the workflow does not take, or of the wrong type; a role
-                that it does not have; one role for two of its roles.
+            ConfigError: an argument that the workflow does not take, or of the wrong type.
             TraceError: the program does what a traced program cannot, or raises; then
                 `user_frames` holds its traceback.
             GraphError: the graph breaks the specification.
         """
         values = bind_arguments(self.name, self.arguments, args or {})
-        names = bind_roles(self.name, self.roles, bind or {})
         with tracing(Tracer(self.name)) as tracer:
             handles: dict[str, object] = dict(values)
             for role in self.roles:
-                handles[role.name] = role.kind(tracer, names[role.name])
+                handles[role.parameter] = role.kind(tracer, role.name)
             for data in self.data:
                 node = tracer.add(
                     Op.SOURCE,
@@ -162,15 +171,16 @@ class Workflow:
                 where=str(user_line()),
                 expected=str(inspect.signature(self.function)),
             ) from None
-        parameters: tuple[RoleParameter | DataParameter, ...] = (*self.roles, *self.data)
-        for wanted in parameters:
-            value = bound.arguments[wanted.name]
-            if not isinstance(value, wanted.kind):
+        roles = [(role.parameter, role.kind) for role in self.roles]
+        data = [(parameter.name, parameter.kind) for parameter in self.data]
+        for name, kind in (*roles, *data):
+            value = bound.arguments[name]
+            if not isinstance(value, kind):
                 raise TraceError(
-                    f"workflow '{self.name}' takes {wanted.kind.kind} as '{wanted.name}'",
+                    f"workflow '{self.name}' takes {kind.kind} as '{name}'",
                     where=str(user_line()),
                     found=repr(value) if isinstance(value, Handle | Role) else f"{value!r}",
-                    expected=f"fl.{wanted.kind.__name__}",
+                    expected=f"fl.{kind.__name__}",
                 )
 
 

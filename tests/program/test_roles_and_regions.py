@@ -227,15 +227,16 @@ def test_only_numbers_are_logged():
 
 
 def test_a_workflow_is_bound_to_other_roles():
-    graph = learn_to_score.trace(bind={"judge": "style"})
+    graph = learn_to_score.bind({"judge": "style"}).trace()
     assert [node.id for node in graph.nodes] == ["pairs", "style.update"]
     assert graph.roles == ("style",)
+    assert learn_to_score.trace().roles == ("judge",)
 
 
 def test_a_binding_of_unknown_or_equal_roles_is_refused():
     with pytest.raises(ConfigError, match="has no role 'jugde'") as caught:
-        learn_to_score.trace(bind={"jugde": "style"})
+        learn_to_score.bind({"jugde": "style"})
     assert caught.value.hint == "did you mean 'judge'?"
     with pytest.raises(ConfigError, match="one role plays two") as caught:
-        ppo.trace(bind={"reference": "actor"})
+        ppo.bind({"reference": "actor"})
     assert caught.value.where == "bind.reference"
