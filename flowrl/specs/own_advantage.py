@@ -51,7 +51,7 @@ class OwnAdvantage(AdvantageSpec):
     kind: ClassVar[str] = "own"
 
     function: str
-    reads: str = ""
+    reads: str = option("")
     per: Per = "sample"
     returns: bool = option(False)
     options: Options = field(default=(), metadata=USER_OPTIONS)

@@ -33,7 +33,7 @@ from flowrl.specs.loss.make import (
     topr,
     vespo,
 )
-from flowrl.specs.loss.own import OwnLoss, OwnPairLoss, OwnValueLoss, own
+from flowrl.specs.loss.own import OwnLoss, OwnPairLoss, OwnScoreLoss, OwnValueLoss, own
 from flowrl.specs.loss.policy import (
     CISPO,
     DPPO,
@@ -67,6 +67,7 @@ __all__ = [
     "LossSpec",
     "OwnLoss",
     "OwnPairLoss",
+    "OwnScoreLoss",
     "OwnValueLoss",
     "PairLoss",
     "PolicyClip",

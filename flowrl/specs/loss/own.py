@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
 from flowrl.specs.function import caller, nearest_hint, reference_of
-from flowrl.specs.loss.base import Aggregation, LossSpec
+from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
 from flowrl.specs.user_options import Options, change_options, declared_options, names_among
 
-__all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnValueLoss", "own"]
+__all__ = ["FIELDS", "OwnLoss", "OwnPairLoss", "OwnScoreLoss", "OwnValueLoss", "own"]
 
 FIELDS = (
     "advantages",
@@ -59,7 +59,7 @@ class OwnLoss(LossSpec):
     kind: ClassVar[str] = "own"
 
     function: str
-    reads: str = ""
+    reads: str = option("")
     aggregation: Aggregation = "token-mean"
     extra: str = option("")
     corrects: bool = option(False)
@@ -103,7 +103,24 @@ class OwnValueLoss(OwnLoss):
     """An own loss of a critic: its function is given values in place of logprobs."""
 
     kind: ClassVar[str] = "own_values"
-    predicts: ClassVar[Literal["logprobs", "values", "scores"]] = "values"
+    predicts: ClassVar[Prediction] = "values"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnScoreLoss(OwnPairLoss):
+    """An own loss of a reward model: its function is given one score a sample, of pairs."""
+
+    kind: ClassVar[str] = "own_scores"
+    predicts: ClassVar[Prediction] = "scores"
+
+
+_KINDS: dict[tuple[Prediction, bool], type[OwnLoss]] = {
+    ("logprobs", False): OwnLoss,
+    ("logprobs", True): OwnPairLoss,
+    ("values", False): OwnValueLoss,
+    ("scores", True): OwnScoreLoss,
+}
+"""By what is predicted, and whether samples come in pairs."""
 
 
 def own(
@@ -113,31 +130,34 @@ def own(
     corrects_behaviour: bool = False,
     proportional: bool = False,
     aggregation: Aggregation = "token-mean",
-    predicts: Literal["logprobs", "values"] = "logprobs",
+    predicts: Prediction = "logprobs",
 ) -> Callable[[Callable[..., Any]], OwnLoss]:
     """Makes a loss of a function `(logprobs [R], batch, *, option=default, ...)`.
 
     The function returns a tensor `[R]`, the loss of each response token, or a `TokenLoss`. Further
     keyword arguments are options. It sees the fields of the batch that it declares, and `samples`
     and `entropy`. Its value at a sample must not depend on other samples, because a mini-batch is
-    cut into micro-batches between samples (between pairs, where it reads `preferred`).
+    cut into micro-batches between samples. A loss that reads `preferred` is one of pairs: it sees
+    `pairs` too, and a mini-batch is cut between those.
 
     Args:
         needs: Fields of the batch that it reads, of `FIELDS`.
         extra: Fields of own maps that it reads, as `batch.extra["name"]`.
         corrects_behaviour: Whether it corrects for samples that an older policy drew, for example
             by a ratio to `behaviour_logprobs`; an asynchronous workflow asks for one that does.
+            A loss of pairs may say so without, if it takes pairs of any policy.
         proportional: Whether value and gradient are 0 at a sample whose advantages all are.
         aggregation: How values of tokens become one number.
-        predicts: What the function is given first: the policy's `logprobs`, or a critic's `values`.
+        predicts: What the function is given first: the policy's `logprobs`, a critic's `values`, or
+            a reward model's `scores` `[S]`, one a sample of a pair.
 
     Raises:
         TraceError: a function that no plan can name, or a declaration that makes no sense.
     """
     if aggregation not in get_args(Aggregation):
         raise _refused("aggregation", aggregation, get_args(Aggregation))
-    if predicts not in ("logprobs", "values"):
-        raise _refused("predicts", predicts, ("logprobs", "values"))
+    if predicts not in get_args(Prediction):
+        raise _refused("predicts", predicts, get_args(Prediction))
     reads = names_among(needs, FIELDS, what="field of a loss")
     extra_names = (extra,) if isinstance(extra, str) else tuple(dict.fromkeys(extra))
     for name in extra_names:
@@ -147,22 +167,24 @@ def own(
                 where=caller(),
                 hint=f"{name} goes into needs=" if name in FIELDS else None,
             )
-    if corrects_behaviour and "behaviour_logprobs" not in reads:
+    pairs = "preferred" in reads
+    if corrects_behaviour and not pairs and "behaviour_logprobs" not in reads:
         raise TraceError(
             "a loss cannot correct for the behaviour policy without its logprobs",
             where=caller(),
             hint='add "behaviour_logprobs" to needs=, or leave corrects_behaviour out',
         )
-    kind: type[OwnLoss] = OwnValueLoss if predicts == "values" else OwnLoss
-    if "preferred" in reads:
-        if predicts == "values":
-            raise TraceError("a critic does not learn from pairs", where=caller())
-        kind = OwnPairLoss
+    kind = _KINDS.get((predicts, pairs))
+    if kind is None:
+        raise TraceError(
+            f"a loss of {predicts} {'cannot be' if pairs else 'is'} one of pairs",
+            where=caller(),
+            hint=f'{"leave" if pairs else "add"} "preferred" {"out of" if pairs else "to"} needs=',
+        )
 
     def make(function: Callable[..., Any]) -> OwnLoss:
         reference = reference_of(function, kind="loss")
-        first = "values" if predicts == "values" else "logprobs"
-        reserved = {"kind", *(f for f in OwnLoss.__dataclass_fields__)}
+        reserved = {"kind", *OwnLoss.__dataclass_fields__}
         return kind(
             function=reference,
             reads=format_list(reads),
@@ -170,7 +192,7 @@ def own(
             extra=format_list(extra_names),
             corrects=corrects_behaviour,
             proportional=proportional,
-            options=declared_options(function, takes=(first, "batch"), reserved=reserved),
+            options=declared_options(function, takes=(predicts, "batch"), reserved=reserved),
         )
 
     return make

@@ -1,0 +1,57 @@
+"""Penalties whose coefficient follows the measured divergence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowrl.algo.kl_coefficient import next_coefficient
+from flowrl.errors import TraceError
+from flowrl.graph.parse import parse_attr
+from flowrl.graph.text import format_attr
+from flowrl.specs import AdaptiveKL, kl
+
+
+def test_a_target_makes_the_coefficient_follow() -> None:
+    spec = kl.k3(0.2, target=0.1, horizon=1000)
+    assert spec.adaptive == AdaptiveKL(initial=0.2, target=0.1, horizon=1000)
+    # 50 % too much counts as 20 %: times 100 / 1000.
+    assert next_coefficient(spec, 0.2, 0.15, 100) == pytest.approx(0.2 * 1.02)
+    # It goes on from where it is, not from where it began.
+    assert next_coefficient(spec, 0.5, 0.09, 1000) == pytest.approx(0.5 * 0.9)
+    wide = kl.k3(0.2, target=0.1, horizon=1000, step_clip=1.0)
+    assert next_coefficient(wide, 0.2, 0.15, 100) == pytest.approx(0.2 * 1.05)
+
+
+def test_without_a_target_it_stays() -> None:
+    assert kl.k1(0.2).adaptive is None
+    assert next_coefficient(kl.k1(0.2), 0.2, 9.0, 100) == 0.2
+
+
+def test_a_divergence_that_is_no_number_steers_nothing() -> None:
+    with pytest.raises(ValueError, match="steers no coefficient"):
+        next_coefficient(kl.k3(0.2, target=0.1), 0.2, float("nan"), 100)
+
+
+def test_an_adaptive_penalty_reads_back_from_its_text() -> None:
+    spec = kl.k2(0.01, target=0.05, horizon=500, clamp_input=20.0)
+    assert parse_attr(format_attr(spec)) == spec
+    assert "target=0.05, horizon=500" in str(spec)
+    assert str(kl.k2(0.01)) == 'kl(estimator="k2", coefficient=0.01)'
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "options", "name"),
+    [
+        (0.0, {"target": 0.1}, "coefficient"),
+        (0.1, {"target": -0.1}, "target"),
+        (0.1, {"target": 0.1, "horizon": 0}, "horizon"),
+    ],
+)
+def test_steering_needs_numbers_above_0(
+    coefficient: float, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(TraceError, match=f"needs a {name} above 0") as caught:
+        kl.k3(coefficient, **options)
+    assert str(caught.value.where).startswith(__file__)

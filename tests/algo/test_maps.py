@@ -1,0 +1,229 @@
+"""Maps from fields to fields: sums, shaping, and the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from flowrl.algo import resolve_map
+from flowrl.algo.maps import MapBatch
+from flowrl.errors import DataError, RewardError, TraceError
+from flowrl.graph.parse import parse_attr
+from flowrl.graph.signatures import map_outputs
+from flowrl.graph.text import format_attr
+from flowrl.specs import (
+    CosineLength,
+    MapSpec,
+    OwnAdvantage,
+    Repetition,
+    ShapingSpec,
+    SoftOverlong,
+    StopProperly,
+    UserMap,
+    WeightedSum,
+    spec_from_json,
+)
+from flowrl.specs.maps import split_key
+from tests.algo import own_functions as own
+
+
+def batch_of(truncated: Any = None, **fields: npt.ArrayLike) -> MapBatch:
+    """Three samples of 3, 1 and 4 tokens, the first of each its prompt."""
+    given = {
+        "score": [1.0, 0.0, 0.25],
+        "tokens": [9, 5, 5, 9, 9, 5, 6, 5],
+        "response_mask": [False, True, True, False, False, True, True, True],
+        **fields,
+    }
+    return MapBatch(
+        fields={name: np.asarray(values) for name, values in given.items()},
+        groups=np.array([0, 0, 1]),
+        offsets=np.array([0, 3, 4, 8]),
+        lengths=np.array([2, 0, 3]),
+        truncated=None if truncated is None else np.asarray(truncated),
+    )
+
+
+def scores(spec: MapSpec, batch: MapBatch) -> list[float]:
+    found = resolve_map(spec)(batch)
+    assert list(found) == ["score"]
+    assert found["score"].dtype == np.float32
+    values: list[float] = found["score"].tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        WeightedSum.of((0.7, -0.3, 1)),
+        SoftOverlong(max_tokens=3, buffer=2),
+        StopProperly(),
+        CosineLength(max_tokens=3, correct_above=0.1),
+        Repetition(ngram=1),
+        own.brief.spec(scale=0.5),
+        own.compared.spec(),
+    ],
+)
+def test_a_map_reads_back_from_its_text_and_its_json(spec: MapSpec) -> None:
+    assert isinstance(spec, MapSpec)
+    assert parse_attr(format_attr(spec)) == spec
+    assert spec_from_json("map", spec.to_json()) == spec
+
+
+def test_maps_and_advantages_of_a_users_own_are_told_apart() -> None:
+    spec = own.doubled.spec()
+    assert isinstance(parse_attr(format_attr(spec)), OwnAdvantage)
+    assert parse_attr(format_attr(own.brief.spec())) == own.brief.spec()
+
+
+def test_what_a_map_reads_and_gives_can_be_asked() -> None:
+    summed = WeightedSum.of((0.7, -0.3, 1))
+    assert summed.factors == (0.7, -0.3, 1.0)
+    assert summed.reads == ("score", "score_2", "score_3")
+    assert summed.per_sample
+    assert own.brief.spec().reads == ("score", "response_mask")
+    assert own.brief.spec().per_sample
+    assert own.compared.spec().gives == (
+        ("gap", "float32", "samples"),
+        ("near", "bool", "tokens"),
+    )
+    assert not own.compared.spec().per_sample
+    assert [str(field) for field in map_outputs(own.compared.spec())] == [
+        "gap: float32/samples",
+        "near: bool/tokens",
+    ]
+    assert Repetition().reads == ("score", "tokens", "response_mask")
+    assert StopProperly().reads_truncated
+    assert not SoftOverlong(max_tokens=1, buffer=1).reads_truncated
+    assert isinstance(StopProperly(), ShapingSpec)
+
+
+def test_keys_name_a_field_and_which_argument_it_is_of() -> None:
+    assert split_key("score") == ("score", 0)
+    assert split_key("score_2") == ("score", 1)
+    assert split_key("response_mask") == ("response_mask", 0)
+    assert split_key("score_1") == ("score_1", 0)
+    assert split_key("_2") == ("_2", 0)
+
+
+def test_scores_are_added_up_by_their_weights() -> None:
+    batch = batch_of(score_2=[2.0, 4.0, -1.0])
+    assert scores(WeightedSum.of((1.0, -0.5)), batch) == [0.0, -2.0, 0.75]
+
+
+def test_shaping_adds_to_scores_or_replaces_them() -> None:
+    batch = batch_of(truncated=[False, False, True])
+    # Lengths 2, 0, 3 with a penalty that grows from 1 to 3.
+    assert scores(SoftOverlong(max_tokens=3, buffer=2), batch) == [0.5, 0.0, -0.75]
+    assert scores(StopProperly(coefficient=0.5), batch) == [1.0, 0.0, 0.125]
+    # 5 5 repeats one of two, 5 6 5 one of three.
+    got = scores(Repetition(ngram=1), batch)
+    assert got == pytest.approx([0.5, 0.0, 0.25 - 1 / 3])
+    got = scores(CosineLength(max_tokens=4), batch)
+    assert got[:2] == pytest.approx([0.75, -1.0])
+    low = scores(CosineLength(max_tokens=4, correct_above=0.2), batch)
+    assert low[2] > 0.5 > got[2]
+
+
+def test_a_map_that_must_know_what_was_cut_off_says_so() -> None:
+    with pytest.raises(DataError, match="which responses were cut off"):
+        resolve_map(StopProperly())(batch_of())
+
+
+def test_a_sum_that_is_not_finite_is_no_score() -> None:
+    with pytest.raises(RewardError, match="not finite") as caught:
+        resolve_map(WeightedSum.of((1.0,)))(batch_of(score=[1.0, np.nan, 0.0]))
+    assert caught.value.where == "sample 1"
+
+
+def test_an_own_map_by_hand() -> None:
+    assert scores(own.brief.spec(scale=0.25), batch_of()) == [0.5, 0.0, -0.5]
+    found = resolve_map(own.compared.spec())(batch_of(score_2=[1.25, 2.0, 0.0]))
+    assert found["gap"].tolist() == [-0.25, -2.0, 0.25]
+    assert found["gap"].dtype == np.float32
+    assert found["near"].tolist() == [True] * 3 + [False] + [True] * 4
+    assert found["near"].dtype == np.bool_
+
+
+def test_sums_over_samples_and_numbers_spread_over_tokens() -> None:
+    batch = batch_of()
+    assert batch.sums(np.arange(8)).tolist() == [3, 3, 4 + 5 + 6 + 7]
+    assert batch.spread([1, 2, 3]).tolist() == [1, 1, 1, 2, 3, 3, 3, 3]
+
+
+def test_a_field_that_was_not_named_is_not_there() -> None:
+    with pytest.raises(DataError, match="name it in reads="):
+        batch_of()["values"]
+
+
+def test_no_samples_are_mapped_to_none() -> None:
+    none = MapBatch(
+        fields={"score": np.zeros(0), "tokens": np.zeros(0), "response_mask": np.zeros(0)},
+        groups=np.zeros(0, np.int64),
+        offsets=np.zeros(1, np.int64),
+        lengths=np.zeros(0, np.int64),
+    )
+    for spec in (own.brief.spec(), Repetition(), SoftOverlong(max_tokens=3, buffer=2)):
+        assert scores(spec, none) == []
+
+
+@pytest.mark.parametrize(
+    ("mapped", "message", "more"),
+    [
+        (own.forgetful, "does not give the fields", "found: first; expected: first, second"),
+        (own.fractional, "gives 'rank' of another type", "found: float64; expected: int64 [3]"),
+    ],
+)
+def test_a_map_of_no_use_is_told_with_the_functions_line(
+    mapped: UserMap, message: str, more: str
+) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        resolve_map(mapped.spec())(batch_of())
+    assert str(caught.value.where).startswith(own.__file__)
+    assert more in str(caught.value)
+
+
+def short(batch: MapBatch) -> npt.ArrayLike:
+    return batch["score"][:1]
+
+
+def infinite(batch: MapBatch) -> npt.ArrayLike:
+    return np.full(3, np.inf)
+
+
+def text(batch: MapBatch) -> npt.ArrayLike:
+    return ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (short, "gives 'score' of the wrong shape"),
+        (infinite, "gives 'score' that is not finite"),
+        (text, "gives 'score' of another type"),
+    ],
+)
+def test_numbers_of_the_wrong_kind_are_refused(function: Any, message: str) -> None:
+    spec = UserMap.mark(reads="score")(function).spec()
+    with pytest.raises(TraceError, match=message):
+        resolve_map(spec)(batch_of())
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"reads": "score", "gives": "bonus"}, "'bonus' says no unit"),
+        ({"reads": "score", "gives": "bonus/sample"}, "did you mean samples"),
+        ({"reads": "score", "gives": "bonus: float/tokens"}, "did you mean float32"),
+        ({"reads": ()}, "reads and gives something"),
+        ({"reads": "a b"}, "is the key of no field"),
+    ],
+)
+def test_a_declaration_of_a_map_that_makes_no_sense_is_refused(
+    declared: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        UserMap.mark(**declared)
