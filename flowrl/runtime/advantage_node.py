@@ -24,9 +24,8 @@ def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
     rewards = [
         np.asarray(inputs.read(edge.src, "score"), np.float32) for edge in inputs.edges("scores")
     ]
-    groups = inputs.sequences.groups
     if not spec.needs and len(rewards) == 1:
-        return {"advantage": resolve_advantage(spec)(rewards[0], groups)}
+        return {"advantage": resolve_advantage(spec)(rewards[0], inputs.sequences.groups)}
     places = Padding.of(inputs.sequences.offsets, inputs.sequences.response_mask)
     result = resolve_batch_advantage(spec)(_batch(inputs, spec, rewards, places))
     advantages = result.advantages
@@ -52,17 +51,16 @@ def _batch(
 
     scores = rewards[0] if rewards else np.zeros(len(sequences), np.float32)
     several = np.stack(rewards, axis=1) if len(rewards) > 1 else None
-    weights = np.asarray(getattr(spec, "weights", None) or np.ones(len(rewards)), np.float64)
     return AdvantageBatch(
-        scores=scores if several is None else several @ weights,
+        scores=scores if several is None else several.sum(axis=1),
         groups=sequences.groups,
         mask=places.pad(sequences.response_mask),
         rewards=several,
-        weights=None if several is None else weights,
         values=padded("values", "values"),
         baselines=_baselines(inputs),
         logprobs=padded("rollout", "rollout_logprobs"),
         reference_logprobs=padded("reference", "logprobs"),
+        token_rewards=padded("rollout", "token_reward"),
         turns=turns_of(sequences, places) if "turns" in spec.needs else None,
     )
 

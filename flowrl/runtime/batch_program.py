@@ -11,23 +11,31 @@ that set is skipped, and the step says which nodes were.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from flowrl.algo.kl_coefficient import adapted
 from flowrl.backend.batch import Floats
+from flowrl.backend.protocols import OptimizerStep
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.advantage_node import run_advantage
+from flowrl.runtime.map_node import run_map
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.receive import role_of, scores_by
 from flowrl.runtime.rollout_parts import GraphParts, is_rule_score
 from flowrl.runtime.sample_set import StepBatch
-from flowrl.runtime.subset_node import make_subset, rows_kept
-from flowrl.runtime.update_node import train_batch, update_spec
+from flowrl.runtime.subset_node import make_subset, rows_kept, rows_selected
+from flowrl.runtime.update_node import (
+    DISTRIBUTIONS,
+    reads_distributions,
+    train_batch,
+    update_spec,
+)
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
 
@@ -81,6 +89,8 @@ class BatchProgram:
         self._around = surroundings
         self._samplings = samplings
         self.kl_coefficients: dict[NodeId, float] = {}
+        graph = parts.graph
+        self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         for node in parts.batch:
             if node.op not in _HANDLERS and node.op is not Op.SYNC:
                 raise PlanError(
@@ -140,9 +150,11 @@ class BatchProgram:
             step.values[inputs.node.id, name] = values
 
     def _logprobs(self, inputs: NodeInputs, step: StepBatch) -> None:
-        train = self._worker(inputs.node).train
-        values = train.logprobs(inputs.sequences, self._temperature(inputs))
-        step.values[inputs.node.id, "logprobs"] = values
+        node, train = inputs.node, self._worker(inputs.node).train
+        sequences, temperature = inputs.sequences, self._temperature(inputs)
+        step.values[node.id, "logprobs"] = train.logprobs(sequences, temperature)
+        if node.id in self._whole:
+            step.values[node.id, DISTRIBUTIONS] = train.distributions(sequences, temperature)
 
     def _values(self, inputs: NodeInputs, step: StepBatch) -> None:
         train = self._worker(inputs.node).train
@@ -160,6 +172,13 @@ class BatchProgram:
     def _filter(self, inputs: NodeInputs, step: StepBatch) -> None:
         make_subset(inputs, step, rows_kept(inputs))
 
+    def _select(self, inputs: NodeInputs, step: StepBatch) -> None:
+        make_subset(inputs, step, rows_selected(inputs))
+
+    def _map(self, inputs: NodeInputs, step: StepBatch) -> None:
+        for name, values in run_map(inputs).items():
+            step.values[inputs.node.id, name] = values
+
     def _log(self, inputs: NodeInputs, step: StepBatch) -> None:
         """The mean of a field: over samples, or over response tokens."""
         edge, name = inputs.edge("value"), inputs.node.attr("name")
@@ -173,24 +192,45 @@ class BatchProgram:
             step.logged[name] = float(values.mean())
 
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
-        kl = inputs.node.attr("kl")
-        assert kl is None or isinstance(kl, KL)
-        sampling = self._sampling(inputs)
+        node, sampling = inputs.node, self._sampling(inputs)
         batch = train_batch(inputs)
         spec = update_spec(
             inputs,
             self._plan,
-            kl=kl,
+            kl=self._penalty(node, step),
             temperature=self._temperature(inputs),
             max_tokens=sampling.max_tokens,
         )
-        worker = self._worker(inputs.node)
+        worker = self._worker(node)
         worker.stale = True
-        steps = step.updates.setdefault(inputs.node.id, [])
+        steps = step.updates.setdefault(node.id, [])
         for rows in spec.mini_batches:
             # One call a mini-batch, so that a stall is told by an update, not by a whole step.
             steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
             self._around.beat()
+        self._steer(node, steps, len(batch))
+
+    def _penalty(self, node: Node, step: StepBatch) -> KL | None:
+        """The KL term of an update; where it adapts, with the coefficient that it has come to."""
+        kl = node.attr("kl")
+        assert kl is None or isinstance(kl, KL)
+        if kl is None or kl.adaptive is None:
+            return kl
+        coefficient = self.kl_coefficients.setdefault(node.id, kl.coefficient)
+        step.kl_coefficients[node.id] = coefficient
+        return replace(kl, coefficient=coefficient)
+
+    def _steer(self, node: Node, steps: Sequence[OptimizerStep], samples: int) -> None:
+        """Moves an adaptive coefficient by the divergence that the step's updates measured."""
+        kl = node.attr("kl")
+        measured = [made.metrics["kl"] for made in steps if "kl" in made.metrics]
+        if not isinstance(kl, KL) or kl.adaptive is None or not measured:
+            return
+        found = adapted(
+            self.kl_coefficients[node.id], float(np.mean(measured)), samples, kl.adaptive
+        )
+        if np.isfinite(found):  # an update that was skipped may have measured nonsense
+            self.kl_coefficients[node.id] = found
 
     def _sync(self, node: Node, step: StepBatch) -> None:
         role, source = role_of(node), self._source_of_weights(node)
@@ -214,6 +254,8 @@ _HANDLERS: Mapping[Op, Callable[[BatchProgram, NodeInputs, StepBatch], None]] = 
     Op.VALUES: BatchProgram._values,
     Op.SCORE: BatchProgram._score,
     Op.FILTER: BatchProgram._filter,
+    Op.SELECT: BatchProgram._select,
+    Op.MAP: BatchProgram._map,
     Op.LOG: BatchProgram._log,
     Op.UPDATE: BatchProgram._update,
 }

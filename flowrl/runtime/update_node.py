@@ -9,11 +9,24 @@ import numpy as np
 
 from flowrl.backend.batch import Floats, Mask, TrainBatch
 from flowrl.backend.protocols import UpdateSpec
+from flowrl.graph import Graph, Node
 from flowrl.plan import PlacementPlan
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.specs import KL, LossSpec
 
-__all__ = ["split_groups", "train_batch", "update_spec"]
+__all__ = ["DISTRIBUTIONS", "reads_distributions", "split_groups", "train_batch", "update_spec"]
+
+DISTRIBUTIONS = "distributions"
+"""What a logprobs node gives beside logprobs, where an update's penalty is the whole divergence."""
+
+
+def reads_distributions(graph: Graph, node: Node) -> bool:
+    """Whether an update reads whole distributions of a logprobs node."""
+    return any(
+        isinstance(kl := graph.node(edge.dst).attr("kl"), KL) and kl.estimator == "full"
+        for edge in graph.edges
+        if edge.src == node.id and edge.argument == "reference"
+    )
 
 
 def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
@@ -48,6 +61,7 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
         behaviour_logprobs=_drawn(inputs) if "behaviour_logprobs" in needs else None,
         old_logprobs=_old_logprobs(inputs),
         reference_logprobs=inputs.floats("reference", "logprobs"),
+        reference_distributions=_distributions(inputs),
         advantages=_advantages(inputs),
         returns=inputs.floats("returns", "returns"),
         old_values=inputs.floats("values", "values"),
@@ -73,6 +87,14 @@ def _old_logprobs(inputs: NodeInputs) -> Floats | None:
             return _drawn(inputs)
         case _:
             return None
+
+
+def _distributions(inputs: NodeInputs) -> Floats | None:
+    """float32 `[R, V]`: the reference's, where the penalty is the whole divergence."""
+    kl, edge = inputs.node.attr("kl"), inputs.edge("reference")
+    if edge is None or not isinstance(kl, KL) or kl.estimator != "full":
+        return None
+    return np.asarray(inputs.read(edge.src, DISTRIBUTIONS), np.float32)
 
 
 def _advantages(inputs: NodeInputs) -> Floats | None:
@@ -103,4 +125,5 @@ def update_spec(
         mini_batches=split_groups(inputs.sequences.groups.tolist(), plan.sizes.mini_batches),
         micro_batch=plan.operation(inputs.node.id).micro_batch,
         max_tokens=max_tokens,
+        old_policy="own" if inputs.node.attr("old_logprobs") == "own" else "given",
     )
