@@ -65,7 +65,7 @@ class Spec:
 
     def to_json(self) -> dict[str, Scalar]:
         """`{"kind": ..., field: value, ...}` with every field, in the order of definition."""
-        return {"kind": self.kind, **{name: value for name, value, _ in self._values()}}
+        return {"kind": self.kind, **{name: value for name, value, _ in self.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Scalar]) -> Self:
@@ -86,12 +86,12 @@ class Spec:
     def __str__(self) -> str:
         body = ", ".join(
             f"{name}={format_scalar(value)}"
-            for name, value, of in self._values()
+            for name, value, of in self.items()
             if not ("option" in of.metadata and value == of.default)
         )
         return f"{self.kind}({body})"
 
-    def _values(self) -> Iterator[tuple[str, Scalar, Field[Any]]]:
+    def items(self) -> Iterator[tuple[str, Scalar, Field[Any]]]:
         """Name, value and field of all that is written, in order."""
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
