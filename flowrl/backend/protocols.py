@@ -258,6 +258,9 @@ class UpdateSpec:
         mini_batches: Row numbers of the batch for each update, in order.
         micro_batch: Samples in one forward pass at most.
         max_tokens: Of the rollout, for the `constant` aggregation.
+        old_policy: Where the loss's `old_logprobs` come from: `given` in the batch, or the update's
+            `own` forward pass, detached. The latter is for a single mini-batch whose update is the
+            first of the step: its weights are still those that the step began with.
     """
 
     loss: LossSpec
@@ -266,6 +269,7 @@ class UpdateSpec:
     mini_batches: tuple[tuple[int, ...], ...]
     micro_batch: int
     max_tokens: int
+    old_policy: Literal["given", "own"] = "given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

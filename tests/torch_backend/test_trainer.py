@@ -129,6 +129,40 @@ def test_micro_batches_change_no_loss(
     assert one.grad_norm > 0
 
 
+OLD_LOSSES = {n: spec for n, spec in POLICY_LOSSES.items() if "old_logprobs" in spec.needs}
+
+
+@pytest.mark.parametrize("name", OLD_LOSSES)
+def test_the_first_updates_own_forward_pass_stands_for_the_old_policy(
+    name: str, qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, watch = watched(qwen, monkeypatch)
+    batch = training()
+    old = trainer.logprobs(batch.sequences, 0.9)
+    spec = update_spec(batch, loss=OLD_LOSSES[name], temperature=0.9)
+    (want,) = trainer.update(replace(batch, old_logprobs=old), spec)
+    grads = watch.grads
+    for micro_batch in (1, 5):
+        own = replace(spec, old_policy="own", micro_batch=micro_batch)
+        (step,) = trainer.update(replace(batch, old_logprobs=None), own)
+        assert step.loss == pytest.approx(want.loss, abs=1e-5)
+        assert_equal(watch.grads, grads, 1e-5)
+    assert len(OLD_LOSSES) > 5
+
+
+def test_a_later_updates_forward_pass_is_not_the_old_policys(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(), 2)
+    batch = replace(training(), old_logprobs=None)
+    loss = OLD_LOSSES["tis"]
+    with pytest.raises(BackendError, match="no old_logprobs"):
+        trainer.update(batch, update_spec(batch, loss=loss))
+    halves = (tuple(range(6)), tuple(range(6, 12)))
+    with pytest.raises(BackendError, match="only the first update") as caught:
+        trainer.update(batch, update_spec(batch, loss=loss, mini_batches=halves, old_policy="own"))
+    assert "2 mini-batches" in str(caught.value)
+
+
 def test_an_entropy_bonus_has_the_gradient_of_the_padded_computation(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,17 @@ def check_fields(batch: TrainBatch, spec: UpdateSpec, where: str) -> None:
     """Raises a `BackendError` where the batch lacks a field that the update reads."""
     whole = spec.kl is not None and spec.kl.estimator == "full"
     penalty = ("reference_distributions" if whole else "reference_logprobs",) if spec.kl else ()
+    own = ("old_logprobs",) if spec.old_policy == "own" else ()
+    if own and len(spec.mini_batches) > 1:
+        raise BackendError(
+            "only the first update's forward pass is by the old policy",
+            where=where,
+            found=f"{len(spec.mini_batches)} mini-batches, and no old_logprobs of their own",
+            hint="compute old_logprobs before the update",
+        )
     for name in (*spec.loss.needs, *spec.loss.extra_fields, *penalty):
+        if name in own:
+            continue
         if batch.extra.get(name, getattr(batch, name, None)) is None:
             raise BackendError(
                 f"the batch has no {name}, which the update reads",

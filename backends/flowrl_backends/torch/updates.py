@@ -189,6 +189,8 @@ class Objective:
             weight_scale=known.weight_scale,
             penalised=None if known.penalised is None else known.penalised[packed.source],
         )
+        if self.spec.old_policy == "own":
+            inputs = replace(inputs, old_logprobs=predicted.values.detach())
         terms = self.loss(predicted.values, inputs)
         means = {**terms.means, **_spread(predicted)}
         values = terms.values
@@ -226,11 +228,14 @@ class Objective:
         sequences, device = self.batch.sequences, self.model.device
         row = np.repeat(np.arange(len(sequences)), sequences.lengths)
         source = np.flatnonzero(sequences.response_mask & np.isin(row, rows))
+        own = self.spec.old_policy == "own" and "old_logprobs" in self.spec.loss.needs
         logprobs = None
-        if wanted == "logprobs":
+        if wanted == "logprobs" or own:
             found = predict_all(self.model, sequences, rows, "logprobs", self.spec.temperature)
             logprobs = gathered(found, source, device)
         fields = token_batch(self.batch, source, row[source], device)
+        if own:
+            fields = replace(fields, old_logprobs=logprobs)
         known = prepare(logprobs, fields, self.spec.loss)
         if known.penalised is None:
             return known
