@@ -78,7 +78,7 @@ def graph(
     format: Annotated[  # noqa: A002  (the option's name)
         str, typer.Option("--format", help="tree, text, mermaid, dot or json.")
     ] = "tree",
-    level: Annotated[str, typer.Option("--level", help="traced or lowered.")] = "traced",
+    level: Annotated[str, typer.Option("--level", help="traced, lowered or placed.")] = "traced",
     print_after: Annotated[
         list[str] | None,
         typer.Option("--print-after", metavar="PASS", help="Show the graph after this pass."),

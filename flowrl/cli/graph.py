@@ -16,7 +16,7 @@ from flowrl.viz import render, render_diff
 __all__ = ["GraphOptions", "run"]
 
 FORMATS = ("tree", "text", "mermaid", "dot", "json")
-LEVELS = ("traced", "lowered")
+LEVELS = ("traced", "lowered", "placed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class GraphOptions:
 
     Attributes:
         form: How the graph is drawn.
-        level: Of the graph; looking at passes lowers it whatever this says.
+        level: Of the graph; looking at passes lowers it, and no further, whatever this says.
         print_after: Passes after which the graph is shown, in the place of the last one.
         disable_pass: Passes that are left out.
         diff: The workflow or config whose graph is compared with the first one.
@@ -106,12 +106,20 @@ def _load(
         from flowrl import api
 
         stage = api.compile(None, Path(target), overrides=overrides).stages[-1]
-        if options.level == "lowered" and not inspects:
-            return stage.graph
+        if options.level != "traced" and not inspects:
+            return stage.placed if options.level == "placed" else stage.graph
         traced, context = stage.traced, stage.context
     else:
         from flowrl.program.registry import load_workflow
 
+        if options.level == "placed":
+            raise ConfigError(
+                "a workflow alone says nothing of devices, so its graph cannot be placed",
+                where="--level placed",
+                found=target,
+                expected="a config file, whose cluster the graph is placed on",
+                hint=f"`flowrl graph CONFIG.yaml workflow={target} --level placed`",
+            )
         traced, context = load_workflow(target).trace(), Context()
     if options.level == "traced" and not inspects:
         return traced

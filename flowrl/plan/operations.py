@@ -17,19 +17,11 @@ from flowrl.plan.schema import (
     Transport,
     WeightRoute,
 )
+from flowrl.plan.streaming import start_units
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import Sampling
 
 __all__ = ["place_channels", "place_operations", "place_residency", "place_routes"]
-
-_START = {
-    Op.SOURCE: StartUnit.STEP,
-    Op.INTERACT: StartUnit.SAMPLE,
-    Op.FILTER: StartUnit.GROUP,
-    Op.SELECT: StartUnit.GROUP,
-}
-"""Rules score a sample at a time. Every other operation starts on the whole batch: order and batch
-statistics must not depend on which sample finished first."""
 
 _NO_SAMPLES = (Op.SYNC, Op.LOG)
 
@@ -38,16 +30,20 @@ def place_operations(
     graph: Graph, placements: Mapping[str, Placement], request: PlanRequest
 ) -> tuple[Operation, ...]:
     """One operation a node, in the graph's order."""
-    return tuple(_operation(node, graph, placements, request) for node in graph.nodes)
+    starts = start_units(graph)
+    return tuple(
+        _operation(node, starts[node.id], graph, placements, request) for node in graph.nodes
+    )
 
 
 def _operation(
-    node: Node, graph: Graph, placements: Mapping[str, Placement], request: PlanRequest
+    node: Node,
+    start: StartUnit,
+    graph: Graph,
+    placements: Mapping[str, Placement],
+    request: PlanRequest,
 ) -> Operation:
     placement = placements.get(node.role) if node.role is not None else None
-    start = _START.get(node.op, StartUnit.BATCH)
-    if node.op is Op.SCORE and phase_of(node) is None:
-        start = StartUnit.SAMPLE
     chunk = 1 if start is StartUnit.SAMPLE else 0
     tokens = 0
     if node.op is Op.GENERATE:

@@ -30,6 +30,8 @@ __all__ = ["plan_renderable", "plan_text", "step_sentences"]
 
 Rows = tuple[tuple[str, ...], ...]
 
+_PHASES_ACROSS = 3
+
 _PART_ORDER = (
     "parameters",
     "master weights",
@@ -85,8 +87,13 @@ def _tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
     tables = [("roles", _role_rows(plan))]
     for device in plan.pool.devices:
         entries = [entry for entry in plan.prediction.memory if entry.device == device.address]
-        if entries:
-            tables.append((_memory_title(device, plan), _memory_rows(entries, device)))
+        # A few phases at a time, so that a table fits a terminal.
+        for first in range(0, len(entries), _PHASES_ACROSS):
+            some = entries[first : first + _PHASES_ACROSS]
+            title = _memory_title(device, plan)
+            if first:
+                title = f"memory of {device.address}, phases from {first + 1} on"
+            tables.append((title, _memory_rows(some, device)))
     return tables
 
 
@@ -217,8 +224,12 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             )
         case "logprobs" | "values":
             return f"{who} computes {operation.op} of {samples} samples{where}"
-        case "filter" | "select":
+        case "filter" if operation.start is StartUnit.GROUP:
             return f"{operation.node} looks at each group as it is complete"
+        case "filter" | "select":
+            return f"{operation.node} looks at the groups of the batch"
+        case "map" if operation.start is StartUnit.SAMPLE:
+            return f"{operation.node} is computed for each sample as it is scored"
         case "advantage" | "map":
             return f"{operation.node} is computed over the batch"
         case "update":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 
 from flowrl.cost import format_bytes
 from flowrl.graph import Edge, Graph, Level, Node, Op
@@ -16,6 +16,8 @@ __all__ = [
     "cost_note",
     "edge_fields",
     "node_notes",
+    "region_title",
+    "regions",
     "role_colours",
     "short_spec",
 ]
@@ -75,20 +77,33 @@ def short_spec(spec: Spec) -> str:
     if isinstance(spec, KL):
         return f"{spec.estimator}({spec.coefficient:g})"
     shown = []
-    for field in fields(spec):  # type: ignore[arg-type]
-        value = getattr(spec, field.name)
+    for name, value, field in spec.items():
         default = field.default
-        if default is MISSING or value != default or field.name in _ALWAYS.get(spec.kind, ()):
-            shown.append(f"{field.name}={_short_scalar(value)}")
+        if default is MISSING or value != default or name in _ALWAYS.get(spec.kind, ()):
+            shown.append(f"{name}={_short_scalar(value)}")
     return f"{spec.kind}({', '.join(shown)})" if shown else spec.kind
+
+
+def regions(graph: Graph) -> dict[str, tuple[Node, ...]]:
+    """The nodes that exchange data in a cycle, by region."""
+    found: dict[str, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        if node.region is not None:
+            found[node.region] = (*found.get(node.region, ()), node)
+    return found
+
+
+def region_title(region: str, nodes: tuple[Node, ...]) -> str:
+    """`interact: game and actor, turn by turn`."""
+    return f"{region}: {' and '.join(str(node.role) for node in nodes)}, turn by turn"
 
 
 def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     """What a node was told, in a few words each."""
     if node.op is Op.SOURCE:
-        return (f"a step's {node.attr('data')}",)
+        return (f"a step's {node.attr('data')}", *_place_notes(node))
     if node.op is Op.SYNC:
-        return ("in place" if node.attr("in_place") else "weights are moved",)
+        return (*_sync_notes(graph, node), *_place_notes(node))
     notes: list[str] = []
     open_ = []
     for name, value in node.attrs:
@@ -99,20 +114,73 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
                 open_.append(name)
         elif isinstance(value, KL) and value.coefficient == 0:
             continue  # no penalty
-        elif isinstance(value, NodeCost):
-            continue  # the tree says it on a line of its own
+        elif isinstance(value, NodeCost) or (rule is not None and rule.since is Level.PLACED):
+            continue  # the tree says costs on a line of their own; places come last
         elif isinstance(value, Spec):
             named = name in ("loss", "kl")
             notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))
-        elif name == "behaviour_logprobs":
-            notes.append(f"behaviour logprobs are {value}")
         else:
-            notes.append(f"{name}={_short_scalar(value)}")
+            notes.append(_said(graph, node, name, value))
     if "rewards" in node.inputs:
         open_.insert(0, "advantage")
     if open_:
         notes.append(f"{' and '.join(open_)} from the config")
+    return (*notes, *_place_notes(node))
+
+
+def _said(graph: Graph, node: Node, name: str, value: Scalar) -> str:
+    """A plain attribute in words, where its name alone would say little."""
+    match name, value:
+        case "behaviour_logprobs", _:
+            return f"behaviour logprobs are {value}"
+        case "old_logprobs", "own":
+            return "old logprobs are of its own forward pass, the first of the step"
+        case "old_logprobs", "forward":
+            edge = graph.feeding(node.id, "old")
+            return f"old logprobs are of {edge.src}" if edge is not None else "old logprobs"
+        case "old_logprobs", _:
+            return f"old logprobs are {value}, which the config trusts"
+        case "logprobs_of", _:
+            return "logprobs after truncation"
+        case "by", _:
+            return f"by a {value}"
+        case _:
+            return f"{name}={_short_scalar(value)}"
+
+
+def _sync_notes(graph: Graph, node: Node) -> tuple[str, ...]:
+    edge = graph.feeding(node.id, "weights")
+    source = None if edge is None else graph.node(edge.src).role
+    if source is not None and source != node.role:
+        notes = [f"takes over the weights of {source}"]
+    else:
+        notes = ["in place" if node.attr("in_place") else "weights are moved"]
+    every = node.attr("every")
+    if isinstance(every, int) and every > 1:
+        notes.append(f"every {every} steps")
     return tuple(notes)
+
+
+def _place_notes(node: Node) -> tuple[str, ...]:
+    """What a plan says of a node, in one note: `on cpu:0 in main, starts on the batch`."""
+    start, devices = node.attr("start"), node.attr("devices")
+    if start is None:
+        return ()
+    notes = []
+    if devices is not None:
+        notes.append(f"on {devices} in {node.attr('process')}")
+    replicas, chunk, rows = (node.attr(name) for name in ("replicas", "chunk", "micro_batch"))
+    if isinstance(replicas, int) and replicas > 1:
+        notes[-1] += f" x {replicas}"
+    on = {"step": "with the step", "batch": "on the batch"}.get(str(start), f"on each {start}")
+    notes.append(f"starts {on}")
+    if isinstance(chunk, int) and chunk > 1:
+        notes.append(f"{chunk} at once")
+    if isinstance(rows, int):
+        notes.append(f"{rows} rows at once")
+    if node.attr("transport") not in (None, "in_place"):
+        notes.append(f"by {node.attr('transport')}")
+    return (", ".join(notes),)
 
 
 def cost_note(node: Node) -> str | None:

@@ -1,6 +1,7 @@
 """A graph as a tree for the terminal.
 
-Each node hangs below the last of those that it waits for; the lines under it say what it reads.
+Each node hangs below the last of those that it waits for; the lines under it say what it reads. The
+nodes of a region are marked as the corners of a box, and what they exchange has arrows both ways.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flowrl.graph import Edge, Graph, Node
-from flowrl.viz.labels import cost_note, edge_fields, node_notes, role_colours
+from flowrl.viz.labels import cost_note, edge_fields, node_notes, regions, role_colours
 
 __all__ = ["render_tree"]
 
@@ -50,7 +51,12 @@ def _children(graph: Graph) -> dict[str | None, list[Node]]:
     place = {node.id: i for i, node in enumerate(graph.nodes)}
     children: dict[str | None, list[Node]] = {None: []}
     for node in graph.nodes:
-        reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
+        # The way back of a cycle is no reason to wait.
+        reads = [
+            edge.src
+            for edge in graph.in_edges(node.id)
+            if not edge.carried and place[edge.src] < place[node.id]
+        ]
         parent = max(reads, key=lambda src: place[src], default=None)
         children.setdefault(parent, []).append(node)
     return children
@@ -67,7 +73,7 @@ def _add(
     """Appends the node's lines: `first` stands before its name, `rest` before what is below."""
     below = children.get(node.id, [])
     colour = role_colours(graph)[node.role].terminal if node.role is not None else ""
-    head = first + Text(node.id, f"bold {colour}".strip())
+    head = first + Text(_box(graph, node), "dim") + Text(node.id, f"bold {colour}".strip())
     notes = node_notes(graph, node)
     beside, under = _split(notes)
     if beside:
@@ -86,6 +92,14 @@ def _add(
         _add(graph, child, children, rest + branch, rest + Text("   " if last else "│  "), lines)
 
 
+def _box(graph: Graph, node: Node) -> str:
+    """The corner of a region's box that stands before a node of it."""
+    if node.region is None:
+        return ""
+    members = regions(graph)[node.region]
+    return "╔ " if node == members[0] else "╚ " if node == members[-1] else "╠ "
+
+
 def _split(notes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Short notes stand beside the node's name, long ones on lines of their own."""
     beside = ", ".join(notes)
@@ -94,8 +108,9 @@ def _split(notes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 def _reads(graph: Graph, edge: Edge) -> str:
     names, per = edge_fields(graph, edge)
-    text = f"← {edge.argument}: {', '.join(names)}"
+    inner = graph.is_inner(edge)
+    text = f"{'⇄' if inner else '←'} {edge.argument}: {', '.join(names)}"
     if per:
         text += f" {per}"
-    text += f", from {edge.src}"
+    text += f", {'turn by turn with' if inner else 'from'} {edge.src}"
     return text + " of the step before" if edge.carried else text
