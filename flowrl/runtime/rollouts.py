@@ -55,6 +55,7 @@ from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import ScoreFailure, ScoringPool
+from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds", "merged_terms"]
@@ -76,8 +77,8 @@ class FailureBudget:
     allowed: int
     failed: int = 0
 
-    def spend(self, failure: ScoreFailure, payload: Payload) -> None:
-        """Counts a failed reward.
+    def spend(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> None:
+        """Counts a failed reward, or an episode that its environment broke off.
 
         Raises:
             RewardError: it is one more than allowed; names the sample and what it said.
@@ -85,12 +86,17 @@ class FailureBudget:
         self.failed += 1
         if self.failed > self.allowed:
             raise RewardError(
-                f"the reward of this sample {failure.message}",
+                f"the {_whose(failure)} of this sample {failure.message}",
                 where=f"sample {failure.sample}",
                 found=f"prompt {_excerpt(payload.item.prompt)}, response {_excerpt(payload.text)}",
                 expected=f"at most {self.allowed} failed rewards (rewards.max_failures)",
-                hint="mend the reward function, or raise rewards.max_failures to drop such samples",
+                hint=f"mend the {_whose(failure)}, or raise rewards.max_failures to drop such "
+                "samples",
             )
+
+
+def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
+    return "environment" if isinstance(failure, EpisodeFailure) else "reward"
 
 
 @dataclass(slots=True)
@@ -330,7 +336,7 @@ class RolloutDriver:
                     if result.sample not in self._answers_due:
                         scored.append((result.sample, payload.score or 0.0))
                 else:
-                    self._fail(result, payload)
+                    self._emit(self._failed(result, payload))
         if scored:
             self._emit(SamplesScored(id=self._next(), scores=tuple(scored)))
         return sum(len(results) for _, results in answers)
@@ -349,20 +355,23 @@ class RolloutDriver:
         payload.scores[role] = result.score
         if role == self._reported:
             payload.score = result.score
-        if len(self._scorers) == 1:
+        if len(self._scorers) == 1 and not payload.terms:
             payload.terms = result.terms
             return
         terms = self._terms.setdefault(result.sample, {})
         terms[role] = result.terms
         if len(terms) == len(self._scorers):
-            # In the order of roles, whichever answered first.
-            payload.terms = merged_terms({role: terms[role] for role in self._scorers})
+            # In the order of roles, whichever answered first; an environment has spoken before.
+            of_role = {role: terms[role] for role in self._scorers}
+            if payload.is_episode:
+                of_role = {next(iter(payload.scores)): payload.terms, **of_role}
+            payload.terms = merged_terms(of_role)
             del self._terms[result.sample]
 
-    def _fail(self, failure: ScoreFailure, payload: Payload) -> None:
+    def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> RewardFailed:
         self._failures.spend(failure, payload)
         payload.failure = failure.message
-        self._emit(RewardFailed(id=self._next(), sample=failure.sample, error=failure.message))
+        return RewardFailed(id=self._next(), sample=failure.sample, error=failure.message)
 
     # -- actions out -------------------------------------------------------------------------
 
@@ -409,30 +418,43 @@ class RolloutDriver:
 
     def _score(self, action: Score) -> None:
         payloads = [(sample, self.store[sample]) for sample in action.samples]
+        broken = [payload for _, payload in payloads if payload.broken is not None]
+        if broken:
+            payloads = [(sample, payload) for sample, payload in payloads if not payload.broken]
+            for payload in broken:
+                assert payload.broken is not None
+                self._pending.append(self._failed(payload.broken, payload))
+        self._decode([payload for _, payload in payloads if not payload.is_episode])
+        if self._scorers:
+            self._ask_scorers(payloads)
+        elif payloads:
+            # The scheduler counts a sample as scored when it is told so; nobody reads the 0.
+            scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
+            self._pending.append(SamplesScored(id=self._next(), scores=scores))
+
+    def _decode(self, payloads: Sequence[Payload]) -> None:
         texts = self._tokenizer.decode_many(
-            [p.tokens[:-1] if p.finish is FinishReason.STOP else p.tokens for _, p in payloads]
+            [p.tokens[:-1] if p.finish is FinishReason.STOP else p.tokens for p in payloads]
         )
-        requests = []
-        for (sample, payload), text in zip(payloads, texts, strict=True):
+        for payload, text in zip(payloads, texts, strict=True):
             payload.text = text
+
+    def _ask_scorers(self, payloads: Sequence[tuple[SampleId, Payload]]) -> None:
+        requests = []
+        for sample, payload in payloads:
             row = payload.item.row
             requests.append(
                 ScoreRequest(
                     sample=sample,
                     prompt=row.prompt,
-                    response=text,
+                    response=payload.text,
                     answer=row.answer,
                     row=row.fields,
                     finish=payload.finish or FinishReason.LENGTH,
-                    num_tokens=len(payload.tokens),
+                    num_tokens=payload.num_drawn,
                 )
             )
-        if not self._scorers:
-            # The scheduler counts a sample as scored when it is told so; nothing reads the 0.
-            scores = tuple((sample, 0.0) for sample in action.samples)
-            self._pending.append(SamplesScored(id=self._next(), scores=scores))
-            return
-        self._answers_due.update(dict.fromkeys(action.samples, len(self._scorers)))
+            self._answers_due[sample] = len(self._scorers)
         for pool in self._scorers.values():
             pool.submit(requests)
 
