@@ -27,11 +27,13 @@ def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
             hint="mend the reward function; with rewards.max_failures=0 the run stops at the first",
         )
     names = sorted({name for payload in payloads for name in payload.terms})
+    # An environment counts what happens; what never happened in an episode is no term of it.
     metrics = {
-        name: float(np.mean([payload.terms[name] for payload in payloads])) for name in names
+        name: float(np.mean([payload.terms.get(name, 0.0) for payload in payloads]))
+        for name in names
     }
     metrics["score"] = float(np.mean([payload.score for payload in payloads]))
-    metrics["length"] = float(np.mean([len(payload.tokens) for payload in payloads]))
+    metrics["length"] = float(np.mean([payload.num_drawn for payload in payloads]))
     metrics["truncated"] = float(
         np.mean([payload.finish is FinishReason.LENGTH for payload in payloads])
     )

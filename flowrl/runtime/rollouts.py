@@ -51,6 +51,7 @@ from flowrl.rollout import (
     Submit,
     WeightsPublished,
 )
+from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.sample_set import GroupRows
@@ -254,9 +255,9 @@ class RolloutDriver:
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
-        return (
-            "; ".join(self.scheduler.waits()) or f"nobody waits; samples: {self.scheduler.counts}"
-        )
+        episodes = [e.describe() for e in self._engines.values() if isinstance(e, EpisodeEngine)]
+        waits = [*self.scheduler.waits(), *filter(None, episodes)]
+        return "; ".join(waits) or f"nobody waits; samples: {self.scheduler.counts}"
 
     def _is_busy_with_dropped(self) -> bool:
         """Whether an engine or a scorer still has a sample that ended without it."""
