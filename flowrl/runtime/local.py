@@ -422,7 +422,7 @@ class _Run:
         )
 
     def _end(self) -> Summary:
-        self._folder.export_model(self._open.export)
+        self._open.export()
         summary = self._ledger.summary(self._folder, self._open.num_held_out)
         self._folder.write_summary(summary)
         self._display.end(summary)

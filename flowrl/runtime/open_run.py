@@ -15,6 +15,7 @@ from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptItem, fingerprint
 from flowrl.errors import CheckpointError
+from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
 from flowrl.observe.display import Display
@@ -284,9 +285,13 @@ class OpenRun:
         """Has every policy write its state into `folder/ROLE`."""
         self._policies.save(folder)
 
-    def export(self, folder: Path) -> None:
-        """Writes the trained policy as a Hugging Face folder."""
-        self._policies.export(self._exported, folder)
+    def export(self) -> None:
+        """Writes the run's model, and beside it that of every other role that the run trained."""
+        self._folder.export_model(lambda folder: self._policies.export(self._exported, folder))
+        for role in self._use.models:
+            if role != self._exported and self._use.is_trained(role):
+                with folder_atomically(self._folder.path / "trained" / role) as folder:
+                    self._policies.export(role, folder)
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Takes up what a checkpoint holds of the run itself."""
