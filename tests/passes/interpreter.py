@@ -1,23 +1,32 @@
 """Runs a graph of any level on made-up numbers, so that two graphs can be compared by what they do.
 
 Models are one number each. Tokens are drawn from a generator that is seeded with all that sampling
-depends on; an update moves its model by a sum over exactly what its loss says it reads. What a
-graph leaves open comes from the context, and where no context is given must not be open.
+depends on; an update moves its model by a sum over exactly what its loss says it reads, once for
+each mini-batch. What a traced graph leaves open comes from the context; a lowered one must say it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.graph import Graph, Node, Op
+from flowrl.graph import Graph, Level, Node, Op
 from flowrl.graph.signatures import SAMPLING_OPTIONS
 from flowrl.passes import Context
-from flowrl.specs import KL, AdvantageSpec, CrossEntropy, LossSpec, Sampling, Spec
+from flowrl.specs import (
+    KL,
+    AdvantageSpec,
+    CrossEntropy,
+    LossSpec,
+    MapSpec,
+    Sampling,
+    SelectSpec,
+    Spec,
+)
 
 __all__ = ["run_steps"]
 
@@ -30,19 +39,48 @@ GROUP = "group of each sample"
 NUM_PROMPTS, LENGTH = 3, 4
 
 
-def run_steps(graph: Graph, context: Context | None, num_steps: int) -> list[dict[str, float]]:
-    """The weights of every updated role after each step."""
-    trained = {str(node.role): 1.0 for node in graph.of_op(Op.UPDATE)}
+@dataclass
+class World:
+    """What there is beside the graph.
+
+    Attributes:
+        context: Fills what a traced graph leaves open; says which models are copies.
+        step: Counted from 0.
+        weights: Of every model, now.
+        begun: The same at the start of the step.
+        logged: What log nodes saw in the step.
+    """
+
+    context: Context
+    open: bool
+    step: int = 0
+    weights: dict[str, float] = field(default_factory=dict)
+    begun: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
+
+
+def run_steps(graph: Graph, context: Context, num_steps: int) -> list[dict[str, float]]:
+    """The weights of every role that changes, and all that is logged, after each step."""
+    changing = {str(node.role): 1.0 for node in graph.of_op(Op.UPDATE, Op.SYNC)}
+    world = World(context=context, open=graph.level is Level.TRACED, weights=changing)
     carried: dict[str, Fields] = {}
     after = []
-    for step in range(num_steps):
-        begun = dict(trained)
+    for world.step in range(num_steps):
+        world.begun, world.logged = dict(world.weights), {}
         made: dict[str, Fields] = {}
         for node in graph.nodes:
+            if node.id in made:
+                continue  # a turn of an episode that was played already
             given = _given(graph, node, made, carried)
-            made[node.id] = _run(node, given, step, begun, trained, context)
+            if node.op is Op.INTERACT:
+                (player,) = (g for g in graph.of_op(Op.GENERATE) if g.region == node.region)
+                turns = _given(graph, player, made, carried)
+                made[player.id] = {}
+                made[node.id] = _play(node, player, given, turns, world)
+            else:
+                made[node.id] = _run(graph, node, given, world)
         carried = made
-        after.append(dict(trained))
+        after.append({**world.weights, **world.logged})
     return after
 
 
@@ -57,75 +95,87 @@ def _given(
     return given
 
 
-def _run(
-    node: Node,
-    given: Mapping[str, Fields],
-    step: int,
-    begun: Mapping[str, float],
-    trained: dict[str, float],
-    context: Context | None,
-) -> Fields:
+def _run(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) -> Fields:
     role = str(node.role)
     match node.op:
         case Op.SOURCE:
-            return _source(str(node.attr("data")), step)
+            return _source(str(node.attr("data")), world.step)
         case Op.GENERATE:
-            weights = _published(given, role, begun, context)
-            return _generate(node, given["prompts"]["prompt"], weights, context)
+            return _generate(node, given["prompts"]["prompt"], given, world)
+        case Op.SCORE if node.attr("by") == "model":
+            values = _forward(role, given["rollout"]["tokens"], world)
+            return {**_group(given["rollout"]), "score": values.sum(axis=1)}
         case Op.SCORE:
             return {**_group(given["rollout"]), "score": _score(role, given["rollout"]["tokens"])}
-        case Op.LOGPROBS:
-            # A frozen role is the model that it was when the run began.
-            weights = trained.get(role, 1.0)
-            rollout = given["rollout"]
-            return {
-                **_group(rollout),
-                "logprobs": -weights * (_seed(role) % 7 + 1.0) * rollout["tokens"],
-            }
+        case Op.LOGPROBS | Op.VALUES:
+            name = "logprobs" if node.op is Op.LOGPROBS else "values"
+            values = _forward(role, given["rollout"]["tokens"], world)
+            return {**_group(given["rollout"]), name: values}
         case Op.FILTER:
             return _filter(given["rollout"], given["scores"]["score"])
+        case Op.SELECT:
+            return _select(node, given["rollout"], given["scores"]["score"])
+        case Op.MAP:
+            return _map(node, given)
         case Op.ADVANTAGE:
             spec = node.attr("spec")
             assert isinstance(spec, AdvantageSpec)
-            return {**_group(given["scores"]), "advantage": _advantage(spec, given)}
+            return {**_group(given["scores"]), **_advantage(spec, given)}
         case Op.UPDATE:
-            trained[role] += _step(node, given, context)
-            return {"weights": np.array(trained[role])}
+            _update(graph, node, given, world)
+            return {"weights": np.array(world.weights[role])}
         case Op.SYNC:
-            return dict(given["weights"])
+            return _sync(node, given["weights"], world)
+        case Op.LOG:
+            (name,) = (name for name in given["value"] if name != GROUP)
+            value = given["value"][name]
+            world.logged[str(node.attr("name"))] = float(value.mean()) if value.size else 0.0
+            return {}
         case _:
             raise NotImplementedError(node.op)
+
+
+def _forward(role: str, tokens: Array, world: World, weights: float | None = None) -> Array:
+    """What a model says of each token; a copy of another model says what that one began with."""
+    if weights is None:
+        weights = world.weights.get(role, 1.0)
+    model = world.context.copies.get(role, role)
+    said: Array = -weights * (_seed(model) % 7 + 1.0) * tokens
+    return said
 
 
 def _source(data: str, step: int) -> Fields:
     drawn = np.random.default_rng(_seed(data, step))
     if data == "prompts":
         return {"prompt": drawn.integers(1, 50, NUM_PROMPTS).astype(float)}
-    return {
-        "tokens": drawn.integers(1, 9, (NUM_PROMPTS, LENGTH)).astype(float),
-        "response_mask": drawn.integers(0, 2, (NUM_PROMPTS, LENGTH)).astype(float),
-        GROUP: np.arange(NUM_PROMPTS, dtype=float),
+    size = NUM_PROMPTS * (2 if data == "pairs" else 1)
+    fields = {
+        "tokens": drawn.integers(1, 9, (size, LENGTH)).astype(float),
+        "response_mask": drawn.integers(0, 2, (size, LENGTH)).astype(float),
+        GROUP: np.repeat(np.arange(NUM_PROMPTS, dtype=float), size // NUM_PROMPTS),
     }
+    if data == "pairs":
+        fields["preferred"] = np.tile([1.0, 0.0], NUM_PROMPTS)
+    return fields
 
 
-def _published(
-    given: Mapping[str, Fields], role: str, begun: Mapping[str, float], context: Context | None
-) -> float:
+def _published(given: Mapping[str, Fields], role: str, world: World) -> float:
     """The weights that generation reads: those of the end of the step before.
 
     A lowered graph says so with an edge, which carries nothing in the first step.
     """
-    if context is not None:
-        return begun.get(role, 1.0)
+    if world.open:
+        return world.begun.get(role, 1.0)
     return float(given.get("weights", {}).get("weights", np.array(1.0)))
 
 
-def _generate(node: Node, prompts: Array, weights: float, context: Context | None) -> Fields:
+def _generate(node: Node, prompts: Array, given: Mapping[str, Fields], world: World) -> Fields:
+    weights = _published(given, str(node.role), world)
     n, sampling = node.attr("n"), node.attr("sampling")
-    if context is not None:
-        n = context.group_size if n is None else n
+    if world.open:
+        n = world.context.group_size if n is None else n
         own = {k: node.attr(k) for k in SAMPLING_OPTIONS if node.attr(k) is not None}
-        base = sampling if isinstance(sampling, Sampling) else context.sampling
+        base = sampling if isinstance(sampling, Sampling) else world.context.sampling
         sampling = replace(base, **own)  # type: ignore[arg-type]
     assert isinstance(n, int)
     assert isinstance(sampling, Sampling)
@@ -135,9 +185,26 @@ def _generate(node: Node, prompts: Array, weights: float, context: Context | Non
     return {
         "tokens": tokens,
         "response_mask": drawn.integers(0, 2, shape).astype(float),
-        "rollout_logprobs": -tokens * weights,
+        # Those of the trainer, where the weights are the same.
+        "rollout_logprobs": _forward(str(node.role), tokens, world, weights),
         GROUP: np.repeat(np.arange(len(prompts), dtype=float), n),
     }
+
+
+def _play(
+    node: Node,
+    player: Node,
+    given: Mapping[str, Fields],
+    turns: Mapping[str, Fields],
+    world: World,
+) -> Fields:
+    """Episodes of two turns, which half of the tokens belong to each."""
+    said = _generate(player, given["prompts"]["prompt"] + _seed(node.role), turns, world)
+    tokens = said["tokens"]
+    turn = np.broadcast_to(np.arange(LENGTH) // 2, tokens.shape).astype(float)
+    reward = (tokens + _seed(node.role)) % 2 * node.attr("max_turns")
+    score = reward.sum(axis=1) % 2
+    return {**said, "turn": turn, "token_reward": reward, "state": tokens % 2, "score": score}
 
 
 def _score(role: str, tokens: Array) -> Array:
@@ -151,48 +218,121 @@ def _filter(rollout: Fields, scores: Array) -> Fields:
     return {name: values[keep] for name, values in {**rollout, "score": scores}.items()}
 
 
-def _advantage(spec: AdvantageSpec, given: Mapping[str, Fields]) -> Array:
+def _select(node: Node, rollout: Fields, scores: Array) -> Fields:
+    spec, groups = node.attr("spec"), rollout[GROUP]
+    assert isinstance(spec, SelectSpec)
+    rows: list[int] = []
+    for group in np.unique(groups):
+        ranked = sorted(np.flatnonzero(groups == group), key=lambda row: -scores[row])
+        rows += [ranked[0], ranked[-1]] if spec.pairs else ranked[: getattr(spec, "k", 1)]
+    fields = {**rollout, "score": scores}
+    if spec.pairs:
+        fields["preferred"] = np.ones(len(scores))
+    kept = {name: values[rows] for name, values in fields.items()}
+    if spec.pairs:
+        kept["preferred"] = np.tile([1.0, 0.0], len(rows) // 2)
+    return kept
+
+
+def _map(node: Node, given: Mapping[str, Fields]) -> Fields:
+    spec = node.attr("spec")
+    assert isinstance(spec, MapSpec)
+    total: Array | float = 0.0
+    for place, fields in enumerate(given.values()):
+        for name, values in fields.items():
+            if name != GROUP:
+                each = values.mean(axis=1) if values.ndim == 2 else values
+                total = total + each * (place + 1) * _factor(spec)
+    first = next(iter(given.values()))
+    return {**_group(first), **{name: np.asarray(total) for name, _, _ in spec.gives}}
+
+
+def _advantage(spec: AdvantageSpec, given: Mapping[str, Fields]) -> Fields:
     score, groups = given["scores"]["score"], given["scores"][GROUP]
     means = np.array([score[groups == group].mean() for group in groups])
     found: Array = (score - means) * _factor(spec)
     if not spec.per_token:
-        return found
-    each: Array = found[:, None] * given["rollout"]["response_mask"]
+        return {"advantage": found}
+    rollout = given["rollout"]
+    each: Array = found[:, None] * rollout["response_mask"]
+    if "values" in spec.needs:
+        each = each - 0.1 * given["values"]["values"]
+    if "turns" in spec.needs:
+        each = each + rollout["token_reward"] * (rollout["turn"] + rollout["state"])
     penalty = getattr(spec, "kl_coefficient", 0.0)
     if penalty:
-        reference, drawn = given["reference"]["logprobs"], given["rollout"]["rollout_logprobs"]
-        each = each - penalty * (drawn - reference)
-    return each
+        each = each - penalty * (rollout["rollout_logprobs"] - given["reference"]["logprobs"])
+    return {"advantage": each, "returns": each + 1.0} if spec.gives_returns else {"advantage": each}
 
 
-def _step(node: Node, given: Mapping[str, Fields], context: Context | None) -> float:
-    """How far an update moves its model."""
+def _sync(node: Node, given: Fields, world: World) -> Fields:
+    """One of the program refreshes its role every so often; one of the compiler publishes."""
+    every = node.attr("every")
+    if isinstance(every, int) and (world.step + 1) % every == 0:
+        world.weights[str(node.role)] = float(given["weights"])
+    return {"weights": np.array(world.weights[str(node.role)])}
+
+
+def _update(graph: Graph, node: Node, given: Mapping[str, Fields], world: World) -> None:
+    """Moves a model once for each mini-batch, all of them of the same samples."""
+    role = str(node.role)
     rollout = given["rollout"]
     if not len(rollout["tokens"]):
-        return 0.0
+        return
+    old = _old_logprobs(node, given, world)
+    for _ in range(world.context.mini_batches):
+        if node.attr("old_logprobs") == "own":
+            old = _forward(role, rollout["tokens"], world)
+        world.weights[role] += 0.01 * _loss(node, given, old, world)
+
+
+def _old_logprobs(node: Node, given: Mapping[str, Fields], world: World) -> Array | None:
+    """Of the policy at the start of the step."""
+    if "old" in given:
+        return given["old"]["logprobs"]
+    if world.open:
+        role = str(node.role)
+        return _forward(role, given["rollout"]["tokens"], world, world.begun[role])
+    if node.attr("old_logprobs") == "rollout_logprobs":
+        return given["rollout"]["rollout_logprobs"]
+    return None
+
+
+def _loss(node: Node, given: Mapping[str, Fields], old: Array | None, world: World) -> float:
+    rollout, role = given["rollout"], str(node.role)
     loss, kl = node.attr("loss"), node.attr("kl")
-    if context is not None and loss is None:
-        loss = context.loss if "rollout_logprobs" in rollout else CrossEntropy()
+    if world.open and loss is None:
+        loss = world.context.loss if "rollout_logprobs" in rollout else CrossEntropy()
     assert isinstance(loss, LossSpec)
-    each = rollout["tokens"] * rollout["response_mask"]
+    each = rollout["tokens"] * rollout["response_mask"] * world.weights[role]
     if "advantages" in loss.needs:
-        weights = _advantages(given, context)
+        weights = _advantages(given, world)
         each = each * (weights if weights.ndim == 2 else weights[:, None])
     total = float(each.sum(axis=1).mean()) * _factor(loss)
     if "behaviour_logprobs" in loss.needs:
-        name = node.attr("behaviour_logprobs") if context is None else "rollout_logprobs"
-        total += 0.1 * float(rollout[str(name)].mean())
+        name = "rollout_logprobs" if world.open else str(node.attr("behaviour_logprobs"))
+        total += 0.1 * float(rollout[name].mean())
+    if "old_logprobs" in loss.needs:
+        assert old is not None
+        total += 0.3 * float((old * rollout["response_mask"]).mean())
+    if "returns" in loss.needs:
+        total += 0.1 * float(given["returns"]["returns"].mean())
+    if "old_values" in loss.needs:
+        total += 0.2 * float(given["values"]["values"].mean())
+    if "preferred" in loss.needs:
+        total += float((rollout["tokens"].sum(axis=1) * (rollout["preferred"] - 0.5)).mean())
+    if "reference_logprobs" in loss.needs:
+        total += 0.1 * float(given["reference"]["logprobs"].mean())
     if isinstance(kl, KL) and kl.coefficient:
         total += kl.coefficient * float(given["reference"]["logprobs"].mean()) * _factor(kl)
-    return 0.01 * total
+    return float(np.tanh(total))
 
 
-def _advantages(given: Mapping[str, Fields], context: Context | None) -> Array:
+def _advantages(given: Mapping[str, Fields], world: World) -> Array:
     if "advantages" in given:
         return given["advantages"]["advantage"]
-    assert context is not None, "a lowered update has advantages"
-    rewards = given["rewards"]
-    return _advantage(context.advantage, {"scores": rewards})
+    assert world.open, "a lowered update has advantages"
+    return _advantage(world.context.advantage, {"scores": given["rewards"]})["advantage"]
 
 
 def _group(fields: Fields) -> Fields:

@@ -53,12 +53,18 @@ _WORK = Workload(
 )
 CONTEXT = Context(
     prompts_per_step=5,
-    costs={"actor": RoleCost(shape=_SHAPE, work=_WORK)},
+    costs={
+        "actor": RoleCost(shape=_SHAPE, work=_WORK),
+        "critic": RoleCost(shape=_SHAPE.with_value_head(), work=replace(_WORK, num_slots=0)),
+        "judge": RoleCost(shape=_SHAPE.with_value_head(), work=replace(_WORK, num_slots=0)),
+    },
     group_size=6,
     sampling=Sampling(temperature=0.8, max_tokens=32),
     advantage=GroupRelative(std="none"),
     loss=PolicyClip(clip_low=0.1, clip_high=0.3),
     shares_weights={"actor": True},
+    truncated="repeat",
+    repeats_truncation={"actor": True},
 )
 
 
@@ -101,6 +107,48 @@ def twice(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
     actor.update(two, reward.score(two))
 
 
+@fl.workflow
+def decoupled(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
+    rollout = actor.generate(prompts)
+    loss = fl.loss.policy_clip(0.2, correction=fl.loss.truncate(2.0))
+    ref = reference.logprobs(rollout)
+    fl.log("kl", reference.logprobs(rollout))
+    actor.update(rollout, reward.score(rollout), reference=ref, kl=fl.kl.k3(0.1), loss=loss)
+    actor.update(rollout, reward.score(rollout), loss=loss)
+    reference.sync(actor, every=10)
+
+
+@fl.workflow
+def episodes(prompts: fl.Prompts, actor: fl.Policy, game: fl.Environment, judge: fl.RewardModel):
+    rollout, scores = fl.interact(actor, game, prompts, max_turns=3, max_tokens=8)
+    judged = judge.score(rollout)
+    fl.log("judged", judged)
+    rollout, total = fl.select.top(rollout, fl.weighted_sum((scores, 1.0), (judged, 0.5)), k=2)
+    advantages = fl.advantage.group_in_group(total, rollout)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2, anchor="old"))
+
+
+@fl.workflow
+def critic_learns(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Critic, reward: fl.Reward):
+    rollout = actor.generate(prompts, n=1)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(reward.score(rollout), values, rollout)
+    critic.update(rollout, returns=returns, values=critic.values(rollout))
+    actor.update(rollout, advantages=advantages)
+
+
+@fl.workflow
+def preferences(pairs: fl.Pairs, judge: fl.RewardModel, actor: fl.Policy, reference: fl.Policy):
+    judge.update(pairs)
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+@fl.workflow
+def nucleus(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+    rollout = actor.generate(prompts, top_p=0.9)
+    actor.update(rollout, reward.score(rollout))
+
+
 ALL = {
     "short": {},
     "long": {},
@@ -108,6 +156,11 @@ ALL = {
     "supervised": {},
     "imitation": {},
     "twice": {},
+    "decoupled": {},
+    "episodes": {},
+    "critic_learns": {},
+    "preferences": {},
+    "nucleus": {},
 }
 
 
