@@ -11,9 +11,11 @@ from flowrl.backend.protocols import Finished
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import SchedulerError
-from flowrl.ids import GroupId, SampleId, group_id, sample_id
+from flowrl.ids import GroupId, RoleName, SampleId, group_id, sample_id
 from flowrl.runtime.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
+from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.update_node import split_groups
 from flowrl.specs import FinishReason
 
@@ -150,3 +152,88 @@ def test_seeds_depend_on_the_seed_and_on_every_name():
 def test_seeds_are_the_same_in_every_version():
     # Frozen, since they decide what a resumed run draws: the first 63 bits of BLAKE2b.
     assert derive_seed(0, "rollout", "grpo", "0/17/3") == 8695035604805839804
+
+
+def episode(sample: SampleId, failure: EpisodeFailure | None = None) -> FinishedEpisode:
+    """`o a a o a`: an opening, a turn of two tokens, an answer, a turn of one."""
+    turns = [-1, 0, 0, -1, 1]
+    return FinishedEpisode(
+        sample=sample,
+        attempt=0,
+        reason=FinishReason.STOP,
+        tokens=np.array([20, 4, 5, 21, 6], np.int64),
+        logprobs=np.array([0.0, -0.1, -0.2, 0.0, -0.3], np.float32),
+        versions=((3, 5),),
+        role=RoleName("game"),
+        mask=np.array(turns) >= 0,
+        turn=np.array(turns, np.int64),
+        token_reward=np.array([0.0, 0.0, 0.5, 0.0, 1.0], np.float32),
+        state=np.array([-1, 70, 70, -1, 80], np.int64),
+        text="<ab>c",
+        score=1.5,
+        terms={"turns": 2.0},
+        failure=failure,
+    )
+
+
+def test_an_episode_ends_with_its_score_and_its_text():
+    sample = sample_id(A, 0)
+    of = payload(item(A, 1, 2), [], [])
+    assert not of.is_episode
+    of.extend(episode(sample))
+    assert of.is_episode
+    assert (of.score, of.scores, of.terms) == (1.5, {"game": 1.5}, {"turns": 2.0})
+    assert (of.text, of.num_drawn, len(of.tokens)) == ("<ab>c", 3, 5)
+    assert of.versions == ((3, 5),)
+    assert payload(item(A, 1), [4, 5], [0.0, 0.0]).num_drawn == 2
+
+
+def test_a_batch_of_episodes_has_holes_turns_rewards_and_states():
+    rows = [(sample_id(A, i), payload(item(A, 1, 2), [], [])) for i in range(2)]
+    for sample, of in rows:
+        of.extend(episode(sample))
+    batch = sequence_batch(rows, [A, A])
+    assert batch.tokens.tolist() == [1, 2, 20, 4, 5, 21, 6] * 2
+    assert batch.response_mask.astype(int).tolist() == [0, 0, 0, 1, 1, 0, 1] * 2
+    assert batch.response_lengths.tolist() == [3, 3]
+    assert batch.turn is not None
+    assert batch.state is not None
+    assert batch.token_reward is not None
+    assert batch.turn.tolist() == [-1, -1, -1, 0, 0, -1, 1] * 2
+    assert batch.state.tolist() == [-1, -1, -1, 70, 70, -1, 80] * 2
+    assert batch.token_reward.tolist() == [0, 0, 0, 0, 0.5, 0, 1.0] * 2
+    flat = behaviour_logprobs(batch, rows)
+    expected = np.array([0, 0, 0, -0.1, -0.2, 0, -0.3] * 2, np.float32)
+    np.testing.assert_array_equal(flat, expected)
+
+
+def test_a_batch_of_plain_responses_has_no_turns():
+    rows, groups = three()
+    batch = sequence_batch(rows, groups)
+    assert (batch.turn, batch.token_reward, batch.state) == (None, None, None)
+
+
+def test_episodes_and_plain_responses_do_not_mix():
+    rows, groups = three()
+    rows[0][1].tokens, rows[0][1].logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    rows[0][1].extend(episode(rows[0][0]))
+    with pytest.raises(SchedulerError, match="episodes and plain responses in one batch"):
+        sequence_batch(rows, groups)
+
+
+def test_an_episode_that_broke_off_has_no_score():
+    sample = sample_id(A, 0)
+    failure = EpisodeFailure(
+        sample=sample, turn=1, kind=FailureKind.RAISED, message="raised KeyError in turn 1"
+    )
+    of = payload(item(A, 1, 2), [], [])
+    of.extend(episode(sample, failure))
+    assert (of.score, of.scores) == (None, {})
+    assert (of.broken, of.failure) == (failure, "raised KeyError in turn 1")
+    assert of.text == "<ab>c"  # what people look at
+
+
+def test_an_episode_takes_nothing_up_in_the_middle():
+    of = payload(item(A, 1, 2), [4], [-0.1])
+    with pytest.raises(SchedulerError, match="has tokens already"):
+        of.extend(episode(sample_id(A, 0)))
