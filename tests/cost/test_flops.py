@@ -189,3 +189,12 @@ def test_libraries_differ_as_the_adapter_says() -> None:
 def test_a_library_without_a_known_convention_is_not_offered() -> None:
     result = compute(recorded("another", {"model_type": "llama", **TINY}))
     assert result == NotOffered("no convention of another is known")
+
+
+def test_a_value_head_multiplies_one_column() -> None:
+    critic = SQUARE.with_value_head()
+    assert forward_flops(critic, [5, 2]).head == 2 * 7 * 4
+    assert forward_flops(critic, [5, 2], num_logits=3).head == 2 * 3 * 4
+    assert forward_flops(critic, [5]).projections == forward_flops(SQUARE, [5]).projections
+    product = FlopsConvention(embedding="product")
+    assert forward_flops(critic, [5], convention=product).embedding == 2 * 5 * 40

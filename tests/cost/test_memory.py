@@ -212,3 +212,21 @@ def test_activations_match_what_a_real_forward_pass_keeps(
     shape = ModelShape.from_hf_config({"model_type": family, **sizes})
     predicted = activation_bytes(shape, work)
     assert predicted == pytest.approx(measured, rel=0.1), (predicted, measured)
+
+
+def test_a_value_head_gives_one_number_a_position() -> None:
+    critic, work = SHAPE.with_value_head(), replace(WORK, num_slots=0)
+    count = 800 + 2 * (192 + 576 + 16) + 8 + (8 + 1)
+    parts = named(phase_memory("critic", critic, work, Phase.UPDATE))
+    assert parts["parameters"] == 4 * count
+    # Values and their gradient, and three float32 copies, as the logits of a vocabulary of one.
+    assert parts["logits"] == (2 + 3) * 4 * (5 * 4)
+    assert "kv cache" not in parts
+
+
+@pytest.mark.parametrize("phase", [Phase.VALUES, Phase.SCORES])
+def test_values_and_scores_are_a_forward_pass_that_keeps_nothing(phase: Phase) -> None:
+    critic = SHAPE.with_value_head()
+    assert working_memory("critic", critic, WORK, phase) == working_memory(
+        "critic", critic, WORK, Phase.LOGPROBS
+    )

@@ -359,3 +359,18 @@ def test_a_missing_size_is_named() -> None:
     config = {key: value for key, value in TINY.items() if key != "intermediate_size"}
     with pytest.raises(PlanError, match="no 'intermediate_size'"):
         ModelShape.from_hf_config({"model_type": "llama", **config})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_value_head_is_that_of_a_token_classifier_with_one_label(tied: bool) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = {"model_type": "qwen2", **TINY, "tie_word_embeddings": tied}
+    rest = {key: value for key, value in config.items() if key != "model_type"}
+    made = transformers.AutoConfig.for_model("qwen2", num_labels=1, **rest)
+    with torch.device("meta"):
+        model = transformers.AutoModelForTokenClassification.from_config(made)
+    shape = ModelShape.from_hf_config(config).with_value_head()
+    assert shape.parameters.total == sum(p.numel() for p in model.parameters())
+    assert shape.parameters.head == config["hidden_size"] + 1
+    assert shape.output_size == 1
