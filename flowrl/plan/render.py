@@ -211,7 +211,7 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             )
         case "generate":
             return (
-                f"{who} generates {prompts} prompts x {samples // prompts} samples "
+                f"{who} generates {prompts} prompts x {_samples(samples // prompts)} "
                 f"of at most {operation.max_tokens} tokens in {operation.chunk} slots{where}"
             )
         case "score" if operation.start is StartUnit.BATCH:
@@ -240,6 +240,10 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             return f"{operation.node} is written down"
         case other:
             return f"{operation.node} ({other}){where}"
+
+
+def _samples(number: int) -> str:
+    return "1 sample" if number == 1 else f"{number} samples"
 
 
 def _update(operation: Operation, plan: PlacementPlan) -> str:
