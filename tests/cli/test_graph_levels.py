@@ -1,0 +1,51 @@
+"""`flowrl graph --level`: what the program says, what is left open no more, and where it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli.graph import GraphOptions, run
+from flowrl.errors import ConfigError
+from flowrl.graph import Level, graph_from_json, parse
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIG = str(CONFIGS / "ppo.yaml")
+ELSEWHERE = (f"cluster={CONFIGS / 'clusters' / 'laptop.yaml'}",)
+"""So that the devices of the machine that tests run on do not matter."""
+
+
+def shown(capsys, level: str, form: str = "text", target: str = CONFIG) -> str:
+    run(target, ELSEWHERE, GraphOptions(form=form, level=level))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_each_level_is_shown_and_reads_back(capsys, level):
+    assert parse(shown(capsys, level)).level is level
+    graph = graph_from_json(json.loads(shown(capsys, level, "json")))
+    assert graph.level is level
+
+
+def test_the_placed_graph_says_where_each_role_runs(capsys):
+    text = shown(capsys, "placed", "tree")
+    assert "critic.values  on cpu:0 in main, starts on the batch" in text
+    assert "verifier.score  on cpu:0 in verifier, starts on each sample" in text
+    assert "critic.values  on" not in shown(capsys, "lowered", "tree")
+
+
+def test_a_workflow_without_a_config_has_no_place(capsys):
+    with pytest.raises(ConfigError, match="cannot be placed") as caught:
+        run("grpo", (), GraphOptions(level="placed"))
+    assert "flowrl graph CONFIG.yaml workflow=grpo --level placed" in caught.value.hint
+
+
+def test_placed_graphs_are_compared_like_others(capsys, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(f"extends: {CONFIG}\ntrain: {{micro_batch: 64}}\n")
+    run(CONFIG, ELSEWHERE, GraphOptions(level="placed", diff=str(other)))
+    lines = capsys.readouterr().out.splitlines()
+    assert "  - attr micro_batch = 128" in lines
+    assert "  + attr micro_batch = 64" in lines
