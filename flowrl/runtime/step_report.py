@@ -146,7 +146,7 @@ class StepReport:
             step=step.number,
             num_samples=sum(len(step.sets[s]) for s in self._own_sets if s in step.sets),
             wall_s=time.monotonic() - started,
-            seconds={**_seconds(drawn), **step.seconds},
+            seconds=_seconds(step, drawn),
         )
         metrics = self._with_samples(metrics, step, drawn, ends)
         metrics = self._with_updates(metrics, step)
@@ -349,10 +349,14 @@ def _update_numbers(updates: Sequence[OptimizerStep]) -> dict[str, float]:
     }
 
 
-def _seconds(drawn: Sequence[Drawn]) -> dict[str, float]:
+def _seconds(step: StepBatch, drawn: Sequence[Drawn]) -> dict[str, float]:
+    """Wall time by kind of work, of rollouts and of the batch part together."""
     if not drawn:
-        return {}
-    return {
+        return step.seconds
+    seconds = {
         "generate": sum(one.collected.seconds.generate for one in drawn),
         "score": sum(one.collected.seconds.score_wait for one in drawn),
     }
+    for kind, spent in step.seconds.items():
+        seconds[kind] = seconds.get(kind, 0.0) + spent
+    return seconds
