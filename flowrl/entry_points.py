@@ -18,6 +18,9 @@ from flowrl.errors import FlowError
 __all__ = ["Entry", "entries", "find_entry"]
 
 
+_UNKNOWN = "unknown distribution"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One declared entry point.
@@ -67,16 +70,23 @@ def entries(group: str) -> tuple[Entry, ...]:
 
     A name that two distributions declare appears twice.
     """
-    found = [
-        Entry(
-            group=group,
-            name=point.name,
-            target=point.value,
-            distribution=point.dist.name if point.dist else "unknown distribution",
-            version=point.dist.version if point.dist else "",
+    found = []
+    origins: dict[int, tuple[str, str]] = {}
+    for point in metadata.entry_points(group=group):
+        if id(point.dist) not in origins:
+            # Each look at a name or a version parses the distribution's metadata anew.
+            known = point.dist
+            origins[id(known)] = (known.name, known.version) if known else (_UNKNOWN, "")
+        distribution, version = origins[id(point.dist)]
+        found.append(
+            Entry(
+                group=group,
+                name=point.name,
+                target=point.value,
+                distribution=distribution,
+                version=version,
+            )
         )
-        for point in metadata.entry_points(group=group)
-    ]
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
 
 

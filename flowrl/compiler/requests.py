@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.compiler.models import RoleModels
-from flowrl.compiler.roles import head_of, plugin_of
+from flowrl.compiler.players import Players
+from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import RunConfig, StageConfig
 from flowrl.cost.demand import response_bound
@@ -38,7 +38,7 @@ def plan_requests(
     loaded: LoadedConfig,
     stages: Sequence[StageRequest],
     kinds: Mapping[str, RoleKind],
-    models: RoleModels,
+    players: Players,
 ) -> list[PlanRequest]:
     """One request a stage.
 
@@ -51,7 +51,7 @@ def plan_requests(
         ConfigError, PlanError: a model of which the config says too little, or what is unknown.
     """
     evaluated = evaluated_role(loaded.config, [stage.graph for stage in stages])
-    requests = [_request(loaded, stage, kinds, models, evaluated) for stage in stages]
+    requests = [_request(loaded, stage, kinds, players, evaluated) for stage in stages]
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
 
@@ -78,14 +78,14 @@ def _request(
     loaded: LoadedConfig,
     stage: StageRequest,
     kinds: Mapping[str, RoleKind],
-    models: RoleModels,
+    players: Players,
     evaluated: str | None,
 ) -> PlanRequest:
     config, graph = loaded.config, stage.graph
     train = config.stage_config(stage.name).train
     names = list(dict.fromkeys((*graph.roles, *_copied(config, graph))))
-    roles = [_role_request(loaded, name, kinds, models, evaluated) for name in names]
-    limits = [models.longest(role.name) for role in roles if _has_model(kinds, role.name)]
+    roles = [_role_request(loaded, name, kinds, players, evaluated) for name in names]
+    limits = [players.longest(role.name) for role in roles if _has_model(kinds, role.name)]
     # Solutions may be as long as the responses that the run goes on to draw.
     sampling = sampling_of(config.stage_config(config.stages[-1]))
     bounds = [response_bound(graph, node, sampling) for node in graph.of_op(Op.GENERATE)]
@@ -125,7 +125,7 @@ def _role_request(
     loaded: LoadedConfig,
     name: str,
     kinds: Mapping[str, RoleKind],
-    models: RoleModels,
+    players: Players,
     evaluated: str | None,
 ) -> RoleRequest:
     config, kind = loaded.config.roles[name], kinds.get(name)
@@ -133,8 +133,8 @@ def _role_request(
     return RoleRequest(
         name=name,
         backend=config.backend,
-        capabilities=plugin_of(loaded, name).capabilities,
-        shape=models.shape(name) if own_model else None,
+        capabilities=players.plugin(name).capabilities,
+        shape=players.shape(name) if own_model else None,
         head="lm" if kind is None else head_of(kind),
         dtype=config.dtype,
         num_slots=config.num_slots,

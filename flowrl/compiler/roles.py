@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from flowrl.backend.protocols import Capabilities, Head, Plugin, Service
-from flowrl.backend.registry import available, find
-from flowrl.compiler.models import RoleModels
-from flowrl.config.load import LoadedConfig
+from flowrl.backend.protocols import Capabilities, Head, Service
+from flowrl.backend.registry import available
+from flowrl.compiler.players import Players
 from flowrl.config.nearest import listing, suggestion
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
@@ -21,7 +20,7 @@ from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Grammar
 
-__all__ = ["StageRoles", "check_roles", "head_of", "plugin_of"]
+__all__ = ["StageRoles", "check_roles", "head_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +49,12 @@ _SERVICES: Mapping[RoleKind, tuple[Service, ...]] = {
 _MODELS: tuple[RoleKind, ...] = (Policy, Critic, RewardModel)
 
 
-def plugin_of(loaded: LoadedConfig, role: str) -> Plugin:
-    """The plug-in that plays a role.
-
-    Raises:
-        BackendError: no such backend, or a broken one.
-    """
-    key = f"roles.{role}.backend"
-    return find(loaded.config.roles[role].backend, where=loaded.where(key))
-
-
 def head_of(kind: RoleKind) -> Head:
     """What the model of a role ends in."""
     return "value" if kind in (Critic, RewardModel) else "lm"
 
 
-def check_roles(loaded: LoadedConfig, stages: Sequence[StageRoles], models: RoleModels) -> None:
+def check_roles(stages: Sequence[StageRoles], players: Players) -> None:
     """Checks the roles of all stages.
 
     Raises:
@@ -73,27 +62,27 @@ def check_roles(loaded: LoadedConfig, stages: Sequence[StageRoles], models: Role
         BackendError: no such backend, or a broken one.
     """
     for stage in stages:
-        _check_named(loaded, stage)
+        _check_named(players, stage)
     _check_one_kind(stages)
     kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
     for stage in stages:
         for name, kind in stage.kinds.items():
-            _check_backend(loaded, stage, name, kind)
-            _check_copy(loaded, stage, name, kinds)
-        for problem in (*_grammars(loaded, stage), *_meetings(stage, models)):
+            _check_backend(players, stage, name, kind)
+            _check_copy(players, stage, name, kinds)
+        for problem in (*_grammars(players, stage), *_meetings(stage, players)):
             raise problem
 
 
-def _check_named(loaded: LoadedConfig, stage: StageRoles) -> None:
+def _check_named(players: Players, stage: StageRoles) -> None:
     for role in stage.graph.roles:
-        if role in loaded.config.roles:
+        if role in players.roles:
             continue
         node = next(node for node in stage.graph.nodes if node.role == role)
         raise ConfigError(
             f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
             where=str(node.source or stage.workflow.source),
-            found=f"roles {listing(loaded.config.roles)}",
-            hint=suggestion(role, loaded.config.roles) or f"add roles.{role}.backend to the config",
+            found=f"roles {listing(players.roles)}",
+            hint=suggestion(role, players.roles) or f"add roles.{role}.backend to the config",
         )
 
 
@@ -118,11 +107,11 @@ def _named(kind: RoleKind) -> str:
     return f"{kind.kind} (fl.{kind.__name__})"
 
 
-def _check_backend(loaded: LoadedConfig, stage: StageRoles, name: str, kind: RoleKind) -> None:
-    backend = loaded.config.roles[name].backend
-    capabilities = plugin_of(loaded, name).capabilities
+def _check_backend(players: Players, stage: StageRoles, name: str, kind: RoleKind) -> None:
+    backend = players.roles[name].backend
+    capabilities = players.plugin(name).capabilities
     wanted = _SERVICES[kind]
-    where = f"{stage.workflow.source} and {loaded.where(f'roles.{name}.backend')}"
+    where = f"{stage.workflow.source} and {players.where(name, 'backend')}"
     if not capabilities.services & set(wanted):
         raise ConfigError(
             f"role {name!r} of workflow {stage.workflow.name!r} is {_named(kind)}, which backend "
@@ -166,13 +155,13 @@ def _backends(fits: Callable[[Capabilities], bool]) -> str:
 
 
 def _check_copy(
-    loaded: LoadedConfig, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
+    players: Players, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
 ) -> None:
-    other = loaded.config.roles[name].copy_of
+    other = players.roles[name].copy_of
     if other is None or other not in kinds:
         return
     kind, copied = kinds[name], kinds[other]
-    where = f"{stage.workflow.source} and {loaded.where(f'roles.{name}.copy_of')}"
+    where = f"{stage.workflow.source} and {players.where(name, 'copy_of')}"
     if kind not in _MODELS or copied not in _MODELS:
         bare, bare_kind = (name, kind) if kind not in _MODELS else (other, copied)
         raise ConfigError(
@@ -190,14 +179,14 @@ def _check_copy(
         )
 
 
-def _grammars(loaded: LoadedConfig, stage: StageRoles) -> Iterator[GraphError]:
+def _grammars(players: Players, stage: StageRoles) -> Iterator[GraphError]:
     for node in stage.graph.of_op(Op.GENERATE):
         grammar = node.attr("grammar")
         if not isinstance(grammar, Grammar) or node.role is None:
             continue
-        held = plugin_of(loaded, node.role).capabilities.grammars
+        held = players.plugin(node.role).capabilities.grammars
         if grammar.kind not in held:
-            backend = loaded.config.roles[node.role].backend
+            backend = players.roles[node.role].backend
             yield _not_held(node, grammar.kind, backend, held)
 
 
@@ -211,29 +200,29 @@ def _not_held(node: Node, kind: str, backend: str, held: frozenset[str]) -> Grap
     )
 
 
-def _meetings(stage: StageRoles, models: RoleModels) -> Iterator[FlowError]:
+def _meetings(stage: StageRoles, players: Players) -> Iterator[FlowError]:
     """Models that must fit each other: readers of samples and who drew them; syncs."""
     graph = stage.graph
     readers: dict[str, str] = {}
     for node in graph.nodes:
         if node.op is Op.SYNC:
-            yield from _same_model(graph, node, models)
+            yield from _same_model(graph, node, players)
         if node.role is None or phase_of(node) is None or node.op is Op.GENERATE:
             continue
         generate = drawn_by(graph, node)
         if generate is not None:
-            yield from _same_words(node, str(generate.role), f"{generate.id} draws", models)
+            yield from _same_words(node, str(generate.role), f"{generate.id} draws", players)
         else:
             source = graph.feeding(node.id, "rollout")
             first = readers.setdefault(source.src, node.role) if source is not None else node.role
-            yield from _same_words(node, first, f"{first} reads too", models)
+            yield from _same_words(node, first, f"{first} reads too", players)
 
 
-def _same_words(node: Node, other: str, how: str, models: RoleModels) -> Iterator[FlowError]:
+def _same_words(node: Node, other: str, how: str, players: Players) -> Iterator[FlowError]:
     role = str(node.role)
-    if models.source(role) == models.source(other):
+    if players.source(role) == players.source(other):
         return
-    mine, theirs = models.vocabulary(role), models.vocabulary(other)
+    mine, theirs = players.vocabulary(role), players.vocabulary(other)
     if mine.agrees_with(theirs):
         return
     yield node_error(
@@ -246,13 +235,13 @@ def _same_words(node: Node, other: str, how: str, models: RoleModels) -> Iterato
     )
 
 
-def _same_model(graph: Graph, sync: Node, models: RoleModels) -> Iterator[FlowError]:
+def _same_model(graph: Graph, sync: Node, players: Players) -> Iterator[FlowError]:
     """Weights that one role takes over from another must fit it."""
     edge = graph.feeding(sync.id, "weights")
     source = None if edge is None else graph.node(edge.src).role
     if source is None or sync.role is None or source == sync.role:
         return
-    mine, theirs = models.shape(sync.role), models.shape(source)
+    mine, theirs = players.shape(sync.role), players.shape(source)
     if mine == theirs:
         return
     differing = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(theirs, f.name)]
@@ -263,8 +252,8 @@ def _same_model(graph: Graph, sync: Node, models: RoleModels) -> Iterator[FlowEr
     yield node_error(
         sync,
         f"{sync.role} takes over the weights of {source}, but the two models differ",
-        found=f"{sync.role}: {said[0]} ({models.origin(sync.role)}); "
-        f"{source}: {said[1]} ({models.origin(source)})",
+        found=f"{sync.role}: {said[0]} ({players.origin(sync.role)}); "
+        f"{source}: {said[1]} ({players.origin(source)})",
         expected="models of one shape",
         hint=f"set roles.{sync.role}.copy_of={source}, and no model of its own",
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
-from flowrl.compiler.models import RoleModels
+from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
-from flowrl.compiler.roles import StageRoles, check_roles, plugin_of
+from flowrl.compiler.roles import StageRoles, check_roles
 from flowrl.compiler.sizes import SizedStage, check_sizes
 from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
@@ -84,21 +84,21 @@ def compile_stages(
         _workflow_of(loaded, name, workflow if name == config.stages[-1] else None)
         for name in config.stages
     ]
+    players = Players(loaded)
     stages = [
-        _lowered(loaded, name, program)
+        _lowered(loaded, name, program, players)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
-    models = RoleModels(config)
     roles = [StageRoles(name=s.name, workflow=s.workflow, graph=s.graph) for s in stages]
-    check_roles(loaded, roles, models)
-    check_sizes(loaded, _sized(loaded, stages, models))
+    check_roles(roles, players)
+    check_sizes(loaded, _sized(loaded, stages, players))
     for stage in stages:
         warn_of(stage.graph, stage.context)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     asked = [StageRequest(name=s.name, graph=s.graph, decisions=s.decisions) for s in stages]
     kinds = {name: kind for stage in roles for name, kind in stage.kinds.items()}
-    requests = plan_requests(loaded, asked, kinds, models)
+    requests = plan_requests(loaded, asked, kinds, players)
     return tuple(
         _placed(stage, config.stage_config(stage.name), request, pool)
         for stage, request in zip(stages, requests, strict=True)
@@ -123,17 +123,18 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _lowered(loaded: LoadedConfig, name: str, workflow: Workflow) -> _Lowered:
+def _lowered(loaded: LoadedConfig, name: str, workflow: Workflow, players: Players) -> _Lowered:
     """Traces and lowers a stage's program."""
     stage = loaded.config.stage_config(name)
     try:
+        workflow = workflow.bind(stage.bind)
         traced = workflow.trace(stage.args)
     except ConfigError as error:
-        if error.where is not None and error.where.startswith("args."):
+        if error.where is not None and error.where.startswith(("args.", "bind.")):
             prefix = "" if name == loaded.config.stages[-1] else f"stage.{name}."
             error.where = loaded.where(f"{prefix}{error.where}")
         raise
-    context = _context(loaded, name, workflow, traced)
+    context = _context(loaded, name, workflow, traced, players)
     decisions: list[Decision] = []
 
     def note(record: PassRecord) -> None:
@@ -152,14 +153,16 @@ def _lowered(loaded: LoadedConfig, name: str, workflow: Workflow) -> _Lowered:
     )
 
 
-def _context(loaded: LoadedConfig, name: str, workflow: Workflow, traced: Graph) -> Context:
+def _context(
+    loaded: LoadedConfig, name: str, workflow: Workflow, traced: Graph, players: Players
+) -> Context:
     """What a stage is lowered with."""
     config = loaded.config
     stage, algorithm = config.stage_config(name), config.algorithm
     train, staleness = stage.train, workflow.max_staleness
     # One that the config does not name is refused after lowering, if it is still there then.
     named = [role for role in traced.roles if role in config.roles]
-    capabilities = {role: plugin_of(loaded, role).capabilities for role in named}
+    capabilities = {role: players.plugin(role).capabilities for role in named}
     return Context(
         group_size=train.group_size,
         prompts_per_step=train.prompts_per_step,
@@ -193,11 +196,11 @@ def _exact_copies(loaded: LoadedConfig, roles: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _sized(loaded: LoadedConfig, stages: list[_Lowered], models: RoleModels) -> list[SizedStage]:
+def _sized(loaded: LoadedConfig, stages: list[_Lowered], players: Players) -> list[SizedStage]:
     sized = []
     for stage, (name, prefix) in zip(stages, loaded.stage_prefixes(), strict=True):
         own = [role for role in stage.graph.roles if loaded.config.roles[role].model is not None]
-        limits = {role: models.longest(role) for role in own}
+        limits = {role: players.longest(role) for role in own}
         sized.append(
             SizedStage(
                 name=name,

@@ -44,7 +44,8 @@ class Context:
         truncated: What is done about truncated rollouts.
         trust_rollout_logprobs: Whether the engine's logprobs may stand for the old policy's.
         shares_weights: Roles whose generation reads the trainer's parameters in place.
-        repeats_truncation: Roles whose trainer can repeat the truncation of a rollout.
+        repeats_truncation: For each role, the options of a truncated rollout that its engine and
+            its trainer can include in logprobs.
         copies: For a role that begins as an exact copy of another (same backend and parameter
             type), that other one.
         train_key: Where the configuration holds sizes and sampling, for messages.
@@ -61,7 +62,7 @@ class Context:
     truncated: Truncated = "refuse"
     trust_rollout_logprobs: bool = False
     shares_weights: Mapping[str, bool] = field(default_factory=dict)
-    repeats_truncation: Mapping[str, bool] = field(default_factory=dict)
+    repeats_truncation: Mapping[str, frozenset[str]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     train_key: str = "train"
     costs: Mapping[str, RoleCost] = field(default_factory=dict)

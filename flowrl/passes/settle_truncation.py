@@ -8,16 +8,19 @@ biased.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.conditions import node_error
 from flowrl.passes.context import Context
 from flowrl.passes.rollouts import changed_options, drawn_by, neutral_options
-from flowrl.specs import LossSpec
+from flowrl.specs import LossSpec, Sampling
 
 __all__ = ["settle_truncation", "takes_for_draws"]
 
-SAMPLER = "sampler"
+SAMPLER: Literal["sampler"] = "sampler"
 
 
 def settle_truncation(graph: Graph, context: Context) -> Graph:
@@ -25,21 +28,27 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
 
     - `refuse`: nothing; the error names each option and its neutral value.
     - `ignore`: leaves it as it is.
-    - `repeat`: sets `logprobs_of="sampler"` of its `generate`: the engine reports logprobs after
-      truncation, and every logprobs and update node of these samples truncates alike.
+    - `repeat`: sets `logprobs_of="sampler"` of its `generate`, and its sampling says the same: the
+      engine reports logprobs after truncation, and every logprobs and update node of these samples
+      truncates alike. So does a program that asks for `fl.Sampling(logprobs="sampler")`.
 
     Raises:
         GraphError: refused; or a trainer cannot repeat what was drawn.
     """
     for generate in graph.of_op(Op.GENERATE):
+        sampling = generate.attr("sampling")
         changed = changed_options(generate)
         readers = takes_for_draws(graph, generate)
-        if not changed or not readers or context.truncated == "ignore":
+        if not changed or not readers or not isinstance(sampling, Sampling):
             continue
-        if context.truncated == "refuse":
+        repeats = context.truncated == "repeat" or sampling.logprobs == SAMPLER
+        if context.truncated == "ignore" and not repeats:
+            continue
+        if not repeats:
             raise _refused(generate, readers[0], changed, context)
         _check_repeatable(graph, generate, changed, context)
-        graph = graph.replacing(generate.with_attrs(logprobs_of=SAMPLER))
+        after = replace(sampling, logprobs=SAMPLER)
+        graph = graph.replacing(generate.with_attrs(sampling=after, logprobs_of=SAMPLER))
     return graph
 
 
@@ -70,7 +79,7 @@ def _refused(generate: Node, update: Node, changed: dict[str, str], context: Con
         f"set them in {key}.sampling or in the program",
         f"{key}.truncated=ignore trains with the bias",
     ]
-    if context.repeats_truncation.get(str(update.role), False) and "grammar" not in changed:
+    if set(changed) <= context.repeats_truncation.get(str(update.role), frozenset()):
         ways.append(f"{key}.truncated=repeat has the trainer truncate alike")
     return node_error(
         generate,
@@ -84,25 +93,22 @@ def _refused(generate: Node, update: Node, changed: dict[str, str], context: Con
 def _check_repeatable(
     graph: Graph, generate: Node, changed: dict[str, str], context: Context
 ) -> None:
-    key = f"{context.train_key}.truncated"
-    if "grammar" in changed:
+    """Whether the engine reports, and every pass over the samples repeats, how they were drawn."""
+    passes = [n for n in graph.of_op(Op.LOGPROBS, Op.UPDATE) if _reads(graph, n, generate)]
+    for node in (generate, *passes):
+        able = context.repeats_truncation.get(str(node.role), frozenset())
+        unable = {name: value for name, value in changed.items() if name not in able}
+        if not unable:
+            continue
+        key = f"{context.train_key}.truncated"
         raise node_error(
-            generate,
-            f"no trainer repeats the grammar ({changed['grammar']}) that {generate.id} holds to",
-            found=f"{key}=repeat",
-            hint=f"leave the grammar out, or train with the bias: {key}=ignore",
+            node,
+            f"the backend of {node.role} cannot include in logprobs that {generate.id} draws with "
+            f"{_said(unable)}",
+            found=f"{key}=repeat, and it repeats {', '.join(sorted(able)) or 'nothing'}",
+            expected=neutral_options(unable),
+            hint=f"set these, or train with the bias: {key}=ignore",
         )
-    for node in graph.of_op(Op.LOGPROBS, Op.UPDATE):
-        able = context.repeats_truncation.get(str(node.role), False)
-        if not able and _reads(graph, node, generate):
-            raise node_error(
-                node,
-                f"the backend of {node.role} cannot repeat how {generate.id} draws, "
-                f"with {_said(changed)}",
-                found=f"{key}=repeat",
-                expected=neutral_options(changed),
-                hint=f"set these, or train with the bias: {key}=ignore",
-            )
 
 
 def _said(changed: dict[str, str]) -> str:

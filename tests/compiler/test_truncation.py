@@ -24,11 +24,13 @@ def compiled(*overrides: str) -> api.Compiled:
 
 @pytest.fixture
 def repeats(monkeypatch):
-    """Says whether the torch backend repeats truncation."""
+    """Says which options the torch backend repeats."""
 
-    def say(able: bool) -> None:
+    def say(*options: str) -> None:
         plugin = type(flowrl_backends.torch.plugin)
-        capabilities = replace(flowrl_backends.torch.plugin.capabilities, repeats_truncation=able)
+        capabilities = replace(
+            flowrl_backends.torch.plugin.capabilities, repeats_truncation=frozenset(options)
+        )
         monkeypatch.setattr(plugin, "capabilities", capabilities)
 
     return say
@@ -53,12 +55,12 @@ def test_several_options_are_told_at_once():
     assert caught.value.expected == "top_k=0, min_p=0.0"
 
 
-@pytest.mark.parametrize("able", [True, False])
-def test_repeating_is_offered_where_the_backend_can(repeats, able):
-    repeats(able)
+@pytest.mark.parametrize(("able", "offered"), [(["top_p"], True), (["top_k"], False), ([], False)])
+def test_repeating_is_offered_where_the_backend_can(repeats, able, offered):
+    repeats(*able)
     with pytest.raises(GraphError) as caught:
         compiled("train.sampling.top_p=0.9")
-    assert ("train.truncated=repeat" in caught.value.hint) == able
+    assert ("train.truncated=repeat" in caught.value.hint) == offered
 
 
 def test_an_accepted_bias_is_warned_of(caplog):
@@ -70,18 +72,22 @@ def test_an_accepted_bias_is_warned_of(caplog):
 
 
 def test_a_repeated_truncation_is_said_in_the_graph_and_warned_of_no_more(caplog, repeats):
-    repeats(True)
+    repeats("top_p")
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         run = compiled("train.sampling.top_p=0.9", "train.truncated=repeat")
     assert caplog.records == []
-    assert run.graph.node("actor.generate").attr("logprobs_of") == "sampler"
+    generate = run.graph.node("actor.generate")
+    assert generate.attr("logprobs_of") == "sampler"
+    assert generate.attr("sampling").logprobs == "sampler"
 
 
 def test_a_backend_that_cannot_repeat_is_not_asked_to(repeats):
-    repeats(False)
-    with pytest.raises(GraphError, match="the backend of actor cannot repeat") as caught:
-        compiled("train.sampling.top_p=0.9", "train.truncated=repeat")
-    assert caught.value.found == "train.truncated=repeat"
+    repeats("top_k")
+    with pytest.raises(GraphError, match="the backend of actor cannot include") as caught:
+        compiled("train.sampling.top_p=0.9", "train.sampling.top_k=5", "train.truncated=repeat")
+    assert "draws with top_p=0.9" in caught.value.what
+    assert caught.value.found == "train.truncated=repeat, and it repeats top_k"
+    assert caught.value.expected == "top_p=1.0"
 
 
 def test_temperature_is_corrected_for_and_refused_by_nothing(caplog):

@@ -64,7 +64,7 @@ CONTEXT = Context(
     loss=PolicyClip(clip_low=0.1, clip_high=0.3),
     shares_weights={"actor": True},
     truncated="repeat",
-    repeats_truncation={"actor": True},
+    repeats_truncation={"actor": frozenset({"top_p"})},
 )
 
 

@@ -1,4 +1,4 @@
-"""The models of a configuration's roles: shape, longest sample, vocabulary. No weights are read."""
+"""What plays the roles of a run: plug-ins, and models by shape and vocabulary. Reads no weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig, RunConfig
+from flowrl.backend.protocols import Plugin
+from flowrl.backend.registry import find
+from flowrl.config.load import LoadedConfig
+from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
 from flowrl.cost.models import ModelShape
 from flowrl.data import fresh_config_json, vocabulary_of
 from flowrl.errors import ConfigError, PlanError
 
-__all__ = ["RoleModels", "Vocabulary"]
+__all__ = ["Players", "Vocabulary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +69,40 @@ def _words(text: bytes) -> object:
         return text
 
 
-class RoleModels:
-    """What is known of the models of a run before any is opened. Files are read once."""
+class Players:
+    """What is known of those who play roles before any is opened. Each thing is looked up once.
 
-    def __init__(self, config: RunConfig) -> None:
-        self._roles: Mapping[str, RoleConfig] = config.roles
+    Attributes:
+        roles: What the config says of each.
+    """
+
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self.roles: Mapping[str, RoleConfig] = loaded.config.roles
+        self._loaded = loaded
+        self._plugins: dict[str, Plugin] = {}
         self._files: dict[str, Mapping[str, object]] = {}
         self._shapes: dict[str, ModelShape] = {}
+
+    def plugin(self, role: str) -> Plugin:
+        """The plug-in that plays a role.
+
+        Raises:
+            BackendError: no such backend, or a broken one.
+        """
+        backend = self.roles[role].backend
+        if backend not in self._plugins:
+            key = f"roles.{role}.backend"
+            self._plugins[backend] = find(backend, where=self._loaded.where(key))
+        return self._plugins[backend]
+
+    def where(self, role: str, key: str) -> str:
+        """Where the config says `roles.<role>.<key>`, for messages."""
+        return self._loaded.where(f"roles.{role}.{key}")
 
     def source(self, role: str) -> str:
         """The role whose model this one begins as: itself, or the end of its `copy_of`s."""
         seen = [role]
-        while (other := self._roles[seen[-1]].copy_of) is not None and other not in seen:
+        while (other := self.roles[seen[-1]].copy_of) is not None and other not in seen:
             seen.append(other)
         return seen[-1]
 
@@ -90,19 +115,19 @@ class RoleModels:
         """
         source = self.source(role)
         if source not in self._shapes:
-            self._shapes[source] = self._read_shape(source, self._roles[source])
+            self._shapes[source] = self._read_shape(source, self.roles[source])
         return self._shapes[source]
 
     def origin(self, role: str) -> str:
         """What says how the model of a role looks: a file, or a key of the config."""
         source = self.source(role)
-        model = self._roles[source].model
+        model = self.roles[source].model
         return str(Path(model) / "config.json") if isinstance(model, str) else f"roles.{source}"
 
     def vocabulary(self, role: str) -> Vocabulary:
         """What token ids mean to a role; raises as `shape` does."""
         source, size = self.source(role), self.shape(role).vocab_size
-        config = self._roles[source]
+        config = self.roles[source]
         if isinstance(config.model, str):
             folder = Path(config.model)
             return Vocabulary(size=size, origin=str(folder / "config.json"), folder=folder)
@@ -112,7 +137,7 @@ class RoleModels:
     def longest(self, role: str) -> int | None:
         """Tokens of the longest sample that a role's model takes; None where nothing says so."""
         source = self.source(role)
-        match self._roles[source].model:
+        match self.roles[source].model:
             case FreshModel() as fresh:
                 return fresh.max_length
             case str() as folder:
