@@ -1,0 +1,440 @@
+"""Nodes of the batch part: what workers are given, which sets are made, what is steered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import flowrl as fl
+from flowrl.algo.advantages import Padding
+from flowrl.errors import GraphError, RewardError
+from flowrl.graph import Graph
+from flowrl.ids import GroupId, NodeId
+from flowrl.program import Workflow
+from flowrl.runtime.advantage_node import turns_of
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.sample_set import SampleSet, StepBatch
+from flowrl.runtime.subset_node import group_sizes
+from flowrl.specs import Sampling
+from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples
+
+ROLLOUT = NodeId("actor.generate")
+SCORES = {"verifier": [1.0, 0.0, 0.5, 0.5]}
+TOKENS = np.array(MASK, bool)
+
+
+def step_with(*sets: SampleSet, number: int = 1) -> StepBatch:
+    """A step whose rollouts' logprobs are -1, -2, -3, ... in the order of tokens."""
+    step = StepBatch(number=number, sets={s.origin: s for s in sets})
+    for each in sets:
+        drawn = -np.arange(1, 15, dtype=np.float32)
+        step.values[each.origin, "rollout_logprobs"] = np.where(TOKENS, drawn, 0)
+    return step
+
+
+@fl.workflow
+def critic(prompts: fl.Prompts, actor: fl.Policy, critic: fl.Critic, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    values = critic.values(rollout)
+    advantages, returns = fl.advantage.gae(
+        verifier.score(rollout), values, rollout, whiten=False, lam=1.0
+    )
+    critic.update(rollout, returns=returns, values=values)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
+def test_a_critic_is_given_the_returns_and_what_it_valued_before():
+    workers = {"actor": Worker(), "critic": Worker()}
+    program = program_of(lowered(critic), workers, mini_batches=2)
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    batches = [batch for batch, _ in workers["critic"].updates]
+    assert len(batches) == len(workers["actor"].updates) == 2
+    values = np.where(TOKENS, np.arange(14) / 10, 0)
+    np.testing.assert_allclose(batches[0].old_values, values, rtol=1e-6)
+    # With gamma and lambda 1 every token's target is the sample's score.
+    scores = np.repeat(SCORES["verifier"], np.diff([0, 3, 5, 10, 14])) * TOKENS
+    np.testing.assert_allclose(batches[0].returns, scores, atol=1e-6)
+    advantages = workers["actor"].updates[0][0].advantages
+    np.testing.assert_allclose(advantages, np.where(TOKENS, scores - values, 0), atol=1e-6)
+    assert workers["critic"].stale
+
+
+@fl.workflow
+def modelled(prompts: fl.Prompts, pairs: fl.Pairs, actor: fl.Policy, model: fl.RewardModel):
+    rollout = actor.generate(prompts)
+    actor.update(rollout, model.score(rollout))
+    model.update(pairs, loss=fl.loss.bradley_terry())
+
+
+def test_a_reward_model_scores_and_learns_from_pairs_that_no_mini_batch_separates():
+    workers = {"actor": Worker(), "model": Worker()}
+    program = program_of(lowered(modelled), workers, mini_batches=2)
+    step = step_with(samples(ROLLOUT), samples("pairs"))
+    step.values[NodeId("pairs"), "preferred"] = np.array([True, False, True, False])
+    program.run(step)
+    assert step.values[NodeId("model.score"), "score"].tolist() == [3, 2, 5, 4]
+    (first, spec), (_, other) = workers["model"].updates
+    assert first.preferred is not None
+    assert first.preferred.tolist() == [True, False, True, False]
+    assert (spec.mini_batches, other.mini_batches) == (((0, 1),), ((2, 3),))
+
+
+@fl.workflow
+def greedy(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    baseline = actor.generate(prompts, n=1, temperature=0)
+    advantages = fl.advantage.remax(
+        verifier.score(rollout), rollout, baseline=verifier.score(baseline)
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+
+
+def baseline_of(order: list[int], scores: list[float]) -> SampleSet:
+    """One greedy answer to each of the two prompts, in any order."""
+    every = samples("actor.generate.2", {"verifier": [scores[0], 9, scores[1], 9]})
+    return every.select(np.array([2 * group for group in order]))
+
+
+def test_a_baseline_is_found_by_its_prompt_and_not_by_its_place():
+    actor = Worker()
+    program = program_of(lowered(greedy), {"actor": actor})
+    drawn = samples(ROLLOUT, SCORES)
+    program.run(step_with(drawn, baseline_of([1, 0], [0.25, 0.5])))
+    advantages = actor.updates[0][0].advantages
+    lengths = [3, 2, 5, 4]
+    expected = np.repeat([0.75, -0.25, 0.0, 0.0], lengths) * TOKENS
+    np.testing.assert_allclose(advantages, expected, atol=1e-6)
+
+
+def test_a_prompt_without_its_baseline_is_named():
+    program = program_of(lowered(greedy), {"actor": Worker()})
+    with pytest.raises(RewardError, match="no baseline") as caught:
+        program.run(step_with(samples(ROLLOUT, SCORES), baseline_of([0], [0.5, 0.5])))
+    assert "group 0/1" in str(caught.value)
+
+
+def test_logprobs_and_updates_have_the_temperature_of_the_rollout_that_they_read():
+    @fl.workflow
+    def two(prompts: fl.Prompts, actor: fl.Policy, ref: fl.Policy, verifier: fl.Reward):
+        for temperature in (0.5, 2.0):
+            rollout = actor.generate(prompts, temperature=temperature)
+            actor_scores = verifier.score(rollout)
+            rollouts.append((rollout, actor_scores, ref.logprobs(rollout)))
+        for rollout, scores, reference in rollouts:
+            actor.update(rollout, scores, reference=reference, kl=fl.kl.k3(0.1))
+
+    rollouts: list = []
+    graph = lowered(two)
+    workers = {"actor": Worker(), "ref": Worker()}
+    program = program_of(graph, workers)
+    program._samplings = {
+        node.id: node.attr("sampling") for node in graph.nodes if node.attr("sampling") is not None
+    }
+    program.run(step_with(samples(ROLLOUT, SCORES), samples("actor.generate.2", SCORES)))
+    assert workers["ref"].temperatures == [0.5, 2.0]
+    assert [spec.temperature for _, spec in workers["actor"].updates] == [0.5, 2.0]
+
+
+@fl.workflow
+def anchored(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    loss = fl.loss.policy_clip(anchor="old", correction=fl.loss.truncate(2.0))
+    actor.update(rollout, verifier.score(rollout), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("context", "old", "policy"),
+    [
+        ({"mini_batches": 2}, "forward", "given"),
+        ({"mini_batches": 1}, None, "own"),
+        (
+            {
+                "mini_batches": 2,
+                "trust_rollout_logprobs": True,
+                "shares_weights": {"actor": True},
+            },
+            "drawn",
+            "given",
+        ),
+    ],
+)
+def test_the_old_policy_s_logprobs_come_from_where_the_graph_says(
+    context: dict, old: str | None, policy: str
+):
+    actor = Worker()
+    program = program_of(lowered(anchored, **context), {"actor": actor}, mini_batches=1)
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    ((batch, spec),) = actor.updates
+    assert spec.old_policy == policy
+    assert batch.behaviour_logprobs is not None
+    match old:
+        case "forward":
+            np.testing.assert_allclose(batch.old_logprobs, -np.arange(14) / 7, rtol=1e-6)
+        case "drawn":
+            np.testing.assert_array_equal(batch.old_logprobs, batch.behaviour_logprobs)
+        case _:
+            assert batch.old_logprobs is None
+
+
+@fl.map(reads=("rollout_logprobs", "score"), gives=("surprise/tokens", "level/samples"))
+def surprise(batch):
+    return {"surprise": -batch["rollout_logprobs"], "level": 10 * batch["score"]}
+
+
+@fl.loss.own(needs=("advantages",), extra=("surprise", "level"))
+def weighed(logprobs, batch):
+    return -batch.advantages * logprobs * batch.extra["surprise"] * batch.extra["level"]
+
+
+@fl.workflow
+def mapped(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    fields = surprise(rollout, scores)
+    actor.update(rollout, scores, loss=weighed, extra=fields)
+
+
+def test_an_own_loss_is_given_the_fields_of_a_map_token_by_token():
+    actor = Worker()
+    program_of(lowered(mapped), {"actor": actor}).run(step_with(samples(ROLLOUT, SCORES)))
+    extra = actor.updates[0][0].extra
+    np.testing.assert_allclose(extra["surprise"], np.where(TOKENS, np.arange(1, 15), 0))
+    level = np.repeat([10, 0, 5, 5], [3, 2, 5, 4])
+    np.testing.assert_allclose(extra["level"], np.where(TOKENS, level, 0))
+
+
+@fl.workflow
+def preferred(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    pairs = fl.select.best_and_worst(rollout, verifier.score(rollout))
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+def test_a_selection_makes_pairs_with_the_better_sample_first():
+    actor = Worker()
+    scores = {"verifier": [0.0, 1.0, 0.5, 0.5]}
+    step = step_with(samples(ROLLOUT, scores))
+    program_of(lowered(preferred), {"actor": actor, "reference": Worker()}).run(step)
+    ((batch, _),) = actor.updates
+    assert batch.sequences.samples == ("0/0/1", "0/0/0")  # the second group has no better one
+    assert batch.sequences.tokens.tolist() == [3, 4, 0, 1, 2]
+    assert batch.preferred is not None
+    assert batch.preferred.tolist() == [True, False]
+
+
+@fl.workflow
+def logged(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    fl.log("score", scores)
+    fl.log("drawn", rollout)
+    kept, kept_scores = fl.filter.zero_variance(rollout, scores)
+    fl.log("kept", kept_scores)
+    actor.update(kept, kept_scores)
+
+
+def test_a_filter_on_the_batch_passes_its_fields_on_and_logs_are_means_of_each_set():
+    actor = Worker()
+    step = step_with(samples(ROLLOUT, SCORES))
+    program_of(lowered(logged), {"actor": actor}).run(step)
+    ((batch, _),) = actor.updates
+    assert batch.sequences.samples == ("0/0/0", "0/0/1")
+    assert batch.behaviour_logprobs is not None
+    assert batch.behaviour_logprobs.tolist() == [0, -2, -3, 0, -5]
+    drawn = float(-np.arange(1, 15)[TOKENS].mean())
+    assert step.logged == {"score": 0.5, "kept": 0.5, "drawn": pytest.approx(drawn)}
+
+
+def test_what_follows_on_an_empty_set_is_skipped_and_counted():
+    actor = Worker()
+    effects: list[str] = []
+    step = step_with(samples(ROLLOUT, {"verifier": [1.0] * 4}))
+    program_of(lowered(logged), {"actor": actor}, effects=effects).run(step)
+    assert actor.updates == []
+    assert effects == []  # nothing was trained, so nothing is published
+    assert step.logged["score"] == 1.0
+    assert step.skipped == ["log.kept", "advantage", "actor.update"]
+
+
+@fl.workflow
+def refreshed(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    logprobs = reference.logprobs(rollout)
+    actor.update(rollout, verifier.score(rollout), reference=logprobs, kl=fl.kl.k3(0.1))
+    reference.sync(actor, every=3)
+
+
+def test_a_reference_is_refreshed_every_so_many_steps_after_the_update():
+    effects: list[str] = []
+    workers = {"actor": Worker(), "reference": Worker()}
+    program = program_of(lowered(refreshed), workers, effects=effects)
+    told = []
+    for number in range(1, 7):
+        program.run(step_with(samples(ROLLOUT, SCORES), number=number))
+        told.append(list(effects))
+        effects.clear()
+    both = ["publish actor", "refresh reference of actor"]
+    assert [sorted(each) for each in told] == [["publish actor"]] * 2 + [both] + [
+        ["publish actor"]
+    ] * 2 + [both]
+
+
+def steered(kl: float) -> tuple[BatchProgram, Worker]:
+    @fl.workflow
+    def penalised(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(
+            rollout,
+            verifier.score(rollout),
+            reference=reference.logprobs(rollout),
+            kl=fl.kl.k3(0.1, target=0.01, horizon=40),
+        )
+
+    actor = Worker(kl)
+    return program_of(lowered(penalised), {"actor": actor, "reference": Worker()}), actor
+
+
+def test_an_adaptive_penalty_follows_what_each_step_measured():
+    program, actor = steered(kl=0.05)
+    steps = [step_with(samples(ROLLOUT, SCORES)) for _ in range(3)]
+    for step in steps:
+        program.run(step)
+    # Far above the target the error is clipped at 0.2: 4 samples of a horizon of 40 make 2 %.
+    expected = [0.1, 0.1 * 1.02, 0.1 * 1.02**2]
+    assert [spec.kl.coefficient for _, spec in actor.updates] == pytest.approx(expected)
+    assert [step.kl_coefficients["actor.update"] for step in steps] == pytest.approx(expected)
+
+
+def test_an_adaptive_penalty_goes_on_where_a_checkpoint_says():
+    first, _ = steered(kl=0.0)
+    first.run(step_with(samples(ROLLOUT, SCORES)))
+    second, actor = steered(kl=0.0)
+    second.restore(first.kl_coefficients)
+    second.run(step_with(samples(ROLLOUT, SCORES)))
+    assert actor.updates[0][1].kl.coefficient == pytest.approx(0.1 * 0.98)
+
+
+@fl.map(reads=("score", "score_2"), gives="score")
+def lead(batch):
+    return batch["score"] - batch["score_2"]
+
+
+@fl.map(reads=("score", "rollout_logprobs_2", "rollout_logprobs"), gives="score")
+def of_both_tokens(batch):
+    return batch["score"] + batch["rollout_logprobs_2"].sum()
+
+
+def duel(combine) -> Graph:
+    @fl.workflow
+    def played(prompts: fl.Prompts, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward):
+        mine, theirs = actor.generate(prompts), rival.generate(prompts)
+        actor.update(mine, combine(verifier, mine, theirs))
+
+    return lowered(played)
+
+
+def rivals() -> StepBatch:
+    return step_with(
+        samples(ROLLOUT, SCORES), samples("rival.generate", {"verifier": [0.0, 1.0, 0.0, 0.25]})
+    )
+
+
+def test_a_map_compares_what_two_policies_made_of_the_same_prompts_by_place():
+    step = rivals()
+    graph = duel(lambda verifier, a, b: lead(verifier.score(a), verifier.score(b)))
+    program_of(graph, {"actor": Worker(), "rival": Worker()}).run(step)
+    assert step.values[NodeId("map"), "score"].tolist() == [1.0, -1.0, 0.5, 0.25]
+
+
+def test_tokens_of_another_rollout_have_no_place_in_a_map():
+    graph = duel(lambda verifier, a, b: of_both_tokens(verifier.score(a), a, b))
+    with pytest.raises(GraphError, match="'rollout_logprobs_2', one a token, of other samples"):
+        program_of(graph, {"actor": Worker(), "rival": Worker()}).run(rivals())
+
+
+TURN = [-1, 0, 0, -1, 0, -1, -1, 0, -1, 1, -1, 0, 0, 0]
+REWARD = [0, 0, 0.5, 0, 1, 0, 0, 0.25, 0, 0.5, 0, 0, 0, 2]
+STATE = [-1, 7, 7, -1, 7, -1, -1, 8, -1, 9, -1, 7, 7, 7]
+
+
+def test_turns_are_found_with_their_reward_and_state():
+    sequences = samples("game.interact", turn=TURN, token_reward=REWARD, state=STATE).sequences
+    turns = turns_of(sequences, Padding.of(sequences.offsets, sequences.response_mask))
+    assert turns.samples.tolist() == [0, 1, 2, 2, 3]
+    assert turns.rewards.tolist() == [0.5, 1.0, 0.25, 0.5, 2.0]
+    assert turns.states.tolist() == [7, 7, 8, 9, 7]
+    assert turns.tokens.tolist() == [[0, 0, -1], [1, -1, -1], [2, -1, 3], [4, 4, 4]]
+
+
+@fl.workflow
+def episodes(prompts: fl.Prompts, actor: fl.Policy, game: fl.Environment):
+    rollout, scores = fl.interact(actor, game, prompts, max_turns=2)
+    advantages = fl.advantage.group_in_group(scores, rollout, std="none")
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
+def test_advantages_of_turns_read_the_rollout_s_turns():
+    actor = Worker()
+    drawn = samples("game.interact", turn=TURN, token_reward=REWARD, state=STATE)
+    step = step_with(drawn)
+    step.values[NodeId("game.interact"), "score"] = np.array([0.5, 1.0, 0.75, 2.0], np.float32)
+    program_of(lowered(episodes), {"actor": actor}).run(step)
+    advantages = actor.updates[0][0].advantages
+    # Group 0: both episodes begin in state 7, so the turn's part is the episode's again.
+    assert advantages is not None
+    np.testing.assert_allclose(advantages[[1, 2, 4]], [-0.5, -0.5, 0.5], rtol=1e-6)
+    # Group 1: no state is met twice.
+    np.testing.assert_allclose(advantages[[7, 9, 11]], [-0.625, -0.625, 0.625], rtol=1e-6)
+
+
+@fl.workflow
+def several(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = ((verifier.score(rollout), 1.0), (judge.score(rollout), 1.0))
+    advantages = fl.advantage.normalise_then_sum(*scores)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
+def test_an_advantage_of_several_rewards_reads_each_by_itself():
+    actor = Worker()
+    scores = {"verifier": [1.0, 0.0, 1.0, 0.0], "judge": [0.0, 1.0, 9.0, 3.0]}
+    program_of(lowered(several), {"actor": actor}).run(step_with(samples(ROLLOUT, scores)))
+    advantages = actor.updates[0][0].advantages
+    assert advantages is not None
+    # In the first group the two rewards cancel; in the second they agree.
+    np.testing.assert_allclose(advantages[[1, 4]], [0, 0], atol=1e-5)
+    assert advantages[7] > 0 > advantages[11]
+
+
+def test_rows_of_a_set_keep_their_prompts_and_payloads():
+    whole = samples(ROLLOUT, SCORES)
+    part = whole.select(np.array([3, 0]))
+    assert part.groups == (GroupId("0/1"), GroupId("0/0"))
+    assert part.payloads == (whole.payloads[3], whole.payloads[0])
+    assert part.sequences.lengths.tolist() == [4, 3]
+    assert len(whole.select(np.zeros(0, np.int64))) == 0
+
+
+def test_groups_are_counted_where_they_stand():
+    assert group_sizes(np.array([4, 4, 2, 9, 9, 9])) == [2, 1, 3]
+    assert group_sizes(np.zeros(0, np.int64)) == []
+
+
+def test_a_workflow_without_handler_is_refused_by_name():
+    def run(workflow: Workflow) -> None:
+        graph = lowered(workflow)
+        (node,) = (n for n in graph.nodes if n.id == "advantage")
+        program_of(graph.replacing(replace(node, op="nonsense")), {"actor": Worker()})
+
+    with pytest.raises(fl.PlanError, match="cannot run 'nonsense'"):
+        run(logged)
+
+
+def test_greedy_samples_have_logprobs_at_temperature_one():
+    actor = Worker()
+    graph = lowered(logged)
+    program = program_of(graph, {"actor": actor}, sampling=Sampling(temperature=0, max_tokens=4))
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    assert actor.updates[0][1].temperature == 1.0
