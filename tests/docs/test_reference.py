@@ -1,4 +1,4 @@
-"""The table of config keys in the program guide has every key, with its default, and no other."""
+"""The table of config keys in the config guide has every key, with its default, and no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from flowrl.config.schema import FreshModel, RoleConfig, RunConfig, StopConfig
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "program-guide.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "config-guide.md"
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Where the blocks of one document run: a folder with the repository's configs and programs.
 
+A workflow that a Python block defines is compiled, so that every program of a document is one.
 Commands of `flowrl` run in this process, through the same `main` that the script calls, so that
 torch is imported once for all of them. Other commands run in a shell.
 """
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cli import main
+from flowrl.compiler import lower
+from flowrl.program import Workflow
 from tests.docs.markdown import Block, Command, commands_of
 
 __all__ = ["Workplace", "assert_shown", "workplace"]
@@ -62,6 +65,9 @@ class Workplace:
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             exec(compile(block.text, path.name, "exec"), self.names)  # noqa: S102  (documented code)
+        for value in [*self.names.values()]:
+            if isinstance(value, Workflow) and value.source.file == path.name:
+                lower(value)
         return output.getvalue()
 
     def _command(self, command: Command, block: Block) -> None:
