@@ -13,7 +13,7 @@ from flowrl.graph.signatures import LOGPROBS, RESPONSE_MASK, TOKENS
 from flowrl.ids import NodeId
 from flowrl.passes.context import Context
 from flowrl.passes.decision import Decision
-from flowrl.passes.rollouts import changed_options, drawn_by
+from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler
 from flowrl.specs import LossSpec
 
 __all__ = ["decisions_on_old_logprobs", "insert_old_logprobs"]
@@ -113,7 +113,8 @@ def _against_rollout(graph: Graph, update: Node, context: Context) -> str | None
     if context.max_staleness > 0:
         return f"samples may be {context.max_staleness} publications old"
     changed = changed_options(generate)
-    if changed:
+    repeats = context.truncated == "repeat" or is_of_sampler(generate)
+    if changed and not repeats:
         options = ", ".join(f"{name}={value}" for name, value in changed.items())
         return f"{generate.id} draws with {options}"
     return None

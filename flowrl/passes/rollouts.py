@@ -6,7 +6,7 @@ from flowrl.graph import Graph, Node, Op
 from flowrl.specs import Grammar, Sampling
 from flowrl.specs.base import format_scalar
 
-__all__ = ["changed_options", "drawn_by", "neutral_options"]
+__all__ = ["changed_options", "drawn_by", "is_of_sampler", "neutral_options"]
 
 _NEUTRAL: dict[str, float | int] = {
     "top_p": 1.0,
@@ -49,6 +49,12 @@ def changed_options(generate: Node) -> dict[str, str]:
     if isinstance(grammar, Grammar):
         changed["grammar"] = grammar.kind
     return changed
+
+
+def is_of_sampler(generate: Node) -> bool:
+    """Whether its logprobs are those of the distribution that its tokens are drawn from."""
+    sampling = generate.attr("sampling")
+    return isinstance(sampling, Sampling) and sampling.logprobs == "sampler"
 
 
 def neutral_options(changed: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.conditions import node_error
 from flowrl.passes.context import Context
-from flowrl.passes.rollouts import changed_options, drawn_by, neutral_options
+from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
 from flowrl.specs import LossSpec, Sampling
 
 __all__ = ["settle_truncation", "takes_for_draws"]
@@ -39,9 +39,11 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
         sampling = generate.attr("sampling")
         changed = changed_options(generate)
         readers = takes_for_draws(graph, generate)
-        if not changed or not readers or not isinstance(sampling, Sampling):
+        if not changed or not isinstance(sampling, Sampling):
             continue
-        repeats = context.truncated == "repeat" or sampling.logprobs == SAMPLER
+        if not readers and not is_of_sampler(generate):
+            continue
+        repeats = context.truncated == "repeat" or is_of_sampler(generate)
         if context.truncated == "ignore" and not repeats:
             continue
         if not repeats:

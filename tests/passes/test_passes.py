@@ -212,6 +212,17 @@ def test_a_zero_kl_drops_the_reference_and_its_role():
     assert "reference.logprobs" in [n.id for n in run_passes(traced("long_kl"), CONTEXT).nodes]
 
 
+def test_a_loss_that_compares_with_the_reference_keeps_it_without_a_penalty():
+    @fl.workflow
+    def preferred(pairs: fl.Pairs, actor: fl.Policy, reference: fl.Policy):
+        ref = reference.logprobs(pairs)
+        actor.update(pairs, reference=ref, loss=fl.loss.dpo(0.1), kl=fl.kl.k3(0.0))
+
+    graph = run_passes(preferred.trace(), CONTEXT)
+    assert graph.node("actor.update").attr("kl") is None
+    assert graph.feeding("actor.update", "reference").src == "reference.logprobs"
+
+
 def test_what_the_program_says_wins_over_the_config():
     graph = fill_defaults(long.trace(), CONTEXT)
     assert graph.node("actor.generate").attr("n") == 4
