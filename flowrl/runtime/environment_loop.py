@@ -1,8 +1,8 @@
 """One environment on an asyncio loop in a thread of its own, with a time limit for each call.
 
-    send(call) -> [waits for room] -> reset or step of the environment -> Reply
-                                       |-- raised, or gave nothing usable   EpisodeFailure
-                                       `-- past its time limit: cancelled   EpisodeFailure
+    send -> [waits for room] -> reset or step of the environment -> replies
+                                 |-- raised, or gave nothing usable   EpisodeFailure
+                                 `-- past its time limit: cancelled   EpisodeFailure
 
 Every call that was sent is answered once, unless its episode is ended first. What a cancelled call
 still does is nobody's concern: its answer is not awaited, even where it refuses to be cancelled.
@@ -10,6 +10,8 @@ still does is nobody's concern: its answer is not awaited, even where it refuses
 Code that blocks the thread (a busy loop in a coroutine) cannot be interrupted from inside. Whoever
 waits for the replies asks `is_blocked`, gives this loop up and opens another one; the thread is a
 daemon and holds no process back.
+
+Orders and answers cross between threads in batches: each crossing costs more than a quick call.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from traceback import FrameSummary
@@ -87,6 +91,22 @@ class Reply:
     answer: Answer
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Work:
+    """A call under way.
+
+    Attributes:
+        end: When its time is over.
+        is_open: It takes room, and its answer is waited for.
+    """
+
+    call: Call
+    end: float
+    coroutine: Coroutine[Any, Any, Observation | Outcome]
+    task: asyncio.Task[Answer]
+    is_open: bool = True
+
+
 class EnvironmentLoop:
     """A running environment; see the module.
 
@@ -96,7 +116,7 @@ class EnvironmentLoop:
         environment: Called in the loop's thread alone.
         timeout_s: Seconds that a call may take, once it has begun.
         concurrency: Calls under way at once; further ones wait.
-        replies: Where the answers go.
+        replies: Where the answers go, some at a time.
         own: Folders whose code is not the user's, for the lines that failures tell.
     """
 
@@ -107,7 +127,7 @@ class EnvironmentLoop:
         name: str,
         timeout_s: float,
         concurrency: int,
-        replies: SimpleQueue[Reply],
+        replies: SimpleQueue[list[Reply]],
         own: Sequence[Path],
     ) -> None:
         self._environment = environment
@@ -118,21 +138,25 @@ class EnvironmentLoop:
         self._inside: Call | None = None  # the call whose code runs
         self._alive = time.monotonic()  # when the loop was last seen to turn
         # The rest belongs to the loop's thread.
-        self._room = asyncio.Semaphore(concurrency)
-        self._serving: dict[SampleId, asyncio.Task[None]] = {}
-        self._working: dict[SampleId, asyncio.Task[Answer]] = {}
+        self._room = concurrency
+        self._calls: dict[SampleId, Call] = {}  # of each episode the one without an answer
+        self._queue: deque[Call] = deque()  # those that wait for room; ended episodes' too
+        self._works: dict[SampleId, _Work] = {}  # of each episode the latest
+        self._deadlines: deque[_Work] = deque()  # by their end, which is the order of beginning
+        self._timer: asyncio.TimerHandle | None = None  # for the first of them
         self._closing: dict[SampleId, asyncio.Task[None]] = {}
+        self._answers: list[Reply] = []  # to be handed out at the loop's next turn
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"flowrl-{name}", daemon=True)
         self._thread.start()
 
-    def send(self, call: Call) -> None:
-        """Queues a call; of one episode only one may be under way."""
-        self._loop.call_soon_threadsafe(self._begin, call)
+    def send(self, orders: Sequence[Call | SampleId]) -> None:
+        """Calls to make, and episodes to end, in this order.
 
-    def end(self, sample: SampleId) -> None:
-        """Cancels an episode's call, if one is under way, and closes the episode."""
-        self._loop.call_soon_threadsafe(self._end, sample)
+        Of one episode only one call may be under way. An episode that is ended has its call
+        cancelled, and is closed.
+        """
+        self._loop.call_soon_threadsafe(self._take, orders)
 
     def is_blocked(self, limit_s: float) -> bool:
         """Whether some code has held the thread for longer than `limit_s` seconds."""
@@ -168,38 +192,92 @@ class EnvironmentLoop:
         self._alive = time.monotonic()
         self._loop.call_later(min(_BEAT_S, self._timeout_s / 2), self._show_life)
 
+    def _take(self, orders: Sequence[Call | SampleId]) -> None:
+        for order in orders:
+            if isinstance(order, Call):
+                self._begin(order)
+            else:
+                self._end(order)
+        self._launch()
+
     def _begin(self, call: Call) -> None:
-        self._serving[call.sample] = self._loop.create_task(self._serve(call))
-
-    async def _serve(self, call: Call) -> None:
+        self._calls[call.sample] = call
         closing = self._closing.get(call.sample)
-        if closing is not None:
+        if closing is None:
+            self._queue.append(call)
+        else:
             # The same sample's episode before: an aborted one begins anew.
-            await asyncio.wait({closing})
-        async with self._room:
-            call.begun = time.monotonic()
-            answer = await self._within_limit(call)
-        if self._serving.get(call.sample) is asyncio.current_task():
-            del self._serving[call.sample]
-        self._replies.put(Reply(ticket=call.ticket, answer=answer))
+            closing.add_done_callback(lambda _: self._begin_again(call))
 
-    async def _within_limit(self, call: Call) -> Answer:
-        coroutine = self._call(call)
-        work = self._loop.create_task(self._answer(call, coroutine))
+    def _begin_again(self, call: Call) -> None:
+        self._queue.append(call)
+        self._launch()
+
+    def _launch(self) -> None:
+        """Begins the calls that there is room for."""
+        while self._queue and self._room > 0:
+            call = self._queue.popleft()
+            if self._calls.get(call.sample) is not call:
+                continue  # its episode was ended
+            self._room -= 1
+            call.begun = time.monotonic()
+            coroutine = self._call(call)
+            task = self._loop.create_task(self._answer(call, coroutine))
+            end = call.begun + self._timeout_s
+            work = _Work(call=call, end=end, coroutine=coroutine, task=task)
+            task.add_done_callback(partial(self._end_of_work, work))
+            self._works[call.sample] = work
+            self._deadlines.append(work)
+        self._watch_time()
+
+    def _end_of_work(self, work: _Work, task: asyncio.Task[Answer]) -> None:
         # One that was cancelled before it began would complain that nobody awaited it.
-        work.add_done_callback(lambda _: coroutine.close())
-        self._working[call.sample] = work
-        try:
-            # Not wait_for: it would wait for the end of a call that refuses to be cancelled.
-            done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
-        if work in done:
-            return await work
-        stack = _where_it_waits(coroutine)
-        work.cancel()
-        return self._timeout(call, stack, "")
+        work.coroutine.close()
+        if not work.is_open:
+            return
+        if task.cancelled():
+            what = "raised CancelledError: it cancelled itself"
+            answer: Answer = self._failure(work.call, FailureKind.RAISED, what, ())
+        else:
+            answer = task.result()
+        self._leave(work)
+        self._reply(work.call, answer)
+        self._launch()
+
+    def _leave(self, work: _Work) -> None:
+        """Its room is free."""
+        work.is_open = False
+        self._room += 1
+
+    def _reply(self, call: Call, answer: Answer) -> None:
+        del self._calls[call.sample]
+        if not self._answers:
+            # Others that end in the same turn of the loop come along.
+            self._loop.call_soon(self._hand_out)
+        self._answers.append(Reply(ticket=call.ticket, answer=answer))
+
+    def _hand_out(self) -> None:
+        answers, self._answers = self._answers, []
+        self._replies.put(answers)
+
+    def _watch_time(self) -> None:
+        """Has the timer go off when the first call that is under way has had its time."""
+        while self._deadlines and not self._deadlines[0].is_open:
+            self._deadlines.popleft()
+        if self._timer is None and self._deadlines:
+            self._timer = self._loop.call_at(self._deadlines[0].end, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        while self._deadlines and self._deadlines[0].end <= self._loop.time():
+            work = self._deadlines.popleft()
+            if work.is_open:
+                self._leave(work)
+                # Whether it lets itself be cancelled or not: its answer is not waited for.
+                failure = self._timeout(work.call, _where_it_waits(work.coroutine), "")
+                work.task.cancel()
+                self._reply(work.call, failure)
+        self._launch()
 
     async def _call(self, call: Call) -> Observation | Outcome:
         match call.work:
@@ -215,10 +293,7 @@ class EnvironmentLoop:
         try:
             return await _Watched(coroutine, self, call)
         except asyncio.CancelledError:
-            if self._is_asked_to_stop():
-                raise
-            reason: BaseException = asyncio.CancelledError("it cancelled itself")
-            return self._failure(call, FailureKind.RAISED, f"raised {described(reason)}", ())
+            raise
         except Unusable as unusable:
             return self._failure(call, FailureKind.INVALID, f"gave {unusable}", ())
         # What a user's code raises is its own failure, SystemExit included: it must not reach the
@@ -227,11 +302,6 @@ class EnvironmentLoop:
             frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
             what = f"raised {described(reason)[:_MAX_TEXT]}"
             return self._failure(call, FailureKind.RAISED, what, frames)
-
-    @staticmethod
-    def _is_asked_to_stop() -> bool:
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
 
     def _timeout(self, call: Call, stack: Sequence[FrameSummary], more: str) -> EpisodeFailure:
         frames = user_frames(stack, self._own, or_any=False)
@@ -253,21 +323,21 @@ class EnvironmentLoop:
     # -- ends --------------------------------------------------------------------------------
 
     def _end(self, sample: SampleId) -> None:
-        tasks: set[asyncio.Task[Any]] = set()
-        for table in (self._serving, self._working):
-            task = table.pop(sample, None)
-            if task is not None and not task.done():
-                task.cancel()
-                tasks.add(task)
-        before = self._closing.get(sample)
-        if before is not None:
-            tasks.add(before)
-        closing = self._loop.create_task(self._close_episode(sample, tasks))
-        self._closing[sample] = closing
+        self._calls.pop(sample, None)
+        before: set[asyncio.Task[Any]] = set()
+        work = self._works.pop(sample, None)
+        if work is not None and not work.task.done():
+            before.add(work.task)
+            if work.is_open:
+                self._leave(work)
+                work.task.cancel()
+        if sample in self._closing:
+            before.add(self._closing[sample])
+        self._closing[sample] = self._loop.create_task(self._close_episode(sample, before))
 
-    async def _close_episode(self, sample: SampleId, tasks: set[asyncio.Task[Any]]) -> None:
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._timeout_s)
+    async def _close_episode(self, sample: SampleId, before: set[asyncio.Task[Any]]) -> None:
+        if before:
+            await asyncio.wait(before, timeout=self._timeout_s)
         environment = self._environment
         await self._quietly(lambda: environment.close_episode(sample), f"episode {sample}")
         if self._closing.get(sample) is asyncio.current_task():

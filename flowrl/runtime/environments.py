@@ -8,8 +8,8 @@
 Every `start` and every `submit` is answered once, in any order, unless its episode is ended first.
 An episode that was lost is no failure of its own: it begins anew, as after a dead engine.
 
-Limits on a blocked thread are enforced in `poll` and the waits, so whoever submits must go on
-calling one of them. Nothing here waits longer than it is told to.
+What is asked for is sent, and limits on a blocked thread are enforced, in `poll` and the waits, so
+whoever submits must go on calling one of them. Nothing here waits longer than it is told to.
 """
 
 from __future__ import annotations
@@ -93,12 +93,13 @@ class EnvironmentPool:
         self._pending: dict[int, Call] = {}
         self._under_way: dict[SampleId, int] = {}  # the pending call of each episode that has one
         self._homes: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
+        self._orders: list[Call | SampleId] = []  # not sent yet
         self._done: list[Answered] = []
         self._lost_in_a_row = 0
         self._suspected: float | None = None  # since when the thread seems to be blocked
         self._closed = False
         self._own = (*library_folders(), *_package_of(opening))
-        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._replies: SimpleQueue[list[Reply]] = SimpleQueue()
         self._loop = self._open_loop()
 
     @property
@@ -145,7 +146,13 @@ class EnvironmentPool:
             del self._pending[ticket]
         self._done = [answered for answered in self._done if answered.sample != sample]
         if home is self._loop and not self._closed:
-            self._loop.end(sample)
+            self._orders.append(sample)
+
+    def flush(self) -> None:
+        """Sends what was asked for on its way, where nothing is polled or waited for soon."""
+        if self._orders:
+            orders, self._orders = self._orders, []
+            self._loop.send(orders)
 
     def poll(self) -> list[Answered]:
         """Answers since the last call, in the order in which they came; returns at once.
@@ -154,6 +161,7 @@ class EnvironmentPool:
             WorkerDied: environments block their thread one after another and answer nothing.
             FlowError: the environment cannot be opened anew.
         """
+        self.flush()
         self._take()
         self._look()
         done, self._done = self._done, []
@@ -190,6 +198,7 @@ class EnvironmentPool:
         if self._closed:
             return
         self._closed = True
+        self.flush()
         self._pending.clear()
         self._under_way.clear()
         self._done.clear()
@@ -243,7 +252,7 @@ class EnvironmentPool:
         self._next_ticket += 1
         self._pending[call.ticket] = call
         self._under_way[sample] = call.ticket
-        self._loop.send(call)
+        self._orders.append(call)
 
     def _take(self) -> None:
         """Takes what has come; answers to calls that nobody waits for are dropped."""
@@ -253,16 +262,18 @@ class EnvironmentPool:
             except Empty:
                 return
 
-    def _accept(self, reply: Reply) -> None:
-        call = self._pending.pop(reply.ticket, None)
-        if call is None:
-            return
-        self._lost_in_a_row = 0
-        del self._under_way[call.sample]
-        self._done.append(Answered(sample=call.sample, answer=reply.answer))
+    def _accept(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            call = self._pending.pop(reply.ticket, None)
+            if call is None:
+                continue
+            self._lost_in_a_row = 0
+            del self._under_way[call.sample]
+            self._done.append(Answered(sample=call.sample, answer=reply.answer))
 
     def _wait(self, timeout_s: float, enough: Callable[[], bool]) -> bool:
         end = time.monotonic() + timeout_s
+        self.flush()
         self._take()
         while not enough():
             left = end - time.monotonic()
@@ -303,6 +314,7 @@ class EnvironmentPool:
             self._done.append(Answered(sample=call.sample, answer=answer))
         self._pending.clear()
         self._under_way.clear()
+        self._orders.clear()
         self._loop = self._open_loop()
 
 

@@ -56,6 +56,8 @@ __all__ = ["EpisodeEngine"]
 
 _NO_INTS = np.zeros(0, np.int64)
 _NO_FLOATS = np.zeros(0, np.float32)
+_MAX_ENCODED = 4096
+"""Texts whose tokens are remembered: a game says the same few things again and again."""
 
 
 class _Phase(StrEnum):
@@ -142,6 +144,7 @@ class EpisodeEngine:
         self._ended: list[Finished] = []
         self._turns: list[GenerateRequest] = []  # to be drawn, not yet with the engine
         self._num_drawing = 0
+        self._encoded: dict[str, Ints] = {"": _NO_INTS}
         self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
 
     # -- what a driver calls -----------------------------------------------------------------
@@ -183,6 +186,7 @@ class EpisodeEngine:
                     answer=item.row.answer,
                 )
             )
+        self._environments.flush()
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """See `GenerateBackend`; the ends, without tokens, are reported by `poll`."""
@@ -206,6 +210,7 @@ class EpisodeEngine:
             turns, self._turns = self._turns, []
             self._engine.submit(turns)
         progress = self._draw(timeout_s) if self._num_drawing else []
+        self._environments.flush()
         ended, self._ended = self._ended, []
         return [*progress, *ended]
 
@@ -236,6 +241,7 @@ class EpisodeEngine:
         self.abort(tuple(self._episodes))
         for episode in tuple(self._episodes.values()):
             self._forget(episode)
+        self._environments.flush()
         self._ended.clear()
         self._turns.clear()
         self._num_drawing = 0
@@ -331,12 +337,18 @@ class EpisodeEngine:
         """int64, what the environment said; None where it ended the episode by that."""
         self._say(episode, said)
         if isinstance(said, str):
+            known = self._encoded.get(said)
+            if known is not None:
+                return known
             try:
-                return self._tokenizer.encode(said) if said else _NO_INTS
+                tokens = self._tokenizer.encode(said)
             except DataError as reason:
                 found = f" ({reason.found})" if reason.found else ""
                 self._fail(episode, f"says what cannot be tokenised: {reason.what}{found}")
                 return None
+            if len(self._encoded) < _MAX_ENCODED:
+                self._encoded[said] = tokens
+            return tokens
         if len(said) and not 0 <= int(said.min()) <= int(said.max()) < self._tokenizer.vocab_size:
             self._fail(
                 episode,

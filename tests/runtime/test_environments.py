@@ -296,6 +296,7 @@ def test_nothing_comes_of_an_episode_that_was_ended():
         assert pool.num_pending == 1
         pool.end(SampleId("0/0/0"))
         assert pool.num_pending == 0
+        pool.flush()
         assert closed.wait(DEADLINE_S)
         assert pool.poll() == []
         pool.end(SampleId("0/0/0"))  # once more changes nothing
@@ -329,6 +330,7 @@ def test_an_episode_begins_anew_only_when_the_one_before_is_closed():
         begun(pool, "0/0/0", "0/1/0")
         pool.end(SampleId("0/0/0"))
         pool.start(start("0/0/0"))
+        pool.flush()
         assert closing.wait(DEADLINE_S)
         pool.submit(SampleId("0/1/0"), action())
         assert {answered.sample for answered in answers(pool, 2)} == {"0/0/0", "0/1/0"}
@@ -395,6 +397,7 @@ def test_who_waits_for_whom_is_told():
         assert pool.describe() == ""
         begun(pool, "0/0/0")
         pool.submit(SampleId("0/0/0"), action(turn=3))
+        pool.flush()
         assert inside.wait(DEADLINE_S)
         told = pool.describe()
     assert told.startswith(
