@@ -65,11 +65,12 @@ def check_roles(stages: Sequence[StageRoles], players: Players) -> None:
         _check_named(players, stage)
     _check_one_kind(stages)
     kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
+    readers: list[str] = []
     for stage in stages:
         for name, kind in stage.kinds.items():
             _check_backend(players, stage, name, kind)
             _check_copy(players, stage, name, kinds)
-        for problem in (*_grammars(players, stage), *_meetings(stage, players)):
+        for problem in (*_grammars(players, stage), *_meetings(stage, players, readers)):
             raise problem
 
 
@@ -200,22 +201,24 @@ def _not_held(node: Node, kind: str, backend: str, held: frozenset[str]) -> Grap
     )
 
 
-def _meetings(stage: StageRoles, players: Players) -> Iterator[FlowError]:
-    """Models that must fit each other: readers of samples and who drew them; syncs."""
+def _meetings(stage: StageRoles, players: Players, readers: list[str]) -> Iterator[FlowError]:
+    """Models that must fit each other: readers of samples and who drew them; syncs.
+
+    Args:
+        readers: Roles that read the data, which is encoded once for the whole run; is added to.
+    """
     graph = stage.graph
-    readers: dict[str, str] = {}
     for node in graph.nodes:
         if node.op is Op.SYNC:
             yield from _same_model(graph, node, players)
-        if node.role is None or phase_of(node) is None or node.op is Op.GENERATE:
+        if node.role is None or phase_of(node) is None:
             continue
-        generate = drawn_by(graph, node)
+        generate = None if node.op is Op.GENERATE else drawn_by(graph, node)
         if generate is not None:
             yield from _same_words(node, str(generate.role), f"{generate.id} draws", players)
         else:
-            source = graph.feeding(node.id, "rollout")
-            first = readers.setdefault(source.src, node.role) if source is not None else node.role
-            yield from _same_words(node, first, f"{first} reads too", players)
+            readers.append(node.role)
+            yield from _same_words(node, readers[0], f"{readers[0]} reads too", players)
 
 
 def _same_words(node: Node, other: str, how: str, players: Players) -> Iterator[FlowError]:
@@ -225,9 +228,10 @@ def _same_words(node: Node, other: str, how: str, players: Players) -> Iterator[
     mine, theirs = players.vocabulary(role), players.vocabulary(other)
     if mine.agrees_with(theirs):
         return
+    what = "prompts" if node.op is Op.GENERATE else "samples"
     yield node_error(
         node,
-        f"{node.id} reads samples that {how}, but a token id does not mean the same to "
+        f"{node.id} reads {what} that {how}, but a token id does not mean the same to "
         f"{role} and {other}",
         found=f"{mine.size} tokens ({mine.origin}) and {theirs.size} tokens ({theirs.origin})",
         expected="one vocabulary",

@@ -7,7 +7,7 @@ import logging
 from flowrl.compiler.sizes import compares_a_group
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context
-from flowrl.passes.rollouts import changed_options, neutral_options
+from flowrl.passes.rollouts import changed_options, is_of_sampler, neutral_options
 from flowrl.passes.settle_truncation import takes_for_draws
 from flowrl.specs import AdvantageSpec, Sampling
 
@@ -27,7 +27,7 @@ def _warn_of_truncation(graph: Graph, context: Context) -> None:
     """Where an update takes tokens for draws of another distribution than they are of."""
     for node in graph.of_op(Op.GENERATE):
         changed = changed_options(node)
-        if changed and takes_for_draws(graph, node):
+        if changed and not is_of_sampler(node) and takes_for_draws(graph, node):
             _log.warning(
                 "%s draws with %s, and its update uses logprobs before that: the gradient is "
                 "biased, which %s.truncated=ignore accepts. Without bias: %s",

@@ -153,6 +153,18 @@ def test_two_readers_of_the_same_examples_share_a_vocabulary():
     assert "other.update reads samples that actor reads too" in error.what
 
 
+def test_data_is_encoded_once_so_all_stages_read_it_alike():
+    judge = model()
+    judge["tokenizer"] = {"kind": "char", "alphabet": "0123456789+=-"}
+    settings = with_roles(judge=judge)
+    settings |= {
+        "stages": ["learn", "main"],
+        "stage": {"learn": {"workflow": f"{programs.__file__}:judge_learns"}},
+    }
+    error = refused(programs.by_model, settings)
+    assert "actor.generate reads prompts that judge reads too" in error.what
+
+
 def folder_with(path: Path, tokenizer: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """A role with a model in a folder."""
     path.mkdir()
