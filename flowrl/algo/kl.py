@@ -79,8 +79,9 @@ def full(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
         `[R]`.
     """
     p, q = logits.log_softmax(-1), other_logits.log_softmax(-1)
-    terms = p.exp() * (p - q)
-    return torch.where(p == -torch.inf, 0.0, terms).sum(-1)
+    # Where p is 0 the gap is left out and not its product with p, whose gradient would be NaN.
+    gap = torch.where(p == -torch.inf, 0.0, p - q)
+    return (p.exp() * gap).sum(-1)
 
 
 def full_in_chunks(

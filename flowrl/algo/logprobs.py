@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["chosen_logprobs"]
+from flowrl.algo.sampler import SamplerTransform
+
+__all__ = ["chosen_logprobs", "sampler_logits", "sampler_logprobs"]
 
 _CHUNK_ELEMENTS = 1 << 22
 """Logits converted to the arithmetic type at once; bounds the temporary memory."""
@@ -50,7 +52,7 @@ class _Chosen(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        kind = _kind(logits)
         norms, entropies = [], []
         for part in torch.split(logits, _chunk(logits)):
             x = part.to(kind) * scale
@@ -95,6 +97,112 @@ class _Chosen(torch.autograd.Function):
             chosen -= slope[rows] * logprobs.exp() * (_finite(logprobs) + entropy[rows])
         result[rows, tokens] = chosen.to(result.dtype)
         return result, None, None, None
+
+
+def sampler_logprobs(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float,
+    transform: SamplerTransform,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of R tokens under the distribution that a sampler drew them from, and its entropy.
+
+    ::
+
+        y_u       = transform(logits[rows_u] / temperature)
+        logprob_u = y_u[tokens_u] - log sum_v exp(y_uv)
+        entropy_u = -sum_v p_uv log p_uv                    p_u = softmax(y_u)
+
+    Computed like `chosen_logprobs`, in chunks of tokens: each has a distribution of its own, even
+    where several follow one prefix, because the kept tokens may differ. Gradients flow to the
+    logits only, with the kept tokens held constant.
+
+    Args:
+        logits: `[K, V]`.
+        rows: int64 `[R]`, row of each token, ascending.
+        tokens: int64 `[R]`.
+        temperature: As in `chosen_logprobs`.
+        transform: Of these R tokens, in their order.
+
+    Returns:
+        Logprobs `[R]` and entropies `[R]`, both with gradient.
+    """
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    result: tuple[torch.Tensor, torch.Tensor] = _OfSampler.apply(  # type: ignore[no-untyped-call]
+        logits, rows, tokens, scale, transform
+    )
+    return result
+
+
+def sampler_logits(
+    logits: torch.Tensor, rows: torch.Tensor, temperature: float, transform: SamplerTransform
+) -> torch.Tensor:
+    """float32 (float64 of float64) `[R, V]`: what `sampler_logprobs` takes the softmax of.
+
+    In one piece, so for small vocabularies.
+    """
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    chosen = logits.index_select(0, rows).to(_kind(logits))
+    return transform.apply(chosen * scale, slice(0, len(rows)))
+
+
+class _OfSampler(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        scale: float,
+        transform: SamplerTransform,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_norm = torch.empty(len(rows), dtype=_kind(logits), device=logits.device)
+        logprobs, entropy = torch.empty_like(log_norm), torch.empty_like(log_norm)
+        for part in _parts(len(rows), logits):
+            y = transform.apply(logits[rows[part]].to(log_norm.dtype) * scale, part)
+            norm = y.logsumexp(-1)
+            log_norm[part] = norm
+            logprobs[part] = y.gather(-1, tokens[part, None]).squeeze(-1) - norm
+            entropy[part] = norm - torch.linalg.vecdot((y - norm[:, None]).exp(), _finite(y))
+        ctx.save_for_backward(logits, rows, tokens, log_norm, entropy)
+        ctx.scale, ctx.transform = scale, transform
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, entropy_grad: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        logits, rows, tokens, log_norm, entropy = ctx.saved_tensors
+        if grad is None:
+            grad = torch.zeros_like(log_norm)
+        result = torch.zeros_like(logits)
+        for part in _parts(len(rows), logits):
+            x = logits[rows[part]].to(log_norm.dtype) * ctx.scale
+            log_p = ctx.transform.apply(x, part) - log_norm[part, None]
+            factor = -grad[part, None]
+            if entropy_grad is not None:
+                factor = factor - entropy_grad[part, None] * (_finite(log_p) + entropy[part, None])
+            found = log_p.exp().mul_(factor)
+            found.scatter_add_(1, tokens[part, None], grad[part, None])
+            slope = ctx.transform.slope(x, part)
+            found.mul_(ctx.scale if slope is None else slope.mul_(ctx.scale))
+            # Rows ascend, so that tokens of one row are summed here, before 16 bits round them.
+            row, place = torch.unique_consecutive(rows[part], return_inverse=True)
+            summed = found.new_zeros(len(row), found.shape[1]).index_add_(0, place, found)
+            result[row] += summed.to(result.dtype)
+        return result, None, None, None, None
+
+
+def _kind(logits: torch.Tensor) -> torch.dtype:
+    """The arithmetic type."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _parts(count: int, logits: torch.Tensor) -> list[slice]:
+    size = _chunk(logits)
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.backend.truncation import KeptTokens, Sampler
 from flowrl.ids import SampleId
 
 __all__ = ["Floats", "Ints", "Mask", "SequenceBatch", "TrainBatch"]
@@ -40,6 +41,9 @@ class SequenceBatch:
             token.
         state: int64 `[T]`, at each response token a number of the environment's state before the
             turn, equal where states are equal; -1 elsewhere.
+        kept: `[T]`, what the sampler left to draw from at each response token; there where it cut
+            anything off and its logprobs are of that.
+        sampler: What logprobs of these samples are to repeat; None where they are the model's own.
     """
 
     samples: tuple[SampleId, ...]
@@ -50,6 +54,8 @@ class SequenceBatch:
     turn: Ints | None = None
     token_reward: Floats | None = None
     state: Ints | None = None
+    kept: KeptTokens | None = None
+    sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         n, t = len(self.samples), len(self.tokens)
@@ -60,7 +66,7 @@ class SequenceBatch:
             )
         if n and (self.offsets[0] != 0 or self.offsets[-1] != t):
             raise ValueError("offsets must begin at 0 and end at the number of tokens")
-        for name in _PER_TOKEN:
+        for name in (*_PER_TOKEN, "kept"):
             values = getattr(self, name)
             if values is not None and len(values) != t:
                 raise ValueError(f"{t} tokens, but {len(values)} values of {name}")
@@ -94,6 +100,7 @@ class SequenceBatch:
             offsets=np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64),
             response_mask=self.response_mask[places],
             groups=self.groups[chosen],
+            kept=None if self.kept is None else self.kept.select(places),
             **_picked(self, _PER_TOKEN, places),
         )
 

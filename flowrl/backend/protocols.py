@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
+from flowrl.backend.truncation import KeptTokens
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
 
@@ -77,8 +78,8 @@ class Capabilities:
         shares_weights: Whether generation and training can use one copy of the weights in place.
         heads: What a trained model may end in; a critic and a reward model need `value`.
         grammars: What can constrain generated text: of `regex json_schema`.
-        repeats_truncation: Whether the trainer can repeat top-k, top-p, min-p and penalties of the
-            rollout when it computes logprobs.
+        repeats_truncation: Sampling options of a rollout that engine and trainer can include in
+            logprobs (`Sampling.logprobs`): of `top_p top_k min_p repetition_penalty min_tokens`.
     """
 
     services: frozenset[Service]
@@ -91,7 +92,7 @@ class Capabilities:
     shares_weights: bool = False
     heads: frozenset[Head] = frozenset({"lm"})
     grammars: frozenset[str] = frozenset()
-    repeats_truncation: bool = False
+    repeats_truncation: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +185,11 @@ class Finished:
 
     Attributes:
         tokens: int64 `[R]` response tokens of this attempt (without those it was given).
-        logprobs: float32 `[R]`, of the temperature-scaled logits before any truncation.
+        logprobs: float32 `[R]`, of the temperature-scaled logits before any truncation; where the
+            sampling says `logprobs="sampler"`, of the distribution that the tokens were drawn from.
         versions: `((version, count), ...)`, the weights that produced the tokens, in order.
+        kept: `[R]`, what top-k, top-p and min-p left to draw from; there exactly where
+            `Sampling.reports_kept`, even without a token.
     """
 
     sample: SampleId
@@ -194,6 +198,7 @@ class Finished:
     tokens: Ints
     logprobs: Floats
     versions: tuple[tuple[int, int], ...]
+    kept: KeptTokens | None = None
 
 
 @runtime_checkable
@@ -298,6 +303,10 @@ class TrainBackend(Protocol):
     The model ends in what `PolicyContext.head` says: `logprobs` and `distributions` need the head
     `lm`, `values` and `scores` the head `value`. What the model does not have, or the plug-in does
     not offer, raises a `BackendError`.
+
+    Logprobs, distributions and entropies are those of the model at a temperature. Where the batch
+    has a `sampler`, they are those of its distribution: penalty and forbidden stop tokens are
+    repeated from the tokens before, and of the rest only `kept` tokens have a probability.
     """
 
     def begin(self, optimizer: AdamW, num_updates: int) -> None:

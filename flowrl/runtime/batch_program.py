@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flowrl.algo.kl_coefficient import adapted
-from flowrl.backend.batch import Floats
+from flowrl.backend.batch import Floats, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
+from flowrl.backend.truncation import Sampler
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
@@ -69,6 +70,7 @@ class BatchProgram:
         plan: Of that graph; says how many mini-batches and rows an update takes at once.
         surroundings: Workers and effects.
         samplings: How the samples of each rollout and each source were drawn.
+        samplers: Of the rollouts whose logprobs are those of the sampler, what trainers repeat.
 
     Attributes:
         kl_coefficients: Of the update nodes whose penalty adapts, once they have run.
@@ -83,11 +85,13 @@ class BatchProgram:
         plan: PlacementPlan,
         surroundings: Surroundings,
         samplings: Mapping[NodeId, Sampling],
+        samplers: Mapping[NodeId, Sampler] | None = None,
     ) -> None:
         self.parts = parts
         self._plan = plan
         self._around = surroundings
         self._samplings = samplings
+        self._samplers = samplers or {}
         self.kl_coefficients: dict[NodeId, float] = {}
         graph = parts.graph
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
@@ -140,6 +144,13 @@ class BatchProgram:
     def _temperature(self, inputs: NodeInputs) -> float:
         return self._sampling(inputs).temperature or 1.0  # greedy logprobs are those at 1
 
+    def _as_drawn(self, inputs: NodeInputs) -> SequenceBatch:
+        """The node's samples, with the sampler that their logprobs are to repeat, if any."""
+        sampler = self._samplers.get(inputs.samples.origin)
+        if sampler is None:
+            return inputs.sequences
+        return replace(inputs.sequences, sampler=sampler)
+
     def _worker(self, node: Node) -> PolicyWorker:
         return self._around.policies[role_of(node)]
 
@@ -151,7 +162,7 @@ class BatchProgram:
 
     def _logprobs(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, train = inputs.node, self._worker(inputs.node).train
-        sequences, temperature = inputs.sequences, self._temperature(inputs)
+        sequences, temperature = self._as_drawn(inputs), self._temperature(inputs)
         step.values[node.id, "logprobs"] = train.logprobs(sequences, temperature)
         if node.id in self._whole:
             step.values[node.id, DISTRIBUTIONS] = train.distributions(sequences, temperature)
@@ -193,7 +204,7 @@ class BatchProgram:
 
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, sampling = inputs.node, self._sampling(inputs)
-        batch = train_batch(inputs)
+        batch = replace(train_batch(inputs), sequences=self._as_drawn(inputs))
         spec = update_spec(
             inputs,
             self._plan,

@@ -251,7 +251,7 @@ class OpenRun:
         if self._use.policy is None:
             return None
         temperature = self._config.eval.temperature
-        sampling = replace(self._evaluated_sampling(), temperature=temperature)
+        sampling = replace(self._evaluated_sampling(), temperature=temperature, logprobs="model")
         if not rollouts:
             return RolloutSpec(
                 role=self._use.policy, sampling=sampling, group_size=1, purpose="eval"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.backend.batch import Ints
+from flowrl.backend.truncation import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem
@@ -106,7 +107,15 @@ class StageMaker:
             before=residency.switch,
             beat=self.beat,
         )
-        return BatchProgram(parts, stage.plan, surroundings, samplings)
+        samplers = {
+            part.node.id: Sampler(
+                sampling=samplings[part.node.id],
+                stop_token_ids=tuple(self.policies.tokenizer(role_of(part.player)).stop_ids),
+            )
+            for part in parts.rollouts
+            if samplings[part.node.id].logprobs == "sampler"
+        }
+        return BatchProgram(parts, stage.plan, surroundings, samplings, samplers)
 
     def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
         nodes = stage.graph.of_op(Op.SOURCE)

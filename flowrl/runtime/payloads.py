@@ -14,6 +14,7 @@ import numpy as np
 
 from flowrl.backend.batch import Floats, Ints, Mask, SequenceBatch
 from flowrl.backend.protocols import Finished
+from flowrl.backend.truncation import KeptTokens
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
@@ -36,6 +37,7 @@ class Payload:
         tokens: int64 `[R]` response tokens of all attempts so far.
         logprobs: float32 `[R]`, of the policy that produced each token.
         versions: `((version, count), ...)` over the R tokens.
+        kept: `[R]`, what the sampler left to draw from at each; None where it is not reported.
         finish: How the last attempt ended; None while it runs.
         text: The decoded response, set when it is sent to the scorer; of an episode, all that was
             said.
@@ -55,6 +57,7 @@ class Payload:
     tokens: Ints = field(default_factory=lambda: _NO_INTS)
     logprobs: Floats = field(default_factory=lambda: _NO_FLOATS)
     versions: tuple[tuple[int, int], ...] = ()
+    kept: KeptTokens | None = None
     finish: FinishReason | None = None
     text: str = ""
     score: float | None = None
@@ -88,6 +91,10 @@ class Payload:
         else:
             self.tokens, self.logprobs = end.tokens, end.logprobs
         self.versions += end.versions
+        if end.kept is not None:
+            self.kept = KeptTokens.joined(
+                [end.kept] if self.kept is None else [self.kept, end.kept]
+            )
         self.finish = end.reason
 
     def _take_episode(self, end: FinishedEpisode) -> None:
@@ -161,8 +168,27 @@ def sequence_batch(
         offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]).astype(np.int64),
         response_mask=np.repeat(np.tile([False, True], len(payloads)), lengths),
         groups=np.array([numbers.setdefault(g, len(numbers)) for g in groups], np.int64),
+        kept=_kept([payload for _, payload in payloads]),
     )
     return _with_turns(batch, [payload for _, payload in payloads])
+
+
+def _kept(payloads: Sequence[Payload]) -> KeptTokens | None:
+    """What was left to draw from at each token of a batch; None where no sampler reported it."""
+    if all(payload.kept is None for payload in payloads):
+        return None
+    parts = []
+    for payload in payloads:
+        if payload.kept is None and payload.num_drawn:
+            raise SchedulerError(
+                "a sample does not say what its sampler kept, as the others of its batch do",
+                found=f"{payload.num_drawn} tokens for prompt {payload.item.group}",
+            )
+        parts.append(KeptTokens.everything(len(payload.item.prompt_ids)))
+        parts.append(
+            KeptTokens.everything(len(payload.tokens)) if payload.kept is None else payload.kept
+        )
+    return KeptTokens.joined(parts)
 
 
 def _with_turns(batch: SequenceBatch, payloads: Sequence[Payload]) -> SequenceBatch:

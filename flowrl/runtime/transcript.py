@@ -11,7 +11,7 @@ tokenised again. An observation joins the tokens only when a turn follows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -20,6 +20,7 @@ import numpy as np
 from flowrl.backend.batch import Floats, Ints, Mask
 from flowrl.backend.environment import EnvironmentState
 from flowrl.backend.protocols import Finished
+from flowrl.backend.truncation import KeptTokens
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring import FailureKind
@@ -94,6 +95,7 @@ class _Piece:
     turn: int | None = None
     state: int = -1
     reward: float = 0.0
+    kept: KeptTokens | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +137,13 @@ class Transcript:
             state: Number of the environment's state before it.
         """
         self.response = np.concatenate([self.response, turn.tokens])
-        piece = _Piece(tokens=turn.tokens, logprobs=turn.logprobs, turn=self.num_turns, state=state)
+        piece = _Piece(
+            tokens=turn.tokens,
+            logprobs=turn.logprobs,
+            turn=self.num_turns,
+            state=state,
+            kept=turn.kept,
+        )
         self._append(piece)
         if self.num_turns == 0 and turn.versions:
             self._extend_spans(((turn.versions[0][0], len(self.opening)),))
@@ -177,6 +185,7 @@ class Transcript:
             tokens=np.concatenate([_NO_INTS, *(p.tokens for p in pieces)]),
             logprobs=np.concatenate([np.zeros(0, np.float32), *(p.logprobs for p in pieces)]),
             versions=tuple(self._spans),
+            kept=_kept(pieces),
             mask=turn >= 0,
             turn=turn.astype(np.int64),
             token_reward=token_reward,
@@ -199,6 +208,18 @@ class Transcript:
                 self._spans[-1] = (version, self._spans[-1][1] + count)
             else:
                 self._spans.append((version, count))
+
+
+def _kept(pieces: Sequence[_Piece]) -> KeptTokens | None:
+    """What was left to draw from at each token; None where no turn reports it."""
+    if all(piece.kept is None for piece in pieces):
+        return None
+    return KeptTokens.joined(
+        [
+            KeptTokens.everything(len(piece.tokens)) if piece.kept is None else piece.kept
+            for piece in pieces
+        ]
+    )
 
 
 def state_number(state: EnvironmentState, sample: SampleId, turn: int) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.specs.base import Spec
+from flowrl.specs.base import Spec, option
 
-__all__ = ["FinishReason", "Sampling"]
+__all__ = ["FinishReason", "LogprobsOf", "Sampling"]
+
+LogprobsOf: TypeAlias = Literal["model", "sampler"]
+"""Whose distribution logprobs are of: the model's, or that which tokens are really drawn from."""
 
 
 class FinishReason(StrEnum):
@@ -24,7 +27,8 @@ class Sampling(Spec):
     """Sampling options of a rollout.
 
     Rollout logprobs are those of the temperature-scaled logits before top-k, top-p, min-p and
-    penalties. `temperature=0` is greedy; its logprobs are those at temperature 1.
+    penalties, unless `logprobs` says otherwise. `temperature=0` is greedy; its logprobs are those
+    at temperature 1.
 
     Attributes:
         temperature: Divides the logits.
@@ -35,6 +39,9 @@ class Sampling(Spec):
             in prompt or response (Keskar et al., CTRL, 2019, section 4.1); 1 changes nothing.
         min_tokens: Stop tokens are forbidden before this many response tokens.
         max_tokens: Response tokens at most, the stop token included.
+        logprobs: `model` gives those before the options above from `top_p` to `min_tokens`;
+            `sampler` those of the distribution that tokens are drawn from, behind all of them, and
+            a trainer repeats the transformation (`flowrl.backend.truncation`).
     """
 
     family: ClassVar[str] = "sampling"
@@ -47,14 +54,19 @@ class Sampling(Spec):
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     max_tokens: int = 256
+    logprobs: LogprobsOf = option("model")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether top-k, top-p or min-p leave less than the vocabulary to draw from."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @property
     def truncates(self) -> bool:
         """Whether tokens are drawn from another distribution than the temperature-scaled one."""
-        return (
-            self.top_p < 1.0
-            or self.top_k > 0
-            or self.min_p > 0.0
-            or self.repetition_penalty != 1.0
-            or self.min_tokens > 0
-        )
+        return self.cuts or self.repetition_penalty != 1.0 or self.min_tokens > 0
+
+    @property
+    def reports_kept(self) -> bool:
+        """Whether an engine reports the set of tokens that it left at each one drawn."""
+        return self.logprobs == "sampler" and self.cuts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_each_option_draws_the_token_of_the_reference_distribution(sampling, voc
     forbidden[:, 2:5] = sampling.min_tokens > 0
     uniform = torch.from_numpy(uniforms(list(range(n)), [0] * n, 1)[:, 0])
     options = row_options([sampling] * n, vocab_size)
-    tokens, logprobs = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
+    tokens, logprobs, _ = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
     plain = torch.log_softmax(logits.double() / (sampling.temperature or 1.0), -1)
     for i in range(n):
         penalised = set(seen[i].nonzero().flatten().tolist())
@@ -80,6 +81,33 @@ def test_each_option_draws_the_token_of_the_reference_distribution(sampling, voc
         assert weights[token] > 0
         assert below - 1e-5 <= u <= below + weights[token] + 1e-5
         assert float(logprobs[i]) == pytest.approx(float(plain[i, token]), abs=1e-5)
+    assert_sampler_reports_its_own_distribution(
+        logits, sampling, tokens, uniform, seen=seen, forbidden=forbidden
+    )
+
+
+def assert_sampler_reports_its_own_distribution(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    drawn: torch.Tensor,
+    uniform: torch.Tensor,
+    *,
+    seen: torch.Tensor,
+    forbidden: torch.Tensor,
+) -> None:
+    """With `logprobs="sampler"` the same tokens come with what they were really drawn from."""
+    sampling = replace(sampling, logprobs="sampler")
+    options = row_options([sampling] * len(logits), logits.shape[1])
+    tokens, logprobs, left = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
+    assert tokens.tolist() == drawn.tolist()
+    assert (left is not None) == sampling.reports_kept
+    for i in range(len(logits)):
+        penalised = set(seen[i].nonzero().flatten().tolist())
+        banned = set(forbidden[i].nonzero().flatten().tolist())
+        weights = reference_distribution(logits[i].tolist(), sampling, penalised, banned)
+        assert float(logprobs[i]) == pytest.approx(math.log(weights[int(tokens[i])]), abs=1e-5)
+        if left is not None:
+            assert left[i].tolist() == [weight > 0 for weight in weights]
 
 
 def test_rows_with_different_options_draw_what_each_draws_alone():
@@ -88,7 +116,9 @@ def test_rows_with_different_options_draw_what_each_draws_alone():
     logits = torch.randn(n + 1, 90, generator=generator) * 2
     seen = torch.rand(n + 1, 90, generator=generator) < 0.3
     uniform = torch.rand(n + 1, generator=generator)
-    rows = [*CASES, Sampling(temperature=0.0)]
+    # Some rows report the sampler's distribution, and some the model's.
+    rows = [replace(row, logprobs="sampler") if i % 2 else row for i, row in enumerate(CASES)]
+    rows.append(Sampling(temperature=0.0))
     forbidden = torch.zeros(n + 1, 90, dtype=torch.bool)
     together = draw(logits, row_options(rows, 90), uniform, seen=seen, forbidden=forbidden)
     for i, row in enumerate(rows):
@@ -102,16 +132,30 @@ def test_rows_with_different_options_draw_what_each_draws_alone():
         )
         assert int(alone[0]) == int(together[0][i])
         torch.testing.assert_close(alone[1], together[1][part], atol=1e-6, rtol=0)
+        if alone[2] is not None and row.reports_kept:
+            assert together[2] is not None
+            assert torch.equal(alone[2], together[2][part])
     assert int(together[0][-1]) == int(logits[-1].argmax())
 
 
 def test_greedy_takes_the_likeliest_token_with_logprobs_at_temperature_one():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = draw(
-        logits, row_options([Sampling(temperature=0.0)] * 5, 40), torch.zeros(5)
-    )
+    greedy = Sampling(temperature=0.0)
+    tokens, logprobs, left = draw(logits, row_options([greedy] * 5, 40), torch.zeros(5))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1))
+    assert left is None
+
+
+def test_greedy_rows_report_the_truncated_distribution_at_temperature_one():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    greedy = Sampling(temperature=0.0, top_k=3, logprobs="sampler")
+    tokens, logprobs, left = draw(logits, row_options([greedy] * 5, 40), torch.zeros(5))
+    best = logits.topk(3, -1)
+    assert tokens.tolist() == best.indices[:, 0].tolist()
+    torch.testing.assert_close(logprobs, torch.log_softmax(best.values, -1)[:, 0])
+    assert left is not None
+    assert left.sum(-1).tolist() == [3] * 5
 
 
 def test_ties_at_the_edge_of_top_k_are_kept_and_of_top_p_cut_at_the_lower_id():
@@ -187,6 +231,7 @@ def test_noise_follows_its_published_formula():
 def test_rows_that_are_not_finite_give_a_token_inside_the_vocabulary():
     for vocab_size in (20, 300):
         logits = torch.full((2, vocab_size), torch.nan)
-        tokens, logprobs = draw(logits, row_options([Sampling()] * 2, vocab_size), torch.zeros(2))
+        options = row_options([Sampling()] * 2, vocab_size)
+        tokens, logprobs, _ = draw(logits, options, torch.zeros(2))
         assert bool((tokens < vocab_size).all())
         assert bool(logprobs.isnan().all())

@@ -282,7 +282,7 @@ class TorchEngine:
         logits = self._decoder.decode(
             rows.last[:n], rows.length[:n], self._longest + 1, self._equal
         )
-        tokens, logprobs = self._draw(logits, slice(0, n), uniform)
+        tokens, logprobs = self._draw(logits, range(n), uniform)
         rows.write(tokens, logprobs)
         self._longest += 1
         self._until_limit -= 1
@@ -290,9 +290,10 @@ class TorchEngine:
         if self._until_limit == 0 or (stopped is not None and bool(stopped.any())):
             self._finish_rows(range(n), stopped)
 
-    def _draw(self, logits: Tensor, span: slice, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, drawn: range, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and logprobs of consecutive rows; `self._options` are theirs."""
         options, rows, forbidden, seen = self._options, self._rows, None, None
+        span = slice(drawn.start, drawn.stop)
         if options.penalty is not None:
             assert rows.seen is not None
             seen = rows.seen[span]
@@ -300,9 +301,11 @@ class TorchEngine:
             count = torch.from_numpy(rows.count[span].copy()).to(self._device)
             forbidden = (count < options.min_tokens)[:, None] & self._stops
             self._forbid_until -= 1
-        tokens, logprobs = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
+        tokens, logprobs, left = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
         if seen is not None:
             seen.scatter_(1, tokens[:, None], True)
+        if left is not None:
+            rows.keep(drawn, left)
         return tokens, logprobs
 
     def _finish_rows(self, rows: range, stopped: Tensor | None) -> None:
@@ -333,7 +336,7 @@ class TorchEngine:
         logits = self._prefill(rows)
         self._options = self._rows.options(rows)
         self._forbid_until = 1
-        tokens, logprobs = self._draw(logits, slice(rows.start, rows.stop), uniform)
+        tokens, logprobs = self._draw(logits, rows, uniform)
         self._rows.begin(rows, tokens, logprobs)
         self._rows_changed()
         self._finish_rows(rows, None if self._stops is None else self._stops[tokens])

@@ -42,6 +42,9 @@ class TorchPlugin:
         sleep=True,
         shares_weights=True,
         heads=frozenset({"lm", "value"}),
+        repeats_truncation=frozenset(
+            {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
+        ),
     )
 
     def check(self) -> BackendStatus:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flowrl.algo.logprobs import chosen_logprobs
+from flowrl.algo.logprobs import chosen_logprobs, sampler_logits, sampler_logprobs
 from flowrl.backend.batch import Floats, Ints, SequenceBatch
 from flowrl.specs.loss import Prediction
 from flowrl_backends.torch.packed_forward import packed_logits, packed_values
 from flowrl_backends.torch.packing import Packed, micro_batches, pack
+from flowrl_backends.torch.repeat import Repeat, repeat_sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,20 +38,27 @@ class Predicted:
         node: int64 `[R]`, the predicting node of each token.
         entropy: `[R]`, of each token's distribution; None where a value head predicts.
         logits: `[K, V]`, of the predicting nodes; None where a value head predicts.
+        repeat: What is done to the logits before they are a distribution, beside the temperature.
     """
 
     values: torch.Tensor
     node: torch.Tensor
     entropy: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    repeat: Repeat | None = None
 
 
 def predict(
-    model: PreTrainedModel, packed: Packed, kind: Prediction, temperature: float
+    model: PreTrainedModel,
+    batch: SequenceBatch,
+    packed: Packed,
+    kind: Prediction,
+    temperature: float,
 ) -> Predicted:
     """Runs the model over a packed pass.
 
     Args:
+        batch: What the pass was packed from.
         kind: `logprobs`, or what a value head gives.
         temperature: Divides the logits; of no meaning to a value head.
     """
@@ -62,10 +70,17 @@ def predict(
     if kind != "logprobs":
         return Predicted(values=packed_values(model, packed)[node], node=node)
     logits = packed_logits(model, packed)
-    distinct, entropy = chosen_logprobs(logits, row, token, temperature)
-    return Predicted(
-        values=distinct.index_select(0, target), node=node, entropy=entropy[node], logits=logits
-    )
+    repeat = repeat_sampler(batch, packed, logits.shape[1], model.device)
+    if repeat is None:
+        distinct, entropy = chosen_logprobs(logits, row, token, temperature)
+        values, entropy = distinct.index_select(0, target), entropy[node]
+    else:
+        order, back = repeat.order, repeat.back
+        values, entropy = sampler_logprobs(
+            logits, node[order], token[target[order]], temperature, repeat.transform
+        )
+        values, entropy = values[back], entropy[back]
+    return Predicted(values=values, node=node, entropy=entropy, logits=logits, repeat=repeat)
 
 
 def predict_all(
@@ -80,13 +95,16 @@ def predict_all(
     with torch.no_grad():
         for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
             packed = pack(batch, part)
-            predicted = predict(model, packed, kind, temperature)
+            predicted = predict(model, batch, packed, kind, temperature)
             result[packed.source] = predicted.values.float().cpu().numpy()
     return result
 
 
 def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
-    """float32 `[R, V]`, log-softmax of logits / temperature at each response token, in order."""
+    """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
+
+    Those of logits / temperature, or of what the batch's sampler made of them.
+    """
     scale = 1.0 / temperature if temperature > 0 else 1.0
     order = np.cumsum(batch.response_mask) - 1
     result = np.zeros((int(batch.response_mask.sum()), int(model.config.vocab_size)), np.float32)
@@ -94,9 +112,16 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
     with torch.no_grad():
         for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
             packed = pack(batch, part)
-            found = (packed_logits(model, packed).float() * scale).log_softmax(-1)
+            logits = packed_logits(model, packed)
             node = packed.target_row[packed.target_of]
-            result[order[packed.source]] = found.cpu().numpy()[node]
+            repeat = repeat_sampler(batch, packed, logits.shape[1], model.device)
+            if repeat is None:
+                found = (logits.float() * scale).log_softmax(-1).cpu().numpy()[node]
+            else:
+                ascending = torch.from_numpy(node).to(model.device)[repeat.order]
+                left = sampler_logits(logits, ascending, temperature, repeat.transform)
+                found = left.log_softmax(-1)[repeat.back].cpu().numpy()
+            result[order[packed.source]] = found
     return result
 
 
@@ -114,4 +139,6 @@ def closed(batch: SequenceBatch) -> SequenceBatch:
         turn=None,
         token_reward=None,
         state=None,
+        kept=None,
+        sampler=None,
     )

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from flowrl.backend.batch import Floats, Ints
 from flowrl.backend.protocols import Finished, GenerateRequest
+from flowrl.backend.truncation import KeptTokens
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason, Sampling
 from flowrl_backends.torch.noise import uniforms
@@ -35,6 +37,8 @@ class Run:
     Attributes:
         start: Column of the window where its unread tokens begin.
         spans: `[version, tokens]` of what was read.
+        kept: The tokens left to draw from at each token drawn, unread ones included; nothing at a
+            token where all were left. Only of requests that report them.
     """
 
     request: GenerateRequest
@@ -42,6 +46,7 @@ class Run:
     tokens: list[Ints] = field(default_factory=list)
     logprobs: list[Floats] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
+    kept: list[npt.NDArray[np.int32]] = field(default_factory=list)
 
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
         """Appends tokens drawn from weights `version`."""
@@ -64,6 +69,7 @@ class Run:
             tokens=np.concatenate(self.tokens) if some else np.zeros(0, np.int64),
             logprobs=np.concatenate(self.logprobs) if some else np.zeros(0, np.float32),
             versions=tuple((version, count) for version, count in self.spans),
+            kept=KeptTokens.of_places(self.kept) if self.request.sampling.reports_kept else None,
         )
 
 
@@ -142,6 +148,18 @@ class RowTable:
         if self.column == WINDOW:
             self.read_window()
         return self._uniform[: len(self.runs), self.column]
+
+    def keep(self, rows: range, left: Tensor) -> None:
+        """Records the tokens that were left to draw from: bool `[len(rows), V]`."""
+        counts = left.sum(1).cpu().numpy()
+        ids = left.nonzero()[:, 1].cpu().numpy().astype(np.int32)
+        end = 0
+        for row, count in zip(rows, counts.tolist(), strict=True):
+            begin, end = end, end + count
+            run = self.runs[row]
+            if run.request.sampling.reports_kept:
+                # A copy, so that a token does not hold those of all other rows in memory.
+                run.kept.append(ids[begin : begin if count == self._vocab_size else end].copy())
 
     def write(self, tokens: Tensor, logprobs: Tensor) -> None:
         """Records one step of every row: `tokens` and `logprobs` `[n]`."""

@@ -2,7 +2,8 @@
 
 The order of the transformations is that of Transformers: repetition penalty, forbidden stop tokens,
 temperature, top-k, top-p over what top-k left, min-p. Logprobs are of the temperature-scaled logits
-before all of the others (temperature 1 for greedy rows), as `flowrl.specs.Sampling` says.
+before all of the others, or behind all of them (temperature 1 for greedy rows either way), as
+`flowrl.specs.Sampling.logprobs` says.
 
 A token is the inverse of the cumulative distribution in the order of token ids at the sample's own
 uniform number, so rows are independent of each other.
@@ -38,6 +39,10 @@ class RowOptions:
         min_p: float32 `[n, 1]`.
         penalty: float32 `[n, 1]`.
         min_tokens: int64 `[n]`.
+        of_sampler: bool `[n]`, true where logprobs are those of the sampler's distribution; None
+            where no row both asks for them and truncates.
+        all_of_sampler: All of them are.
+        reports_kept: Some row reports which tokens were left to draw from.
     """
 
     temperature: Tensor | None = None
@@ -49,6 +54,9 @@ class RowOptions:
     min_p: Tensor | None = None
     penalty: Tensor | None = None
     min_tokens: Tensor | None = None
+    of_sampler: Tensor | None = None
+    all_of_sampler: bool = False
+    reports_kept: bool = False
 
     @property
     def truncates(self) -> bool:
@@ -87,13 +95,18 @@ def row_options(
         full = values if len(values) == n else values * n
         return torch.tensor(full, dtype=torch.int64, device=device)
 
+    def truths(values: list[bool]) -> Tensor | None:
+        if not any(values):
+            return None
+        return torch.tensor(values if len(values) == n else values * n, device=device)
+
     greedy = [row.temperature == 0.0 for row in rows]
+    of_sampler = [row.logprobs == "sampler" and row.truncates for row in rows]
     top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]
     top_k_rows = integers(top_k, vocab_size)
-    full_greedy = greedy if len(greedy) == n else greedy * n
     return RowOptions(
         temperature=column([row.temperature or 1.0 for row in rows], 1.0),
-        greedy=torch.tensor(full_greedy, device=device) if any(greedy) else None,
+        greedy=truths(greedy),
         all_greedy=all(greedy),
         top_k=None if top_k_rows is None else top_k_rows[:, None],
         top_k_max=max((k for k in top_k if k < vocab_size), default=0),
@@ -101,6 +114,9 @@ def row_options(
         min_p=column([row.min_p for row in rows], 0.0),
         penalty=column([row.repetition_penalty for row in rows], 1.0),
         min_tokens=integers([row.min_tokens for row in rows], 0),
+        of_sampler=truths(of_sampler),
+        all_of_sampler=all(of_sampler),
+        reports_kept=any(row.reports_kept for row in rows),
     )
 
 
@@ -111,7 +127,7 @@ def draw(
     *,
     seen: Tensor | None = None,
     forbidden: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Draws a token for each row.
 
     Args:
@@ -121,29 +137,39 @@ def draw(
         forbidden: bool `[n, V]`, tokens that must not be drawn yet (stop tokens), or None.
 
     Returns:
-        int64 `[n]` tokens and float32 `[n]` logprobs.
+        int64 `[n]` tokens, float32 `[n]` logprobs, and bool `[n, V]`, the tokens that were left to
+        draw from; None where no row reports them.
     """
     scaled = logits if options.temperature is None else logits / options.temperature
-    if options.greedy is None and not options.truncates:
+    if options.greedy is None and not options.truncates and not options.reports_kept:
         probs = torch.softmax(scaled, -1)
         tokens = inverse_cdf(probs, uniform)
-        return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log()
-    kept = scaled
+        return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log(), None
+    allowed = scaled
     if options.penalty is not None:
         assert seen is not None
-        penalised = torch.where(kept > 0, kept / options.penalty, kept * options.penalty)
-        kept = torch.where(seen, penalised, kept)
+        penalised = torch.where(allowed > 0, allowed / options.penalty, allowed * options.penalty)
+        allowed = torch.where(seen, penalised, allowed)
     if forbidden is not None:
-        kept = kept.masked_fill(forbidden, -torch.inf)
+        allowed = allowed.masked_fill(forbidden, -torch.inf)
+    left = allowed
+    if not options.all_greedy or options.of_sampler is not None:
+        left = truncate(allowed, options)
     if options.all_greedy:
-        tokens = kept.argmax(-1)
+        tokens = allowed.argmax(-1)
     else:
-        probs = torch.softmax(truncate(kept, options), -1)
-        tokens = inverse_cdf(probs, uniform)
+        tokens = inverse_cdf(torch.softmax(left, -1), uniform)
         if options.greedy is not None:
-            tokens = torch.where(options.greedy, kept.argmax(-1), tokens)
-    chosen = scaled.gather(-1, tokens[:, None]).squeeze(-1)
-    return tokens, chosen - torch.logsumexp(scaled, -1)
+            tokens = torch.where(options.greedy, allowed.argmax(-1), tokens)
+    logprobs = _logprobs(left if options.all_of_sampler else scaled, tokens)
+    if options.of_sampler is not None and not options.all_of_sampler:
+        logprobs = torch.where(options.of_sampler, _logprobs(left, tokens), logprobs)
+    return tokens, logprobs, left > -torch.inf if options.reports_kept else None
+
+
+def _logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """float32 `[n]`, log-softmax of `logits` `[n, V]` at `tokens`."""
+    return logits.gather(-1, tokens[:, None]).squeeze(-1) - torch.logsumexp(logits, -1)
 
 
 def truncate(logits: Tensor, options: RowOptions) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from flowrl.algo.kl import full_in_chunks
+from flowrl.algo.logprobs import sampler_logits
 from flowrl.algo.losses import TokenBatch, aggregate
 from flowrl.algo.losses_value import explained_variance
 from flowrl.algo.mini_batch import prepare, prepares
@@ -182,7 +183,13 @@ class Objective:
     ) -> None:
         """Forward and backward of one micro-batch."""
         packed = pack(self.batch.sequences, part)
-        predicted = predict(self.model, packed, self.spec.loss.predicts, self.spec.temperature)
+        predicted = predict(
+            self.model,
+            self.batch.sequences,
+            packed,
+            self.spec.loss.predicts,
+            self.spec.temperature,
+        )
         inputs = replace(
             token_batch(self.batch, packed.source, packed.sample, self.model.device),
             entropy=predicted.entropy,
@@ -213,6 +220,16 @@ class Objective:
         reference = self.batch.reference_distributions
         assert reference is not None
         assert predicted.logits is not None
+        repeat = predicted.repeat
+        if repeat is not None:
+            left = sampler_logits(
+                predicted.logits,
+                predicted.node[repeat.order],
+                self.spec.temperature,
+                repeat.transform,
+            )
+            other = gathered(reference, self.order[source], self.model.device)
+            return full_in_chunks(left[repeat.back], other, 1.0)
         # Tokens that follow one prefix have one distribution, so any of them gives the node's.
         node = predicted.node.cpu().numpy()
         _, first = np.unique(node, return_index=True)
