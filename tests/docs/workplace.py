@@ -166,7 +166,8 @@ def _mask(line: str) -> str:
 def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
     """Sets up `folder` and makes it the current one; packages installed in `folder/site` are found.
 
-    `data/gsm8k` holds a small excerpt of the real data set.
+    `data/gsm8k` holds a small excerpt of the real data set; the recorded numbers of other libraries
+    are where the repository has them.
     """
     for name in ("configs", "examples", "graphs"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -175,6 +176,9 @@ def workplace(folder: Path, repository: Path) -> Iterator[Workplace]:
     data.mkdir(parents=True)
     for split in ("train", "test"):
         shutil.copy(repository / "tests" / "data" / f"gsm8k_{split}.jsonl", data / f"{split}.jsonl")
+    (folder / "tests" / "data").mkdir(parents=True)
+    recorded = Path("tests", "data", "oracles_small.json")
+    shutil.copy(repository / recorded, folder / recorded)
     site = str(folder / "site")
     paths, environment = list(sys.path), dict(os.environ)
     place = Workplace(folder, {"__name__": "document"})
