@@ -22,6 +22,7 @@ from flowrl.errors import CheckpointError, ConfigError
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
 from flowrl.runtime.scoring import ScoringPool
+from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import (
     CtrlC,
     Outcome,
@@ -76,7 +77,7 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
     def watched(pool: ScoringPool, requests: Sequence[ScoreRequest]) -> None:
         submit(pool, requests)
         for display in displays:
-            display.press()
+            display.press(len(requests))
 
     monkeypatch.setattr(ScoringPool, "submit", watched)
     return displays
@@ -206,6 +207,36 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["0001-sft-step4"]
     assert not display.notes
+
+
+@pytest.mark.parametrize(
+    ("program", "step"),
+    [("actor_critic", 2), ("self_play", 2), ("two_learners", 1), ("guessing", 1)],
+)
+def test_programs_of_several_models_go_on_bit_by_bit(tmp_path: Path, program: str, step: int):
+    """Critics, references and rivals that were just refreshed, two rollouts a step, episodes."""
+    make = CONFIGS[program]
+    never = api.run(None, make(tmp_path / "never"), display=WatchedDisplay())
+    runs = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, make(runs), display=CtrlC(program, step))
+    resumed(runs / "tiny")
+    assert outcome(runs / "tiny") == outcome(never.folder)
+
+
+def test_a_run_stopped_in_the_second_rollout_of_a_step_makes_both_again(
+    tmp_path: Path, keyboard: list[CtrlC]
+):
+    """The first one's samples were delivered, and the second one's are with the scorers."""
+    make = CONFIGS["greedy_baseline"]
+    never = api.run(None, make(tmp_path / "never"), display=WatchedDisplay())
+    runs = tmp_path / "stopped"
+    display = CtrlC("greedy_baseline", 1, in_scoring=True, after=16)
+    keyboard.append(display)
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, make(runs), display=display)
+    resumed(runs / "tiny")
+    assert outcome(runs / "tiny") == outcome(never.folder)
 
 
 def test_resuming_a_finished_run_says_so_and_tells_its_numbers_again(tmp_path: Path):

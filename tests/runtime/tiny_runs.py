@@ -110,6 +110,7 @@ class CtrlC(WatchedDisplay):
     Step 0 stands for the beginning of a stage.
 
     Args:
+        after: Samples of the following scorings that are let through before.
         times: How often it is pressed at that moment.
         number: The signal: Ctrl-C's, or another that asks a run to stop.
     """
@@ -120,12 +121,14 @@ class CtrlC(WatchedDisplay):
         step: int,
         *,
         in_scoring: bool = False,
+        after: int = 0,
         times: int = 1,
         number: signal.Signals = signal.SIGINT,
     ) -> None:
         super().__init__()
         self._moment = (stage, step)
         self._in_scoring = in_scoring
+        self._left = after
         self._times = times
         self._number = number
         self.armed = False
@@ -143,9 +146,16 @@ class CtrlC(WatchedDisplay):
             if not self._in_scoring:
                 self.press()
 
-    def press(self) -> None:
-        """A real SIGINT in this thread."""
-        if self.armed:
+    def press(self, samples: int = 0) -> None:
+        """A real SIGINT in this thread.
+
+        Args:
+            samples: That go to the scorers now.
+        """
+        if not self.armed:
+            return
+        self._left -= samples
+        if self._left < 0 or not self._in_scoring:
             self.armed = False
             for _ in range(self._times):
                 signal.raise_signal(self._number)
@@ -171,8 +181,9 @@ def outcome(run: Path) -> Outcome:
         weights=(run / "model" / "model.safetensors").read_bytes(),
         # Without the state of the process's own random stream, which no step draws from.
         trainer={
-            name: tensor.tobytes()
-            for name, tensor in load_file(last / "actor" / "trainer.safetensors").items()
+            f"{path.parent.name}.{name}": tensor.tobytes()
+            for path in sorted(last.glob("*/trainer.safetensors"))
+            for name, tensor in load_file(path).items()
             if not name.startswith("random.")
         },
         metrics=_without(run / "metrics.jsonl", "wall_s", "seconds"),

@@ -1,0 +1,215 @@
+"""Programs of every kind, small enough to run whole: what `test_many_programs` and resumption use.
+
+Each has a configuration of three steps without a warm start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flowrl as fl
+from tests.runtime.tiny_runs import REWARD, tiny_config
+
+TAIL = {"kind": "format", "name": "tail", "pattern": ".*[0-4]"}
+
+
+def config_of(program: str, runs: Path, *, steps: int = 3, **changes: Any) -> dict[str, Any]:
+    """The configuration of one program of this file, in the only stage of a run."""
+    config = tiny_config(runs)
+    config |= {"stages": [program], "stage": {}, "workflow": f"{__file__}:{program}", "args": {}}
+    config["train"] = {**config["train"], "steps": steps, "prompts_per_step": 4}
+    config["eval"] = {**config["eval"], "every": 0, "num": 8}
+    actor = config["roles"]["actor"]
+    fresh = {key: actor[key] for key in ("backend", "model", "tokenizer")}
+    roles = {
+        "critic": {"backend": "torch", "copy_of": "actor", "optimizer": {"learning_rate": 1e-2}},
+        "model": fresh,
+        "rival": {"backend": "torch", "copy_of": "actor"},
+        "teacher": fresh,
+        "judge": {"backend": "verify", "terms": [TAIL, {**REWARD, "weight": 0.5}]},
+        "game": {
+            "backend": "environment",
+            "environment": str(Path(__file__).parents[2] / "examples" / "guess.py:Guess"),
+            "options": {"size": 4},
+            "timeout_s": 60.0,
+        },
+    }
+    config["roles"] = {**config["roles"], **roles}
+    return {**config, **changes}
+
+
+def games_of(runs: Path, **changes: Any) -> dict[str, Any]:
+    """The configuration of `guessing`: another vocabulary and rows of its own."""
+    config = config_of("guessing", runs, **changes)
+    rows = str(Path(__file__).parents[2] / "examples" / "guess.jsonl")
+    config["data"] = {"train": rows, "eval": rows, "max_prompt_tokens": 2}
+    config["roles"]["actor"]["tokenizer"] = {"kind": "char", "alphabet": "#0123456789abcdef<>=?"}
+    config["train"]["sampling"] = {"max_tokens": 1}
+    config["rewards"] = {}
+    config["eval"]["metric"] = "solved"
+    return config
+
+
+@fl.workflow
+def actor_critic(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    critic: fl.Critic,
+    verifier: fl.Reward,
+    reference: fl.Policy,
+) -> None:
+    """PPO whose reference is refreshed every other step, with an adaptive penalty."""
+    rollout = actor.generate(prompts)
+    values = critic.values(rollout)
+    logprobs = reference.logprobs(rollout)
+    advantages, returns = fl.advantage.gae(verifier.score(rollout), values, rollout)
+    critic.update(rollout, returns=returns, values=values)
+    kl = fl.kl.k3(0.1, target=1e-3, horizon=100)
+    loss = fl.loss.policy_clip(0.2)
+    actor.update(rollout, advantages=advantages, reference=logprobs, loss=loss, kl=kl)
+    reference.sync(actor, every=2)
+
+
+@fl.workflow
+def reward_modelling(
+    prompts: fl.Prompts, pairs: fl.Pairs, *, actor: fl.Policy, model: fl.RewardModel
+) -> None:
+    """A reward model that learns from pairs and scores rollouts meanwhile."""
+    rollout = actor.generate(prompts)
+    scores = model.score(rollout)
+    fl.log("model_score", scores)
+    kept, kept_scores = fl.filter.difficulty(rollout, scores, low=-100.0, high=100.0)
+    actor.update(kept, kept_scores)
+    model.update(pairs, loss=fl.loss.bradley_terry())
+
+
+@fl.workflow
+def preferences(pairs: fl.Pairs, *, actor: fl.Policy, reference: fl.Policy) -> None:
+    """DPO."""
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+@fl.workflow
+def own_preferences(
+    prompts: fl.Prompts, *, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward
+) -> None:
+    """DPO on the best and the worst of the policy's own answers."""
+    rollout = actor.generate(prompts)
+    pairs = fl.select.best_and_worst(rollout, verifier.score(rollout))
+    actor.update(pairs, reference=reference.logprobs(pairs), loss=fl.loss.dpo(0.1))
+
+
+@fl.workflow
+def greedy_baseline(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """ReMax: two rollouts of one policy."""
+    rollout = actor.generate(prompts)
+    greedy = actor.generate(prompts, n=1, temperature=0)
+    advantages = fl.advantage.remax(
+        verifier.score(rollout), rollout, baseline=verifier.score(greedy)
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+
+
+@fl.workflow
+def two_rewards(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward
+) -> None:
+    """A weighted sum of two rewards, shaped by length, before the filter."""
+    rollout = actor.generate(prompts)
+    scores = fl.weighted_sum((verifier.score(rollout), 1.0), (judge.score(rollout), 0.5))
+    scores = fl.shaping.soft_overlong(scores, rollout, max_tokens=6, buffer=4)
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    actor.update(rollout, scores)
+
+
+@fl.workflow
+def old_policy(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """A loss whose anchor is the policy at the start of the step, and a log before a filter."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    fl.log("before", scores)
+    kept, kept_scores = fl.filter.zero_variance(rollout, scores)
+    loss = fl.loss.policy_clip(anchor="old", correction=fl.loss.truncate(2.0))
+    actor.update(kept, kept_scores, loss=loss)
+
+
+@fl.map(reads=("score", "score_2"), gives="score")
+def lead(batch):
+    """How far a sample is ahead of the rival's in its place."""
+    return batch["score"] - batch["score_2"]
+
+
+@fl.workflow
+def self_play(
+    prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward
+) -> None:
+    """A policy against a copy of itself, which is brought up to date every other step."""
+    mine, theirs = actor.generate(prompts), rival.generate(prompts)
+    scores = lead(verifier.score(mine), verifier.score(theirs))
+    actor.update(mine, scores)
+    rival.sync(actor, every=2)
+
+
+@fl.workflow
+def two_learners(
+    prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward
+) -> None:
+    """Two policies that both learn, the second of which begins as a copy of the first."""
+    mine, theirs = actor.generate(prompts), rival.generate(prompts)
+    rival.update(theirs, verifier.score(theirs))
+    actor.update(mine, verifier.score(mine))
+
+
+@fl.workflow
+def distillation(prompts: fl.Prompts, *, actor: fl.Policy, teacher: fl.Policy) -> None:
+    """A student that generates and a teacher that judges each token."""
+    rollout = actor.generate(prompts)
+    logprobs = teacher.logprobs(rollout)
+    advantages = fl.advantage.distill(rollout, teacher=logprobs)
+    loss = fl.loss.policy_clip(0.2)
+    actor.update(rollout, advantages=advantages, reference=logprobs, loss=loss, kl=fl.kl.full(0.1))
+
+
+@fl.workflow
+def best_of_n(
+    prompts: fl.Prompts, examples: fl.Examples, *, actor: fl.Policy, verifier: fl.Reward
+) -> None:
+    """Expert iteration: imitates its best answers, and examples beside them."""
+    rollout = actor.generate(prompts)
+    best, scores = fl.select.top(rollout, verifier.score(rollout), k=1)
+    fl.log("best", scores)
+    actor.update(best, loss=fl.loss.cross_entropy())
+    actor.update(examples)
+
+
+@fl.workflow
+def guessing(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment) -> None:
+    """Episodes of several turns, with advantages of each turn."""
+    rollout, scores = fl.interact(actor, game, prompts, max_turns=3, max_observation_tokens=1)
+    advantages = fl.advantage.group_in_group(scores, rollout)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+CONFIGS: Mapping[str, Any] = {
+    **{
+        program: lambda runs, program=program, **changes: config_of(program, runs, **changes)
+        for program in (
+            "actor_critic",
+            "reward_modelling",
+            "preferences",
+            "own_preferences",
+            "greedy_baseline",
+            "two_rewards",
+            "old_policy",
+            "self_play",
+            "two_learners",
+            "distillation",
+            "best_of_n",
+        )
+    },
+    "guessing": games_of,
+}
+"""For each program, what makes its configuration."""

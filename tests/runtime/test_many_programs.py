@@ -1,0 +1,186 @@
+"""Whole runs of programs of every kind, with real models: what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import flowrl as fl
+from flowrl.api import RunResult
+from flowrl.observe.run_folder import RunFolder
+from tests.runtime.many_programs import CONFIGS
+from tests.runtime.tiny_runs import WatchedDisplay
+
+STEPS = 3
+
+
+def run_of(program: str, runs: Path, **changes: Any) -> RunResult:
+    return fl.run(None, CONFIGS[program](runs, **changes), display=WatchedDisplay())
+
+
+def extras(result: RunResult) -> list[dict[str, float]]:
+    return [dict(row.extra) for row in RunFolder.open(result.folder).steps()]
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("program", [name for name in CONFIGS if name != "preferences"])
+def test_every_step_is_logged_and_every_sample_has_one_end(tmp_path: Path, program: str):
+    result = run_of(program, tmp_path)
+    folder = RunFolder.open(result.folder)
+    rows = list(folder.steps())
+    assert [row.step for row in rows] == [1, 2, 3]
+    assert all(row.loss is not None and np.isfinite(row.loss) for row in rows)
+    drawn = Counter((row.step, row.rollout, row.sample) for row in folder.samples())
+    assert set(drawn.values()) == {1}
+    # Four prompts and four samples a prompt, in each rollout; one greedy one beside them.
+    rollouts = {rollout for _, rollout, _ in drawn}
+    each = {
+        rollout: STEPS * 4 * (1 if (program, rollout[-2:]) == ("greedy_baseline", ".2") else 4)
+        for rollout in rollouts
+    }
+    assert Counter(rollout for _, rollout, _ in drawn) == each
+    assert all(row.num_tokens > 0 and row.version >= row.step - 1 for row in rows)
+
+
+def test_a_critic_that_begins_as_a_copy_is_trained_and_exported_beside_the_policy(tmp_path: Path):
+    result = run_of("actor_critic", tmp_path)
+    steps = extras(result)
+    assert steps[0]["critic/learning_rate"] == pytest.approx(1e-2)
+    assert all("critic/value_explained_variance" in step for step in steps)
+    critic, actor = weights(result.folder / "trained" / "critic"), weights(result.folder / "model")
+    body = sorted(set(critic) & set(actor))
+    assert len(body) > 5
+    assert all(critic[name].shape == actor[name].shape for name in body)
+    assert any((critic[name] != actor[name]).any() for name in body)
+    # The actor's rate is the stage's, not the critic's.
+    rates = [row.learning_rate for row in RunFolder.open(result.folder).steps()]
+    assert rates[0] == pytest.approx(3e-3)
+
+
+def test_a_refreshed_reference_is_the_policy_of_the_step_that_refreshed_it(tmp_path: Path):
+    result = run_of("actor_critic", tmp_path, steps=4)
+    kl = [row.kl or 0.0 for row in RunFolder.open(result.folder).steps()]
+    # Before the first update of steps 1 and 3 the policy is the reference; its mean over the
+    # step's two updates is that of one small update. By the end of step 2 there were four.
+    assert kl[1] > kl[2] > 0
+    coefficients = [step["kl_coefficient"] for step in extras(result)]
+    assert coefficients[0] == 0.1
+    assert coefficients[1] < 0.1  # far below the target, so it falls
+
+
+def test_a_reward_model_s_scores_are_told_of_each_sample(tmp_path: Path):
+    result = run_of("reward_modelling", tmp_path)
+    folder = RunFolder.open(result.folder)
+    rows = [row for row in folder.samples() if row.step == 1]
+    scores = np.array([row.score for row in rows], float)
+    assert len(set(scores.tolist())) > 4  # numbers of a model, not of a rule
+    assert extras(result)[0]["model_score"] == pytest.approx(scores.mean(), abs=1e-6)
+    first = next(iter(folder.steps()))
+    assert first.reward_mean == pytest.approx(scores.mean(), abs=1e-6)
+    assert all("digit" in row.terms for row in rows)  # the config's own reward is told beside
+    assert "model/pair_accuracy" in extras(result)[0]
+    assert (result.folder / "trained" / "model" / "model.safetensors").exists()
+
+
+def test_pairs_are_learned_from_without_any_rollout(tmp_path: Path):
+    result = run_of("preferences", tmp_path)
+    rows = list(RunFolder.open(result.folder).steps())
+    assert [row.num_samples for row in rows] == [8, 8, 8]
+    assert all("pair_accuracy" in step for step in extras(result))
+    # At first policy and reference agree, so every margin is 0 and the loss is log 2.
+    assert rows[0].reward_mean is None
+    assert extras(result)[0]["reward_margin"] == pytest.approx(0, abs=0.05)
+
+
+def test_two_rewards_are_weighed_before_the_filter_and_their_terms_told_apart(tmp_path: Path):
+    result = run_of("two_rewards", tmp_path)
+    for row in RunFolder.open(result.folder).samples():
+        assert set(row.terms) == {"verifier/digit", "judge/digit", "tail"}
+        parts = row.terms["verifier/digit"] + 0.5 * (
+            row.terms["tail"] + 0.5 * row.terms["judge/digit"]
+        )
+        over = max(0, row.num_tokens - 2) / 4
+        assert row.score == pytest.approx(parts - over, abs=1e-6)
+
+
+def test_a_program_may_log_what_its_filter_then_removes(tmp_path: Path):
+    result = run_of("old_policy", tmp_path)
+    folder = RunFolder.open(result.folder)
+    by_step: dict[int, list[Any]] = {}
+    for row in folder.samples():
+        by_step.setdefault(row.step, []).append(row)
+    for metrics in folder.steps():
+        rows = by_step[metrics.step]
+        every = [row.score for row in rows]
+        assert metrics.extra["before"] == pytest.approx(np.mean(every))
+        assert metrics.reward_mean == pytest.approx(np.mean(every))
+        filtered = [row for row in rows if row.end == "filtered"]
+        assert {row.reason for row in filtered} <= {"zero_variance"}
+        assert metrics.filtered_groups == len(filtered) // 4
+        assert metrics.num_samples == 16 - len(filtered)
+
+
+def test_a_rival_that_is_a_copy_plays_and_is_brought_up_to_date(tmp_path: Path):
+    result = run_of("self_play", tmp_path, steps=4)
+    rows = list(RunFolder.open(result.folder).samples())
+    versions = {
+        step: {
+            v
+            for row in rows
+            if (row.step, row.rollout) == (step, "rival.generate")
+            for v, _ in row.versions
+        }
+        for step in range(1, 5)
+    }
+    assert versions == {1: {0}, 2: {0}, 3: {1}, 4: {1}}
+    assert not (result.folder / "trained").exists()
+
+
+def test_two_policies_learn_from_rollouts_of_their_own(tmp_path: Path):
+    result = run_of("two_learners", tmp_path)
+    rival, actor = weights(result.folder / "trained" / "rival"), weights(result.folder / "model")
+    assert set(rival) == set(actor)
+    assert any((rival[name] != actor[name]).any() for name in actor)
+    first = extras(result)[0]
+    assert {"rival/loss", "rival.generate/reward_mean"} <= set(first)
+    # The rival began as the actor was, but draws streams of its own.
+    texts: dict[str, list[str]] = {}
+    for row in RunFolder.open(result.folder).samples():
+        if row.step == 1:
+            texts.setdefault(row.rollout, []).append(row.response)
+    assert texts["actor.generate"] != texts["rival.generate"]
+
+
+def test_the_best_answers_and_examples_are_imitated_in_one_step(tmp_path: Path):
+    result = run_of("best_of_n", tmp_path)
+    folder = RunFolder.open(result.folder)
+    ends = Counter((row.end, row.reason) for row in folder.samples())
+    assert ends == {("consumed", ""): 12, ("filtered", "top"): 36}
+    # One answer to each of four prompts, and four examples.
+    assert [row.num_samples for row in folder.steps()] == [8, 8, 8]
+
+
+def test_episodes_are_evaluated_by_what_their_environment_measures(tmp_path: Path):
+    result = run_of("guessing", tmp_path)
+    (before, after) = RunFolder.open(result.folder).evaluations()
+    for row in (before, after):
+        assert {"score", "solved", "strange", "turns", "length"} <= set(row.metrics)
+        assert 1 <= row.metrics["turns"] <= 3
+    rows = list(RunFolder.open(result.folder).samples())
+    assert {row.rollout for row in rows} == {"game.interact"}
+    assert all(1 <= row.num_tokens <= 3 for row in rows)  # a turn is one token
+
+
+def test_a_run_s_folder_says_what_each_stage_s_roles_are(tmp_path: Path):
+    result = run_of("actor_critic", tmp_path)
+    plan = json.loads((result.folder / "plan.actor_critic.json").read_text())
+    assert {placement["role"] for placement in plan["placements"]} >= {"actor", "critic"}
