@@ -54,6 +54,24 @@ def conditions(graph: Graph, node: Node) -> Iterator[GraphError]:
     rule = _RULES.get(node.op)
     if rule is not None:
         yield from rule(graph, node)
+    if graph.level is Level.PLACED:
+        yield from _check_replicas(node)
+
+
+def _check_replicas(node: Node) -> Iterator[GraphError]:
+    """The samples of a step must be the sum of what its replicas take, alike."""
+    found = [node.attr(name) for name in ("samples", "replicas", "samples_per_replica")]
+    samples, replicas, each = (value if isinstance(value, int) else 0 for value in found)
+    if replicas > 0 and samples != replicas * each:
+        low = samples // replicas * replicas
+        yield node_error(
+            node,
+            f"{samples} samples of {node.id} do not divide among {replicas} replicas",
+            found=f"{each} for each",
+            expected=f"{low} or {low + replicas} samples a step, or a number of replicas that "
+            f"divides {samples}",
+            hint="change train.prompts_per_step or train.group_size",
+        )
 
 
 # Rollouts.

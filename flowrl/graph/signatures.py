@@ -165,8 +165,11 @@ ROLE_ATTRS: tuple[AttrRule, ...] = (
     _placed("devices", str),
     _placed("process", str),
     _placed("replicas", int),
+    _placed("samples", int),
+    _placed("samples_per_replica", int),
 )
-"""Attributes of operations that a role performs."""
+"""Attributes of operations that a role performs; `samples` counts those of a step, over all
+replicas, and is 0 where weights travel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ def place(graph: Graph, plan: PlacementPlan) -> Graph:
     """The graph at the level `placed`: every node says where and how it runs.
 
     Each has `start` (what must have arrived before it begins) and `chunk` (units of that which it
-    takes at once; 0 for all that are there). A role's has `devices`, `process` and `replicas`
-    besides; an update `micro_batch`, a sync the `transport` of its weights. Attributes that are
+    takes at once; 0 for all that are there). A role's has `devices`, `process` and `replicas`, and
+    how many `samples` of a step reach it and each of its replicas besides; an update
+    `micro_batch`, a sync the `transport` of its weights. Attributes that are
     open in a lowered graph, because there is nothing to say, are left out.
 
     Args:
@@ -47,6 +48,8 @@ def _placed(node: Node, plan: PlacementPlan) -> Node:
     if home is not None:
         attrs["devices"] = ", ".join(operation.devices or home.devices)
         attrs |= {"process": home.process, "replicas": operation.replicas}
+        attrs |= {"samples": operation.num_samples}
+        attrs["samples_per_replica"] = -(-operation.num_samples // operation.replicas)
     attrs |= {"start": str(operation.start), "chunk": operation.chunk}
     if node.op is Op.UPDATE:
         attrs["micro_batch"] = operation.micro_batch

@@ -139,3 +139,16 @@ def test_a_sync_says_how_its_weights_travel(cases: Any) -> None:
     graph = placed(cases, ppo)
     syncs: list[Node] = [graph.node("actor.sync"), graph.node("reference.sync")]
     assert [node.attr("transport") for node in syncs] == ["in_place", "folder"]
+
+
+def test_samples_of_a_step_divide_among_the_replicas_of_a_role(cases: Any) -> None:
+    graph = placed(cases, ppo)
+    node = next(node for node in graph.nodes if node.id == "actor.generate")
+    samples = node.attr("samples")
+    assert isinstance(samples, int)
+    assert node.attr("samples_per_replica") == samples
+    each = samples // 3
+    error = first_problem(graph.replacing(node.with_attrs(replicas=3, samples_per_replica=each)))
+    assert f"{samples} samples of actor.generate do not divide among 3 replicas" in str(error)
+    assert error.expected is not None
+    assert error.expected.startswith(f"{each * 3} or {each * 3 + 3} samples a step")
