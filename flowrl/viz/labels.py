@@ -172,6 +172,10 @@ def _place_notes(node: Node) -> tuple[str, ...]:
     replicas, chunk, rows = (node.attr(name) for name in ("replicas", "chunk", "micro_batch"))
     if isinstance(replicas, int) and replicas > 1:
         notes[-1] += f" x {replicas}"
+    samples, each = node.attr("samples"), node.attr("samples_per_replica")
+    if isinstance(samples, int) and samples:
+        many = "" if replicas == 1 else f", {each:,} a replica"
+        notes.append(f"{samples:,} samples a step{many}")
     on = {"step": "with the step", "batch": "on the batch"}.get(str(start), f"on each {start}")
     notes.append(f"starts {on}")
     if isinstance(chunk, int) and chunk > 1:
