@@ -28,13 +28,16 @@ class Guess:
     """One episode."""
 
     def __init__(self, size=16, missed=0.0, strange=-0.1):
-        """Games of `size` numbers from 0; `missed` and `strange` are rewards of other turns."""
+        """Games of `size` numbers from 0; `missed` and `strange` are rewards of other turns.
+
+        The row's number counts modulo `size`, so that the same rows serve smaller games.
+        """
         self.digits = DIGITS[:size]
         self.missed = missed
         self.strange = strange
 
     async def reset(self, row):
-        self.hidden = int(row["number"])
+        self.hidden = int(row["number"]) % len(self.digits)
         self.low, self.high = 0, len(self.digits) - 1
         return Observation(state=self.state)
 

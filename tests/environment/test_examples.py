@@ -66,6 +66,10 @@ def test_the_game_says_which_way_to_go(guess: str):
     assert [o.metrics["solved"] for o in outcomes] == [0.0, 0.0, 0.0, 1.0]
 
 
+def test_smaller_games_take_the_same_rows(guess: str):
+    assert [o.observation for o in play(guess, {"number": 13}, "431", size=4)] == ["?", "<", "="]
+
+
 @pytest.mark.parametrize("text", ["", "g", "10", " 5", "-"])
 def test_what_is_no_number_of_the_game_is_told_apart(guess: str, text: str):
     (outcome,) = play(guess, {"number": 5}, [text])
