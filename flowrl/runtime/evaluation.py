@@ -14,8 +14,10 @@ __all__ = ["evaluation_metrics"]
 
 
 def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
-    """Means over scored samples: each reward term by name, `score`, `length` in response tokens,
-    and `truncated`, the share that met max_tokens.
+    """Means over scored samples: each term by name, `score`, `length` in response tokens, and
+    `truncated`, the share that met max_tokens (of episodes: that ended before they were done).
+
+    A term that an episode does not have counts as 0 there.
 
     Raises:
         RewardError: no sample has a score.

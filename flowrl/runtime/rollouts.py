@@ -347,10 +347,7 @@ class RolloutDriver:
         due = self._answers_due.pop(result.sample) - 1
         if due:
             self._answers_due[result.sample] = due
-        payload = self.store.get(result.sample)
-        if payload is None:
-            self._terms.pop(result.sample, None)
-        return payload
+        return self.store.get(result.sample)
 
     def _note_score(self, payload: Payload, role: RoleName, result: ScoreResult) -> None:
         payload.scores[role] = result.score
@@ -390,6 +387,7 @@ class RolloutDriver:
                 self._deliver(action)
             case Drop():
                 ((sample, payload),) = self.store.take((action.sample,))
+                self._terms.pop(sample, None)
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
                 self._dropped.append((sample, payload, reason))
             case NeedPrompts():

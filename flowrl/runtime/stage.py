@@ -29,7 +29,14 @@ from flowrl.runtime.sample_set import GroupRows, StepBatch
 from flowrl.runtime.sources import Source
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 
-__all__ = ["NO_COUNTERPART", "OpenRollout", "Stage", "StepResult", "part_of"]
+__all__ = [
+    "NO_COUNTERPART",
+    "OpenRollout",
+    "Stage",
+    "drop_without_counterpart",
+    "part_of",
+    "side_by_side",
+]
 
 NO_COUNTERPART = "no_counterpart"
 """Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""
@@ -77,7 +84,8 @@ class Stage:
         self._report = report
         self._observed = _observed(self._rollouts, report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
-        self._beside = _side_by_side(program.parts)
+        self._beside = side_by_side(program.parts)
+        self._collecting: RolloutDriver | None = None
         self._boundary = self._written()
 
     def publish(self, engine: EngineId, version: int) -> None:
@@ -88,8 +96,8 @@ class Stage:
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
-        waits = [rollout.driver.describe() for rollout in self._rollouts]
-        return "; ".join(waits) or "no rollout; the batch is being worked on"
+        collecting = self._collecting
+        return "a batch is being worked on" if collecting is None else collecting.describe()
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
@@ -125,13 +133,16 @@ class Stage:
         drawn = []
         try:
             for rollout in self._rollouts:
+                self._collecting = rollout.driver
                 drawn.append(_collect(rollout, step.number, items[rollout.part.source]))
         except BaseException:
             # The step is given up. Made anew by a resumed run, its rewards fail anew.
             self._failures.failed = failed
             raise
+        finally:
+            self._collecting = None
         for beside in self._beside:
-            _drop_without_counterpart([d for d in drawn if d.part.node.id in beside])
+            drop_without_counterpart([d for d in drawn if d.part.node.id in beside])
         for one in drawn:
             receive_rollout(self._program.parts, one.part, step, _handed_over(one))
         return drawn
@@ -174,7 +185,7 @@ def _by_group(collected: Collected) -> dict[GroupId, Members]:
     return {**dict(collected.groups), **filtered}
 
 
-def _side_by_side(parts: GraphParts) -> list[set[NodeId]]:
+def side_by_side(parts: GraphParts) -> list[set[NodeId]]:
     """Rollouts whose groups some node puts beside each other: a baseline, or a map of both."""
     together: list[set[NodeId]] = []
     for node in parts.batch:
@@ -189,7 +200,7 @@ def _side_by_side(parts: GraphParts) -> list[set[NodeId]]:
     return together
 
 
-def _drop_without_counterpart(drawn: Sequence[Drawn]) -> None:
+def drop_without_counterpart(drawn: Sequence[Drawn]) -> None:
     """Leaves only groups that every one of the rollouts has; a failed reward may have taken one."""
     alive = set.intersection(*(set(_by_group(one.collected)) for one in drawn))
     for one in drawn:

@@ -91,6 +91,7 @@ class StepReport:
         origins = [parts.origin(node.id) for node in own]
         rollouts = {part.node.id for part in parts.rollouts}
         self.main = next((node for node in origins if node in rollouts), origins[-1])
+        self._sources = {node.id for node in parts.sources}
         self._own_sets = tuple(dict.fromkeys(parts.made[node.id] for node in own))
         self._read_sets = {
             part.node.id: [
@@ -252,9 +253,9 @@ class StepReport:
                 )
             else:
                 extra |= {f"{node}/{name}": float(value) for name, value in numbers.items()}
-        if not drawn:
+        if self.main in self._sources:
             lengths = step.sets[self.main].sequences.response_lengths
-            num_tokens = int(lengths.sum())
+            num_tokens = num_tokens or int(lengths.sum())
             metrics = replace(
                 metrics, length_mean=float(lengths.mean()), length_max=int(lengths.max())
             )

@@ -480,3 +480,62 @@ def test_samples_of_older_weights_than_allowed_are_dropped_not_delivered():
     collected = driver.collect(1, 1)
     assert collected.groups == []
     assert {reason for _, _, reason in collected.dropped} >= {"aged"}
+
+
+JUDGE = RoleName("judge")
+
+
+def test_a_sample_is_scored_when_every_scorer_has_answered():
+    world = World()
+    first = Scoring(world, by_member)
+    late = Scoring(world, lambda r: 5.0 if world.log.count("scored 0/0/1") else None)
+    driver = driver_of(world, Engine(world), scorers={VERIFIER: first, JUDGE: late})
+    driver.offer(prompts(1))
+    ((_, members),) = driver.collect(1, 1).groups
+    payloads = [payload for _, payload in members]
+    assert [payload.scores for payload in payloads] == [
+        {VERIFIER: 0.0, JUDGE: 5.0},
+        {VERIFIER: 1.0, JUDGE: 5.0},
+    ]
+    assert [payload.score for payload in payloads] == [0.0, 1.0]  # the first one's is told
+    assert payloads[0].terms == {"verifier/term": 0.0, "judge/term": 5.0}
+    assert world.log.count("score 0/0/0") == 2
+
+
+def test_the_score_that_is_told_may_be_another_scorer_s():
+    world = World()
+    scorers = {VERIFIER: Scoring(world, by_member), JUDGE: Scoring(world, lambda _: 5.0)}
+    driver = driver_of(world, Engine(world), scorers=scorers, reported=JUDGE)
+    driver.offer(prompts(1))
+    ((_, members),) = driver.collect(1, 1).groups
+    assert [payload.score for _, payload in members] == [5.0, 5.0]
+
+
+def test_a_sample_that_one_scorer_fails_on_is_dropped_whatever_the_other_says():
+    world = World()
+    scorers = {
+        VERIFIER: Scoring(world, by_member),
+        JUDGE: Scoring(world, lambda r: "raised X" if r.sample == "0/0/0" else 1.0),
+    }
+    failures = FailureBudget(1)
+    driver = driver_of(world, Engine(world), scorers=scorers, failures=failures)
+    driver.offer(prompts(2))
+    collected = driver.collect(1, 2)
+    assert [group for group, _ in collected.groups] == ["0/1"]
+    assert sorted(reason for _, _, reason in collected.dropped) == [
+        "incomplete_group",
+        "reward_failed: raised X",
+    ]
+    assert failures.failed == 1
+    assert not driver._answers_due
+    assert not driver._terms
+
+
+def test_samples_that_nothing_scores_are_delivered_without_a_score():
+    world = World()
+    driver = driver_of(world, Engine(world), scorers={})
+    driver.offer(prompts(2))
+    collected = driver.collect(1, 2)
+    payloads = [payload for _, members in collected.groups for _, payload in members]
+    assert [payload.score for payload in payloads] == [None] * 4
+    assert payloads[1].text == "11 11"

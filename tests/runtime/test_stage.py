@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.data import PromptItem
+from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError
 from flowrl.graph import Graph
-from flowrl.ids import GroupId, SampleId
+from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
 from flowrl.runtime.judge import GroupJudge, group_judge
 from flowrl.runtime.payloads import Payload
+from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import GraphParts
-from flowrl.runtime.stage import part_of
-from tests.runtime.node_world import lowered
+from flowrl.runtime.rollouts import Collected
+from flowrl.runtime.sample_set import GroupRows, StepBatch
+from flowrl.runtime.stage import drop_without_counterpart, part_of, side_by_side
+from flowrl.runtime.step_report import Drawn
+from flowrl.specs import FinishReason
+from tests.runtime.node_world import Worker, lowered, program_of
 
 
 @fl.workflow
@@ -54,6 +62,107 @@ def test_groups_of_equal_scores_are_filtered_with_the_reason_and_others_kept():
     groups = scored([[1.0, 1.0], [0.0, 1.0], [0.5], [0.25, 0.25, 0.25]])
     reason = "zero_variance"
     assert judge(groups) == [reason, None, reason, reason]
+
+
+@fl.workflow
+def shaped(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward):
+    rollout = actor.generate(prompts)
+    scores = fl.weighted_sum((verifier.score(rollout), 1.0), (judge.score(rollout), 0.5))
+    first, scores = fl.filter.zero_variance(rollout, scores)
+    scores = fl.shaping.soft_overlong(scores, first, max_tokens=4, buffer=2)
+    second, scores = fl.filter.difficulty(first, scores, low=0.0, high=1.2)
+    actor.update(second, scores)
+
+
+def drawn(scores: list[list[tuple[float, float]]], lengths: list[int]) -> list[GroupRows]:
+    """Groups with the scores of verifier and judge, and a length of all their responses."""
+    rows: list[GroupRows] = []
+    for index, (pairs, length) in enumerate(zip(scores, lengths, strict=True)):
+        row = Row(
+            index=index, prompt="", answer="", solution="", fields={}, where=f"rows:{index + 1}"
+        )
+        group = group_id(0, index)
+        item = PromptItem(
+            epoch=0, index=index, group=group, row=row, prompt_ids=np.array([1], np.int64)
+        )
+        members = [
+            (
+                SampleId(f"{group}/{i}"),
+                Payload(
+                    item=item,
+                    tokens=np.arange(length),
+                    logprobs=np.zeros(length, np.float32),
+                    finish=FinishReason.STOP,
+                    scores={RoleName("verifier"): a, RoleName("judge"): b},
+                ),
+            )
+            for i, (a, b) in enumerate(pairs)
+        ]
+        rows.append((group, members))
+    return rows
+
+
+def test_filters_judge_what_maps_make_of_several_scores():
+    graph = lowered(shaped)
+    program = program_of(graph, {"actor": Worker()})
+    judge = group_judge(program.parts, program.parts.rollouts[0], program.run_node)
+    assert judge is not None
+    groups = drawn(
+        [
+            [(1.0, 0.0), (0.5, 1.0)],  # both sum to 1
+            [(1.0, 0.0), (0.0, 1.0)],  # 1 and 0.5, short
+            [(1.0, 1.0), (1.0, 0.0)],  # 1.5 and 1: a mean of 1.25, but for the length
+            [(1.0, 1.0), (1.0, 0.0)],
+        ],
+        lengths=[2, 2, 2, 3],
+    )
+    assert judge(groups) == ["zero_variance", None, "difficulty", None]
+    told = [[payload.judged[NodeId("filter.2")] for _, payload in rows] for _, rows in groups]
+    assert told == [[1.0, 1.0], [1.0, 0.5], [1.5, 1.0], [1.0, 0.5]]
+
+
+def test_what_a_filter_judged_is_what_the_batch_gets():
+    graph = lowered(shaped)
+    program = program_of(graph, {"actor": Worker()})
+    (part,) = program.parts.rollouts
+    judge = group_judge(program.parts, part, program.run_node)
+    groups = drawn([[(1.0, 0.0), (0.0, 1.0)]], lengths=[3])
+    assert judge is not None
+    judge(groups)
+    step = StepBatch()
+    receive_rollout(program.parts, part, step, groups)
+    assert step.values[NodeId("filter.2"), "score"].tolist() == [0.5, 0.0]
+    assert len(step.sets[NodeId("filter.2")]) == 2
+
+
+@fl.workflow
+def beside(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    greedy = actor.generate(prompts, n=1, temperature=0)
+    advantages = fl.advantage.remax(
+        verifier.score(rollout), rollout, baseline=verifier.score(greedy)
+    )
+    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+
+
+def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
+    parts = GraphParts(lowered(beside))
+    assert side_by_side(parts) == [{"actor.generate", "actor.generate.2"}]
+    groups = drawn([[(1.0, 0.0)], [(0.0, 0.0)], [(0.5, 0.0)]], lengths=[1, 1, 1])
+    sampled, greedy = (
+        Drawn(part=part, items=[], collected=Collected(groups=list(rows)), version=0)
+        for part, rows in zip(parts.rollouts, (groups, groups[:1] + groups[2:]), strict=True)
+    )
+    drop_without_counterpart([sampled, greedy])
+    assert [group for group, _ in sampled.collected.groups] == ["0/0", "0/2"]
+    ((sample, _, reason),) = sampled.collected.dropped
+    assert (sample, reason) == ("0/1/0", "no_counterpart")
+    assert len(greedy.collected.groups) == 2
+    assert greedy.collected.dropped == []
+
+
+def test_rollouts_that_no_node_compares_are_left_alone():
+    assert side_by_side(GraphParts(lowered(shaped))) == []
 
 
 def test_a_missing_part_of_a_checkpoint_is_named():
