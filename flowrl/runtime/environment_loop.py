@@ -271,7 +271,8 @@ class EnvironmentLoop:
         self._timer = None
         while self._deadlines and self._deadlines[0].end <= self._loop.time():
             work = self._deadlines.popleft()
-            if work.is_open:
+            # One that is done, on a thread that was held for a while, is answered next.
+            if work.is_open and not work.task.done():
                 self._leave(work)
                 # Whether it lets itself be cancelled or not: its answer is not waited for.
                 failure = self._timeout(work.call, _where_it_waits(work.coroutine), "")

@@ -366,6 +366,22 @@ def test_a_call_that_holds_the_thread_fails_and_the_others_begin_anew():
         assert stepped(pool, "0/1/0") == Outcome(observation="a", reward=0.5)
 
 
+def test_calls_that_were_held_up_for_a_while_but_are_done_count():
+    """The first holds the thread past the limit of all three, and then they are done."""
+
+    async def step(sample: SampleId, action: Action) -> object:
+        if sample == "0/0/0":
+            threading.Event().wait(0.2)
+        return Outcome(done=True)
+
+    samples = [f"0/{i}/0" for i in range(3)]
+    with pool_of(Scripted(step), timeout_s=0.1) as pool:
+        begun(pool, *samples)
+        for sample in samples:
+            pool.submit(SampleId(sample), action())
+        assert [answered.answer for answered in answers(pool, 3)] == [Outcome(done=True)] * 3
+
+
 def test_an_environment_that_only_blocks_ends_with_an_error():
     release = threading.Event()
 
