@@ -156,3 +156,31 @@ def test_wrong_arguments_are_told_with_what_would_do(make, expected):
     with pytest.raises(TraceError) as caught:
         traced(make)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "carried"),
+    [("gae", True), ("reinforce_pp", True), ("remax", True), ("group_relative", False)],
+)
+def test_advantages_with_rewards_to_go_take_an_environments_rewards_where_they_were_given(
+    kind, carried
+):
+    @fl.workflow
+    def episodes(
+        prompts: fl.Prompts, *, actor: fl.Policy, critic: fl.Critic, world: fl.Environment
+    ):
+        rollout, scores = fl.interact(actor, world, prompts)
+        if kind == "gae":
+            advantages, returns = fl.advantage.gae(scores, critic.values(rollout), rollout)
+            critic.update(rollout, returns=returns)
+        elif kind == "reinforce_pp":
+            advantages = fl.advantage.reinforce_pp(scores, rollout)
+        elif kind == "remax":
+            _, baseline = fl.interact(actor, world, prompts, n=1, temperature=0)
+            advantages = fl.advantage.remax(scores, rollout, baseline=baseline)
+        else:
+            advantages = fl.advantage.group_relative(scores)
+        actor.update(rollout, advantages=advantages)
+
+    edge = episodes.trace().feeding("advantage", "rollout")
+    assert (edge is not None and "token_reward" in edge.fields) == carried

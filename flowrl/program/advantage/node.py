@@ -17,11 +17,14 @@ from flowrl.graph.types import Op
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
 from flowrl.program.operation import check_handle, current_tracer, is_number, refuse_argument
 from flowrl.program.tracer import Read
-from flowrl.specs import AdvantageSpec
+from flowrl.specs import AdvantageSpec, ReinforcePP, ReMax
 
 __all__ = ["add_advantage", "choice", "number", "returns_of"]
 
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
+
+_REWARDS_TO_GO = (ReinforcePP, ReMax)
+"""Sums of rewards without a critic; an environment's are taken where they were given."""
 
 
 def add_advantage(
@@ -46,7 +49,8 @@ def add_advantage(
         wanted = [RESPONSE_MASK]
         wanted += [ROLLOUT_LOGPROBS] if reference is not None or "logprobs" in spec.needs else []
         wanted += _EPISODE if "turns" in spec.needs else ()
-        wanted += [TOKEN_REWARD] if spec.gives_returns or "token_rewards" in spec.needs else []
+        if spec.gives_returns or isinstance(spec, _REWARDS_TO_GO) or "token_rewards" in spec.needs:
+            wanted.append(TOKEN_REWARD)
         fields = tuple(field for field in samples.fields if field in wanted)
         reads["rollout"] = Read(samples.node, fields)
     if reference is not None:
