@@ -170,15 +170,22 @@ def test_a_schedule_counts_every_update_of_a_step(tmp_path: Path):
     assert rates == pytest.approx([1e-3 - 5e-4 / 3, 5e-4])
 
 
-def test_responses_that_do_not_fit_the_model_are_refused_before_the_first_stage(tmp_path: Path):
-    config = {**tiny_config(tmp_path), "args": {}}
-    config["train"] = {**config["train"], "sampling": {}}  # the default of 256 tokens
+def test_responses_that_do_not_fit_behind_a_prompt_are_refused_before_the_first_stage(
+    tmp_path: Path,
+):
+    """A model folder says how long its samples may be only once its rows are tokenised."""
+    trained = fl.run(None, tiny_config(tmp_path / "first"), display=WatchedDisplay())
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "12+34=12+34=", "answer": "046"}) + "\n")
+    config = {**tiny_config(tmp_path / "runs"), "args": {}, "stages": ["grpo"], "stage": {}}
+    config["roles"]["actor"] |= {"model": str(trained.folder / "model"), "tokenizer": None}
+    config |= {"data": {"train": str(rows), "max_prompt_tokens": 12}, "eval": {}}
     display = WatchedDisplay()
     with pytest.raises(fl.ConfigError, match="prompt and response do not fit the model") as caught:
         fl.run(mine, config, display=display)
     text = str(caught.value)
-    assert "6 prompt tokens + max_tokens=256 = 262; expected: at most 16 tokens" in text
-    assert "max_length to 262, or set train.sampling.max_tokens=10" in text
+    assert "12 prompt tokens + max_tokens=6 = 18; expected: at most 16 tokens" in text
+    assert "max_length to 18, or set train.sampling.max_tokens=4" in text
     assert display.steps == []
 
 

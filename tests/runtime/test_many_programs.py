@@ -184,3 +184,22 @@ def test_a_run_s_folder_says_what_each_stage_s_roles_are(tmp_path: Path):
     result = run_of("actor_critic", tmp_path)
     plan = json.loads((result.folder / "plan.actor_critic.json").read_text())
     assert {placement["role"] for placement in plan["placements"]} >= {"actor", "critic"}
+
+
+def test_a_curriculum_is_told_how_every_prompt_did_filtered_ones_too(tmp_path: Path):
+    config = CONFIGS["old_policy"](tmp_path)
+    config["data"]["curriculum"] = {"kind": "solve_rate", "prior": 0.5, "smoothing": 0.5}
+    result = fl.run(None, config, display=WatchedDisplay())
+    last = max((result.folder / "checkpoints").iterdir(), key=lambda path: path.name)
+    state = json.loads((last / "state.json").read_text())
+    curriculum = state["stage"]["cursors"]["prompts"]["curriculum"]
+    scores: dict[int, list[float]] = {}
+    for row in RunFolder.open(result.folder).samples():
+        scores.setdefault(int(row.sample.split("/")[1]), []).append(row.score or 0.0)
+    assert curriculum["taken"] == 12
+    rates = dict(zip(curriculum["places"], curriculum["rates"], strict=True))
+    assert set(rates) == set(scores)
+    once = {index: every for index, every in scores.items() if len(every) == 4}
+    assert len(once) > 6
+    for index, every in once.items():
+        assert rates[index] == pytest.approx(0.5 + 0.5 * (np.mean(every) - 0.5))

@@ -15,24 +15,6 @@ from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
 
 @fl.workflow
-def rollout_and_examples(
-    prompts: fl.Prompts, examples: fl.Examples, actor: fl.Policy, verifier: fl.Reward
-):
-    rollout = actor.generate(prompts)
-    actor.update(rollout, verifier.score(rollout))
-    actor.update(examples)
-
-
-@fl.workflow
-def filtered_and_whole(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
-    rollout = actor.generate(prompts)
-    scores = verifier.score(rollout)
-    actor.update(rollout, scores)
-    kept, kept_scores = fl.filter.zero_variance(rollout, scores)
-    actor.update(kept, kept_scores)
-
-
-@fl.workflow
 def two_rewards(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward):
     rollout = actor.generate(prompts)
     actor.update(rollout, verifier.score(rollout))
@@ -40,20 +22,15 @@ def two_rewards(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, judg
 
 
 @fl.workflow
-def first(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
-    rollout = actor.generate(prompts)
-    actor.update(rollout, verifier.score(rollout))
+def scored_data(examples: fl.Examples, actor: fl.Policy, verifier: fl.Reward):
+    fl.log("data", verifier.score(examples))
+    actor.update(examples)
 
 
 @fl.workflow
-def second(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
-    rollout = actor.generate(prompts)
-    actor.update(rollout, judge.score(rollout))
-
-
-@fl.workflow
-def unscored(prompts: fl.Prompts, actor: fl.Policy):
-    actor.update(actor.generate(prompts), loss=fl.loss.cross_entropy())
+def modelled_data(pairs: fl.Pairs, model: fl.RewardModel):
+    fl.log("data", model.score(pairs))
+    model.update(pairs, loss=fl.loss.bradley_terry())
 
 
 def refused(runs: Path, workflow: Workflow, **changes: Any) -> str:
@@ -67,49 +44,36 @@ def refused(runs: Path, workflow: Workflow, **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("workflow", "sets"),
-    [
-        (rollout_and_examples, "of actor.generate, actor.update.2 of examples"),
-        (filtered_and_whole, "of actor.generate, advantage.2 of filter"),
-    ],
-)
-def test_a_stage_that_learns_from_two_sets_of_samples(
-    tmp_path: Path, workflow: Workflow, sets: str
-):
-    message = refused(tmp_path / "runs", workflow)
-    assert "several sets of samples" in message
-    assert "test_runnable.py:" in message
-    assert sets in message
-
-
-def test_a_stage_that_scores_twice(tmp_path: Path):
-    message = refused(tmp_path / "runs", two_rewards)
-    assert "scores its samples 2 times" in message
-    assert "verifier.score, judge.score" in message
-    assert "rewards.terms" in message
-
-
-def test_a_rollout_that_nothing_scores(tmp_path: Path):
-    message = refused(tmp_path / "runs", unscored, rewards={}, data={"train": _ARITHMETIC}, eval={})
-    assert message.startswith("rewards.terms: the rollouts of stage 'last' are scored")
-
-
-def test_stages_that_are_scored_by_different_backends(tmp_path: Path):
-    config = {**tiny_config(tmp_path), "args": {}, "stages": ["first", "last"]}
-    config["stage"] = {"first": {"workflow": f"{__file__}:first"}}
+def test_a_reward_without_terms_is_named_by_its_key(tmp_path: Path):
+    config = {**tiny_config(tmp_path / "runs"), "args": {}, "stages": ["last"], "stage": {}}
     config["roles"]["judge"] = {"backend": "verify"}
-    compiled = fl.compile(second, config)
+    compiled = fl.compile(two_rewards, config)
     require_runnable(compiled.config, compiled.stages)
-    judge = RoleConfig(backend="another")
-    roles = {**compiled.config.roles, "judge": judge}
-    with pytest.raises(fl.ConfigError, match="scored by different backends") as caught:
+    roles = {**compiled.config.roles, "judge": RoleConfig(backend="verify", terms=())}
+    with pytest.raises(fl.ConfigError, match="says no reward") as caught:
         require_runnable(compiled.config.model_copy(update={"roles": roles}), compiled.stages)
-    assert "roles.judge.backend, roles.verifier.backend" in str(caught.value)
-    assert "another, verify" in str(caught.value)
+    assert str(caught.value).startswith("roles.judge.terms: ")
+    assert "test_runnable.py:" in str(caught.value)
 
 
-_ARITHMETIC = {"kind": "arithmetic", "split": "train"}
+def test_data_is_scored_by_models_only(tmp_path: Path):
+    message = refused(tmp_path / "runs", scored_data)
+    assert "verifier.score scores data by rules" in message
+    assert "the samples of examples" in message
+    config = {**tiny_config(tmp_path / "others"), "args": {}, "stages": ["last"], "stage": {}}
+    config["roles"]["model"] = config["roles"]["actor"]
+    compiled = fl.compile(modelled_data, config)
+    require_runnable(compiled.config, compiled.stages)
+
+
+def test_a_stop_check_of_a_run_that_trains_no_policy_is_refused(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}, "stages": ["last"], "stage": {}}
+    config["roles"]["model"] = config["roles"]["actor"]
+    config["stop"] = {"metric": "score", "at_least": 0.5}
+    compiled = fl.compile(modelled_data, config)
+    with pytest.raises(fl.ConfigError, match="stops by a measurement of no policy") as caught:
+        require_runnable(compiled.config, compiled.stages)
+    assert "it trains model" in str(caught.value)
 
 
 def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_path: Path):
@@ -126,17 +90,3 @@ def test_a_stop_check_of_a_policy_that_the_stage_does_not_train_is_refused(tmp_p
     with pytest.raises(fl.ConfigError, match="stops by a measurement of role 'actor'") as caught:
         require_runnable(compiled.config, compiled.stages)
     assert "it trains student" in str(caught.value)
-
-
-@fl.workflow
-def generated_by_a_copy(
-    prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, reference: fl.Policy
-):
-    rollout = reference.generate(prompts)
-    actor.update(rollout, verifier.score(rollout))
-
-
-def test_a_copy_that_generates(tmp_path: Path):
-    text = refused(tmp_path / "runs", generated_by_a_copy)
-    assert "reference.generate is of a copy" in text
-    assert "roles.reference.copy_of=actor" in text
