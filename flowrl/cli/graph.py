@@ -120,7 +120,8 @@ def _load(
                 expected="a config file, whose cluster the graph is placed on",
                 hint=f"`flowrl graph CONFIG.yaml workflow={target} --level placed`",
             )
-        traced, context = load_workflow(target).trace(), Context()
+        workflow = load_workflow(target)
+        traced, context = workflow.trace(), Context(max_staleness=workflow.max_staleness or 0)
     if options.level == "traced" and not inspects:
         return traced
     return run_passes(

@@ -107,7 +107,7 @@ def compile_stages(
 
 def lower(workflow: Workflow) -> Graph:
     """The lowered graph of a workflow without a configuration: every default is the engine's."""
-    return run_passes(workflow.trace(), Context())
+    return run_passes(workflow.trace(), Context(max_staleness=workflow.max_staleness or 0))
 
 
 def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) -> Workflow:
