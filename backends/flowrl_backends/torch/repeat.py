@@ -108,9 +108,8 @@ def _first_places(batch: SequenceBatch, rows: Ints, vocab_size: int) -> npt.NDAr
     number = np.repeat(np.arange(len(rows)), lengths)
     places = batch.places(rows.tolist())
     first = np.full((len(rows), vocab_size), np.iinfo(np.int32).max, np.int32)
-    # Of places assigned several times the last value stays, so the order is reversed.
-    within = (places - batch.offsets[rows][number]).astype(np.int32)
-    first[number[::-1], batch.tokens[places][::-1]] = within[::-1]
+    which, index = np.unique(number * vocab_size + batch.tokens[places], return_index=True)
+    first.ravel()[which] = (places - batch.offsets[rows][number])[index]
     return first
 
 
