@@ -7,7 +7,10 @@ distribution repeats the former from the tokens, and takes the latter from the e
 was kept at each token stays as it was when the token was drawn, whatever the weights are now
 ("keep sampling mask", DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Both policies of an importance
 ratio then have one support, on which the ratio's expectation is right, and no drawn token ever has
-probability 0.
+probability 0. A reference is truncated alike: only then is an equal policy at no distance.
+
+A set taken anew from today's weights would need no memory, but could lose the drawn token, would
+jump with the weights in the middle of a step, and differ from the engine's by rounding at its edge.
 """
 
 from __future__ import annotations
