@@ -153,6 +153,7 @@ class StageMaker:
             num=stage.config.train.prompts_per_step,
             responses=responses,
             pairs=node.attr("data") == "pairs",
+            observes=curriculum is not None,
         )
 
     def _solution(self, item: PromptItem) -> Sequence[Ints]:

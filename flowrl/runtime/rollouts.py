@@ -329,25 +329,21 @@ class RolloutDriver:
         scored: list[tuple[SampleId, float]] = []
         for role, results in answers:
             for result in results:
-                payload = self._answered(result)
+                due = self._answers_due.pop(result.sample) - 1
+                if due:
+                    self._answers_due[result.sample] = due
+                payload = self.store.get(result.sample)
                 if payload is None:
-                    continue
+                    continue  # dropped meanwhile
                 if isinstance(result, ScoreResult):
                     self._note_score(payload, role, result)
-                    if result.sample not in self._answers_due:
+                    if not due:
                         scored.append((result.sample, payload.score or 0.0))
                 else:
                     self._emit(self._failed(result, payload))
         if scored:
             self._emit(SamplesScored(id=self._next(), scores=tuple(scored)))
         return sum(len(results) for _, results in answers)
-
-    def _answered(self, result: ScoreResult | ScoreFailure) -> Payload | None:
-        """Counts a scorer's answer; None where the sample was dropped meanwhile."""
-        due = self._answers_due.pop(result.sample) - 1
-        if due:
-            self._answers_due[result.sample] = due
-        return self.store.get(result.sample)
 
     def _note_score(self, payload: Payload, role: RoleName, result: ScoreResult) -> None:
         payload.scores[role] = result.score
@@ -450,7 +446,7 @@ class RolloutDriver:
                     answer=row.answer,
                     row=row.fields,
                     finish=payload.finish or FinishReason.LENGTH,
-                    num_tokens=payload.num_drawn,
+                    num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
                 )
             )
             self._answers_due[sample] = len(self._scorers)

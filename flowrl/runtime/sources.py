@@ -31,6 +31,7 @@ class Source:
         num: Rows of a step.
         responses: What comes with each row; None for prompts, which are answered by rollouts.
         pairs: Whether two responses come with each row, the preferred one first.
+        observes: Whether its cursor goes by how prompts did (a curriculum).
     """
 
     node: NodeId
@@ -38,6 +39,7 @@ class Source:
     num: int
     responses: Responses | None = None
     pairs: bool = False
+    observes: bool = False
 
     def take(self) -> list[PromptItem]:
         """The rows of the next step."""

@@ -150,14 +150,14 @@ class Stage:
     def _observe(self, drawn: Sequence[Drawn]) -> None:
         """Tells a curriculum how each prompt's group did, in offer order."""
         for one in drawn:
-            if one.part.node.id not in self._observed:
+            source = self._sources[one.part.source]
+            if not source.observes or one.part.node.id not in self._observed:
                 continue
-            cursor = self._sources[one.part.source].cursor
             members = _by_group(one.collected)
             for item in one.items:
                 scores = [p.score for _, p in members.get(item.group, ()) if p.score is not None]
                 if scores:
-                    cursor.observe(item.index, float(np.mean(scores)))
+                    source.cursor.observe(item.index, float(np.mean(scores)))
 
 
 def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> Drawn:

@@ -219,7 +219,7 @@ class StepReport:
                 answer=payload.item.row.answer,
                 score=payload.score,
                 terms=payload.terms,
-                num_tokens=payload.num_drawn,
+                num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
                 finish=payload.finish or "",
                 versions=payload.versions,
                 end=end,
@@ -317,7 +317,8 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
     """Rewards and lengths of samples; rewards only where they have any."""
     if not payloads:
         return {}
-    lengths = np.array([payload.num_drawn for payload in payloads])
+    # Spelled out for plain responses: there are hundreds a step.
+    lengths = np.array([len(p.tokens) if p.mask is None else p.num_drawn for p in payloads])
     truncated = sum(payload.finish is FinishReason.LENGTH for payload in payloads)
     numbers: dict[str, float | int] = {
         "num_tokens": int(lengths.sum()),
