@@ -203,3 +203,46 @@ def test_a_curriculum_is_told_how_every_prompt_did_filtered_ones_too(tmp_path: P
     assert len(once) > 6
     for index, every in once.items():
         assert rates[index] == pytest.approx(0.5 + 0.5 * (np.mean(every) - 0.5))
+
+
+@fl.workflow
+def only_a_model(pairs: fl.Pairs, *, model: fl.RewardModel) -> None:
+    fl.log("score", model.score(pairs))
+    model.update(pairs, loss=fl.loss.bradley_terry())
+
+
+def test_a_run_without_a_policy_exports_its_reward_model_and_evaluates_nothing(tmp_path: Path):
+    config = {**CONFIGS["preferences"](tmp_path), "workflow": None}
+    result = fl.run(only_a_model, config, display=WatchedDisplay())
+    assert result.summary.headline == "held-out digit: not measured"
+    assert "score.weight" in weights(result.folder / "model")
+    assert extras(result)[0]["score"] == pytest.approx(0, abs=1)
+    assert not (result.folder / "trained").exists()
+
+
+FAILING = """
+def reward(prompt, response, answer, row):
+    if prompt.startswith("7") or len(response) == 5:
+        raise ValueError("no")
+    return float(response[:1].isdigit())
+"""
+
+
+def test_failed_rewards_take_their_prompt_out_of_both_rollouts(tmp_path: Path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    term = {"kind": "python", "function": f"{tmp_path / 'failing.py'}:reward", "name": "digit"}
+    rewards = {"terms": [term], "timeout_s": 60.0, "max_failures": 500}
+    result = run_of("greedy_baseline", tmp_path / "runs", steps=6, rewards=rewards)
+    rows = list(RunFolder.open(result.folder).samples())
+    for step in range(1, 7):
+        consumed = {
+            rollout: {row.sample.rpartition("/")[0] for row in rows if used(row, step, rollout)}
+            for rollout in ("actor.generate", "actor.generate.2")
+        }
+        assert consumed["actor.generate"] == consumed["actor.generate.2"]
+    reasons = {row.reason.partition(":")[0] for row in rows if row.end == "dropped"}
+    assert reasons == {"reward_failed", "incomplete_group", "no_counterpart"}
+
+
+def used(row: Any, step: int, rollout: str) -> bool:
+    return (row.step, row.rollout, row.end) == (step, rollout, "consumed")
