@@ -24,6 +24,7 @@ from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.truncation import KeptTokens
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
+from flowrl.specs.grammar import Grammar
 
 if TYPE_CHECKING:
     from flowrl.backend.environment import Environment, EnvironmentContext
@@ -159,6 +160,10 @@ class GenerateRequest:
         seed: Of this sample's random stream. The draw of response token t depends on `(seed, t)`
             alone, so a sample that goes on elsewhere draws the same numbers.
         shares_prompt: Requests with equal keys have equal prompts (a group); a hint for reuse.
+        grammar: What is held to by the response tokens from `grammar_from` on; None by nothing. One
+            that ends with a stop token is of the grammar, another is the beginning of one. Logprobs
+            are those before it, as before all that changes the distribution.
+        grammar_from: Response tokens that stand before it, as the turns before do.
     """
 
     sample: SampleId
@@ -168,6 +173,8 @@ class GenerateRequest:
     sampling: Sampling
     seed: int
     shares_prompt: str
+    grammar: Grammar | None = None
+    grammar_from: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

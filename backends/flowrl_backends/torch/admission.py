@@ -38,6 +38,14 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
             hint=f"raise the maximum length of role {context.role}, lower max_tokens, or filter "
             "long prompts",
         )
+    sampling = request.sampling
+    if request.grammar is not None and (sampling.min_tokens or sampling.logprobs == "sampler"):
+        raise BackendError(
+            "a grammar alone says when a response may end, and logprobs are those before it",
+            where=where,
+            found=f"min_tokens={sampling.min_tokens}, logprobs={sampling.logprobs}",
+            expected="min_tokens=0, logprobs=model",
+        )
     for part in (request.prompt, request.response):
         if len(part) and (int(part.min()) < 0 or int(part.max()) >= vocab_size):
             raise BackendError(
@@ -51,7 +59,8 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
 
 def same_context(one: GenerateRequest, other: GenerateRequest) -> bool:
     """Whether the two hold the very same prompt and options, and `other` no response yet."""
-    return other.prompt is one.prompt and other.sampling is one.sampling and not len(other.response)
+    same = other.prompt is one.prompt and other.sampling is one.sampling
+    return same and other.grammar is one.grammar and not len(other.response)
 
 
 def takes_no_token(request: GenerateRequest, stop_token_ids: Sequence[int]) -> FinishReason | None:

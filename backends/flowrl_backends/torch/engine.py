@@ -41,6 +41,7 @@ from flowrl_backends.torch.admission import (
 )
 from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder, is_llama_like
+from flowrl_backends.torch.grammar import Grammars, forbidden_by
 from flowrl_backends.torch.rows import RowTable, Run
 from flowrl_backends.torch.sampler import RowOptions, draw
 from flowrl_backends.torch.selfcheck import check_decoder
@@ -97,12 +98,14 @@ class TorchEngine:
         if context.stop_token_ids:
             self._stops = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
             self._stops[list(context.stop_token_ids)] = True
+        self._grammars: Grammars | None = None
         # Derived from the rows; `_rows_changed` makes them.
         self._options = RowOptions()
         self._longest = 0
         self._equal = True
         self._until_limit = 0
         self._forbid_until = 0
+        self._constrained = False
 
     @property
     def num_slots(self) -> int:
@@ -118,8 +121,9 @@ class TorchEngine:
         """See `GenerateBackend`.
 
         Raises:
-            BackendError: an empty or too long prompt, a token outside the vocabulary, or a sample
-                that is here already; no request of the call is taken then.
+            BackendError: an empty or too long prompt, a token outside the vocabulary, a sample that
+                is here already, or a grammar that cannot be held to; no request of the call is
+                taken then.
         """
         self._open()
         new: set[SampleId] = set()
@@ -128,6 +132,9 @@ class TorchEngine:
             # Members of a group come one after the other with the same prompt: one check for all.
             if before is None or not same_context(before, request):
                 check_request(request, self._context, self._vocab_size)
+                if request.grammar is not None:
+                    self._grammars = self._grammars or Grammars(self._context, self._vocab_size)
+                    self._grammars.check(request.grammar)
             before = request
             if request.sample in self._live or request.sample in new:
                 raise BackendError(
@@ -301,11 +308,19 @@ class TorchEngine:
             count = torch.from_numpy(rows.count[span].copy()).to(self._device)
             forbidden = (count < options.min_tokens)[:, None] & self._stops
             self._forbid_until -= 1
+        if self._constrained:
+            held = forbidden_by([run.grammar for run in rows.runs[span]], self._vocab_size)
+            outside = torch.from_numpy(held).to(self._device)
+            forbidden = outside if forbidden is None else forbidden | outside
         tokens, logprobs, left = draw(logits, options, uniform, seen=seen, forbidden=forbidden)
         if seen is not None:
             seen.scatter_(1, tokens[:, None], True)
         if left is not None:
             rows.keep(drawn, left)
+        if self._constrained:
+            for run, token in zip(rows.runs[span], tokens.tolist(), strict=True):
+                if run.grammar is not None:
+                    run.grammar.take(token)
         return tokens, logprobs
 
     def _finish_rows(self, rows: range, stopped: Tensor | None) -> None:
@@ -333,6 +348,7 @@ class TorchEngine:
         if not taken:
             return
         rows, uniform = self._rows.enter(taken)
+        self._begin_grammars(rows)
         logits = self._prefill(rows)
         self._options = self._rows.options(rows)
         self._forbid_until = 1
@@ -340,6 +356,18 @@ class TorchEngine:
         self._rows.begin(rows, tokens, logprobs)
         self._rows_changed()
         self._finish_rows(rows, None if self._stops is None else self._stops[tokens])
+
+    def _begin_grammars(self, rows: range) -> None:
+        """Brings the grammars of new rows to where their kept responses are."""
+        self._constrained = False
+        for row in rows:
+            run = self._rows.runs[row]
+            request = run.request
+            if request.grammar is not None:
+                assert self._grammars is not None  # `submit` has compiled it
+                own = request.response[request.grammar_from :]
+                run.grammar = self._grammars.begin(request.grammar, own, f"sample {request.sample}")
+                self._constrained = True
 
     def _prefill(self, rows: range) -> Tensor:
         """Fills the rows from their prompts and kept responses; float32 logits `[len(rows), V]`.
@@ -400,6 +428,7 @@ class TorchEngine:
         self._equal = self._longest == int(stored.min())
         self._until_limit = int((limit - count).min())
         self._options = self._rows.options(range(n))
+        self._constrained = any(run.grammar is not None for run in self._rows.runs)
         self._forbid_until = 0
         if self._options.min_tokens is not None:
             left = self._options.min_tokens.cpu().numpy() - count

@@ -21,6 +21,7 @@ from flowrl.backend.protocols import Finished, GenerateRequest
 from flowrl.backend.truncation import KeptTokens
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason, Sampling
+from flowrl_backends.torch.grammar import GrammarState
 from flowrl_backends.torch.noise import uniforms
 from flowrl_backends.torch.sampler import RowOptions, row_options
 
@@ -39,6 +40,7 @@ class Run:
         spans: `[version, tokens]` of what was read.
         kept: The tokens left to draw from at each token drawn, unread ones included; nothing at a
             token where all were left. Only of requests that report them.
+        grammar: What the next token may be; None where anything.
     """
 
     request: GenerateRequest
@@ -47,6 +49,7 @@ class Run:
     logprobs: list[Floats] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
     kept: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    grammar: GrammarState | None = None
 
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
         """Appends tokens drawn from weights `version`."""

@@ -1,6 +1,6 @@
 """Drawing tokens: one function from logits, options and uniform numbers to tokens and logprobs.
 
-The order of the transformations is that of Transformers: repetition penalty, forbidden stop tokens,
+The order of the transformations is that of Transformers: repetition penalty, forbidden tokens,
 temperature, top-k, top-p over what top-k left, min-p. Logprobs are of the temperature-scaled logits
 before all of the others, or behind all of them (temperature 1 for greedy rows either way), as
 `flowrl.specs.Sampling.logprobs` says.
@@ -134,14 +134,16 @@ def draw(
         logits: float32 `[n, V]`.
         uniform: float32 `[n]` in [0, 1), multiples of 2**-24.
         seen: bool `[n, V]`, tokens of prompt and response; needed with a penalty.
-        forbidden: bool `[n, V]`, tokens that must not be drawn yet (stop tokens), or None.
+        forbidden: bool `[n, V]`, tokens that must not be drawn (stop tokens that come too early,
+            what a grammar does not allow), or None.
 
     Returns:
         int64 `[n]` tokens, float32 `[n]` logprobs, and bool `[n, V]`, the tokens that were left to
         draw from; None where no row reports them.
     """
     scaled = logits if options.temperature is None else logits / options.temperature
-    if options.greedy is None and not options.truncates and not options.reports_kept:
+    plain = options.greedy is None and not options.truncates and not options.reports_kept
+    if plain and forbidden is None:
         probs = torch.softmax(scaled, -1)
         tokens = inverse_cdf(probs, uniform)
         return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log(), None
