@@ -3,9 +3,10 @@
 from flowrl.graph.ir import Attr, Edge, Graph, Node
 from flowrl.graph.json_form import graph_from_json, graph_to_json
 from flowrl.graph.parse import parse
+from flowrl.graph.sample_sets import sample_sets
 from flowrl.graph.text import format_attr, format_graph
 from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
-from flowrl.graph.verify import problems, sample_sets, verify
+from flowrl.graph.verify import problems, verify
 
 __all__ = [
     "Attr",

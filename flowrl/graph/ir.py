@@ -14,8 +14,8 @@ operations and order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrl.graph.text import format_graph
@@ -105,6 +105,10 @@ class Graph:
     level: Level
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    # The same by id and by reader: a verifier that looks through all nodes for each would make
+    # compiling quadratic.
+    _by_id: Mapping[str, Node] = field(init=False, repr=False, compare=False)
+    _into: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # One order of edges, so that graphs that say the same compare equal.
@@ -115,7 +119,14 @@ class Graph:
             argument = inputs.index(edge.argument) if edge.argument in inputs else len(inputs)
             return (i, argument, edge.argument, edge.src)
 
-        object.__setattr__(self, "edges", tuple(sorted(self.edges, key=order)))
+        edges = tuple(sorted(self.edges, key=order))
+        into: dict[str, tuple[Edge, ...]] = {}
+        for edge in edges:
+            into[edge.dst] = (*into.get(edge.dst, ()), edge)
+        # Of nodes with one id (the verifier refuses them) the first.
+        by_id: dict[str, Node] = {node.id: node for node in reversed(self.nodes)}
+        for name, value in (("edges", edges), ("_by_id", by_id), ("_into", into)):
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         return format_graph(self)
@@ -131,10 +142,7 @@ class Graph:
         Raises:
             KeyError: no such node.
         """
-        for node in self.nodes:
-            if node.id == node_id:
-                return node
-        raise KeyError(node_id)
+        return self._by_id[node_id]
 
     def is_inner(self, edge: Edge) -> bool:
         """Whether an edge stays within one region."""
@@ -147,11 +155,11 @@ class Graph:
 
     def in_edges(self, node_id: str) -> tuple[Edge, ...]:
         """What a node reads, in the order of the graph's edges."""
-        return tuple(edge for edge in self.edges if edge.dst == node_id)
+        return self._into.get(node_id, ())
 
     def feeding(self, node_id: str, argument: str) -> Edge | None:
         """The edge that feeds an argument; None where nothing does."""
-        return next((e for e in self.edges if e.dst == node_id and e.argument == argument), None)
+        return next((e for e in self.in_edges(node_id) if e.argument == argument), None)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """The graph with other nodes."""

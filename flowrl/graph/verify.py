@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions, names_of, node_error, per
 from flowrl.graph.ir import Edge, Graph, Node
+from flowrl.graph.sample_sets import check_sample_sets
 from flowrl.graph.signatures import (
     PREFERRED,
     PROMPT,
@@ -23,9 +24,10 @@ from flowrl.graph.signatures import (
     map_outputs,
 )
 from flowrl.graph.types import Level, Op
+from flowrl.ids import NodeId
 from flowrl.specs import AdvantageSpec, MapSpec
 
-__all__ = ["group_size", "problems", "sample_sets", "verify"]
+__all__ = ["problems", "verify"]
 
 _ORDER = {level: i for i, level in enumerate(Level)}
 _SOURCES = {
@@ -54,7 +56,7 @@ def problems(graph: Graph) -> Iterator[GraphError]:
         return
     for node in graph.nodes:
         yield from _check_node(graph, node, SIGNATURES[node.op])
-    yield from _check_sample_sets(graph)
+    yield from check_sample_sets(graph)
     if not graph.of_op(Op.UPDATE):
         yield GraphError(
             f"workflow '{graph.name}' updates nothing",
@@ -124,20 +126,23 @@ def _check_order(graph: Graph, by_id: dict[str, Node]) -> Iterator[GraphError]:
 
 def _find_cycle(graph: Graph) -> list[str]:
     """Ids on a cycle of edges within a step and outside regions; empty where there is none."""
-    reads = {
+    reads: dict[NodeId, list[NodeId]] = {
         node.id: [e.src for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
         for node in graph.nodes
     }
+    readers: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in reads}
+    for node_id, sources in reads.items():
+        for source in sources:
+            readers[source].append(node_id)
     left = {node_id: len(sources) for node_id, sources in reads.items()}
     ready = [node_id for node_id, count in left.items() if count == 0]
     while ready:
         done = ready.pop()
         del left[done]
-        for node_id, sources in reads.items():
-            if node_id in left and done in sources:
-                left[node_id] -= sources.count(done)
-                if left[node_id] == 0:
-                    ready.append(node_id)
+        for node_id in readers[done]:
+            left[node_id] -= 1
+            if left[node_id] == 0:
+                ready.append(node_id)
     if not left:
         return []
     # Every node that is left reads one that is left; walking back must meet itself.
@@ -294,68 +299,3 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
             found=names_of(node.outputs),
             expected="; ".join(str(field) for field in expected),
         )
-
-
-# Sample sets: a filter makes a smaller set; arguments of one node must speak of the same samples.
-
-
-def sample_sets(graph: Graph) -> dict[str, str]:
-    """For each node, the node that made the set of samples (or prompts) that it speaks of.
-
-    A node of a region speaks of the samples of its `interact`.
-    """
-    made: dict[str, str] = {}
-    episodes = {node.region: node.id for node in graph.of_op(Op.INTERACT)}
-    for node in graph.nodes:
-        if node.region is not None and node.region in episodes:
-            made[node.id] = episodes[node.region]
-            continue
-        edges = [e for e in graph.in_edges(node.id) if not e.carried and e.src in made]
-        starts = node.op in (Op.SOURCE, Op.GENERATE, Op.FILTER, Op.SELECT)
-        made[node.id] = node.id if starts or not edges else made[edges[0].src]
-    return made
-
-
-def _check_sample_sets(graph: Graph) -> Iterator[GraphError]:
-    made = sample_sets(graph)
-    for node in graph.nodes:
-        edges = [e for e in graph.in_edges(node.id) if not e.carried and not graph.is_inner(e)]
-        for edge in edges[1:]:
-            first, other = made[edges[0].src], made[edge.src]
-            if first == other or _may_differ(graph, node, edge, first, other):
-                continue
-            yield node_error(
-                node,
-                f"{node.id} gets '{edges[0].argument}' for the samples of '{first}', "
-                f"but '{edge.argument}' for the samples of '{other}'",
-                hint="after a filter, use what it returned everywhere: "
-                "rollout, scores = fl.filter.zero_variance(rollout, scores)",
-            )
-
-
-def _may_differ(graph: Graph, node: Node, edge: Edge, first: str, other: str) -> bool:
-    """Whether an argument of other samples still fits those of the first one, by its place.
-
-    A baseline has one score a prompt. A map may compare what two policies made of the same prompts:
-    sample k of a prompt's group with sample k of the other's.
-    """
-    if node.op is Op.SYNC:
-        return True
-    if edge.argument == "baseline":
-        return graph.node(other).attr("n") in (1, None)
-    if node.op is not Op.MAP:
-        return False
-    sides = [graph.node(first), graph.node(other)]
-    sources = {e.src for side in sides for e in graph.in_edges(side.id) if e.argument == "prompts"}
-    both_drawn = all(side.op in (Op.GENERATE, Op.INTERACT) for side in sides)
-    return (
-        both_drawn and len(sources) == 1 and len({group_size(graph, side) for side in sides}) == 1
-    )
-
-
-def group_size(graph: Graph, node: Node) -> object:
-    """Samples for each prompt of a `generate` or an `interact`; None where the config says it."""
-    if node.op is Op.INTERACT:
-        drawn = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
-        return drawn[0].attr("n") if drawn else None
-    return node.attr("n")

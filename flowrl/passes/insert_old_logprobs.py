@@ -7,6 +7,7 @@ The old policy is the role's own at the start of the step. A loss reads it where
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, count
 
 from flowrl.graph import Edge, Graph, Node, Op
 from flowrl.graph.signatures import LOGPROBS, RESPONSE_MASK, TOKENS
@@ -152,7 +153,8 @@ def _samples(graph: Graph, node: Node) -> NodeId | None:
 def _insert(graph: Graph, update: Node, samples: NodeId) -> tuple[Graph, Node]:
     """A forward pass of the role before its first update of the step."""
     taken = {node.id for node in graph.nodes}
-    names = [f"{update.role}.logprobs", *(f"{update.role}.logprobs.{i}" for i in range(2, 99))]
+    more = (f"{update.role}.logprobs.{number}" for number in count(2))
+    names = chain([f"{update.role}.logprobs"], more)
     made = Node(
         id=NodeId(next(name for name in names if name not in taken)),
         op=Op.LOGPROBS,

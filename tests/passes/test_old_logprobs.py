@@ -171,3 +171,16 @@ def test_old_logprobs_that_no_loss_reads_are_refused_at_the_user_s_line():
     with pytest.raises(GraphError, match="does not use its old") as caught:
         unread.trace()
     assert "test_old_logprobs.py" in caught.value.where
+
+
+def test_a_role_may_have_more_than_a_hundred_forward_passes():
+    @fl.workflow
+    def many(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollouts = [actor.generate(prompts) for _ in range(101)]
+        scores = [judge.score(rollout) for rollout in rollouts]
+        for rollout, rewards in zip(rollouts, scores, strict=True):
+            actor.update(rollout, rewards, loss=OLD)
+
+    graph = run_passes(many.trace(), SEVERAL)
+    sources = [source(graph, node.id) for node in graph.of_op("update")]
+    assert len(set(sources)) == 101

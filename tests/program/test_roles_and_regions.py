@@ -194,7 +194,7 @@ def test_a_baseline_has_one_sample_a_prompt():
         return program
 
     assert with_baseline(1).trace().feeding("advantage", "baseline").src == "verifier.score"
-    with pytest.raises(GraphError, match=r"'baseline' for the samples of 'actor\.generate\.2'"):
+    with pytest.raises(GraphError, match=r"one baseline a prompt, but 'verifier\.score' has 2"):
         with_baseline(2).trace()
 
 
