@@ -11,7 +11,7 @@ and delivered by itself, and holds a slot of the decoder only while it draws.
 - A turn is one request to the engine below, which goes on from all tokens so far. So the draw of
   token t behind the opening depends on the sample's seed and t alone, and nothing is tokenised
   twice.
-- `max_tokens` and `min_tokens` of the sampling options are of one turn.
+- `max_tokens` and `min_tokens` of the sampling options are of one turn, and so is a grammar.
 - An episode ends with `stop` where the environment is done; with `length` after `max_turns`, or
   where what the environment says is longer than it may be or leaves no room for another turn.
 - An aborted episode keeps nothing and begins anew, from the reset: an environment cannot be set
@@ -386,6 +386,7 @@ class EpisodeEngine:
                 prompt=episode.context,
                 response=have,
                 sampling=self._sampling(request.sampling, len(have), limit),
+                grammar_from=len(have),
             )
         )
 

@@ -24,7 +24,7 @@ from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.scoring import ScoringPool
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.workers import require
-from flowrl.specs import Sampling
+from flowrl.specs import Grammar, Sampling
 
 __all__ = ["DriverMaker", "RolloutSpec", "sampling_of_rollout"]
 
@@ -44,6 +44,7 @@ class RolloutSpec:
         role: The policy that draws tokens.
         episodes: The `interact` whose turns they are; None for plain responses.
         sampling: Of every request.
+        grammar: What every response, or every turn, is held to.
         group_size: Samples for each prompt.
         purpose: Names the random streams of its samples.
         reported: The role whose score is told of a sample; None takes the first that scores.
@@ -57,6 +58,7 @@ class RolloutSpec:
     purpose: str
     reported: RoleName | None = None
     needs_states: bool = False
+    grammar: Grammar | None = None
 
 
 class DriverMaker:
@@ -112,6 +114,7 @@ class DriverMaker:
             scorers=scorers,
             tokenizer=tokenizer,
             sampling=spec.sampling,
+            grammar=spec.grammar,
             group_size=spec.group_size,
             seed_of=seed_of,
             judge=judge,

@@ -9,12 +9,15 @@ from flowrl.backend.batch import Ints
 from flowrl.backend.truncation import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptItem
+from flowrl.data import PromptCursor, PromptItem, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram, Surroundings
-from flowrl.runtime.judge import group_judge
+from flowrl.runtime.eager_driver import HeldDriver
+from flowrl.runtime.eager_rollout import Shown
+from flowrl.runtime.eager_stage import EagerStage
+from flowrl.runtime.judge import RunNode, group_judge
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
@@ -27,7 +30,7 @@ from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.sources import Responses, Source
 from flowrl.runtime.stage import OpenRollout, Stage, part_of
 from flowrl.runtime.step_report import StepReport, told_score
-from flowrl.specs import AdvantageSpec, Sampling
+from flowrl.specs import AdvantageSpec, Grammar, Sampling
 
 __all__ = ["StageMaker", "rollout_spec"]
 
@@ -38,6 +41,8 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
     """How a rollout of a graph is driven."""
     group_size = part.player.attr("n")
     assert isinstance(group_size, int)  # lowering fills it
+    grammar = part.player.attr("grammar")
+    assert grammar is None or isinstance(grammar, Grammar)
     told = told_score(parts, part.node.id)
     by_turns = any(
         isinstance(spec := node.attr("spec"), AdvantageSpec) and "turns" in spec.needs
@@ -52,6 +57,7 @@ def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutS
         purpose=purpose,
         reported=role_of(told) if told is not None and _scores_samples(told) else None,
         needs_states=by_turns,
+        grammar=grammar,
     )
 
 
@@ -62,7 +68,12 @@ def _scores_samples(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMaker:
-    """What a run has open, for the stages that it makes of it."""
+    """What a run has open, for the stages that it makes of it.
+
+    Attributes:
+        beat: Called whenever something moved.
+        stop: A true value ends a rollout, or a line of an eager program.
+    """
 
     config: RunConfig
     materials: Materials
@@ -71,6 +82,7 @@ class StageMaker:
     drivers: DriverMaker
     failures: FailureBudget
     beat: Callable[[], None]
+    stop: Callable[[], bool]
 
     def make(self, stage: CompiledStage, state: State | None) -> Stage:
         """A stage at its beginning, or where a checkpoint's state says.
@@ -83,15 +95,45 @@ class StageMaker:
         program = self._program(stage, parts, residency)
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
+        sources = self._sources(stage, state)
+        report = StepReport(stage.name, parts, self.policies.use.policy)
+        if self.config.executor == "eager":
+            shown = Shown(program)
+            return EagerStage(
+                stage=stage,
+                program=program,
+                sources=sources,
+                rollouts=[
+                    self._rollout(stage, program, part, residency, state, shown.run_map, HeldDriver)
+                    for part in parts.rollouts
+                ],
+                failures=self.failures,
+                report=report,
+                shown=shown,
+                tokenizers=self._tokenizers(parts),
+                stop=self.stop,
+            )
         return Stage(
             program=program,
-            sources=self._sources(stage, state),
+            sources=sources,
             rollouts=[
-                self._rollout(stage, program, part, residency, state) for part in parts.rollouts
+                self._rollout(stage, program, part, residency, state, program.run_node)
+                for part in parts.rollouts
             ],
             failures=self.failures,
-            report=StepReport(stage.name, parts, self.policies.use.policy),
+            report=report,
         )
+
+    def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
+        """Of the samples of each rollout and source: that of a model that reads them."""
+        found = {
+            part.node.id: self.policies.tokenizer(role_of(part.player)) for part in parts.rollouts
+        }
+        for node in parts.graph.nodes:
+            if node.role in self.policies.use.models and node.id in parts.made:
+                tokenizer = self.policies.tokenizer(role_of(node))
+                found.setdefault(parts.origin(node.id), tokenizer)
+        return found
 
     def _program(
         self, stage: CompiledStage, parts: GraphParts, residency: Residency
@@ -171,11 +213,19 @@ class StageMaker:
         part: RolloutPart,
         residency: Residency,
         state: State | None,
+        run: RunNode,
+        kind: type[RolloutDriver] = RolloutDriver,
     ) -> OpenRollout:
+        """A rollout and its driver.
+
+        Args:
+            run: Runs the maps that its filters read.
+            kind: The class of the driver.
+        """
         several = len(program.parts.rollouts) > 1
         purpose = f"rollout/{stage.name}/{part.node.id}" if several else f"rollout/{stage.name}"
         spec = rollout_spec(program.parts, part, purpose)
-        judge = group_judge(program.parts, part, program.run_node)
+        judge = group_judge(program.parts, part, run)
         if state is None:
             settings = SchedulerSettings(
                 group_size=spec.group_size,
@@ -187,6 +237,6 @@ class StageMaker:
             written = part_of(part_of(state, "schedulers"), part.node.id)
             scheduler = RolloutScheduler.from_json(dict(written))
         driver: RolloutDriver = self.drivers.make(
-            spec, scheduler, self.scorers.of_rollout(part), judge
+            spec, scheduler, self.scorers.of_rollout(part), judge, kind=kind
         )
         return OpenRollout(part=part, driver=driver, begin=lambda: residency.switch(part.player.id))

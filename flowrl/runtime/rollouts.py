@@ -57,7 +57,7 @@ from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import ScoreFailure, ScoringPool
 from flowrl.runtime.transcript import EpisodeFailure
-from flowrl.specs import FinishReason, Sampling
+from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds", "merged_terms"]
 
@@ -139,6 +139,7 @@ class RolloutDriver:
         store: Where payloads are kept, for an engine that looks prompts up.
         tokenizer: Decodes responses for the scorer.
         sampling: Of every request.
+        grammar: What every response, or every turn, is held to.
         group_size: Samples for each prompt.
         seed_of: The seed of a sample's random stream.
         judge: Verdicts on groups; None where the scheduler does not ask for any.
@@ -165,6 +166,7 @@ class RolloutDriver:
         stall_timeout_s: float,
         reported: RoleName | None = None,
         store: PayloadStore | None = None,
+        grammar: Grammar | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -174,6 +176,7 @@ class RolloutDriver:
         self._reported = next(iter(scorers), None) if reported is None else reported
         self._tokenizer = tokenizer
         self._sampling = sampling
+        self._grammar = grammar
         self._group_size = group_size
         self._seed_of = seed_of
         self._judge = judge
@@ -406,6 +409,7 @@ class RolloutDriver:
                     sampling=self._sampling,
                     seed=self._seed_of(dispatch.sample),
                     shares_prompt=payload.item.group,
+                    grammar=self._grammar,
                 )
             )
         self._running[action.engine].update(d.sample for d in action.samples)

@@ -42,6 +42,7 @@ class TorchPlugin:
         sleep=True,
         shares_weights=True,
         heads=frozenset({"lm", "value"}),
+        grammars=frozenset({"regex", "json_schema"}),
         repeats_truncation=frozenset(
             {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
         ),
