@@ -148,7 +148,8 @@ from importlib.metadata import metadata
 print(*metadata("flowrl").get_all("Provides-Extra"))
 """
     extras = set(built.python(code).split())
-    assert extras == {"torch", "ray", "sglang", "vllm", "megatron", "npu", "viz", "dev"}
+    engines = {"torch", "ray", "sglang", "vllm", "megatron", "npu"}
+    assert extras == {*engines, "grammar", "viz", "dev"}
 
 
 def test_the_core_asks_for_no_tensor_library(built: Built) -> None:
