@@ -12,7 +12,7 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
-from flowrl.graph.conditions import node_error
+from flowrl.graph.node_errors import node_error
 from flowrl.passes.rollouts import drawn_by
 from flowrl.program import Workflow
 from flowrl.program.parameters import RoleKind

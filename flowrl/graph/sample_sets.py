@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import GraphError
-from flowrl.graph.conditions import node_error
 from flowrl.graph.ir import Edge, Graph, Node
+from flowrl.graph.node_errors import node_error
 from flowrl.graph.types import Level, Op, Unit
 
 __all__ = ["check_sample_sets", "group_size", "sample_sets"]

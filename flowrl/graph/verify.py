@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import GraphError
-from flowrl.graph.conditions import conditions, names_of, node_error, per
+from flowrl.graph.conditions import conditions
 from flowrl.graph.ir import Edge, Graph, Node
+from flowrl.graph.node_errors import names_of, node_error, per
+from flowrl.graph.role_models import check_role_models
 from flowrl.graph.sample_sets import check_sample_sets
 from flowrl.graph.signatures import (
     PREFERRED,
@@ -56,6 +58,7 @@ def problems(graph: Graph) -> Iterator[GraphError]:
         return
     for node in graph.nodes:
         yield from _check_node(graph, node, SIGNATURES[node.op])
+    yield from check_role_models(graph)
     yield from check_sample_sets(graph)
     if not graph.of_op(Op.UPDATE):
         yield GraphError(

@@ -14,6 +14,7 @@ from flowrl.errors import TraceError
 from flowrl.program.handles import Advantages, Handle, Scores
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Tracer, active_tracer
+from flowrl.specs import Spec
 
 __all__ = ["check_handle", "current_tracer", "is_number", "operation", "refuse_argument"]
 
@@ -101,6 +102,8 @@ def check_handle(value: object, kind: type[_H], *, operation: str, argument: str
 def _describe(value: object) -> str:
     if isinstance(value, Handle):
         return f"{value.kind} of '{value.node}'"
+    if isinstance(value, Spec):
+        return str(value)
     described = getattr(value, "described", None)
     return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
 

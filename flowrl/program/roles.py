@@ -29,7 +29,7 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Read, Tracer
 from flowrl.specs import KL, Aggregation, LossSpec, PolicyClip
-from flowrl.specs.loss import BradleyTerry, ValueClip
+from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
 
 __all__ = [
     "Critic",
@@ -53,6 +53,8 @@ class Role:
     kind: ClassVar[str] = "a role"
     learns: ClassVar[bool] = False
     """Whether it has a model that an update may train."""
+    predicts: ClassVar[Prediction] = "logprobs"
+    """What its model gives, for losses to read."""
 
     def __init__(self, tracer: Tracer, name: RoleName) -> None:
         self._tracer = tracer
@@ -110,6 +112,7 @@ class RewardModel(Role):
 
     kind = "a reward model"
     learns = True
+    predicts = "scores"
 
     @operation
     def score(self, rollout: Samples) -> Scores:
@@ -139,6 +142,7 @@ class Critic(Role):
 
     kind = "a critic"
     learns = True
+    predicts = "values"
 
     @operation
     def values(self, rollout: Samples) -> Values:
@@ -216,7 +220,7 @@ def add_update(
         raise refuse_argument(
             name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
         )
-    _check_loss(name, loss)
+    _check_loss(role, name, loss)
     more: dict[str, Read] = {}
     for number, handle in enumerate(extra if isinstance(extra, tuple) else (extra,), 1):
         given = check_handle(handle, Handle, operation=name, argument="extra")
@@ -244,7 +248,25 @@ def _penalty(name: str, kl: object) -> KL | None:
     return kl
 
 
-def _check_loss(name: str, loss: LossSpec | None) -> None:
+_LOSSES: Mapping[Prediction, str] = {
+    "logprobs": "fl.loss.policy_clip(0.2)",
+    "values": "fl.loss.value_clip(0.2)",
+    "scores": "fl.loss.bradley_terry()",
+}
+"""For what a model gives, a loss that reads it."""
+
+
+def _check_loss(role: Role, name: str, loss: LossSpec | None) -> None:
+    if loss is not None and loss.predicts != role.predicts:
+        prefers = loss.pairs and role.predicts == "logprobs"
+        raise refuse_argument(
+            name,
+            "loss",
+            loss,
+            f"a loss of {role.predicts}, which is what {role.kind} gives; this one reads "
+            f"{loss.predicts}",
+            f"write loss={'fl.loss.dpo(0.1)' if prefers else _LOSSES[role.predicts]}",
+        )
     if isinstance(loss, PolicyClip):
         for bound in (loss.clip_low, loss.clip_high):
             if not is_number(bound):
