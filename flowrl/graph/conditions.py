@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import called, node_error
+from flowrl.graph.node_errors import called, node_error, per
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
-from flowrl.graph.types import Field, Level, Op
+from flowrl.graph.types import Field, Level, Op, Unit
 from flowrl.graph.update_conditions import check_update
 from flowrl.specs import AdvantageSpec, MapSpec
 from flowrl.specs.maps import split_key
@@ -209,6 +209,7 @@ def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
         else:
             yield node_error(node, f"map {called(spec)} reads '{key}', which nothing feeds")
     for edge in edges:
+        yield from _check_units(graph, node, edge)
         for name in edge.fields:
             if (edge.argument, name) not in read:
                 yield node_error(
@@ -216,10 +217,32 @@ def _check_map(graph: Graph, node: Node) -> Iterator[GraphError]:
                 )
 
 
+def _check_log(graph: Graph, node: Node) -> Iterator[GraphError]:
+    for edge in graph.in_edges(node.id):
+        yield from _check_units(graph, node, edge)
+        if len(edge.fields) != 1:
+            yield node_error(
+                node, f"{node.id} writes one field", found=", ".join(edge.fields) or "none"
+            )
+
+
+def _check_units(graph: Graph, node: Node, edge: Edge) -> Iterator[GraphError]:
+    """Maps and logs compute with numbers of samples and of tokens."""
+    for name in edge.fields:
+        field = graph.node(edge.src).output(name)
+        if field is not None and field.unit not in (Unit.SAMPLES, Unit.TOKENS):
+            yield node_error(
+                node,
+                f"{node.id} cannot compute with '{name}' of {edge.src}, one {per(field)}",
+                expected="fields per sample or per token",
+            )
+
+
 _RULES: dict[Op, Callable[[Graph, Node], Iterator[GraphError]]] = {
     Op.GENERATE: _check_generate,
     Op.INTERACT: _check_interact,
     Op.ADVANTAGE: _check_advantage,
     Op.MAP: _check_map,
+    Op.LOG: _check_log,
     Op.UPDATE: check_update,
 }

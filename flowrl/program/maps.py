@@ -9,13 +9,19 @@ scores = brief(verifier.score(rollout), rollout, scale=0.02)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from flowrl.errors import TraceError
 from flowrl.graph.signatures import ADVANTAGE, SCORE, TOKEN_ADVANTAGE, map_outputs
-from flowrl.graph.types import Field, Op
+from flowrl.graph.types import Field, Op, Unit
 from flowrl.program.handles import Advantages, Handle, Mapped, Scores
-from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    operation,
+    refuse_argument,
+)
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 from flowrl.specs import MapSpec, Scalar
@@ -71,7 +77,8 @@ def weighted_sum(*scores: tuple[Scores, float]) -> Scores:
     weights = []
     for pair in scores:
         number = pair[1] if isinstance(pair, tuple) and len(pair) == 2 else None
-        if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if not plain or not math.isfinite(number):
             raise refuse_argument(
                 name, "scores", pair, "pairs of scores and weight", "write (scores, 1.0)"
             )
@@ -104,6 +111,7 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
                 hint="pass what has it: scores, the rollout, logprobs, values",
             )
         source = given[having[place]]
+        _check_unit(name, source, field)
         chosen.setdefault(having[place], []).extend(f for f in source.fields if f.name == field)
     unread = [given[i] for i in range(len(given)) if i not in chosen]
     if unread:
@@ -120,6 +128,17 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
     node = tracer.add(Op.MAP, name="map", reads=reads, outputs=outputs, attrs={"spec": spec})
     kind = next((k for k, fields in _KINDS if outputs in fields), Mapped)
     return kind(tracer, node, outputs)
+
+
+def _check_unit(name: str, handle: Handle, field: str) -> None:
+    (read,) = (f for f in handle.fields if f.name == field)
+    if read.unit not in (Unit.SAMPLES, Unit.TOKENS):
+        raise TraceError(
+            f"{name} reads '{field}' of {handle.kind}, which is one of {read.unit}",
+            where=str(user_line()),
+            expected="fields of samples or tokens",
+            hint="a map computes with what was made of prompts: a rollout, scores",
+        )
 
 
 _KINDS: tuple[tuple[type[Scores] | type[Advantages], tuple[tuple[Field, ...], ...]], ...] = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flowrl.errors import TraceError
 from flowrl.graph.signatures import WEIGHTS
 from flowrl.graph.types import Op
@@ -92,7 +94,7 @@ class Policy(Role):
         old: Logprobs | None = None,
         loss: LossSpec | None = None,
         kl: KL | None = None,
-        extra: Mapped | tuple[Mapped, ...] = (),
+        extra: Mapped | Sequence[Mapped] | None = (),
     ) -> None:
         """Learns from samples: `train.mini_batches` optimizer updates a step.
 

@@ -11,7 +11,7 @@ are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, get_args
 
 from flowrl.config.nearest import suggestion
@@ -207,7 +207,7 @@ def add_update(
     *,
     loss: LossSpec | None,
     kl: KL | float | None = None,
-    extra: Mapped | tuple[Mapped, ...] = (),
+    extra: Mapped | Sequence[Mapped] | None = (),
 ) -> NodeId:
     """The node of an update, of whatever role.
 
@@ -222,7 +222,8 @@ def add_update(
         )
     _check_loss(role, name, loss)
     more: dict[str, Read] = {}
-    for number, handle in enumerate(extra if isinstance(extra, tuple) else (extra,), 1):
+    several = extra if isinstance(extra, tuple | list) else () if extra is None else (extra,)
+    for number, handle in enumerate(several, 1):
         given = check_handle(handle, Handle, operation=name, argument="extra")
         more["extra" if number == 1 else f"extra_{number}"] = given.read()
     return tracer.add(

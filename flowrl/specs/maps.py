@@ -12,7 +12,7 @@ own: `score` makes scores, anything else goes to logs and, as `extra=`, to own l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -194,10 +194,10 @@ class UserMap:
         texts = (gives,) if isinstance(gives, str) else tuple(gives)
         if not keys or not texts:
             raise TraceError("a map reads and gives something", where=caller())
-        for key in keys:
-            if not key.isidentifier():
-                raise TraceError(f"{key!r} is the key of no field", where=caller())
-        fields = format_list(f"{n}: {dtype}/{unit}" for n, dtype, unit in map(_field, texts))
+        _check_keys(keys)
+        given = [_field(text) for text in texts]
+        _check_given(given)
+        fields = format_list(f"{name}: {dtype}/{unit}" for name, dtype, unit in given)
         return lambda function: cls(
             function, reads=format_list(keys), gives=fields, per_sample=per_sample
         )
@@ -229,6 +229,38 @@ def _field(text: str) -> Gives:
                 hint=nearest_hint(value, allowed),
             )
     return name, dtype, unit
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    for key in keys:
+        if not isinstance(key, str) or not key.isidentifier():
+            raise TraceError(f"{key!r} is the key of no field", where=caller())
+        name, place = split_key(key)
+        # Edges carry what is read alone, so that only keys without a gap find their argument.
+        if place > 0 and _key(name, place - 1) not in keys:
+            raise TraceError(
+                f"a map reads {key!r}, but not {_key(name, place - 1)!r}",
+                where=caller(),
+                found=", ".join(keys),
+                hint=f"{name!r} is of the first argument that has it, '{name}_2' of the second",
+            )
+
+
+def _check_given(given: Sequence[Gives]) -> None:
+    names = [name for name, _, _ in given]
+    for name, dtype, unit in given:
+        if names.count(name) > 1:
+            raise TraceError(f"a map gives {name!r} twice", where=caller())
+        known = _KNOWN.get(name)
+        # An advantage may be one number a token, too.
+        units = UNITS if name == "advantage" else known[2:] if known else (unit,)
+        if known is not None and (dtype != known[1] or unit not in units):
+            raise TraceError(
+                f"a map cannot give {name!r} as {dtype}/{unit}: operations read it by this name",
+                where=caller(),
+                expected=" or ".join(f"{name}: {known[1]}/{each}" for each in units),
+                hint="call it something else",
+            )
 
 
 def _key(name: str, place: int) -> str:

@@ -84,9 +84,22 @@ def change_options(name: str, options: Options, given: Mapping[str, object]) -> 
                 hint=nearest_hint(key, known),
             )
         scalar = _scalar(value, key, caller())
+        if scalar is not None and known[key] is not None and _sort(scalar) != _sort(known[key]):
+            raise TraceError(
+                f"option '{key}' of {name} is {_sort(known[key])}",
+                where=caller(),
+                found=repr(value),
+                expected=f"{_sort(known[key])}, as its default {known[key]!r}",
+            )
         whole = isinstance(scalar, int) and not isinstance(scalar, bool)
         known[key] = float(scalar) if whole and isinstance(known[key], float) else scalar  # type: ignore[arg-type]
     return tuple(sorted(known.items()))
+
+
+def _sort(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "a truth value"
+    return "a text" if isinstance(value, str) else "a number"
 
 
 def _scalar(value: object, name: str, where: str) -> Scalar:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import flowrl as fl
 from flowrl.errors import FlowError, GraphError, TraceError
-from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, verify
+from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, problems, verify
 from flowrl.program import Workflow
 
 
@@ -233,3 +235,111 @@ def test_scores_beside_a_teacher_have_a_weight():
 def test_wrong_options_say_what_would_do(call, expected):
     error = refusal(lambda a, r, s, style, ref: call(s, r))
     assert expected in str(error)
+
+
+@fl.map(reads=("score", "score_2"), gives="score")
+def lead(batch):
+    return batch["score"] - batch["score_2"]
+
+
+@fl.map(reads="prompt", gives="length/samples")
+def prompt_length(batch):
+    return batch["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [
+        ({"reads": "score_2"}, "reads 'score_2', but not 'score'"),
+        ({"reads": ("score", "score_3")}, "reads 'score_3', but not 'score_2'"),
+        ({"reads": ("x", "score_2")}, "reads 'score_2', but not 'score'"),
+        ({"reads": (3,)}, "3 is the key of no field"),
+        ({"reads": "score", "gives": ("a/samples", "a/tokens")}, "gives 'a' twice"),
+        ({"reads": "score", "gives": "score: int64/samples"}, "cannot give 'score' as int64/samp"),
+        ({"reads": "score", "gives": "score/tokens"}, "cannot give 'score' as float32/tokens"),
+        ({"reads": "score", "gives": "advantage: bool/tokens"}, "cannot give 'advantage'"),
+        ({"reads": "score", "gives": "token_reward/samples"}, "cannot give 'token_reward'"),
+    ],
+)
+def test_a_map_whose_declaration_makes_no_sense_is_refused_where_it_stands(declared, what):
+    with pytest.raises(TraceError) as caught:
+        fl.map(**declared)
+    assert what in caught.value.what
+    assert "test_own_functions.py" in caught.value.where
+
+
+def test_a_map_may_give_advantages_of_tokens():
+    made = fl.map(reads="logprobs", gives="advantage/tokens")
+    assert callable(made)
+
+
+def test_keys_of_one_field_are_of_its_arguments_in_order():
+    def body(actor, rollout, scores, style, reference):
+        actor.update(rollout, lead(scores, style.score(rollout)))
+
+    graph = program(body).trace()
+    assert [edge.src for edge in graph.in_edges("map")] == ["verifier.score", "style.score"]
+
+
+def test_a_map_computes_with_no_prompts():
+    @fl.workflow
+    def lengths(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+        fl.log("length", prompt_length(prompts))
+        rollout = actor.generate(prompts)
+        actor.update(rollout, verifier.score(rollout))
+
+    with pytest.raises(TraceError, match="reads 'prompt' of the prompts, which is one of prompts"):
+        lengths.trace()
+
+
+def test_an_option_is_of_the_sort_of_its_default():
+    def wrong(value):
+        def body(actor, rollout, scores, style, reference):
+            actor.update(rollout, brief(scores, rollout, scale=value))
+
+        return body
+
+    for value in ("a lot", True):
+        error = refusal(wrong(value))
+        assert error.what == "option 'scale' of brief is a number"
+        assert repr(value) in error.found
+    program(wrong(2)).trace()
+
+
+def test_weights_of_scores_are_finite_numbers():
+    def wrong(weight):
+        return lambda actor, rollout, scores, *_: actor.update(
+            rollout, fl.weighted_sum((scores, weight))
+        )
+
+    for weight in (float("inf"), float("nan"), "1", True, None):
+        assert "pairs of scores and weight" in refusal(wrong(weight)).expected
+    program(wrong(-1)).trace()  # a penalty
+
+
+def test_extra_fields_may_come_as_a_list():
+    def body(actor, rollout, scores, style, reference):
+        odd = surprise(reference.logprobs(rollout))
+        actor.update(rollout, scores, loss=weighted, extra=[odd])
+
+    assert program(body).trace().feeding("actor.update", "extra").fields == ("surprise",)
+
+
+def test_a_graph_cannot_log_or_map_what_is_no_number_of_samples_or_tokens():
+    def body(actor, rollout, scores, style, reference):
+        fl.log("score", scores)
+        actor.update(rollout, duel_scores(scores, style.score(rollout)))
+
+    graph = program(body).trace()
+    for reader in ("log.score", "map"):
+        edges = tuple(
+            replace(e, src="prompts", fields=("prompt",)) if e.dst == reader else e
+            for e in graph.edges
+        )
+        found = [error.what for error in problems(replace(graph, edges=edges))]
+        assert any(f"{reader} cannot compute with 'prompt'" in what for what in found), found
+
+
+@fl.map(reads=("score", "score_2"), gives="score")
+def duel_scores(batch):
+    return batch["score"] - batch["score_2"]
