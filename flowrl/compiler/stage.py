@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig
 from flowrl.errors import ConfigError
-from flowrl.graph import Graph
+from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
 from flowrl.passes.decision import Decision
 from flowrl.passes.insert_old_logprobs import decisions_on_old_logprobs
@@ -25,6 +26,7 @@ from flowrl.passes.merge_logprobs import decisions_on_merging, merge_logprobs
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
 from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip
+from flowrl.specs.function import definition_of
 
 __all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
 
@@ -49,6 +51,15 @@ class CompiledStage:
     graph: Graph
     plan: PlacementPlan
     placed: Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    """A stage's program, bound to its roles, and what it says."""
+
+    name: str
+    workflow: Workflow
+    traced: Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +96,12 @@ def compile_stages(
         for name in config.stages
     ]
     players = Players(loaded)
-    stages = [
-        _lowered(loaded, name, program, players)
+    programs = [
+        _traced(loaded, name, program)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
+    copies = _exact_copies(loaded, [program.traced for program in programs])
+    stages = [_lowered(loaded, program, copies, players) for program in programs]
     roles = [StageRoles(name=s.name, workflow=s.workflow, graph=s.graph) for s in stages]
     check_roles(roles, players)
     check_sizes(loaded, _sized(loaded, stages, players))
@@ -113,6 +126,14 @@ def lower(workflow: Workflow) -> Graph:
 def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) -> Workflow:
     if isinstance(given, Workflow):
         return given
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(
+            "this is no workflow to compile",
+            where=_definition(given),
+            found=repr(given),
+            expected="a function marked @fl.workflow, or a reference to one, such as mine.py:NAME",
+            hint="write @fl.workflow above its `def`" if inspect.isfunction(given) else None,
+        )
     last = name == loaded.config.stages[-1]
     key = "workflow" if last else f"stage.{name}.workflow"
     own = loaded.config.stage_config(name).workflow
@@ -123,30 +144,40 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     return load_workflow(name, where=loaded.where("stages"))
 
 
-def _lowered(loaded: LoadedConfig, name: str, workflow: Workflow, players: Players) -> _Lowered:
-    """Traces and lowers a stage's program."""
+def _definition(given: object) -> str | None:
+    return definition_of(given) if inspect.isfunction(given) else None
+
+
+def _traced(loaded: LoadedConfig, name: str, workflow: Workflow) -> _Traced:
+    """Binds and traces a stage's program."""
     stage = loaded.config.stage_config(name)
     try:
         workflow = workflow.bind(stage.bind)
-        traced = workflow.trace(stage.args)
+        return _Traced(name=name, workflow=workflow, traced=workflow.trace(stage.args))
     except ConfigError as error:
         if error.where is not None and error.where.startswith(("args.", "bind.")):
             prefix = "" if name == loaded.config.stages[-1] else f"stage.{name}."
             error.where = loaded.where(f"{prefix}{error.where}")
         raise
-    context = _context(loaded, name, workflow, traced, players)
+
+
+def _lowered(
+    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], players: Players
+) -> _Lowered:
+    """Lowers a stage's program."""
+    context = _context(loaded, program, copies, players)
     decisions: list[Decision] = []
 
     def note(record: PassRecord) -> None:
         if record.name == merge_logprobs.__name__:
             decisions.extend(decisions_on_merging(record.before, context))
 
-    graph = run_passes(traced, context, observer=note)
+    graph = run_passes(program.traced, context, observer=note)
     decisions += decisions_on_old_logprobs(graph, context)
     return _Lowered(
-        name=name,
-        workflow=workflow,
-        traced=traced,
+        name=program.name,
+        workflow=program.workflow,
+        traced=program.traced,
         context=context,
         graph=graph,
         decisions=tuple(decisions),
@@ -154,14 +185,14 @@ def _lowered(loaded: LoadedConfig, name: str, workflow: Workflow, players: Playe
 
 
 def _context(
-    loaded: LoadedConfig, name: str, workflow: Workflow, traced: Graph, players: Players
+    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], players: Players
 ) -> Context:
     """What a stage is lowered with."""
-    config = loaded.config
+    config, name = loaded.config, program.name
     stage, algorithm = config.stage_config(name), config.algorithm
-    train, staleness = stage.train, workflow.max_staleness
+    train, staleness = stage.train, program.workflow.max_staleness
     # One that the config does not name is refused after lowering, if it is still there then.
-    named = [role for role in traced.roles if role in config.roles]
+    named = [role for role in program.traced.roles if role in config.roles]
     capabilities = {role: players.plugin(role).capabilities for role in named}
     return Context(
         group_size=train.group_size,
@@ -179,19 +210,23 @@ def _context(
         trust_rollout_logprobs=algorithm.trust_rollout_logprobs,
         shares_weights={role: capabilities[role].shares_weights for role in named},
         repeats_truncation={role: capabilities[role].repeats_truncation for role in named},
-        copies=_exact_copies(loaded, named),
+        copies={role: copies[role] for role in named if role in copies},
         train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
     )
 
 
-def _exact_copies(loaded: LoadedConfig, roles: Iterable[str]) -> dict[str, str]:
-    """Roles that begin as a copy of another one, played alike."""
+def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, str]:
+    """Roles that begin every stage as a copy of another one, played alike.
+
+    A copy that some stage trains is made once, and keeps what it learnt.
+    """
     known, found = loaded.config.roles, {}
-    for role in roles:
-        other = known[role].copy_of
-        if other is None or other not in known or known[other].backend != known[role].backend:
+    trained = {node.role for graph in programs for node in graph.of_op(Op.UPDATE)}
+    for role, config in known.items():
+        other = config.copy_of
+        if other is None or other not in known or known[other].backend != config.backend:
             continue
-        if known[role].dtype in ("auto", known[other].dtype):
+        if role not in trained and config.dtype in ("auto", known[other].dtype):
             found[role] = other
     return found
 

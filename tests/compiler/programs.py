@@ -91,3 +91,8 @@ def both_learn(examples: fl.Examples, *, actor: fl.Policy, other: fl.Policy):
 def constrained(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
     rollout = actor.generate(prompts, grammar=fl.grammar.regex("[0-9]+"))
     actor.update(rollout, judge.score(rollout))
+
+
+@fl.workflow
+def imitate(examples: fl.Examples, *, actor: fl.Policy):
+    actor.update(examples)
