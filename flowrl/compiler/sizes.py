@@ -16,7 +16,7 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems, combine
 from flowrl.config.schema import FreshModel, OverlongTerm
 from flowrl.errors import ConfigError
-from flowrl.graph import Graph, Node, Op
+from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
 from flowrl.specs.select import SelectSpec
 
@@ -68,10 +68,7 @@ def check_sizes(loaded: LoadedConfig, stages: Sequence[SizedStage]) -> None:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
     problems = [
-        problem
-        for stage in stages
-        for check in (_groups_suffice, _pairs_stay_whole, _responses_may_stop, _responses_fit)
-        for problem in check(loaded, stage)
+        problem for stage in stages for check in _CHECKS for problem in check(loaded, stage)
     ]
     problems += _penalties_are_met(loaded, stages)
     if problems:
@@ -94,13 +91,49 @@ def _groups_suffice(loaded: LoadedConfig, stage: SizedStage) -> Problems:
             if size is None or size.value > 1 or generate.id in told:
                 continue
             told.add(generate.id)
-            line = f"{node.source} ({node.id})" if node.source is not None else ""
             yield ConfigError(
                 f"{node.id} {reason}, but {size.written} gives each prompt a group of one",
-                where=" and ".join(filter(None, (size.where, line))),
+                where=" and ".join(filter(None, (size.where, _lines(node)))),
                 expected="at least 2 samples a prompt",
                 hint=size.become(2),
             )
+
+
+def _selections_leave_some(loaded: LoadedConfig, stage: SizedStage) -> Problems:
+    """A selection leaves fewer samples than there are, and enough for those who compare them."""
+    graph = stage.lowered
+    made = sample_sets(graph)
+    for node in graph.nodes:
+        reason, maker = _needs_two(node), graph.node(made[node.id])
+        if node.op is not Op.SELECT and reason and _kept(maker) == 1:
+            yield ConfigError(
+                f"{node.id} {reason}, but {maker.id} keeps one sample of each group (k=1)",
+                where=_lines(maker, node),
+                expected="at least 2 samples a prompt",
+                hint="write k=2, or learn the selected samples with loss=fl.loss.cross_entropy()",
+            )
+        kept = _kept(node)
+        for generate in _generates_before(graph, node) if kept else ():
+            size = _size(loaded, stage, generate, "n", "train.group_size")
+            if size is None or kept <= size.value:
+                continue
+            yield ConfigError(
+                f"{node.id} keeps {kept} samples of each group, but {size.written} gives it "
+                f"{size.value}",
+                where=" and ".join(filter(None, (size.where, _lines(node)))),
+                expected=f"k of at most {size.value}",
+                hint=f"write k={size.value}, or {size.become(kept)}",
+            )
+
+
+def _kept(node: Node) -> int:
+    """Samples of each group that a selection keeps; 0 for other nodes, and for pairs."""
+    kept = getattr(node.attr("spec"), "k", 0) if node.op is Op.SELECT else 0
+    return kept if isinstance(kept, int) else 0
+
+
+def _lines(*nodes: Node) -> str:
+    return " and ".join(f"{node.source} ({node.id})" for node in nodes if node.source is not None)
 
 
 def _needs_two(node: Node) -> str | None:
@@ -186,6 +219,15 @@ def _responses_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
             expected=f"at most {limit} tokens, prompt and response together",
             hint=hint,
         )
+
+
+_CHECKS = (
+    _groups_suffice,
+    _selections_leave_some,
+    _pairs_stay_whole,
+    _responses_may_stop,
+    _responses_fit,
+)
 
 
 def _penalties_are_met(loaded: LoadedConfig, stages: Sequence[SizedStage]) -> Problems:

@@ -203,3 +203,38 @@ def test_a_micro_batch_separates_no_pair(tmp_path, size, nearest):
     assert f"command line (train.micro_batch={size}) and dpo.py:7" in text
     assert f"train.micro_batch={size} would separate a pair" in text
     assert f"nearest: {nearest}" in text
+
+
+SELECTING = """\
+import flowrl as fl
+
+
+@fl.workflow
+def mine(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts, n=4)
+    scores = verifier.score(rollout)
+    rollout, scores = fl.select.{select}
+    actor.update(rollout, {learn})
+"""
+
+IMITATE = "loss=fl.loss.cross_entropy()"
+
+
+@pytest.mark.parametrize("select", ["top(rollout, scores, k={})", "random(rollout, scores, k={})"])
+def test_a_selection_leaves_enough_and_not_more_than_there_are(tmp_path, monkeypatch, select):
+    def told(k: int, learn: str = "scores", *, fits: bool = False) -> str:
+        ready = SELECTING.replace("{select}", select.format(k)).replace("{learn}", learn)
+        monkeypatch.setattr("tests.compiler.test_sizes.PROGRAM", ready)
+        return message(tmp_path, monkeypatch, fits=fits)
+
+    text = told(1)
+    assert "mine.py:8 (select) and mine.py:9 (advantage)" in text
+    assert "advantage compares the samples of a group" in text
+    assert "select keeps one sample of each group (k=1)" in text
+    told(1, IMITATE, fits=True)
+    told(2, fits=True)
+    told(4, fits=True)
+    text = told(5)
+    assert "mine.py:6 (actor.generate) and mine.py:8 (select)" in text
+    assert "select keeps 5 samples of each group, but n=4 gives it 4" in text
+    assert "write k=4, or write n=5" in text
