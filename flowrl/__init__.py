@@ -53,6 +53,7 @@ from flowrl.program import (
     advantage,
     filter,  # noqa: A004  (read as fl.filter)
     interact,
+    is_eager,
     load_workflow,
     log,
     select,
@@ -64,7 +65,7 @@ from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
 from flowrl.specs import Sampling, grammar, kl, loss
 
 if TYPE_CHECKING:
-    from flowrl.api import Compiled, compile, run  # noqa: A004  (read as fl.compile)
+    from flowrl.api import Compiled, compile, eager, run  # noqa: A004  (read as fl.compile)
 
     __version__: str
 
@@ -103,9 +104,11 @@ __all__ = [
     "__version__",
     "advantage",
     "compile",
+    "eager",
     "filter",
     "grammar",
     "interact",
+    "is_eager",
     "kl",
     "load_workflow",
     "log",
@@ -118,7 +121,7 @@ __all__ = [
     "workflow",
 ]
 
-_LAZY = ("Compiled", "compile", "run")
+_LAZY = ("Compiled", "compile", "eager", "run")
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The public calls: `compile` and `run`.
+"""The public calls: `compile`, `run` and `eager`.
 
 import flowrl as fl
 
@@ -11,10 +11,11 @@ print(result.summary.headline)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from flowrl.compiler import CompiledStage, compile_stages
 from flowrl.config.check import check_config
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from flowrl.cluster.pool import ResourcePool
     from flowrl.observe.display import Display
     from flowrl.observe.rows import Summary
+    from flowrl.runtime.eager_session import EagerSession
 
-__all__ = ["Compiled", "ConfigLike", "RunResult", "compile", "resume", "run"]
+__all__ = ["Compiled", "ConfigLike", "RunResult", "compile", "eager", "resume", "run"]
 
 ConfigLike: TypeAlias = "str | Path | Mapping[str, object] | RunConfig | LoadedConfig"
 """A path to a YAML file, plain nested values, or a configuration that was already read."""
@@ -105,11 +107,16 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
     Raises:
         FlowError: anything that is wrong, before a tensor library is imported or data is read.
     """
-    loaded = _load(config, overrides)
+    return _compile(workflow, _load(config, overrides), pool)
+
+
+def _compile(
+    workflow: Workflow | str | None, loaded: LoadedConfig, pool: ResourcePool | None = None
+) -> Compiled:
     check_config(loaded)
-    stages = compile_stages(loaded, workflow=workflow, pool=pool)
-    reference = _reference(workflow)
-    config = loaded.config
+    with _breakpoints_left_out(of=loaded.config):
+        stages = compile_stages(loaded, workflow=workflow, pool=pool)
+    reference, config = _reference(workflow), loaded.config
     if reference is not None:
         # So that the run folder's config names it, and `flowrl run --resume` finds it.
         config = config.model_copy(update={"workflow": reference})
@@ -122,9 +129,69 @@ def run(
     *,
     overrides: Sequence[str] = (),
     display: Display | None = None,
+    executor: Literal["local", "eager"] | None = None,
 ) -> RunResult:
-    """Compiles and executes; see `compile` and `Compiled.run`."""
-    return compile(workflow, config, overrides=overrides).run(display=display)
+    """Compiles and executes; see `compile` and `Compiled.run`.
+
+    Args:
+        executor: Takes the place of the configuration's: `eager` runs the program line by line.
+    """
+    loaded = _load(config, overrides)
+    if executor is not None:
+        loaded = _with_executor(loaded, executor)
+    return _compile(workflow, loaded).run(display=display)
+
+
+def eager(
+    workflow: Workflow | str | None,
+    config: ConfigLike,
+    *,
+    overrides: Sequence[str] = (),
+    display: Display | None = None,
+) -> EagerSession:
+    """Opens a run that is made step by step and line by line, in a notebook or at a prompt.
+
+        with fl.eager(mine, "config.yaml") as session:
+            made = session.step()
+            print(made.metrics.reward_mean, made["verifier.score"])
+
+    Args:
+        workflow: As for `compile`; likewise the configuration.
+        display: Is told of the run; by default lines on standard output.
+
+    Raises:
+        FlowError: whatever is wrong, before the first step.
+    """
+    from flowrl.runtime.eager_session import EagerSession
+
+    compiled = _compile(workflow, _with_executor(_load(config, overrides), "eager"))
+    return EagerSession(compiled.config, compiled.stages, display=display)
+
+
+def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) -> LoadedConfig:
+    if executor not in ("local", "eager"):
+        raise ConfigError(
+            "no such executor", where="executor", found=repr(executor), expected="local or eager"
+        )
+    config = loaded.config.model_copy(update={"executor": executor})
+    return replace(loaded, config=config)
+
+
+@contextmanager
+def _breakpoints_left_out(of: RunConfig) -> Iterator[None]:
+    """Ignores `breakpoint()` while a program is traced that will then run line by line.
+
+    It is meant for the lines that have values, not for the tracing before.
+    """
+    if of.executor != "eager":
+        yield
+        return
+    before = sys.breakpointhook
+    sys.breakpointhook = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before
 
 
 def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) -> RunResult:

@@ -19,6 +19,7 @@ from flowrl.program.maps import map_of, weighted_sum
 from flowrl.program.policy import Policy
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role
+from flowrl.program.tracer import is_eager
 from flowrl.program.workflow import Workflow, workflow
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "filter",
     "import_file",
     "interact",
+    "is_eager",
     "load_workflow",
     "log",
     "map_of",

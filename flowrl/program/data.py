@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from flowrl.graph.signatures import PREFERRED, PROMPT, RESPONSE_MASK, TOKENS
 from flowrl.graph.types import Field
 from flowrl.program.handles import Handle, Samples
+
+if TYPE_CHECKING:
+    from flowrl.data import PromptItem
 
 __all__ = ["Examples", "Pairs", "Prompts"]
 
@@ -18,6 +21,11 @@ class Prompts(Handle):
     kind = "the prompts"
     data: ClassVar[str] = "prompts"
     produces: ClassVar[tuple[Field, ...]] = (PROMPT,)
+
+    @property
+    def value(self) -> tuple[PromptItem, ...]:
+        """The step's prompts, with their data rows; see `Handle.value`."""
+        return cast("tuple[PromptItem, ...]", self._tracer.value_of(self.node, self.fields))
 
 
 class Examples(Samples):

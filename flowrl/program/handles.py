@@ -1,18 +1,24 @@
 """Handles: what stands for data while a workflow is traced.
 
 A handle has fields but no values, so it cannot be a truth value or a number; asking for one is a
-`TraceError` at the user's line that says which construct to use instead.
+`TraceError` at the user's line that says which construct to use instead. Where a program runs with
+`executor=eager`, `handle.value` holds the data; all else is refused as in tracing, because the
+compiled program could not do it.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from flowrl.errors import TraceError
 from flowrl.graph.types import Field
 from flowrl.ids import NodeId
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer
+
+if TYPE_CHECKING:
+    from flowrl.program.values import Array, SamplesValue
 
 __all__ = [
     "Advantages",
@@ -62,9 +68,22 @@ class Handle:
         """The trace that the handle belongs to."""
         return self._tracer
 
+    @property
+    def value(self) -> Any:
+        """The data, where the program runs with `executor=eager`.
+
+        Samples are a `flowrl.program.values.SamplesValue`; one field is its numpy array, `[N]` of
+        samples or `[T]` of tokens; of several fields, the arrays by name.
+
+        Raises:
+            TraceError: while the workflow is traced; or the operation was left out by a pass.
+        """
+        return self._tracer.value_of(self.node, self.fields)
+
     def __repr__(self) -> str:
         fields = ", ".join(str(field) for field in self.fields)
-        return f"<{type(self).__name__} of {self.node}: {fields}>"
+        told = self._tracer.told(self.node, self.fields)
+        return f"<{type(self).__name__} of {self.node}: {fields if told is None else told}>"
 
     __hash__ = object.__hash__
 
@@ -147,6 +166,11 @@ class Samples(Handle):
     __slots__ = ()
     kind = "samples"
 
+    @property
+    def value(self) -> SamplesValue:
+        """Tokens, mask, texts, lengths and logprobs of the samples; see `Handle.value`."""
+        return cast("SamplesValue", self._tracer.value_of(self.node, self.fields))
+
 
 class Rollout(Samples):
     """Samples that a role generated: tokens, response_mask, rollout_logprobs, per token."""
@@ -161,12 +185,22 @@ class Scores(Handle):
     __slots__ = ()
     kind = "the scores"
 
+    @property
+    def value(self) -> Array:
+        """float32 `[N]`; see `Handle.value`."""
+        return cast("Array", self._tracer.value_of(self.node, self.fields))
+
 
 class Logprobs(Handle):
     """One logprob a token, of the model that was asked."""
 
     __slots__ = ()
     kind = "the logprobs"
+
+    @property
+    def value(self) -> Array:
+        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
+        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
 
 class Advantages(Handle):
@@ -175,12 +209,22 @@ class Advantages(Handle):
     __slots__ = ()
     kind = "the advantages"
 
+    @property
+    def value(self) -> Array:
+        """float32 `[N]` or `[T]`; see `Handle.value`."""
+        return cast("Array", self._tracer.value_of(self.node, self.fields))
+
 
 class Values(Handle):
     """A critic's value of the state before each response token."""
 
     __slots__ = ()
     kind = "the values"
+
+    @property
+    def value(self) -> Array:
+        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
+        return cast("Array", self._tracer.value_of(self.node, self.fields))
 
 
 class Returns(Handle):
@@ -189,9 +233,19 @@ class Returns(Handle):
     __slots__ = ()
     kind = "the returns"
 
+    @property
+    def value(self) -> Array:
+        """float32 `[T]`, 0 off the responses; see `Handle.value`."""
+        return cast("Array", self._tracer.value_of(self.node, self.fields))
+
 
 class Mapped(Handle):
     """Fields that a function of the user's own gave (`fl.map`)."""
 
     __slots__ = ()
     kind = "what a map gave"
+
+    @property
+    def value(self) -> Array | Mapping[str, Array]:
+        """The field that the map gave, or its fields by name; see `Handle.value`."""
+        return cast("Array | Mapping[str, Array]", self._tracer.value_of(self.node, self.fields))

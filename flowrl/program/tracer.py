@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import ClassVar
 
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Graph, Node
@@ -18,7 +19,7 @@ from flowrl.graph.types import Field, Level, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.source import user_line
 
-__all__ = ["Read", "Tracer", "active_tracer", "tracing"]
+__all__ = ["Read", "Tracer", "active_tracer", "is_eager", "tracing"]
 
 _ACTIVE: ContextVar[Tracer | None] = ContextVar("flowrl_tracer", default=None)
 
@@ -39,10 +40,16 @@ class Read:
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
+    A tracer may also carry out what it records (`flowrl.runtime.eager_tracer`): it is told of each
+    node that is complete, and knows values of handles.
+
     Attributes:
         closed: The trace is over; handles of it are no longer usable.
         stack: Names of the workflows being called, outermost first.
     """
+
+    executes: ClassVar[bool] = False
+    """Whether operations are carried out as they are called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,6 +93,8 @@ class Tracer:
         )
         for argument, read in reads.items():
             self._connect(node_id, argument, read)
+        if region is None:
+            self.completed((self._nodes[node_id],))
         return node_id
 
     def feed(self, node_id: NodeId, argument: str, read: Read) -> None:
@@ -93,6 +102,32 @@ class Tracer:
         node = self._nodes[node_id]
         self._nodes[node_id] = replace(node, inputs=(*node.inputs, argument))
         self._connect(node_id, argument, read)
+        self.completed(tuple(n for n in self._nodes.values() if n.region == node.region))
+
+    def completed(self, nodes: tuple[Node, ...]) -> None:
+        """An operation has all its nodes, each with all that feeds it."""
+
+    def edges_into(self, node_id: NodeId) -> tuple[Edge, ...]:
+        """What feeds a node."""
+        return tuple(edge for edge in self._edges if edge.dst == node_id)
+
+    def value_of(self, node_id: NodeId, fields: tuple[Field, ...]) -> object:
+        """What `Handle.value` is of fields that a node gives.
+
+        Raises:
+            TraceError: there are no values while a workflow is traced.
+        """
+        raise TraceError(
+            f"what '{node_id}' gives has no value while the workflow is traced",
+            where=str(user_line()),
+            found=f"fields {', '.join(field.name for field in fields)}",
+            hint="values are there when the program runs with executor=eager; "
+            "write `if fl.is_eager():` before lines that read them",
+        )
+
+    def told(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
+        """What `repr(handle)` says of the values; None where there are none."""
+        return None
 
     def _connect(self, node_id: NodeId, argument: str, read: Read) -> None:
         takes = SIGNATURES[self._nodes[node_id].op].argument(argument)
@@ -176,3 +211,13 @@ def tracing(tracer: Tracer) -> Iterator[Tracer]:
 def active_tracer() -> Tracer | None:
     """The tracer of the workflow that is being traced now."""
     return _ACTIVE.get()
+
+
+def is_eager() -> bool:
+    """Whether the workflow runs on real tensors now, so that handles have values.
+
+    False while it is traced, also before an eager run. For lines that look at values; operations
+    must not depend on it, for the graph would lack them.
+    """
+    tracer = active_tracer()
+    return tracer is not None and tracer.executes

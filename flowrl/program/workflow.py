@@ -105,9 +105,34 @@ class Workflow:
                 `user_frames` holds its traceback.
             GraphError: the graph breaks the specification.
         """
-        values = bind_arguments(self.name, self.arguments, args or {})
-        with tracing(Tracer(self.name)) as tracer:
-            handles: dict[str, object] = dict(values)
+        tracer = Tracer(self.name)
+        try:
+            self.perform(tracer, args)
+        except FlowError:
+            raise
+        except Exception as error:
+            raise self.raised(error) from error
+        graph = tracer.finish()
+        if not graph.of_op(Op.UPDATE):
+            raise TraceError(
+                f"workflow '{self.name}' updates nothing",
+                where=str(self.source),
+                hint="end it with actor.update(rollout, rewards)",
+            )
+        return verify(graph)
+
+    def perform(self, tracer: Tracer, args: Mapping[str, Scalar] | None = None) -> object:
+        """Calls the function on handles of `tracer`, which is the active one meanwhile.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            ConfigError: as `trace`.
+            Exception: whatever the function raises.
+        """
+        handles: dict[str, object] = dict(bind_arguments(self.name, self.arguments, args or {}))
+        with tracing(tracer):
             for role in self.roles:
                 handles[role.parameter] = role.kind(tracer, role.name)
             for data in self.data:
@@ -119,20 +144,11 @@ class Workflow:
                     source=self.source,
                 )
                 handles[data.name] = data.kind(tracer, node, data.kind.produces)
-            try:
-                self.function(**handles)
-            except FlowError:
-                raise
-            except Exception as error:
-                raise _raised(self, error) from error
-            graph = tracer.finish()
-        if not graph.of_op(Op.UPDATE):
-            raise TraceError(
-                f"workflow '{self.name}' updates nothing",
-                where=str(self.source),
-                hint="end it with actor.update(rollout, rewards)",
-            )
-        return verify(graph)
+            return self.function(**handles)
+
+    def raised(self, error: Exception) -> TraceError:
+        """An error of the user's own program, in the words of a message."""
+        return _raised(self, error)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Inside another workflow: its operations become part of that one's graph.

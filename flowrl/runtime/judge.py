@@ -21,7 +21,7 @@ from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, score_source
 from flowrl.runtime.sample_set import GroupRows, StepBatch, sample_set
 from flowrl.specs import FilterSpec
 
-__all__ = ["GroupJudge", "group_judge", "kept_groups"]
+__all__ = ["GroupJudge", "RunNode", "group_judge", "kept_groups"]
 
 Kept: TypeAlias = npt.NDArray[np.bool_]
 
@@ -29,6 +29,7 @@ GroupJudge: TypeAlias = Callable[[Sequence[GroupRows]], list[str | None]]
 """Verdicts on scored groups: None keeps one, a reason filters it."""
 
 RunNode: TypeAlias = Callable[[Node, StepBatch], None]
+"""Puts what a node gives into a batch, whose samples it finds there."""
 
 
 def kept_groups(spec: FilterSpec, scores: npt.ArrayLike, sizes: Sequence[int]) -> Kept:

@@ -7,6 +7,9 @@ A run lives in its run folder. Everything that decides what comes next (weights,
 state, data cursor, scheduler, counters) is in a checkpoint, so a run that goes on from one ends
 with the same weights, bit for bit, as one that was never stopped.
 
+With `executor=eager` the same stages are run line by line (`flowrl.runtime.eager_stage`), with all
+else as it is. A person may sit at a breakpoint for hours, so nothing watches the time then.
+
 Ctrl-C, or SIGTERM, ends a run with a checkpoint of the last step boundary: a rollout that is under
 way is given up (it changed no weights), an update is finished. A second one ends at once, without.
 """
@@ -21,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,7 +33,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError, RewardError
 from flowrl.graph import Graph, format_graph, graph_to_json, parse
-from flowrl.observe.display import Display, RunInfo, TimeToGo, open_display
+from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
@@ -39,7 +44,7 @@ from flowrl.runtime.stage import Stage
 from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.watchdog import Watchdog
 
-__all__ = ["resume_local", "run_local"]
+__all__ = ["Run", "Turn", "new_run_folder", "opened_run", "resume_local", "run_local"]
 
 
 def run_local(
@@ -54,13 +59,24 @@ def run_local(
         FlowError: whatever ends the run early.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
+    with new_run_folder(config, stages) as folder:
+        return folder.path, _execute(config, stages, folder, None, display)
+
+
+@contextmanager
+def new_run_folder(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[RunFolder]:
+    """A run folder with configuration, graphs and plans, held while the block runs.
+
+    Raises:
+        FlowError: this executor cannot run the stages; no folder is made then.
+    """
     require_runnable(config, stages)
     with RunFolder.create(config.runtime.runs, config.name) as folder:
         folder.write_config(config_yaml(config))
         for stage in stages:
             folder.write_graph(stage.name, format_graph(stage.graph), graph_to_json(stage.graph))
             folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
-        return folder.path, _execute(config, stages, folder, None, display)
+        yield folder
 
 
 def resume_local(
@@ -225,10 +241,40 @@ def _execute(
     display: Display | None,
     notes: Sequence[str] = (),
 ) -> Summary:
-    own = display is None
-    screen = open_display() if display is None else display
+    interrupt = _Interrupt()
     with ExitStack() as stack:
-        if own:
+        run = stack.enter_context(
+            opened_run(config, stages, folder, checkpoint, display, notes, interrupt)
+        )
+        watchdog: Watchdog | None = None
+        if config.executor != "eager":
+            watchdog = Watchdog(config.runtime.stall_timeout_s, run.describe)
+            run.watch(watchdog.beat)
+            stack.enter_context(watchdog)
+        stack.enter_context(
+            interrupt.installed(lambda: None if watchdog is None else watchdog.stalled)
+        )
+        return run.run()
+
+
+@contextmanager
+def opened_run(
+    config: RunConfig,
+    stages: Sequence[CompiledStage],
+    folder: RunFolder,
+    checkpoint: Checkpoint | None = None,
+    display: Display | None = None,
+    notes: Sequence[str] = (),
+    interrupt: _Interrupt | None = None,
+) -> Iterator[Run]:
+    """A run that is ready to begin; its workers are closed behind the block.
+
+    Args:
+        interrupt: Asks it to stop; by default nothing does.
+    """
+    screen = _open_display(config) if display is None else display
+    with ExitStack() as stack:
+        if display is None:
             stack.callback(screen.close)
         screen.start(
             RunInfo(
@@ -237,21 +283,44 @@ def _execute(
                 stages=tuple(stage.name for stage in stages),
             )
         )
+        if config.executor == "eager":
+            screen.note("eager: line by line, rewards in this process and without a time limit")
         for note in notes:
             screen.note(note)
-        interrupt = _Interrupt()
+        asked = _Interrupt() if interrupt is None else interrupt
         stack.callback(gc.unfreeze)
-        opened = OpenRun(config, stages, folder, screen, stop=interrupt)
+        opened = OpenRun(config, stages, folder, screen, stop=asked)
         stack.callback(opened.close)
-        watchdog = Watchdog(config.runtime.stall_timeout_s, opened.describe)
-        opened.beat = watchdog.beat
-        stack.enter_context(watchdog)
-        stack.enter_context(interrupt.installed(lambda: watchdog.stalled))
-        return _Run(config, stages, folder, screen, opened, checkpoint, interrupt).run()
+        yield Run(config, stages, folder, screen, opened, checkpoint, asked)
 
 
-class _Run:
-    """The loop over stages and steps."""
+def _open_display(config: RunConfig) -> Display:
+    # A live panel and a debugger's prompt would write over each other.
+    return PlainDisplay() if config.executor == "eager" else open_display()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A step that is to be made next.
+
+    Attributes:
+        index: Of its stage.
+        number: Of the step in its stage, from 1.
+        make: Makes and records it.
+    """
+
+    index: int
+    number: int
+    make: Callable[[], StepResult]
+
+
+class Run:
+    """The loop over stages and steps.
+
+    Attributes:
+        summary: Of the run, once it is over.
+        loop: The stage that is run now.
+    """
 
     def __init__(
         self,
@@ -273,9 +342,33 @@ class _Run:
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._ledger = Ledger(config)
         self._skipping: set[str] = set()  # stages whose skipped updates were told of
+        self.summary: Summary | None = None
+        self.loop: Stage | None = None
+
+    def describe(self) -> str:
+        """Who waits for whom."""
+        return self._open.describe()
+
+    def watch(self, beat: Callable[[], None]) -> None:
+        """Calls `beat` whenever something moves from now on."""
+        self._open.beat = beat
 
     def run(self) -> Summary:
         """Every stage that is not done yet, then the end."""
+        for turn in self.turns():
+            with self._stopping(turn.index):
+                turn.make()
+                if self._interrupt():
+                    raise KeyboardInterrupt
+        assert self.summary is not None
+        return self.summary
+
+    def turns(self) -> Iterator[Turn]:
+        """The steps that are left, one by one; each must be made before the next is asked for.
+
+        What lies between (opening workers, evaluations, stop checks, checkpoints, the export) is
+        done on the way to the next one.
+        """
         first, step = 0, 0
         if self._checkpoint is not None:
             state = self._checkpoint.state
@@ -291,51 +384,61 @@ class _Run:
         gc.freeze()
         for index in range(first, len(self._stages)):
             resumed = self._checkpoint if index == first and step else None
-            self._run_stage(index, step if index == first else 0, resumed)
-        return self._end()
+            yield from self._turns_of(index, step if index == first else 0, resumed)
+        self.summary = self._end()
 
-    def _run_stage(self, index: int, done: int, checkpoint: Checkpoint | None) -> None:
-        stage = self._stages[index]
-        last = index == len(self._stages) - 1
-        self._display.stage(stage.name, stage.config.train.steps)
-        loop = self._open.begin_stage(index, checkpoint)
-        step = done
-        try:
-            if last and self._ledger.before is None:
-                self._ledger.before = self._evaluate(stage.name, done)
-            for made in self._steps(loop, index, done):
-                step = made
-                if self._interrupt():
-                    raise KeyboardInterrupt
-            if last:
-                self._ledger.after = self._evaluate(stage.name, step)
-        except (KeyboardInterrupt, RewardError) as reason:
-            # Both come up at a boundary or in a rollout, where no weights have changed since.
-            if isinstance(reason, RewardError) or self._is_asked_to_stop():
-                self._save_stopped(loop, index)
-            raise
-        self._save(loop, index, step, done=True)
-
-    def _steps(self, loop: Stage, index: int, done: int) -> Iterator[int]:
-        """Makes the steps that are left; yields the number of each once it is recorded.
+    def _turns_of(self, index: int, done: int, checkpoint: Checkpoint | None) -> Iterator[Turn]:
+        """Those of a stage.
 
         What belongs to the boundary after a step (a stop check, an evaluation, a checkpoint) is
         settled before the next step, also where a run was stopped in between.
         """
         stage = self._stages[index]
-        steps = stage.config.train.steps
-        to_go = TimeToGo(steps)
+        last = index == len(self._stages) - 1
+        self._display.stage(stage.name, stage.config.train.steps)
+        self.loop = self._open.begin_stage(index, checkpoint)
+        to_go = TimeToGo(stage.config.train.steps)
         step = done
-        while True:
-            if self._settle(loop, index, step) or step >= steps:
-                return
-            self._open.beat()
-            result = loop.step(step + 1)
+        if last and self._ledger.before is None:
+            with self._stopping(index):
+                self._ledger.before = self._evaluate(stage.name, done)
+        while not self._is_over(index, step):
             step += 1
-            self._record(result, to_go.step(step, result.metrics.wall_s))
-            yield step
+            yield Turn(index=index, number=step, make=partial(self._make, step, to_go))
+        if last:
+            with self._stopping(index):
+                self._ledger.after = self._evaluate(stage.name, step)
+        self._save(index, step, done=True)
 
-    def _settle(self, loop: Stage, index: int, step: int) -> bool:
+    def _is_over(self, index: int, step: int) -> bool:
+        with self._stopping(index):
+            return self._settle(index, step) or step >= self._stages[index].config.train.steps
+
+    def _make(self, step: int, to_go: TimeToGo) -> StepResult:
+        assert self.loop is not None
+        self._open.beat()
+        result = self.loop.step(step)
+        self._record(result, to_go.step(step, result.metrics.wall_s))
+        return result
+
+    def begin_step_again(self, index: int) -> None:
+        """Goes back to the last boundary, from a step that was given up and changed no weights."""
+        self.loop = self._open.begin_step_again(index)
+
+    @contextmanager
+    def _stopping(self, index: int) -> Iterator[None]:
+        """Writes a checkpoint of the last boundary where the block is asked to stop."""
+        try:
+            yield
+        except (KeyboardInterrupt, RewardError) as reason:
+            # Both come up at a boundary or in a rollout, where no weights have changed since; but a
+            # person may leave the debugger anywhere.
+            asked = isinstance(reason, RewardError) or self._is_asked_to_stop()
+            if asked and self.loop is not None and not self.loop.has_learned:
+                self._save_stopped(index)
+            raise
+
+    def _settle(self, index: int, step: int) -> bool:
         """Does what belongs to the boundary after `step`; whether the stage ends here early."""
         stage = self._stages[index]
         settled = self._ledger.settled(stage.name, step)
@@ -349,7 +452,7 @@ class _Run:
         self._ledger.settle(stage.name, step, reached)
         saves = self._config.runtime.checkpoint_every
         if inside and saves and step % saves == 0:
-            self._save(loop, index, step, done=False)
+            self._save(index, step, done=False)
         return reached
 
     def _record(self, result: StepResult, eta_s: float) -> None:
@@ -403,19 +506,20 @@ class _Run:
         self._ledger.add_evaluation(row)
         return row.metrics
 
-    def _save(self, loop: Stage, index: int, step: int, *, done: bool) -> None:
+    def _save(self, index: int, step: int, *, done: bool) -> None:
+        assert self.loop is not None
         self._folder.sync()
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
         state = {**self._ledger.state(), **self._open.state(), "stage_done": done}
-        self._store.save(position, self._open.save, {**state, "stage": loop.state()})
+        self._store.save(position, self._open.save, {**state, "stage": self.loop.state()})
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced
 
-    def _save_stopped(self, loop: Stage, index: int) -> None:
+    def _save_stopped(self, index: int) -> None:
         name = self._stages[index].name
         step = self._ledger.step_of(name)
-        self._save(loop, index, step, done=False)
+        self._save(index, step, done=False)
         self._display.note(
             f"stopped after step {step} of {name}; "
             f"go on with: flowrl run --resume {shlex.quote(str(self._folder))}"

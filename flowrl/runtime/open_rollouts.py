@@ -20,8 +20,7 @@ from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.payloads import PayloadStore
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import RolloutPart
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
-from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.workers import require
 from flowrl.specs import Grammar, Sampling
@@ -93,10 +92,16 @@ class DriverMaker:
         self,
         spec: RolloutSpec,
         scheduler: RolloutScheduler,
-        scorers: Mapping[RoleName, ScoringPool],
+        scorers: Mapping[RoleName, Scorers],
         judge: GroupJudge | None = None,
+        *,
+        kind: type[RolloutDriver] = RolloutDriver,
     ) -> RolloutDriver:
-        """A driver that goes on where its scheduler stands."""
+        """A driver that goes on where its scheduler stands.
+
+        Args:
+            kind: The class of the driver.
+        """
         worker = self._policies[spec.role]
         seed, purpose = self._config.seed, spec.purpose
         tokenizer = self._policies.tokenizer(spec.role)
@@ -108,7 +113,7 @@ class DriverMaker:
         def seed_of(sample: SampleId) -> int:
             return derive_seed(seed, purpose, sample)
 
-        driver = RolloutDriver(
+        driver = kind(
             scheduler=scheduler,
             engines={worker.engine_id: engine},
             scorers=scorers,

@@ -61,6 +61,7 @@ class OpenRun:
     ) -> None:
         self._config = config
         self._stages = stages
+        self._stop = stop
         self._folder = folder
         self._display = display
         self._failures = FailureBudget(config.rewards.max_failures)
@@ -167,11 +168,25 @@ class OpenRun:
         Args:
             checkpoint: Of the middle of this stage; None begins it.
         """
-        assert self._materials is not None
         self._stage = None
         stage = self._stages[index]
         self._policies.begin_stage(stage, checkpoint)
-        maker = StageMaker(
+        state = None if checkpoint is None else part_of(checkpoint.state, "stage")
+        self._stage = self._maker().make(stage, state)
+        return self._stage
+
+    def begin_step_again(self, index: int) -> Stage:
+        """The stage as it was at its last boundary, after a step that was given up.
+
+        That step must have changed no weights, and have left nothing in the engines.
+        """
+        assert self._stage is not None
+        self._stage = self._maker().make(self._stages[index], self._stage.state())
+        return self._stage
+
+    def _maker(self) -> StageMaker:
+        assert self._materials is not None
+        return StageMaker(
             config=self._config,
             materials=self._materials,
             policies=self._policies,
@@ -179,10 +194,8 @@ class OpenRun:
             drivers=self._drivers,
             failures=self._failures,
             beat=lambda: self.beat(),
+            stop=self._stop,
         )
-        state = None if checkpoint is None else part_of(checkpoint.state, "stage")
-        self._stage = maker.make(stage, state)
-        return self._stage
 
     def _published(self, engine: EngineId, version: int) -> None:
         if self._stage is not None:

@@ -1,4 +1,7 @@
-"""The scorer processes of a run: one pool for each reward role."""
+"""What scores by rules in a run: for each reward role a pool of processes.
+
+With `executor=eager` it is this process, so that breakpoints in rewards work.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from contextlib import ExitStack
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Op
 from flowrl.ids import RoleName
+from flowrl.runtime.eager_scoring import open_inline_scoring
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import RolloutPart, is_rule_score
-from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.rollouts import Scorers
 from flowrl.runtime.workers import open_scoring
 
 __all__ = ["OpenScorers"]
@@ -27,10 +31,10 @@ class OpenScorers:
         scores = [node for graph in graphs for node in graph.of_op(Op.SCORE) if is_rule_score(node)]
         self._roles = tuple(dict.fromkeys(role_of(node) for node in scores))
         self._last = scores[-1] if scores else None
-        self._pools: dict[RoleName, ScoringPool] = {}
+        self._pools: dict[RoleName, Scorers] = {}
 
     def open(self) -> None:
-        """Starts every process."""
+        """Opens all of them."""
         for role in self._roles:
             self._open(role, self._config.roles[role].backend)
         if self._config.rewards.terms and not self._of_config():
@@ -38,13 +42,13 @@ class OpenScorers:
 
     def _open(self, role: RoleName, backend: str) -> None:
         config = self._config.rewards
-        terms, _ = self._config.terms_of(role)
+        told, _ = self._config.terms_of(role)
+        terms = tuple(term.model_dump(mode="json") for term in told)
+        if self._config.executor == "eager":
+            self._pools[role] = open_inline_scoring(backend, role, terms)
+            return
         self._pools[role] = open_scoring(
-            backend,
-            role,
-            tuple(term.model_dump(mode="json") for term in terms),
-            timeout_s=config.timeout_s,
-            workers=config.workers,
+            backend, role, terms, timeout_s=config.timeout_s, workers=config.workers
         )
 
     def _of_config(self) -> RoleName | None:
@@ -56,7 +60,7 @@ class OpenScorers:
         ]
         return found[-1] if found else None
 
-    def of_rollout(self, part: RolloutPart) -> dict[RoleName, ScoringPool]:
+    def of_rollout(self, part: RolloutPart) -> dict[RoleName, Scorers]:
         """What scores a rollout's samples.
 
         Where its program does not score it by rules, `rewards.terms` are told all the same, of what
@@ -67,11 +71,11 @@ class OpenScorers:
             return {role: self._pools[role] for role in roles}
         return {} if part.node.op is Op.INTERACT else self._observing()
 
-    def _observing(self) -> dict[RoleName, ScoringPool]:
+    def _observing(self) -> dict[RoleName, Scorers]:
         role = self._of_config()
         return {} if role is None else {role: self._pools[role]}
 
-    def of_evaluation(self, parts: Sequence[RolloutPart]) -> dict[RoleName, ScoringPool]:
+    def of_evaluation(self, parts: Sequence[RolloutPart]) -> dict[RoleName, Scorers]:
         """What scores held-out samples.
 
         Args:
@@ -94,6 +98,6 @@ class OpenScorers:
             self._pools.clear()
 
     @property
-    def pools(self) -> Mapping[RoleName, ScoringPool]:
+    def pools(self) -> Mapping[RoleName, Scorers]:
         """All that are open, by role."""
         return self._pools

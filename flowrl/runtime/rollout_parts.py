@@ -88,6 +88,10 @@ class GraphParts:
         )
         self.batch = self._batch_nodes(filters)
 
+    def streams(self, node: NodeId) -> bool:
+        """Whether what a node gives of a group follows from the group alone, once it is scored."""
+        return self._streams[node]
+
     def origin(self, node: NodeId) -> NodeId:
         """The rollout or the source that a node's samples come from."""
         return self._origins[node]

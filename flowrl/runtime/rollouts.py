@@ -55,11 +55,19 @@ from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.scoring import ScoreFailure, ScoringPool
+from flowrl.runtime.scoring import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason, Grammar, Sampling
 
-__all__ = ["Collected", "FailureBudget", "RolloutDriver", "Seconds", "merged_terms"]
+__all__ = [
+    "Collected",
+    "FailureBudget",
+    "RolloutDriver",
+    "Scorers",
+    "Seconds",
+    "merged_terms",
+    "score_request",
+]
 
 _POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
@@ -69,6 +77,26 @@ class Clock(Protocol):
     """A monotonic clock in seconds."""
 
     def __call__(self) -> float: ...
+
+
+class Scorers(Protocol):
+    """What scores samples for a role: processes (`ScoringPool`), or this one (`InlineScorer`)."""
+
+    def submit(self, requests: Sequence[ScoreRequest]) -> None:
+        """Takes samples to score."""
+        ...
+
+    def poll(self) -> list[ScoreResult | ScoreFailure]:
+        """Answers since the last call; returns at once."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until `poll` has something to give; false after `timeout_s` seconds without."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds; idempotent."""
+        ...
 
 
 @dataclass(slots=True)
@@ -133,7 +161,7 @@ class RolloutDriver:
     Args:
         scheduler: The state machine; nobody else may step it.
         engines: Generating engines by id.
-        scorers: Scorer processes by role; a sample is scored when all of them answered. Without
+        scorers: What scores, by role; a sample is scored when all of them answered. Without
             any, samples have no score.
         reported: The role whose score is told of a sample; by default the first of `scorers`.
         store: Where payloads are kept, for an engine that looks prompts up.
@@ -154,7 +182,7 @@ class RolloutDriver:
         *,
         scheduler: RolloutScheduler,
         engines: Mapping[EngineId, GenerateBackend],
-        scorers: Mapping[RoleName, ScoringPool],
+        scorers: Mapping[RoleName, Scorers],
         tokenizer: Tokenizer,
         sampling: Sampling,
         group_size: int,
@@ -229,7 +257,7 @@ class RolloutDriver:
         failed = self._failures.failed
         self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
         try:
-            self._run_until_delivered(batch, seconds)
+            self._run(lambda: self._is_delivered(batch), seconds)
         except BaseException:
             # The rollout is given up. Made anew by a resumed run, its rewards fail anew.
             self._failures.failed = failed
@@ -238,9 +266,13 @@ class RolloutDriver:
         collected.seconds = seconds
         return collected
 
-    def _run_until_delivered(self, batch: int, seconds: Seconds) -> None:
+    def _is_delivered(self, batch: int) -> bool:
+        return batch in self._batches and not self._is_busy_with_dropped()
+
+    def _run(self, done: Callable[[], bool], seconds: Seconds) -> None:
+        """Polls engines and scorers until `done`."""
         last_move = self._clock()
-        while batch not in self._batches or self._is_busy_with_dropped():
+        while not done():
             if self._stop():
                 raise KeyboardInterrupt
             moved = self._poll_engines(seconds)
@@ -276,6 +308,10 @@ class RolloutDriver:
     def _emit(self, event: Event) -> None:
         """Steps the scheduler with `event` and with all events that its actions cause."""
         self._pending.append(event)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Steps the scheduler with the events that wait."""
         while self._pending:
             for action in self.scheduler.step(self._pending.popleft()):
                 self._perform(action)
@@ -439,20 +475,8 @@ class RolloutDriver:
             payload.text = text
 
     def _ask_scorers(self, payloads: Sequence[tuple[SampleId, Payload]]) -> None:
-        requests = []
-        for sample, payload in payloads:
-            row = payload.item.row
-            requests.append(
-                ScoreRequest(
-                    sample=sample,
-                    prompt=row.prompt,
-                    response=payload.text,
-                    answer=row.answer,
-                    row=row.fields,
-                    finish=payload.finish or FinishReason.LENGTH,
-                    num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
-                )
-            )
+        requests = [score_request(sample, payload) for sample, payload in payloads]
+        for sample, _ in payloads:
             self._answers_due[sample] = len(self._scorers)
         for pool in self._scorers.values():
             pool.submit(requests)
@@ -484,6 +508,20 @@ class RolloutDriver:
             for sample, payload in self.store.take(self._members(group)):
                 collected.filtered.append((sample, payload, reason))
         self._batches[action.batch] = collected
+
+
+def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
+    """What a scorer is told of a sample whose response is decoded."""
+    row = payload.item.row
+    return ScoreRequest(
+        sample=sample,
+        prompt=row.prompt,
+        response=payload.text,
+        answer=row.answer,
+        row=row.fields,
+        finish=payload.finish or FinishReason.LENGTH,
+        num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
+    )
 
 
 def merged_terms(terms: Mapping[RoleName, Mapping[str, float]]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl.runtime.scoring_wire import FrameReader, Message, Status, pack, request_tuple
 
-__all__ = ["FailureKind", "ScoreFailure", "ScoringPool"]
+__all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
 # Enough to make a round trip cheap for each sample, few enough to share among workers.
 _MAX_BATCH = 128
@@ -99,6 +99,22 @@ class _Worker:
     ready: bool = False
     busy: bool = False
     overdue: int | None = None
+
+
+def failure_message(
+    kind: FailureKind, text: str, frames: Sequence[str] = (), *, timeout_s: float = 0.0
+) -> str:
+    """What happened, to follow "the reward"; see `ScoreFailure`."""
+    at = f" ({frames[-1]})" if frames else ""
+    match kind:
+        case FailureKind.RAISED:
+            return f"raised {text}{at}"
+        case FailureKind.TIMEOUT:
+            return f"took longer than rewards.timeout_s={timeout_s:g} s{at}{text}"
+        case FailureKind.INVALID:
+            return f"gave no score: {text}"
+        case FailureKind.DIED:
+            return f"ended its process: {text}"
 
 
 class ScoringPool:
@@ -362,16 +378,7 @@ class ScoringPool:
         text: str,
         frames: tuple[str, ...] = (),
     ) -> None:
-        at = f" ({frames[-1]})" if frames else ""
-        match kind:
-            case FailureKind.RAISED:
-                message = f"raised {text}{at}"
-            case FailureKind.TIMEOUT:
-                message = f"took longer than rewards.timeout_s={self._timeout_s:g} s{at}{text}"
-            case FailureKind.INVALID:
-                message = f"gave no score: {text}"
-            case FailureKind.DIED:
-                message = f"ended its process: {text}"
+        message = failure_message(kind, text, frames, timeout_s=self._timeout_s)
         sample = worker.batch.pop(ticket).sample
         self._done.append(ScoreFailure(sample=sample, kind=kind, message=message, frames=frames))
 

@@ -32,7 +32,7 @@ from flowrl.runtime.scoring_wire import FrameReader, Message, RequestTuple, Stat
 from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
-__all__ = ["main"]
+__all__ = ["checked_score", "classified", "main", "package_folders", "unloadable"]
 
 # Results wait this long for company; a slow reward does not hold back those that ended before it.
 _FLUSH_S = 0.003
@@ -130,7 +130,7 @@ class _Worker:
                 if os.getpid() != self._pid:
                     # A child that the reward forked came back out of it. It is no second worker.
                     os._exit(0)
-            scored = _checked(result)
+            scored = checked_score(result)
         # Whatever a user's reward raises is its own failure, SystemExit included.
         except BaseException as reason:
             # The timer may fire between the reward's return and the line that stops it.
@@ -149,14 +149,13 @@ class _Worker:
     def _judge(self, ticket: int, reason: BaseException, *, expired: bool) -> None:
         if expired:
             self._fail(ticket, "timeout", "", self._frames(reason.__traceback__))
-        elif isinstance(reason, RewardError):
-            found = f" ({reason.found})" if reason.found else ""
-            self._fail(ticket, "invalid", f"{reason.what}{found}", ())
         else:
-            self._fail(ticket, "raised", described(reason), self._frames(reason.__traceback__))
+            kind, message = classified(reason)
+            trace = reason.__traceback__ if kind == "raised" else None
+            self._fail(ticket, kind, message, self._frames(trace) if trace else ())
 
     def _fail(self, ticket: int, kind: str, message: str, frames: tuple[str, ...]) -> None:
-        self._failures.append((ticket, kind, message[:_MAX_TEXT], frames))
+        self._failures.append((ticket, kind, message, frames))
 
     def _flush(self) -> None:
         if not self._scores and not self._failures:
@@ -204,7 +203,7 @@ def main(arguments: list[str]) -> None:
         return
     # Importing a user's file can raise anything; they get their own frames.
     except BaseException as reason:
-        sock.sendall(pack(("broken", _broken(reason, own))))
+        sock.sendall(pack(("broken", unloadable(reason, own))))
         return
     sock.sendall(pack(("ready",)))
     _Worker(sock, status, own).run(scorer, cast(float, timeout_s), incoming)
@@ -235,9 +234,21 @@ def _plugin(name: str) -> tuple[Plugin, tuple[Path, ...]]:
     plugin = getattr(importlib.import_module(module), attribute) if colon else find(name)
     if not isinstance(plugin, Plugin):
         raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
+    return plugin, package_folders(plugin)
+
+
+def package_folders(plugin: Plugin) -> tuple[Path, ...]:
+    """The folders of the package that a plug-in comes in, whose code is not the user's."""
     package = sys.modules[type(plugin).__module__.partition(".")[0]]
-    folders = tuple(Path(folder) for folder in getattr(package, "__path__", ()))
-    return plugin, folders
+    return tuple(Path(folder) for folder in getattr(package, "__path__", ()))
+
+
+def classified(reason: BaseException) -> tuple[str, str]:
+    """The kind of failure that an exception of a reward is (`raised`, `invalid`), and its text."""
+    if isinstance(reason, RewardError):
+        found = f" ({reason.found})" if reason.found else ""
+        return "invalid", f"{reason.what}{found}"[:_MAX_TEXT]
+    return "raised", described(reason)[:_MAX_TEXT]
 
 
 def _request(values: RequestTuple) -> ScoreRequest:
@@ -253,8 +264,12 @@ def _request(values: RequestTuple) -> ScoreRequest:
     )
 
 
-def _checked(result: object) -> tuple[float, dict[str, float]]:
-    """A scorer is a plug-in: what it returns is looked at before it is believed."""
+def checked_score(result: object) -> tuple[float, dict[str, float]]:
+    """Score and terms. A scorer is a plug-in: what it returns is looked at before it is believed.
+
+    Raises:
+        RewardError: it is no score.
+    """
     if not isinstance(result, ScoreResult):
         raise RewardError("the scorer returned no ScoreResult", found=type(result).__name__)
     terms = {str(name): float(value) for name, value in result.terms.items()}
@@ -268,7 +283,8 @@ def _checked(result: object) -> tuple[float, dict[str, float]]:
     return score, terms
 
 
-def _broken(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
+def unloadable(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
+    """What a reward's file raised when it was run, as an error with the user's own line."""
     frames = list(user_frames(traceback.extract_tb(reason.__traceback__), own))
     if isinstance(reason, SyntaxError) and reason.filename:
         frames = [f"{short_path(reason.filename)}:{reason.lineno}"]

@@ -34,6 +34,7 @@ __all__ = [
     "OpenRollout",
     "Stage",
     "drop_without_counterpart",
+    "handed_over",
     "part_of",
     "side_by_side",
 ]
@@ -66,7 +67,13 @@ class Stage:
         rollouts: In the graph's order.
         failures: Rewards that may fail; a step that is given up spends none.
         report: Makes a step's rows.
+
+    Attributes:
+        has_learned: A step was given up that had changed weights, so that `state` is no longer
+            theirs. The steps of this class are given up in rollouts only, before anything learns.
     """
+
+    has_learned = False
 
     def __init__(
         self,
@@ -102,12 +109,21 @@ class Stage:
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
         started = time.monotonic()
+        step, items = self._begin(number)
+        drawn = self._draw(step, items)
+        self._program.run(step)
+        return self._end(step, drawn, started)
+
+    def _begin(self, number: int) -> tuple[StepBatch, dict[NodeId, list[PromptItem]]]:
+        """The rows of every source, and a step that holds those that come with responses."""
         items = {node: source.take() for node, source in self._sources.items()}
         step = StepBatch(number=number)
         for node, source in self._sources.items():
             source.give(items[node], step)
-        drawn = self._draw(step, items)
-        self._program.run(step)
+        return step, items
+
+    def _end(self, step: StepBatch, drawn: Sequence[Drawn], started: float) -> StepResult:
+        """What a step leaves: scores are told, the next boundary is reached."""
         self._report.tell_scores(step, drawn)
         self._observe(drawn)
         self._boundary = self._written()
@@ -144,7 +160,7 @@ class Stage:
         for beside in self._beside:
             drop_without_counterpart([d for d in drawn if d.part.node.id in beside])
         for one in drawn:
-            receive_rollout(self._program.parts, one.part, step, _handed_over(one))
+            receive_rollout(self._program.parts, one.part, step, handed_over(one))
         return drawn
 
     def _observe(self, drawn: Sequence[Drawn]) -> None:
@@ -169,7 +185,7 @@ def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> 
     return Drawn(part=rollout.part, items=items, collected=collected, version=version)
 
 
-def _handed_over(drawn: Drawn) -> Sequence[GroupRows]:
+def handed_over(drawn: Drawn) -> Sequence[GroupRows]:
     """The groups that the batch part gets, in offer order."""
     if not drawn.part.whole:
         return drawn.collected.groups

@@ -177,6 +177,7 @@ def outcome(run: Path) -> Outcome:
     """What the finished run in folder `run` left."""
     summary = json.loads((run / "summary.json").read_text())
     last = max((run / "checkpoints").iterdir(), key=lambda path: path.name)
+    samples = run / "samples.jsonl"  # a run that draws none has no such file
     return Outcome(
         weights=(run / "model" / "model.safetensors").read_bytes(),
         # Without the state of the process's own random stream, which no step draws from.
@@ -188,7 +189,7 @@ def outcome(run: Path) -> Outcome:
         },
         metrics=_without(run / "metrics.jsonl", "wall_s", "seconds"),
         evaluations=_without(run / "evaluations.jsonl", "seconds"),
-        samples=(run / "samples.jsonl").read_bytes(),
+        samples=samples.read_bytes() if samples.exists() else b"",
         counts={
             key: summary[key]
             for key in ("before", "after", "steps", "samples", "num_tokens", "num_held_out")

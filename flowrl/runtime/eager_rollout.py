@@ -1,0 +1,232 @@
+"""One rollout of a step that runs line by line: drawn, then scored, mapped and filtered as shown.
+
+    generate        draw: all its samples
+    score           the role's rewards, called now
+    map, filter     on all its samples, as they will be judged
+    (batch part)    hand_over: the driver scores and judges with what is known by then
+
+Until the hand-over, sets and values of the rollout are in `shown`. A group leaves `shown` when a
+reward of it fails, as it will leave the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.data import PromptItem
+from flowrl.errors import RewardError
+from flowrl.graph import Node, Op, Unit
+from flowrl.ids import GroupId, NodeId, RoleName
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.eager_driver import HeldDriver
+from flowrl.runtime.judge import kept_groups
+from flowrl.runtime.node_inputs import NodeInputs
+from flowrl.runtime.receive import fill_fields, role_of, scores_by
+from flowrl.runtime.rollout_parts import score_source
+from flowrl.runtime.rollouts import FailureBudget
+from flowrl.runtime.sample_set import SampleSet, StepBatch, sample_set
+from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.stage import OpenRollout
+from flowrl.runtime.step_report import Drawn
+from flowrl.runtime.subset_node import group_sizes, make_subset, rows_kept
+from flowrl.specs import FilterSpec
+
+__all__ = ["EagerRollout", "Shown"]
+
+
+class Shown:
+    """What is known of a step's rollouts before they are handed over; made anew for each step.
+
+    Attributes:
+        batch: Sets and values, as of a step.
+    """
+
+    def __init__(self, program: BatchProgram) -> None:
+        self._program = program
+        self.batch = StepBatch()
+
+    def begin(self, number: int) -> None:
+        """Forgets the step before."""
+        self.batch = StepBatch(number=number)
+
+    def run_map(self, node: Node, step: StepBatch) -> None:
+        """Gives a step what a map has made of its samples already; else runs the map.
+
+        A map of a rollout gives the same of a sample whatever others are there, so the user's
+        function is called at its own line alone.
+        """
+        maker = self._program.parts.made[node.id]
+        wanted, mine = step.sets.get(maker), self.batch.sets.get(maker)
+        names = [field.name for field in node.outputs]
+        known = mine is not None and all((node.id, name) in self.batch.values for name in names)
+        places = {s: i for i, s in enumerate(mine.sequences.samples)} if mine and known else {}
+        if not wanted or not places.keys() >= set(wanted.sequences.samples):
+            self._program.run_node(node, step)
+            return
+        assert mine is not None
+        rows = np.array([places[sample] for sample in wanted.sequences.samples], np.int64)
+        self._give(node, mine, rows, step)
+
+    def _give(self, node: Node, mine: SampleSet, rows: Ints, step: StepBatch) -> None:
+        """The rows of what a node gave."""
+        places = mine.sequences.places(rows.tolist())
+        for field in node.outputs:
+            values = self.batch.values.get((node.id, field.name))
+            if values is not None:
+                of_tokens = field.unit is Unit.TOKENS
+                step.values[node.id, field.name] = values[places if of_tokens else rows]
+
+    def keep(self, origin: NodeId, groups: Sequence[str]) -> None:
+        """Leaves only these groups of a rollout, in all its sets and values."""
+        parts, stay = self._program.parts, set(groups)
+        for maker, samples in list(self.batch.sets.items()):
+            if samples.origin != origin or stay >= set(samples.groups):
+                continue
+            rows = np.array([i for i, g in enumerate(samples.groups) if g in stay], np.int64)
+            for node in parts.graph.nodes:
+                if parts.made[node.id] == maker:
+                    self._give(node, samples, rows, self.batch)
+            self.batch.sets[maker] = samples.select(rows)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EagerRollout:
+    """One rollout in one step; see the module.
+
+    Attributes:
+        rollout: The rollout, whose driver is a `HeldDriver`.
+        program: The batch part of its graph.
+        shown: Where its sets and values are shown.
+        items: Prompts of the step.
+        number: Of the step.
+        budget: What rewards may still fail in this step; a copy that only looks ahead.
+        version: Weights that it began with; None until it is drawn.
+        drawn: What was handed over; None until then.
+    """
+
+    rollout: OpenRollout
+    program: BatchProgram
+    shown: Shown
+    items: Sequence[PromptItem]
+    number: int
+    budget: FailureBudget
+    version: int | None = None
+    drawn: Drawn | None = None
+
+    @property
+    def node(self) -> Node:
+        """The `generate` or `interact`."""
+        return self.rollout.part.node
+
+    @property
+    def driver(self) -> HeldDriver:
+        """The driver, between drawing and delivery."""
+        driver = self.rollout.driver
+        assert isinstance(driver, HeldDriver)
+        return driver
+
+    def draw(self) -> None:
+        """Draws all its samples; a second call does nothing."""
+        if self.version is not None:
+            return
+        self.version = self.driver.scheduler.version
+        self.rollout.begin()
+        self.driver.offer(self.items)
+        self.driver.draw(self.number, len(self.items))
+        samples = sample_set(self.node.id, self.driver.drawn(self.items))
+        self.shown.batch.sets[self.node.id] = samples
+        fill_fields(self.node, self.shown.batch, samples)
+
+    def show(self, node: Node) -> None:
+        """Runs the line of a score, a map or a filter, before the samples are handed over."""
+        match node.op:
+            case Op.SCORE:
+                self._score(node)
+            case Op.MAP:
+                self.program.run_node(node, self.shown.batch)
+            case Op.FILTER:
+                self._filter(node)
+            case _:
+                raise AssertionError(f"{node.id} does not stream")
+
+    def hand_over(self) -> Drawn:
+        """Scores and judges what is left, and takes the batch; what a second call returns too."""
+        if self.drawn is None:
+            self.draw()
+            assert self.version is not None
+            collected = self.driver.release(self.number)
+            self.drawn = Drawn(
+                part=self.rollout.part, items=self.items, collected=collected, version=self.version
+            )
+        return self.drawn
+
+    def keep_shown(self, drawn: Drawn) -> None:
+        """Leaves only groups that ended well; filtered ones did."""
+        filtered = [payload.item.group for _, payload, _ in drawn.collected.filtered]
+        groups = [group for group, _ in drawn.collected.groups]
+        self.shown.keep(self.node.id, [*filtered, *groups])
+
+    def _score(self, node: Node) -> None:
+        """Scores every sample of the rollout, those that a filter removed too, as a driver does."""
+        role, parts, batch = role_of(node), self.program.parts, self.shown.batch
+        if self.drawn is None:
+            failed = self._score_ahead(role)
+            groups = batch.sets[self.node.id].groups
+            self.shown.keep(self.node.id, [group for group in groups if group not in failed])
+        samples = batch.sets[parts.made[node.id]]
+        batch.values[node.id, "score"] = scores_by(role, samples.payloads)
+
+    def _score_ahead(self, role: RoleName) -> set[GroupId]:
+        """Calls a role's rewards; the groups of which one failed.
+
+        Raises:
+            RewardError: more failed than may; what the reward itself raised is the cause.
+        """
+        failed = set()
+        for group, members in self.driver.drawn(self.items):
+            for sample, payload in members:
+                answer, cause = self.driver.score_ahead(role, sample, payload)
+                if not isinstance(answer, ScoreFailure):
+                    payload.scores[role] = answer.score
+                    continue
+                failed.add(group)
+                try:
+                    self.budget.spend(answer, payload)
+                except RewardError as error:
+                    raise error from cause
+        return failed
+
+    def _filter(self, node: Node) -> None:
+        parts, batch = self.program.parts, self.shown.batch
+        edge = parts.graph.feeding(node.id, "rollout")
+        assert edge is not None  # the verifier of graphs proves it
+        samples = batch.sets[parts.made[edge.src]]
+        if not samples:
+            batch.sets[node.id] = samples
+            batch.skipped.append(node.id)
+            return
+        inputs = NodeInputs(parts, node, batch, samples)
+        # A filter of the batch part compares scores as the batch has them.
+        of_batch = any(node.id == other.id for other in parts.batch)
+        make_subset(inputs, batch, rows_kept(inputs) if of_batch else self._rows_judged(inputs))
+
+    def _rows_judged(self, inputs: NodeInputs) -> Ints:
+        """int64, the rows that a filter keeps when it judges groups as they are scored."""
+        node = inputs.node
+        spec, source = node.attr("spec"), score_source(self.program.parts.graph, node.id)
+        assert isinstance(spec, FilterSpec)
+        assert source is not None  # the verifier of graphs proves it
+        if source.op is Op.MAP:
+            given = inputs.get("scores", "score")
+            assert given is not None
+            scores = np.asarray(given, np.float64)
+        else:
+            role = role_of(source)
+            told = [payload.scores[role] for payload in inputs.samples.payloads]
+            scores = np.array(told, np.float64)
+        sizes = group_sizes(inputs.sequences.groups)
+        return np.flatnonzero(np.repeat(kept_groups(spec, scores, sizes), sizes))

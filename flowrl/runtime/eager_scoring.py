@@ -1,0 +1,126 @@
+"""Rule rewards in this process: breakpoints in them stop where a person sits.
+
+No process means no time limit: a reward that never returns is ended by Ctrl-C. What a reward
+raises is a `ScoreFailure`, as in a scorer process, with the exception itself beside it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from bdb import BdbQuit
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult, Service
+from flowrl.errors import FlowError
+from flowrl.ids import RoleName, SampleId
+from flowrl.runtime.scoring import FailureKind, ScoreFailure, failure_message
+from flowrl.runtime.scoring_worker import checked_score, classified, package_folders, unloadable
+from flowrl.runtime.user_frames import library_folders, user_frames
+from flowrl.runtime.workers import require
+
+__all__ = ["InlineScorer", "open_inline_scoring"]
+
+
+class InlineScorer:
+    """Scores samples when they are submitted, one after the other; or `ahead` of that.
+
+    Args:
+        scorer: A role's reward terms.
+        own: Folders whose code is not the user's, for messages.
+    """
+
+    def __init__(self, scorer: ScoreBackend, own: Sequence[Path]) -> None:
+        self._scorer: ScoreBackend | None = scorer
+        self._own = tuple(own)
+        self._ahead: dict[SampleId, ScoreResult | ScoreFailure] = {}
+        self._raised: dict[SampleId, BaseException] = {}
+        self._done: list[ScoreResult | ScoreFailure] = []
+
+    def apart(self) -> InlineScorer:
+        """The same rewards with answers of their own: samples of two rollouts may have one id.
+
+        It is open as long as this one is, and closed with it.
+        """
+        assert self._scorer is not None
+        return InlineScorer(self._scorer, self._own)
+
+    def ahead(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
+        """The answer to a request that is going to be submitted, which is not asked again then."""
+        if request.sample not in self._ahead:
+            self._ahead[request.sample] = self._score(request)
+        return self._ahead[request.sample]
+
+    def cause(self, sample: SampleId) -> BaseException | None:
+        """What the reward raised for a sample."""
+        return self._raised.get(sample)
+
+    def forget(self) -> None:
+        """Drops all answers: another step's samples may have the same ids."""
+        self._ahead.clear()
+        self._raised.clear()
+        self._done.clear()
+
+    def submit(self, requests: Sequence[ScoreRequest]) -> None:
+        """See `Scorers`; scores them now."""
+        for request in requests:
+            self._done.append(self.ahead(request))
+            del self._ahead[request.sample]
+
+    def poll(self) -> list[ScoreResult | ScoreFailure]:
+        """See `Scorers`."""
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Scorers`; never waits, for submitted samples are scored already."""
+        return bool(self._done)
+
+    def close(self) -> None:
+        """See `Scorers`."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+        self.forget()
+
+    def _score(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
+        assert self._scorer is not None
+        try:
+            score, terms = checked_score(self._scorer.score(request))
+        except BdbQuit:
+            # Who leaves the debugger stops the run; it is no fault of the reward.
+            raise KeyboardInterrupt("the debugger was left") from None
+        except (Exception, SystemExit) as reason:
+            self._raised[request.sample] = reason
+            return self._failure(request.sample, reason)
+        return ScoreResult(sample=request.sample, score=score, terms=terms)
+
+    def _failure(self, sample: SampleId, reason: BaseException) -> ScoreFailure:
+        name, text = classified(reason)
+        kind = FailureKind(name)
+        frames: tuple[str, ...] = ()
+        if kind is FailureKind.RAISED:
+            frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
+        message = failure_message(kind, text, frames)
+        return ScoreFailure(sample=sample, kind=kind, message=message, frames=frames)
+
+
+def open_inline_scoring(
+    backend: str, role: str, terms: tuple[Mapping[str, object], ...]
+) -> InlineScorer:
+    """Opens a role's scorer in this process.
+
+    Raises:
+        RewardError: the reward cannot be loaded; with the user's own file and line.
+        FlowError: whatever else the plug-in says about its configuration.
+    """
+    plugin = require(backend, Service.SCORE, role)
+    own = (*library_folders(), *package_folders(plugin))
+    try:
+        scorer = plugin.open_score(ScoreContext(role=RoleName(role), terms=terms))
+    except (FlowError, KeyboardInterrupt):
+        raise
+    # Importing a user's file can raise anything; they get their own frames.
+    except BaseException as reason:
+        raise unloadable(reason, own) from reason
+    return InlineScorer(scorer, own)

@@ -1,0 +1,181 @@
+"""A stage whose steps call the user's function again, and carry its lines out one by one."""
+
+from __future__ import annotations
+
+import time
+from bdb import BdbQuit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flowrl.compiler import CompiledStage
+from flowrl.data import Tokenizer
+from flowrl.errors import FlowError
+from flowrl.ids import NodeId
+from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.eager_driver import HeldDriver
+from flowrl.runtime.eager_fates import fates_of
+from flowrl.runtime.eager_rollout import EagerRollout, Shown
+from flowrl.runtime.eager_step import EagerStep
+from flowrl.runtime.eager_tracer import EagerTracer
+from flowrl.runtime.payloads import Payload
+from flowrl.runtime.rollouts import FailureBudget
+from flowrl.runtime.sources import Source
+from flowrl.runtime.stage import OpenRollout, Stage
+from flowrl.runtime.step_report import StepReport, StepResult
+
+__all__ = ["EagerStage", "MadeStep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeStep:
+    """A step that was made line by line.
+
+    >>> made = session.step()   # doctest: +SKIP
+    >>> made["verifier.score"].mean(), made.metrics.loss   # doctest: +SKIP
+
+    Attributes:
+        metrics: Its row of metrics.jsonl.
+        samples: Its rows of samples.jsonl.
+        returned: What the user's function returned; handles in it keep their values.
+    """
+
+    metrics: StepMetrics
+    samples: Sequence[SampleRow]
+    returned: object
+    line: EagerStep = field(repr=False)
+
+    def __getitem__(self, node: str) -> object:
+        """What a node of the lowered graph gave, as `Handle.value`: `made["actor.generate"]`.
+
+        Of an update, the reports of its optimizer; of a log, the number.
+
+        Raises:
+            KeyError: no such node.
+            TraceError: a pass left it out.
+        """
+        found = self.line.node(node)
+        return self.line.value(found.id, found.outputs)
+
+
+class EagerStage(Stage):
+    """See the module. Everything else is as in a compiled stage.
+
+    Args:
+        stage: The compiled stage; its workflow is called with its arguments.
+        shown: Where rollouts are shown; the judges of `rollouts` read it.
+        tokenizers: By rollout and source, for texts.
+        stop: A true value ends a step that has changed no weights.
+
+    Attributes:
+        made: The last step.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: CompiledStage,
+        program: BatchProgram,
+        sources: Sequence[Source],
+        rollouts: Sequence[OpenRollout],
+        failures: FailureBudget,
+        report: StepReport,
+        shown: Shown,
+        tokenizers: Mapping[NodeId, Tokenizer],
+        stop: Callable[[], bool],
+    ) -> None:
+        super().__init__(
+            program=program,
+            sources=sources,
+            rollouts=rollouts,
+            failures=failures,
+            report=report,
+        )
+        self._stage = stage
+        self._fates = fates_of(stage)
+        self._shown = shown
+        self._tokenizers = tokenizers
+        self._stop = stop
+        self.made: MadeStep | None = None
+
+    def step(self, number: int) -> StepResult:
+        """Makes step `number`.
+
+        Raises:
+            TraceError: the program goes another way than it was compiled with, or raises.
+        """
+        started = time.monotonic()
+        failed = self._failures.failed
+        batch, items = self._begin(number)
+        self._shown.begin(number)
+        budget = replace(self._failures)
+        line = EagerStep(
+            program=self._program,
+            traced=self._stage.traced,
+            fates=self._fates,
+            rollouts=[
+                EagerRollout(
+                    rollout=rollout,
+                    program=self._program,
+                    shown=self._shown,
+                    items=items[rollout.part.source],
+                    number=number,
+                    budget=budget,
+                )
+                for rollout in self._rollouts
+            ],
+            shown=self._shown,
+            batch=batch,
+            items=items,
+            text_of=self._text_of,
+            stop=self._stop,
+        )
+        try:
+            returned = self._perform(EagerTracer(self._stage.traced, line))
+            drawn = line.finish()
+        except BaseException:
+            # The step is given up. Made anew, its rewards fail anew.
+            self._failures.failed = failed
+            self.has_learned = line.has_learned
+            raise
+        result = self._end(batch, drawn, started)
+        self.made = MadeStep(
+            metrics=result.metrics, samples=result.samples, returned=returned, line=line
+        )
+        return result
+
+    def abandon(self) -> None:
+        """Empties the engines of a step that was given up; this stage makes no other."""
+        for rollout in self._rollouts:
+            assert isinstance(rollout.driver, HeldDriver)
+            rollout.driver.abandon()
+
+    def _perform(self, tracer: EagerTracer) -> object:
+        workflow = self._stage.workflow
+        try:
+            returned = workflow.perform(tracer, self._stage.config.args)
+            tracer.ended()
+        except Exception as error:
+            if _left_the_debugger(error):
+                raise KeyboardInterrupt("the debugger was left") from None
+            if isinstance(error, FlowError):
+                raise
+            raise workflow.raised(error) from error
+        return returned
+
+    def _text_of(self, origin: NodeId, payload: Payload) -> str:
+        """A response's text; that of examples is decoded here, for nobody else reads it."""
+        if payload.text or payload.finish is not None:
+            return payload.text
+        tokenizer, tokens = self._tokenizers[origin], payload.tokens
+        ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
+        return tokenizer.decode(tokens[:-1] if ends else tokens)
+
+
+def _left_the_debugger(error: BaseException | None) -> bool:
+    """Whether `quit` at a debugger's prompt is what an error comes from."""
+    while error is not None:
+        if isinstance(error, BdbQuit):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,257 @@
+"""One step of a program that runs line by line: each operation is carried out as it is called.
+
+The lowered graph says what an operation is, so that defaults, old logprobs and the like are those
+of the compiled run; and its order is kept:
+
+- Rollouts, rule scores, and the maps and filters on them happen at their lines (`EagerRollout`).
+- The first line that works on whole batches hands the rollouts over that it needs, or all of them
+  where it runs a model: as in the compiled run, all is drawn before a model computes or learns.
+  What lines further down have of those rollouts is done ahead; it is there when they are reached.
+- Nodes of the batch part run at their lines, in the order of the lowered graph: before each line
+  those that passes put in front of it, behind it the syncs of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flowrl.backend.batch import Mask
+from flowrl.data import PromptItem
+from flowrl.errors import TraceError
+from flowrl.graph import Field, Graph, Node, Op
+from flowrl.ids import NodeId
+from flowrl.program.values import SamplesValue, told_samples
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.eager_fates import Fates
+from flowrl.runtime.eager_rollout import EagerRollout, Shown
+from flowrl.runtime.eager_values import (
+    TextOf,
+    arrays_of,
+    is_of_samples,
+    samples_value,
+    told_arrays,
+    told_prompts,
+)
+from flowrl.runtime.receive import receive_rollout
+from flowrl.runtime.rollout_parts import is_rule_score
+from flowrl.runtime.sample_set import StepBatch, sample_set
+from flowrl.runtime.stage import drop_without_counterpart, handed_over, side_by_side
+from flowrl.runtime.step_report import Drawn
+
+__all__ = ["EagerStep"]
+
+_OF_MODELS = (Op.LOGPROBS, Op.VALUES, Op.UPDATE, Op.SYNC)
+
+
+class EagerStep:
+    """See the module.
+
+    Args:
+        program: The batch part of the lowered graph.
+        traced: The graph that the program was compiled to.
+        fates: What became of the traced nodes that the lowered graph lacks.
+        rollouts: In the graph's order.
+        shown: Where rollouts are shown until they are handed over.
+        batch: The step's samples and values; those of data sources are there.
+        items: Rows of each source.
+        text_of: Decodes responses.
+        stop: A true value ends the step, while it has changed no weights.
+
+    Attributes:
+        has_learned: Weights have changed since the step began.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: BatchProgram,
+        traced: Graph,
+        fates: Fates,
+        rollouts: Sequence[EagerRollout],
+        shown: Shown,
+        batch: StepBatch,
+        items: Mapping[NodeId, Sequence[PromptItem]],
+        text_of: TextOf,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.has_learned = False
+        self._program = program
+        self._parts = program.parts
+        self._traced = {node.id: node for node in traced.nodes}
+        self._lowered = {node.id: node for node in program.parts.graph.nodes}
+        self._fates = fates
+        self._rollouts = {rollout.node.id: rollout for rollout in rollouts}
+        self._beside = side_by_side(program.parts)
+        self._handed: set[NodeId] = {node.id for node in program.parts.sources}
+        self._shown = shown.batch
+        self._maps = shown
+        self._batch = batch
+        self._items = items
+        self._text_of = text_of
+        self._stop = stop
+        self._pending = list(program.parts.batch)
+        self._places = {node.id: place for place, node in enumerate(program.parts.batch)}
+
+    # -- lines -------------------------------------------------------------------------------
+
+    def run(self, node_id: NodeId) -> None:
+        """Carries out what the line of a traced node asks for.
+
+        Raises:
+            KeyboardInterrupt: `stop` said so.
+        """
+        if self._stop() and not self.has_learned:
+            raise KeyboardInterrupt
+        node = self._lowered.get(node_id)
+        if node is None or node.op is Op.SOURCE:
+            return
+        rollout = self._rollouts.get(node_id)
+        if rollout is not None:
+            rollout.draw()
+        elif node.region is not None:
+            return  # the policy's side of an interact, which is drawn as one
+        elif self._parts.streams(node_id):
+            self._rollouts[self._parts.origin(node_id)].show(node)
+        elif node_id in self._places:
+            self._work_up_to(node)
+
+    def finish(self) -> list[Drawn]:
+        """Does what no line asked for, and tells what each rollout gave, in the graph's order."""
+        self._hand_over(set(self._rollouts))
+        for node in tuple(self._pending):
+            self._run(node)
+        return [rollout.hand_over() for rollout in self._rollouts.values()]
+
+    def _work_up_to(self, node: Node) -> None:
+        """Runs a node of the batch part, and what stands before it in the lowered graph."""
+        self._hand_over(self._rollouts_for(node))
+        place = self._places[node.id]
+        for other in tuple(self._pending):
+            if self._places[other.id] <= place and self._is_ready(other):
+                self._run(other)
+        for other in self._parts.batch[place + 1 :]:
+            if other.op is not Op.SYNC or other.id in self._traced or other not in self._pending:
+                break
+            self._run(other)
+
+    def _run(self, node: Node) -> None:
+        self._pending.remove(node)
+        self.has_learned = self.has_learned or node.op in (Op.UPDATE, Op.SYNC)
+        if node.op is Op.MAP and self._parts.streams(node.id):
+            self._maps.run_map(node, self._batch)
+        else:
+            self._program.run_node(node, self._batch)
+
+    # -- rollouts ----------------------------------------------------------------------------
+
+    def _origins(self, node: Node) -> set[NodeId]:
+        """Rollouts and sources that a node reads of."""
+        reads = self._parts.graph.in_edges(node.id)
+        return {self._parts.origin(edge.src) for edge in reads if not edge.carried}
+
+    def _is_ready(self, node: Node) -> bool:
+        return self._origins(node) <= self._handed
+
+    def _rollouts_for(self, node: Node) -> set[NodeId]:
+        """The rollouts that must be there before a node runs."""
+        if node.op in _OF_MODELS or (node.op is Op.SCORE and not is_rule_score(node)):
+            return set(self._rollouts)
+        origins = self._origins(node)
+        for beside in self._beside:
+            if beside & origins:
+                origins |= beside
+        return origins & set(self._rollouts)
+
+    def _hand_over(self, wanted: set[NodeId]) -> None:
+        """Puts rollouts into the batch, together with those that they are compared with."""
+        ids = list(self._rollouts)
+        last = max((ids.index(node) for node in wanted), default=-1)
+        for rollout in list(self._rollouts.values())[: last + 1]:
+            rollout.draw()
+        for node in ids:
+            if node not in wanted or node in self._handed:
+                continue
+            beside = next((group for group in self._beside if node in group), {node})
+            together = [self._rollouts[each] for each in ids if each in beside]
+            drawn = [rollout.hand_over() for rollout in together]
+            if len(drawn) > 1:
+                drop_without_counterpart(drawn)
+            for rollout, one in zip(together, drawn, strict=True):
+                rollout.keep_shown(one)
+                receive_rollout(self._parts, one.part, self._batch, handed_over(one))
+                self._handed.add(rollout.node.id)
+
+    # -- values ------------------------------------------------------------------------------
+
+    def value(self, node_id: NodeId, fields: Sequence[Field]) -> object:
+        """What a node gave; see `Handle.value`. Of an update, what its optimizer did.
+
+        Raises:
+            TraceError: a pass left the node out.
+        """
+        node = self._node(node_id)
+        match node.op:
+            case Op.SOURCE if node.attr("data") == "prompts":
+                return tuple(self._items[node.id])
+            case Op.UPDATE:
+                return tuple(self._batch.updates.get(node.id, ()))
+            case Op.LOG:
+                return self._batch.logged.get(str(node.attr("name")))
+            case _ if is_of_samples(fields):
+                return self._samples(node)
+            case _:
+                arrays = arrays_of(node, fields, self._batch_of(node))
+                return arrays if len(arrays) != 1 else next(iter(arrays.values()))
+
+    def told(self, node_id: NodeId, fields: Sequence[Field]) -> str:
+        """The same in a line."""
+        node_id = self._fates.standing_for(node_id)
+        if node_id in self._fates.dropped:
+            return f"left out by {self._fates.dropped[node_id]}"
+        node = self._node(node_id)
+        if node.op is Op.SOURCE and node.attr("data") == "prompts":
+            return told_prompts([item.prompt for item in self._items[node.id]])
+        if is_of_samples(fields):
+            return told_samples(self._samples(node))
+        batch = self._batch_of(node)
+        return told_arrays(arrays_of(node, fields, batch), fields, self._mask(node, batch))
+
+    def node(self, node_id: str) -> Node:
+        """A node of the lowered graph, or the one that a traced node was merged into.
+
+        Raises:
+            KeyError: no such node.
+            TraceError: a pass left it out.
+        """
+        if node_id not in self._traced and node_id not in self._lowered:
+            raise KeyError(node_id)
+        return self._node(NodeId(node_id))
+
+    def _node(self, node_id: NodeId) -> Node:
+        node_id = self._fates.standing_for(node_id)
+        if node_id in self._lowered:
+            return self._lowered[node_id]
+        name = self._fates.dropped[node_id]
+        raise TraceError(
+            f"{node_id} has no value: the pass {name} left it out, as in the compiled program",
+            where=str(self._traced[node_id].source or node_id),
+            hint="no update, sync or log needs what it gives, directly or not",
+        )
+
+    def _batch_of(self, node: Node) -> StepBatch:
+        """Where the values of a node are: in the batch once it ran there, else shown."""
+        batch = self._batch
+        ran = node.id in batch.sets or node.id in batch.skipped
+        ran = ran or any((node.id, field.name) in batch.values for field in node.outputs)
+        return batch if ran else self._shown
+
+    def _samples(self, node: Node) -> SamplesValue:
+        batch = self._batch_of(node)
+        samples = batch.sets.get(node.id)
+        if samples is None:
+            samples = sample_set(self._parts.origin(node.id), [])
+        return samples_value(node.id, samples, batch.values, self._text_of)
+
+    def _mask(self, node: Node, batch: StepBatch) -> Mask | None:
+        samples = batch.sets.get(self._parts.made[node.id])
+        return None if samples is None else samples.sequences.response_mask
