@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
 from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import names_of, node_error, per
+from flowrl.graph.node_errors import called, names_of, node_error, per
 from flowrl.graph.role_models import check_role_models
 from flowrl.graph.sample_sets import check_sample_sets
 from flowrl.graph.signatures import (
@@ -27,7 +27,8 @@ from flowrl.graph.signatures import (
 )
 from flowrl.graph.types import Level, Op
 from flowrl.ids import NodeId
-from flowrl.specs import AdvantageSpec, MapSpec
+from flowrl.specs import AdvantageSpec, MapSpec, Spec
+from flowrl.specs.check import wrong_fields
 
 __all__ = ["problems", "verify"]
 
@@ -258,10 +259,33 @@ def _check_attrs(level: Level, node: Node, signature: Signature) -> Iterator[Gra
                 found=f"{value} ({type(value).__name__})",
                 expected=" or ".join(t.__name__ for t in rule.types),
             )
+        elif isinstance(value, Spec):
+            yield from _check_spec(node, name, value)
     for rule in known:
         filled = rule.filled is not None and _ORDER[level] >= _ORDER[rule.filled]
         if filled and node.attr(rule.name) in (None, ""):
             yield node_error(node, f"attribute '{rule.name}' of {node.id} is not filled")
+
+
+_SOUND: dict[int, Spec] = {}
+"""Specifications that were looked at and are right, by identity: most go through many passes."""
+
+
+def _check_spec(node: Node, name: str, spec: Spec) -> Iterator[GraphError]:
+    if _SOUND.get(id(spec)) is spec:
+        return
+    wrong = list(wrong_fields(spec))
+    for field, value, expected in wrong:
+        yield node_error(
+            node,
+            f"{name} {called(spec)} of {node.id} cannot have this {field}",
+            found=repr(value),
+            expected=expected,
+        )
+    if not wrong:
+        if len(_SOUND) >= 1024:
+            _SOUND.clear()
+        _SOUND[id(spec)] = spec
 
 
 def _is_a(value: object, types: tuple[type, ...]) -> bool:

@@ -12,9 +12,10 @@ are arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from flowrl.config.nearest import suggestion
+from flowrl.graph.node_errors import called
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.graph.types import Field, Op
 from flowrl.ids import NodeId, RoleName
@@ -28,7 +29,8 @@ from flowrl.program.operation import (
     refuse_argument,
 )
 from flowrl.program.tracer import Read, Tracer
-from flowrl.specs import KL, Aggregation, LossSpec, PolicyClip
+from flowrl.specs import KL, LossSpec
+from flowrl.specs.check import wrong_fields
 from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
 
 __all__ = [
@@ -220,7 +222,8 @@ def add_update(
         raise refuse_argument(
             name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
         )
-    _check_loss(role, name, loss)
+    if loss is not None:
+        _check_loss(role, name, loss)
     more: dict[str, Read] = {}
     several = extra if isinstance(extra, tuple | list) else () if extra is None else (extra,)
     for number, handle in enumerate(several, 1):
@@ -257,8 +260,8 @@ _LOSSES: Mapping[Prediction, str] = {
 """For what a model gives, a loss that reads it."""
 
 
-def _check_loss(role: Role, name: str, loss: LossSpec | None) -> None:
-    if loss is not None and loss.predicts != role.predicts:
+def _check_loss(role: Role, name: str, loss: LossSpec) -> None:
+    if loss.predicts != role.predicts:
         prefers = loss.pairs and role.predicts == "logprobs"
         raise refuse_argument(
             name,
@@ -268,19 +271,14 @@ def _check_loss(role: Role, name: str, loss: LossSpec | None) -> None:
             f"{loss.predicts}",
             f"write loss={'fl.loss.dpo(0.1)' if prefers else _LOSSES[role.predicts]}",
         )
-    if isinstance(loss, PolicyClip):
-        for bound in (loss.clip_low, loss.clip_high):
-            if not is_number(bound):
-                raise refuse_argument(name, "loss", bound, "clip_low and clip_high from 0 up")
-    aggregation = getattr(loss, "aggregation", None)
-    if aggregation is not None and aggregation not in get_args(Aggregation):
-        choices = [str(choice) for choice in get_args(Aggregation)]
+    for field, value, expected in wrong_fields(loss):
+        choices = [choice.strip("' ") for choice in expected.removeprefix("one of ").split(",")]
         raise refuse_argument(
             name,
             "loss",
-            aggregation,
-            f"an aggregation of {', '.join(choices)}",
-            suggestion(str(aggregation), choices),
+            value,
+            f"{field} of {called(loss)} to be {expected}",
+            suggestion(str(value), choices) if isinstance(value, str) else None,
         )
 
 

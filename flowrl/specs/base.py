@@ -113,7 +113,8 @@ def format_scalar(value: Scalar) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).translate(_BREAKS)
-    return repr(value)
+    # Not `repr`: numpy's numbers and enumerations are numbers with a spelling of their own.
+    return int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
 
 
 def format_list(values: Iterable[str] | Iterable[float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack
 
 from flowrl.errors import TraceError
+from flowrl.specs.function import caller, nearest_hint
 from flowrl.specs.loss.base import Aggregation
 from flowrl.specs.loss.correction import Anchor, Correction, Outside, Rejection
 from flowrl.specs.loss.policy import (
@@ -58,10 +59,30 @@ class PolicyOptions(TypedDict, total=False):
 
 def _fields(options: PolicyOptions) -> dict[str, Any]:
     found: dict[str, Any] = dict(options)
+    for name in found:
+        if name not in PolicyOptions.__annotations__:
+            raise TraceError(
+                f"no policy loss has the option '{name}'",
+                where=caller(),
+                expected=", ".join(PolicyOptions.__annotations__),
+                hint=nearest_hint(name, PolicyOptions.__annotations__),
+            )
     correction, rejection = found.pop("correction", None), found.pop("rejection", None)
+    for name, value, kind, made_by in (
+        ("correction", correction, Correction, "fl.loss.truncate() or fl.loss.mask_outside()"),
+        ("rejection", rejection, Rejection, "fl.loss.reject(high=...)"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise TraceError(
+                f"this is no {name} of a policy loss",
+                where=caller(),
+                found=repr(value),
+                expected=f"what {made_by} gives, or None",
+            )
     if correction is not None and found.get("anchor") == "behaviour":
         raise TraceError(
             "a ratio to the behaviour policy needs no importance weights: they would count twice",
+            where=caller(),
             found="anchor='behaviour' with a correction",
             hint="leave anchor out: with a correction it is the old policy",
         )
@@ -81,8 +102,10 @@ def policy_clip(
     **options: Unpack[PolicyOptions],
 ) -> PolicyClip:
     """The clipped objective of PPO; `clip_high` is `clip_low` where it is not given."""
-    if dual_clip is not None and dual_clip <= 1:
-        raise TraceError("dual_clip is at most 1", found=str(dual_clip), expected="more than 1")
+    if isinstance(dual_clip, int | float) and dual_clip <= 1:
+        raise TraceError(
+            "dual_clip is at most 1", where=caller(), found=repr(dual_clip), expected="more than 1"
+        )
     return PolicyClip(
         clip_low=clip_low,
         clip_high=clip_low if clip_high is None else clip_high,

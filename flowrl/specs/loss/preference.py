@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import option
+from flowrl.specs.function import caller
 from flowrl.specs.loss.base import Aggregation, LossSpec, Prediction
 
 __all__ = ["DPO", "BradleyTerry", "PairForm", "PairLoss", "bradley_terry", "dpo"]
@@ -95,21 +96,29 @@ def dpo(
     form: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> DPO:
     """Direct preference optimization on pairs of answers."""
-    if beta <= 0:
-        raise TraceError("dpo's beta is not positive", found=str(beta), expected="more than 0")
-    if not 0 <= label_smoothing < 0.5:
+    if not _is_number(beta) or beta <= 0:
+        raise TraceError(
+            "dpo's beta is not positive", where=caller(), found=repr(beta), expected="more than 0"
+        )
+    if not _is_number(label_smoothing) or not 0 <= label_smoothing < 0.5:
         raise TraceError(
             "dpo's label_smoothing is no probability of a wrong preference",
-            found=str(label_smoothing),
+            where=caller(),
+            found=repr(label_smoothing),
             expected="0 to less than 0.5",
         )
     if label_smoothing and form == "ipo":
         raise TraceError(
             "label_smoothing has no meaning in IPO, whose target is finite already",
+            where=caller(),
             found=f"form='ipo', label_smoothing={label_smoothing}",
             hint="leave label_smoothing out, or use form='sigmoid'",
         )
     return DPO(beta=beta, label_smoothing=label_smoothing, form=form)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def bradley_terry(*, margin: float = 0.0, centering: float = 0.0) -> BradleyTerry:
