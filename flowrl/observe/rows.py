@@ -150,6 +150,7 @@ class SampleRow:
 
     stage: str
     step: int
+    rollout: str = ""
     sample: str
     prompt: str
     response: str
@@ -161,7 +162,6 @@ class SampleRow:
     versions: tuple[tuple[int, int], ...]
     end: str
     reason: str = ""
-    rollout: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The row as it is written; spelled out because hundreds are written every step."""

@@ -7,7 +7,6 @@ import numpy as np
 from flowrl.algo import resolve_map
 from flowrl.algo.maps import MapBatch, MapResult
 from flowrl.backend.batch import Mask
-from flowrl.errors import GraphError
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.sample_set import Array, SampleSet
 from flowrl.specs import FinishReason, MapSpec
@@ -34,21 +33,12 @@ def run_map(inputs: NodeInputs) -> MapResult:
 def _field(inputs: NodeInputs, key: str) -> Array:
     """The field of a key: of the n-th argument that has one of that name.
 
-    Raises:
-        GraphError: tokens of other samples than the map's own, which have other places.
+    An argument of other samples gives numbers of samples, in the places of the map's own; the
+    verifier of graphs proves it.
     """
     name, place = split_key(key)
     edges = [edge for edge in inputs.edges("input") if name in edge.fields]
-    edge = edges[place]
-    others = inputs.samples_of(edge)
-    if others is not inputs.samples and inputs.is_per_token(edge, name):
-        raise GraphError(
-            f"{inputs.node.id} reads {key!r}, one a token, of other samples than the first",
-            where=str(inputs.node.source or inputs.node.id),
-            found=f"tokens of {others.origin} beside those of {inputs.samples.origin}",
-            hint="make one number a sample of it, with a map of that rollout alone",
-        )
-    return inputs.read(edge.src, name)
+    return inputs.read(edges[place].src, name)
 
 
 def _truncated(samples: SampleSet) -> Mask | None:

@@ -9,7 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.algo.advantages import Padding
-from flowrl.errors import GraphError, RewardError
+from flowrl.errors import RewardError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId
 from flowrl.program import Workflow
@@ -321,11 +321,6 @@ def lead(batch):
     return batch["score"] - batch["score_2"]
 
 
-@fl.map(reads=("score", "rollout_logprobs_2", "rollout_logprobs"), gives="score")
-def of_both_tokens(batch):
-    return batch["score"] + batch["rollout_logprobs_2"].sum()
-
-
 def duel(combine) -> Graph:
     @fl.workflow
     def played(prompts: fl.Prompts, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward):
@@ -346,12 +341,6 @@ def test_a_map_compares_what_two_policies_made_of_the_same_prompts_by_place():
     graph = duel(lambda verifier, a, b: lead(verifier.score(a), verifier.score(b)))
     program_of(graph, {"actor": Worker(), "rival": Worker()}).run(step)
     assert step.values[NodeId("map"), "score"].tolist() == [1.0, -1.0, 0.5, 0.25]
-
-
-def test_tokens_of_another_rollout_have_no_place_in_a_map():
-    graph = duel(lambda verifier, a, b: of_both_tokens(verifier.score(a), a, b))
-    with pytest.raises(GraphError, match="'rollout_logprobs_2', one a token, of other samples"):
-        program_of(graph, {"actor": Worker(), "rival": Worker()}).run(rivals())
 
 
 TURN = [-1, 0, 0, -1, 0, -1, -1, 0, -1, 1, -1, 0, 0, 0]
