@@ -11,8 +11,8 @@ print(result.summary.headline)
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -25,6 +25,7 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan
 from flowrl.program import Workflow
+from flowrl.program.breakpoints import breakpoints_left_out
 
 if TYPE_CHECKING:
     from flowrl.cluster.pool import ResourcePool
@@ -114,7 +115,9 @@ def _compile(
     workflow: Workflow | str | None, loaded: LoadedConfig, pool: ResourcePool | None = None
 ) -> Compiled:
     check_config(loaded)
-    with _breakpoints_left_out(of=loaded.config):
+    # A breakpoint in a program that runs line by line is meant for lines that have values.
+    is_eager = loaded.config.executor == "eager"
+    with breakpoints_left_out() if is_eager else nullcontext():
         stages = compile_stages(loaded, workflow=workflow, pool=pool)
     reference, config = _reference(workflow), loaded.config
     if reference is not None:
@@ -175,23 +178,6 @@ def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) ->
         )
     config = loaded.config.model_copy(update={"executor": executor})
     return replace(loaded, config=config)
-
-
-@contextmanager
-def _breakpoints_left_out(of: RunConfig) -> Iterator[None]:
-    """Ignores `breakpoint()` while a program is traced that will then run line by line.
-
-    It is meant for the lines that have values, not for the tracing before.
-    """
-    if of.executor != "eager":
-        yield
-        return
-    before = sys.breakpointhook
-    sys.breakpointhook = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        sys.breakpointhook = before
 
 
 def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) -> RunResult:

@@ -18,6 +18,7 @@ _CHANGEABLE = (
     "eval.every",
     "rewards.timeout_s",
     "rewards.max_failures",
+    "executor",
 )
 """Keys that a resumed run may change without ceasing to be the same run."""
 

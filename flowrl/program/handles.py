@@ -9,7 +9,7 @@ compiled program could not do it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from flowrl.errors import TraceError
 from flowrl.graph.types import Field
@@ -36,6 +36,7 @@ _ON_DATA = (
     "decide on data with an operation, such as fl.filter.zero_variance(rollout, scores) or fl.map; "
     "`if` and `for` work on the workflow's configuration arguments"
 )
+_AT_ONCE = "a workflow only says what happens; flowrl runs operations concurrently"
 _ON_NUMBERS = (
     "compute with data inside an operation: a reward function for scores, "
     "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
@@ -54,10 +55,13 @@ class Handle:
 
     kind: ClassVar[str] = "a handle"
 
+    _tracer: Tracer
+    node: NodeId
+    fields: tuple[Field, ...]
+
     def __init__(self, tracer: Tracer, node: NodeId, fields: tuple[Field, ...]) -> None:
-        self._tracer = tracer
-        self.node = node
-        self.fields = fields
+        for name, value in (("_tracer", tracer), ("node", node), ("fields", fields)):
+            object.__setattr__(self, name, value)
 
     def read(self) -> Read:
         """The handle as an argument of an operation."""
@@ -109,6 +113,56 @@ class Handle:
     def __contains__(self, item: object) -> bool:
         self._refuse("with `in`", _ON_DATA)
 
+    def __next__(self) -> NoReturn:
+        self._refuse("in a loop", _ON_DATA)
+
+    def __reversed__(self) -> NoReturn:
+        self._refuse("in a loop", _ON_DATA)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        self._stay_as_it_is(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self._stay_as_it_is(name)
+
+    def _stay_as_it_is(self, name: str) -> NoReturn:
+        raise TraceError(
+            f"{self.kind} of '{self.node}' cannot be changed",
+            where=str(user_line()),
+            found=f"an assignment to its '{name}'",
+            hint="keep it in a variable of the program; operations make new data of old",
+        )
+
+    def __setitem__(self, item: object, value: object) -> NoReturn:
+        self._refuse("with [...] =", _ON_NUMBERS)
+
+    def __delitem__(self, item: object) -> NoReturn:
+        self._refuse("with del", "choose groups with fl.filter, samples with fl.select")
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        self._refuse("as a function", "roles have operations: actor.generate(prompts)")
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("in `with`", _AT_ONCE)
+
+    def __exit__(self, *error: object) -> None:
+        """Python asks for it before `__enter__`, which refuses."""
+
+    def __await__(self) -> NoReturn:
+        self._refuse("with `await`", _AT_ONCE)
+
+    def __aiter__(self) -> NoReturn:
+        self._refuse("in `async for`", _AT_ONCE)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self._refuse("outside the process, as a pickle", "make it inside the workflow")
+
+    def __copy__(self) -> Self:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
     def __getitem__(self, item: object) -> NoReturn:
         self._refuse(
             "with [...]", "choose groups with fl.filter; operations pick the fields they need"
@@ -123,6 +177,12 @@ class Handle:
     def __index__(self) -> int:
         self._refuse("as a number", _ON_NUMBERS)
 
+    def __complex__(self) -> complex:
+        self._refuse("as a number", _ON_NUMBERS)
+
+    def __trunc__(self) -> int:
+        self._refuse("as a number", _ON_NUMBERS)
+
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         self._refuse("as an array", _ON_NUMBERS)
 
@@ -132,7 +192,7 @@ class Handle:
     def _compare(self, other: object) -> NoReturn:
         self._refuse("in a comparison", _ON_DATA)
 
-    def _compute(self, other: object = None) -> NoReturn:
+    def _compute(self, *others: object) -> NoReturn:
         self._refuse("in arithmetic", _ON_NUMBERS)
 
     def __eq__(self, other: object) -> bool:
@@ -146,10 +206,12 @@ class Handle:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _compute
     __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _compute
     __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _compute
+    __divmod__ = __rdivmod__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _compute
+    __floor__ = __ceil__ = _compute
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _compute
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # protocols that Python and libraries probe for
+        if name.startswith("_"):  # protocols that Python, notebooks and libraries probe for
             raise AttributeError(name)
         fields = ", ".join(field.name for field in self.fields)
         raise TraceError(

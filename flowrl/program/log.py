@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from flowrl.errors import TraceError
 from flowrl.graph.types import Op
 from flowrl.program.handles import Handle
 from flowrl.program.operation import check_handle, current_tracer, operation, refuse_argument
+from flowrl.program.source import user_line
 from flowrl.program.tracer import Read
 
 __all__ = ["log"]
@@ -23,6 +25,14 @@ def log(name: str, value: Handle) -> None:
     plain = isinstance(name, str) and name and all(c.isalnum() or c in "_./-" for c in name)
     if not plain:
         raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
+    before = [n for n in tracer.nodes if n.op is Op.LOG and n.attr("name") == name]
+    if before:
+        raise TraceError(
+            f"'{name}' is logged twice",
+            where=str(user_line()),
+            found=f"{before[0].source}",
+            hint="each number of a step has a name of its own",
+        )
     handle = check_handle(value, Handle, operation="fl.log", argument="value")
     numbers = [f for f in handle.fields if f.name not in ("tokens", "response_mask", "prompt")]
     if not numbers:

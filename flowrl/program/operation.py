@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from flowrl.config.nearest import suggestion
 from flowrl.errors import TraceError
-from flowrl.program.handles import Advantages, Handle, Scores
+from flowrl.program.handles import Advantages, Handle, Mapped, Scores
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Tracer, active_tracer
 from flowrl.specs import Spec
@@ -24,6 +24,10 @@ _H = TypeVar("_H", bound=Handle)
 
 _SOURCES = {
     "Samples": "samples come from actor.generate(prompts)",
+    "Rollout": "rollouts come from actor.generate(prompts)",
+    "Values": "values come from critic.values(rollout)",
+    "Returns": "returns come beside the advantages: fl.advantage.gae(scores, values, rollout)",
+    "Pairs": "pairs are a parameter of the workflow, or come from fl.select.best_and_worst",
     "Scores": "scores come from reward.score(rollout)",
     "Advantages": "advantages come from fl.advantage.group_relative(scores)",
     "Logprobs": "logprobs come from reference.logprobs(rollout)",
@@ -35,7 +39,7 @@ _SOURCES = {
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Makes wrong argument names a `TraceError` with the nearest right one."""
     signature = inspect.signature(function)
-    name = function.__qualname__
+    name = _public_name(function)
     names = [p for p in signature.parameters if p != "self"]
 
     @functools.wraps(function)
@@ -47,6 +51,19 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def _public_name(function: Callable[..., object]) -> str:
+    """What a program calls it: `fl.filter.zero_variance`, `Policy.generate`."""
+    if "." in function.__qualname__:
+        return function.__qualname__
+    parts = function.__module__.removeprefix("flowrl.program.").split(".")
+    family = [] if parts[0] in _TOP_LEVEL else parts[:1]
+    return ".".join(["fl", *family, function.__qualname__])
+
+
+_TOP_LEVEL = ("interact", "log", "maps")
+"""Modules whose functions are names of `flowrl` itself."""
 
 
 def _bad_call(name: str, names: list[str], problem: str) -> TraceError:
@@ -90,9 +107,15 @@ def check_handle(value: object, kind: type[_H], *, operation: str, argument: str
             expected=f"a handle of type fl.{kind.__name__}",
             hint=_way_out(value, kind),
         )
-    if value.tracer is not active_tracer():
+    tracer = active_tracer()
+    if value.tracer is not tracer:
+        other = value.tracer.name
+        when = "has been traced already" if value.tracer.closed else "is being traced around it"
+        if tracer is None and not value.tracer.closed:
+            when = "is being traced in another thread"
         raise TraceError(
-            f"{value.kind} of '{value.node}' belong to a workflow that has been traced already",
+            f"'{argument}' of {operation} is of another trace: {value.kind} of '{value.node}', "
+            f"made in workflow '{other}', which {when}",
             where=str(user_line()),
             hint="do not keep handles between calls; make them inside the workflow",
         )
@@ -104,6 +127,8 @@ def _describe(value: object) -> str:
         return f"{value.kind} of '{value.node}'"
     if isinstance(value, Spec):
         return str(value)
+    if isinstance(value, tuple) and value and all(isinstance(each, Handle) for each in value):
+        return " and ".join(map(_describe, value))
     described = getattr(value, "described", None)
     return described if isinstance(described, str) else f"{value!r} ({type(value).__name__})"
 
@@ -111,6 +136,13 @@ def _describe(value: object) -> str:
 def _way_out(value: object, kind: type[Handle]) -> str | None:
     if isinstance(value, Advantages) and kind is Scores:
         return "pass it by name: advantages=..."
+    if isinstance(value, tuple) and any(isinstance(each, kind) for each in value):
+        names = ", ".join(type(each).__name__.lower() for each in value)
+        return f"several things were returned together: write {names} = ..."
+    if isinstance(value, Mapped) and kind in (Scores, Advantages):
+        name = "score" if kind is Scores else "advantage"
+        fields = ", ".join(field.name for field in value.fields)
+        return f"it gives {fields}; a map that gives '{name}' alone gives {kind.kind}"
     if isinstance(value, Handle):
         return _SOURCES.get(kind.__name__)
     role = getattr(value, "name", None)

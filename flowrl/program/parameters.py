@@ -13,17 +13,20 @@ from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName
 from flowrl.program.data import Examples, Pairs, Prompts
+from flowrl.program.handles import Handle
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar
 
 __all__ = [
+    "ROLE_KINDS",
     "Argument",
     "DataParameter",
     "Parameters",
     "RoleParameter",
     "bind_arguments",
     "bind_roles",
+    "fits",
     "read_parameters",
 ]
 
@@ -34,9 +37,9 @@ RoleKind: TypeAlias = (
 )
 DataKind: TypeAlias = type[Prompts] | type[Examples] | type[Pairs]
 
-_ROLES: tuple[RoleKind, ...] = (Policy, Reward, RewardModel, Critic, Environment)
+ROLE_KINDS: tuple[RoleKind, ...] = (Policy, Reward, RewardModel, Critic, Environment)
 _DATA: tuple[DataKind, ...] = (Prompts, Examples, Pairs)
-_ACCEPTED = ", ".join(f"fl.{kind.__name__}" for kind in (*_ROLES, *_DATA)) + (
+_ACCEPTED = ", ".join(f"fl.{kind.__name__}" for kind in (*ROLE_KINDS, *_DATA)) + (
     ", int, float, str, bool or Literal[...]"
 )
 
@@ -77,8 +80,8 @@ class Argument:
     """A setting of the workflow, given by `args` in the config.
 
     Attributes:
-        types: What its value may be.
-        choices: The values of a `Literal`; empty where any value of the types will do.
+        types: Of which any value will do.
+        choices: Values that a `Literal` names, beside those.
         default: `REQUIRED` where it has none.
     """
 
@@ -90,9 +93,11 @@ class Argument:
     @property
     def expected(self) -> str:
         """For messages."""
-        if self.choices:
-            return "one of " + ", ".join(map(repr, self.choices))
-        return " or ".join("null" if t is type(None) else t.__name__ for t in self.types)
+        kinds = ["null" if t is type(None) else t.__name__ for t in self.types]
+        choices = ["null" if choice is None else repr(choice) for choice in self.choices]
+        if len(choices) > 1:
+            return " or ".join([*kinds, "one of " + ", ".join(choices)])
+        return " or ".join([*kinds, *choices])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +124,16 @@ def read_parameters(
             f"the annotations of workflow '{function.__name__}' cannot be read",
             where=str(where),
             found=f"{type(error).__name__}: {error}",
-            hint="import what they name: import flowrl as fl",
+            hint=_misspelt(error) or "import what they name: import flowrl as fl",
         ) from error
     roles: list[RoleParameter] = []
     data: list[DataParameter] = []
     arguments: list[Argument] = []
     for parameter in inspect.signature(function).parameters.values():
         kind = _annotation(function, parameter, hints, where)
-        if kind in _ROLES:
+        if kind in (*ROLE_KINDS, *_DATA):
+            _refuse_default(function, parameter, where)
+        if kind in ROLE_KINDS:
             role = RoleName(parameter.name)
             roles.append(RoleParameter(name=role, kind=kind, parameter=role))
         elif kind in _DATA:
@@ -140,6 +147,26 @@ def read_parameters(
             expected="a parameter such as actor: fl.Policy",
         )
     return Parameters(roles=tuple(roles), data=tuple(data), arguments=tuple(arguments))
+
+
+def _misspelt(error: Exception) -> str | None:
+    if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
+        return suggestion(str(error.name), list(getattr(error.obj, "__all__", ())))
+    return None
+
+
+def _refuse_default(
+    function: Callable[..., object], parameter: inspect.Parameter, where: SourceRef
+) -> None:
+    if parameter.default is not parameter.empty:
+        raise TraceError(
+            f"parameter '{parameter.name}' of workflow '{function.__name__}' has a default, but "
+            "roles and data come from the config",
+            where=str(where),
+            found=repr(parameter.default),
+            hint="leave the default out; a role that only some settings use is used inside "
+            "`if kl:`, and the config need not name it then",
+        )
 
 
 def _annotation(
@@ -172,18 +199,19 @@ def _read_argument(
     where: SourceRef,
 ) -> Argument:
     kinds, choices = _scalar_types(annotation)
-    if not kinds:
+    if not kinds and not choices:
         raise TraceError(
             f"parameter '{parameter.name}' of workflow '{function.__name__}' has an annotation "
             "that is neither a role, nor data, nor a plain setting",
             where=str(where),
-            found=str(getattr(annotation, "__name__", annotation)),
+            found=_spelt(annotation),
             expected=_ACCEPTED,
+            hint=_meant(annotation),
         )
     argument = Argument(name=parameter.name, types=kinds, choices=choices, default=REQUIRED)
     if parameter.default is parameter.empty:
         return argument
-    if not _fits(argument, parameter.default):
+    if not fits(argument, parameter.default):
         raise TraceError(
             f"the default of parameter '{parameter.name}' of workflow '{function.__name__}' "
             "does not fit its annotation",
@@ -194,24 +222,36 @@ def _read_argument(
     return replace(argument, default=_converted(argument, parameter.default))
 
 
+def _spelt(annotation: object) -> str:
+    plain = isinstance(annotation, type | types.ModuleType) and get_origin(annotation) is None
+    return str(getattr(annotation, "__name__", annotation) if plain else annotation)
+
+
+def _meant(annotation: object) -> str | None:
+    """What a person may have meant by an annotation that has no meaning here."""
+    parts = (annotation, *get_args(annotation))
+    if any(part in (*ROLE_KINDS, *_DATA) for part in parts):
+        return "a role that only some settings use is still a parameter: use it inside `if kl:`"
+    if any(isinstance(part, type) and issubclass(part, Handle) for part in parts):
+        return "a function of handles needs no mark: leave @fl.workflow out, and call it"
+    return None
+
+
 def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, ...]]:
-    """The scalar types (and literal values) that an annotation allows; empty where it is none."""
+    """The scalar types, and the single values beside, of an annotation; empty where it is none."""
     if annotation is None or annotation is type(None):
         return (type(None),), ()
     if isinstance(annotation, type) and annotation in _SCALARS:
         return (annotation,), ()
     if get_origin(annotation) is Literal:
         values = get_args(annotation)
-        return tuple(dict.fromkeys(type(value) for value in values)), values
+        return ((), values) if all(type(value) in _SCALARS for value in values) else ((), ())
     if get_origin(annotation) in (Union, types.UnionType):
         parts = [_scalar_types(part) for part in get_args(annotation)]
-        if not all(kinds for kinds, _ in parts):
+        if not all(kinds or values for kinds, values in parts):
             return (), ()
         choices = tuple(value for _, values in parts for value in values)
-        kinds = tuple(dict.fromkeys(kind for ks, _ in parts for kind in ks))
-        if choices and type(None) in kinds and None not in choices:
-            choices = (*choices, None)
-        return kinds, choices
+        return tuple(dict.fromkeys(kind for kinds, _ in parts for kind in kinds)), choices
     return (), ()
 
 
@@ -265,6 +305,13 @@ def bind_roles(
                 expected=f"one of {listing(names)}",
                 hint=suggestion(name, names),
             )
+    for name, player in players.items():
+        if not isinstance(player, str) or not player or not player.isprintable() or " " in player:
+            raise ConfigError(
+                f"'{player}' cannot be the name of a role",
+                where=f"bind.{name}",
+                expected="a key of roles, without blanks",
+            )
     bound = tuple(
         replace(role, name=RoleName(players.get(role.parameter, role.name))) for role in roles
     )
@@ -283,22 +330,30 @@ def bind_roles(
 def _converted(argument: Argument, value: Scalar) -> Scalar:
     """A whole number will do where a float is wanted."""
     whole = type(value) is int and int not in argument.types and float in argument.types
-    return float(value) if whole and value is not None else value
+    return (
+        float(value) if whole and value is not None and not _is_choice(argument, value) else value
+    )
 
 
-def _fits(argument: Argument, value: Scalar) -> bool:
-    value = _converted(argument, value)
-    return type(value) in argument.types and (not argument.choices or value in argument.choices)
+def _is_choice(argument: Argument, value: object) -> bool:
+    # 1 is no yes, and True no 1.
+    return any(value == each and type(value) is type(each) for each in argument.choices)
+
+
+def fits(argument: Argument, value: object) -> bool:
+    """Whether an argument may have that value."""
+    whole = type(value) is int and float in argument.types
+    return whole or type(value) in argument.types or _is_choice(argument, value)
 
 
 def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
-    if _fits(argument, value):
+    if fits(argument, value):
         return _converted(argument, value)
     kind = type(value)
     choices = [choice for choice in argument.choices if isinstance(choice, str)]
     raise ConfigError(
         f"argument '{argument.name}' of workflow '{workflow}' is of the wrong "
-        + ("value" if kind in argument.types else "type"),
+        + ("value" if kind in map(type, argument.choices) else "type"),
         where=f"args.{argument.name}",
         found=f"{value!r} ({kind.__name__})",
         expected=argument.expected,

@@ -139,6 +139,14 @@ class Policy(Role):
             raise refuse_argument(name, "source", source, "another policy of the workflow")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise refuse_argument(name, "every", every, "a number of steps, from 1 up")
+        before = [n for n in tracer.nodes if n.op is Op.SYNC and n.role == self.name]
+        if before:
+            raise TraceError(
+                f"{self.name} takes over weights twice in a step",
+                where=str(user_line()),
+                found=f"{before[0].id} ({before[0].source})",
+                expected="one sync of a role, with the number of steps between refreshes: every=50",
+            )
         update = tracer.last_update(source.name)
         if update is None:
             raise TraceError(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from flowrl.config.nearest import suggestion
+from flowrl.errors import TraceError
 from flowrl.graph.node_errors import called
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.graph.types import Field, Op
@@ -28,7 +29,8 @@ from flowrl.program.operation import (
     operation,
     refuse_argument,
 )
-from flowrl.program.tracer import Read, Tracer
+from flowrl.program.source import user_line
+from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec
 from flowrl.specs.check import wrong_fields
 from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
@@ -46,11 +48,7 @@ __all__ = [
 
 
 class Role:
-    """Base of role handles.
-
-    Attributes:
-        name: The parameter's name.
-    """
+    """Base of role handles."""
 
     kind: ClassVar[str] = "a role"
     learns: ClassVar[bool] = False
@@ -60,7 +58,12 @@ class Role:
 
     def __init__(self, tracer: Tracer, name: RoleName) -> None:
         self._tracer = tracer
-        self.name = name
+        self._name = name
+
+    @property
+    def name(self) -> RoleName:
+        """The parameter's name, or that of the role that it is bound to."""
+        return self._name
 
     @property
     def described(self) -> str:
@@ -82,10 +85,17 @@ def begin(role: Role, op: Op) -> Tracer:
     Raises:
         TraceError: no workflow is being traced, or another one than the role's.
     """
-    tracer = current_tracer(f"{role.name}.{op}")
+    what = f"{role.name}.{op}"
+    if active_tracer() is None and not role.tracer.closed:
+        raise TraceError(
+            f"{what} is used in another thread than the one that runs the workflow",
+            where=str(user_line()),
+            hint="a workflow only says what happens; flowrl runs operations concurrently",
+        )
+    tracer = current_tracer(what)
     if role.tracer is not tracer:
         raise refuse_argument(
-            f"{role.name}.{op}",
+            what,
             "role",
             role,
             "a role of the workflow that is being traced",
@@ -217,6 +227,7 @@ def add_update(
         TraceError: a loss or a penalty that is none, or is out of its bounds.
     """
     tracer = begin(role, Op.UPDATE)
+    tracer.refuse_after_sync(role.name)
     name = f"{role.name}.update"
     if loss is not None and not isinstance(loss, LossSpec):
         raise refuse_argument(
@@ -243,7 +254,7 @@ def _penalty(name: str, kl: object) -> KL | None:
     if kl is None or (isinstance(kl, int | float) and kl == 0):
         return None
     if not isinstance(kl, KL):
-        number = kl if isinstance(kl, int | float) else 0.001
+        number = kl if is_number(kl) else 0.001
         raise refuse_argument(
             name, "kl", kl, "a penalty of fl.kl, or None", f"write kl=fl.kl.k3({number})"
         )

@@ -22,14 +22,25 @@ def _is_ours(filename: str) -> bool:
 
 
 def user_line() -> SourceRef:
-    """The nearest line of the call stack that is not of this package.
+    """The nearest line of the call stack that is the user's own.
 
-    For a call that spans several lines, the line on which the called name stands.
+    Frames of installed libraries are passed over (numpy asks a handle for `mean`), unless the
+    program itself is one of an installed distribution. For a call that spans several lines, the
+    line on which the called name stands.
     """
     frame = sys._getframe(1)
     while _is_ours(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
-    return SourceRef(file=frame.f_code.co_filename, line=frame.f_lineno)
+    nearest = frame
+    # The program's own frames end where flowrl called it.
+    while not _is_ours(frame.f_code.co_filename):
+        if not _is_installed(frame.f_code.co_filename):
+            return SourceRef(file=frame.f_code.co_filename, line=frame.f_lineno)
+        nearest = frame
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return SourceRef(file=nearest.f_code.co_filename, line=nearest.f_lineno)
 
 
 def _summary(tb: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -6,10 +6,10 @@ and takes the graph with `finish`; from then on handles of that trace refuse to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flowrl.errors import TraceError
@@ -19,7 +19,7 @@ from flowrl.graph.types import Field, Level, Op, SourceRef
 from flowrl.ids import NodeId, RoleName
 from flowrl.program.source import user_line
 
-__all__ = ["Read", "Tracer", "active_tracer", "is_eager", "tracing"]
+__all__ = ["Call", "Read", "Tracer", "active_tracer", "is_eager", "tracing"]
 
 _ACTIVE: ContextVar[Tracer | None] = ContextVar("flowrl_tracer", default=None)
 
@@ -37,6 +37,20 @@ class Read:
         self.fields = fields
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A workflow that is being called.
+
+    Attributes:
+        function: Of the workflow, which tells it from another one of its name.
+        max_staleness: What it declares.
+    """
+
+    name: str
+    function: object
+    max_staleness: int | None
+
+
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
@@ -45,7 +59,8 @@ class Tracer:
 
     Attributes:
         closed: The trace is over; handles of it are no longer usable.
-        stack: Names of the workflows being called, outermost first.
+        outer: The trace inside which this one runs.
+        calls: The workflows being called, outermost first.
     """
 
     executes: ClassVar[bool] = False
@@ -54,9 +69,21 @@ class Tracer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.closed = False
-        self.stack: list[str] = [name]
+        self.outer: Tracer | None = None
+        self.calls: list[Call] = []
         self._nodes: dict[NodeId, Node] = {}
         self._edges: list[Edge] = []
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def stack(self) -> tuple[Call, ...]:
+        """All calls that lead here, those of outer traces first."""
+        return (*(self.outer.stack if self.outer is not None else ()), *self.calls)
+
+    @property
+    def nodes(self) -> Collection[Node]:
+        """What was recorded so far, in order."""
+        return self._nodes.values()
 
     def add(
         self,
@@ -148,22 +175,36 @@ class Tracer:
         return next(name for name in names if name not in taken)
 
     def _unique(self, name: str) -> NodeId:
-        number, candidate = 1, name
+        number, candidate = self._numbers.get(name, 1), name
         while candidate in self._nodes:
             number += 1
             candidate = f"{name}.{number}"
+        self._numbers[name] = number
         return NodeId(candidate)
 
     def refuse_after_update(self, role: RoleName, op: Op) -> None:
-        """Raises when `role` was updated already: a step generates first and updates last."""
-        update = self.last_update(role)
-        if update is not None:
+        """Raises when the weights of `role` changed already: a step generates first."""
+        changes = [n for n in self.nodes if n.op in (Op.UPDATE, Op.SYNC) and n.role == role]
+        if changes:
+            change = changes[-1]
             raise TraceError(
-                f"{role}.{op} comes after {role}.update ({update.source}) in the same step",
+                f"{role}.{op} comes after {role}.{change.op} ({change.source}) in the same step",
                 where=str(user_line()),
                 expected="one round of generate, score and update a step",
-                hint=f"move it before {role}.update",
+                hint=f"move it before {role}.{change.op}",
             )
+
+    def refuse_after_sync(self, role: RoleName) -> None:
+        """Raises when another role took the weights of `role` over already."""
+        for edge in self._edges:
+            sync, source = self._nodes[edge.dst], self._nodes[edge.src]
+            if sync.op is Op.SYNC and source.role == role:
+                raise TraceError(
+                    f"{role}.update comes after {sync.role}.sync({role}) ({sync.source}), which "
+                    "takes the weights that a step ends with",
+                    where=str(user_line()),
+                    hint=f"move it before {sync.role}.sync",
+                )
 
     def finish(self) -> Graph:
         """The traced graph.
@@ -172,23 +213,7 @@ class Tracer:
             TraceError: an output that nobody uses, or no update.
         """
         self.closed = True
-        read = {edge.src for edge in self._edges}
-        for node in self._nodes.values():
-            if node.op in _SINKS or node.id in read:
-                continue
-            if node.op is Op.SOURCE:
-                raise TraceError(
-                    f"workflow '{self.name}' does not use its parameter '{node.id}'",
-                    where=str(node.source),
-                    hint="pass it to actor.generate or actor.update, or remove it",
-                )
-            raise TraceError(
-                f"nothing uses what {node.id} makes",
-                where=str(node.source),
-                found=", ".join(field.name for field in node.outputs),
-                hint="pass it to another operation, or remove the call "
-                "(inside `if kl:` where only some settings need it)",
-            )
+        self._refuse_unused()
         return Graph(
             name=self.name,
             level=Level.TRACED,
@@ -196,10 +221,42 @@ class Tracer:
             edges=tuple(self._edges),
         )
 
+    def _refuse_unused(self) -> None:
+        # Within a region all read each other, which is no use of what the region makes.
+        read = {e.src for e in self._edges if self._nodes[e.dst].region is None}
+        asked = {node.role for node in self.nodes if node.op is not Op.SYNC}
+        for node in self.nodes:
+            inside = node.region is not None and node.op is not Op.INTERACT
+            if node.op is Op.SYNC and node.role not in asked:
+                raise TraceError(
+                    f"nothing uses the weights that {node.role} takes over",
+                    where=str(node.source),
+                    expected=f"{node.role}.logprobs(rollout) or {node.role}.generate(prompts)",
+                    hint=f"use {node.role}, or leave {node.id} out "
+                    "(inside `if kl:` where only some settings need it)",
+                )
+            if node.op in _SINKS or node.id in read or inside:
+                continue
+            if node.op is Op.SOURCE and not any(e.src == node.id for e in self._edges):
+                raise TraceError(
+                    f"workflow '{self.name}' does not use its parameter '{node.id}'",
+                    where=str(node.source),
+                    hint="pass it to actor.generate or actor.update, or remove it",
+                )
+            if node.op is not Op.SOURCE:
+                raise TraceError(
+                    f"nothing uses what {node.id} makes",
+                    where=str(node.source),
+                    found=", ".join(field.name for field in node.outputs),
+                    hint="pass it to another operation, or remove the call "
+                    "(inside `if kl:` where only some settings need it)",
+                )
+
 
 @contextmanager
 def tracing(tracer: Tracer) -> Iterator[Tracer]:
     """Makes `tracer` the active one inside the block, and closes it at the end."""
+    tracer.outer = _ACTIVE.get()
     token = _ACTIVE.set(tracer)
     try:
         yield tracer

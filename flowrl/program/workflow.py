@@ -27,16 +27,18 @@ from flowrl.graph.types import Op, SourceRef
 from flowrl.graph.verify import verify
 from flowrl.program.handles import Handle
 from flowrl.program.parameters import (
+    ROLE_KINDS,
     Argument,
     DataParameter,
     RoleParameter,
     bind_arguments,
     bind_roles,
+    fits,
     read_parameters,
 )
-from flowrl.program.roles import Role
+from flowrl.program.roles import Environment, Role
 from flowrl.program.source import innermost_user_line, user_frames, user_line
-from flowrl.program.tracer import Tracer, active_tracer, tracing
+from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 
 __all__ = ["Workflow", "workflow"]
@@ -144,7 +146,7 @@ class Workflow:
                     source=self.source,
                 )
                 handles[data.name] = data.kind(tracer, node, data.kind.produces)
-            return self.function(**handles)
+            return self._call(tracer, (), handles)
 
     def raised(self, error: Exception) -> TraceError:
         """An error of the user's own program, in the words of a message."""
@@ -163,20 +165,44 @@ class Workflow:
                 where=str(user_line()),
                 hint=f"fl.run({self.name}, config), or {self.name}.trace() to see its graph",
             )
-        if self.name in tracer.stack:
-            chain = " -> ".join([*tracer.stack, self.name])
+        self._check_staleness(tracer.stack[0])
+        self._check_call(args, kwargs)
+        return self._call(tracer, args, kwargs)
+
+    def _call(
+        self, tracer: Tracer, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
+        if any(call.function is self.function for call in tracer.stack):
             raise TraceError(
                 f"workflow '{self.name}' calls itself",
                 where=str(user_line()),
-                found=chain,
+                found=" -> ".join([*(call.name for call in tracer.stack), self.name]),
                 hint="a step is traced once and repeated train.steps times; no loop is needed",
             )
-        self._check_call(args, kwargs)
-        tracer.stack.append(self.name)
+        call = Call(name=self.name, function=self.function, max_staleness=self.max_staleness)
+        tracer.calls.append(call)
         try:
             return self.function(*args, **kwargs)
         finally:
-            tracer.stack.pop()
+            tracer.calls.pop()
+
+    def _check_staleness(self, outermost: Call) -> None:
+        """A step has one bound on the age of its samples: that of the program that is run."""
+        if self.max_staleness in (None, outermost.max_staleness):
+            return
+        raise TraceError(
+            f"workflow '{self.name}' is declared with max_staleness={self.max_staleness}, and "
+            f"'{outermost.name}', which calls it, "
+            + (
+                "leaves it to the config"
+                if outermost.max_staleness is None
+                else f"with {outermost.max_staleness}"
+            ),
+            where=str(user_line()),
+            expected="one bound for the whole step",
+            hint=f"write @fl.workflow(max_staleness={self.max_staleness}) above "
+            f"'{outermost.name}', or leave it out at '{self.name}'",
+        )
 
     def _check_call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         try:
@@ -198,6 +224,16 @@ class Workflow:
                     found=repr(value) if isinstance(value, Handle | Role) else f"{value!r}",
                     expected=f"fl.{kind.__name__}",
                 )
+        for argument in self.arguments:
+            if argument.name in bound.arguments:
+                value = bound.arguments[argument.name]
+                if not fits(argument, value):
+                    raise TraceError(
+                        f"workflow '{self.name}' cannot take this '{argument.name}'",
+                        where=str(user_line()),
+                        found=repr(value),
+                        expected=argument.expected,
+                    )
 
 
 @overload
@@ -230,11 +266,12 @@ def workflow(
             raise TraceError(
                 "@fl.workflow marks functions", where=str(user_line()), found=repr(target)
             )
-        if inspect.iscoroutinefunction(target) or inspect.isgeneratorfunction(target):
+        is_async = inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
+        if is_async or inspect.isgeneratorfunction(target):
             raise TraceError(
                 f"workflow '{target.__name__}' must be a plain function",
                 where=str(_definition(target)),
-                found="async def" if inspect.iscoroutinefunction(target) else "yield in its body",
+                found="async def" if is_async else "yield in its body",
                 hint="a workflow only says what happens; flowrl runs operations concurrently",
             )
         return Workflow(target, max_staleness=max_staleness, local_names=local_names)
@@ -266,26 +303,32 @@ def _definition(function: Callable[..., object]) -> SourceRef:
 def _raised(flow: Workflow, error: Exception) -> TraceError:
     where = innermost_user_line(error) or flow.source
     text = str(error).strip().splitlines()
-    wrapped = TraceError(
-        f"workflow '{flow.name}' raised {type(error).__name__}: {text[0] if text else ''}".rstrip(
-            ": "
-        ),
-        where=str(where),
-    )
+    what = f"workflow '{flow.name}' raised {type(error).__name__}: {text[0] if text else ''}"
+    wrapped = TraceError(what.rstrip(": "), where=str(where))
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
-        wrapped.expected, wrapped.hint = _names_of(error)
+        _name_what_there_is(error, wrapped)
     return wrapped
 
 
-def _names_of(error: AttributeError) -> tuple[str | None, str | None]:
-    """What a role or a module of flowrl does have, and the name most like the one asked for."""
-    owner = error.obj
+def _name_what_there_is(error: AttributeError, told: TraceError) -> None:
+    """What a role or a module of flowrl does have, and what was probably meant."""
+    owner, asked = error.obj, str(error.name)
     if isinstance(owner, Role):
-        names = [name for name in dir(owner) if callable(getattr(owner, name, None))]
+        told.what = f"{owner.described} is {owner.kind}, which has no '{asked}'"
+        names = _operations(type(owner))
+        having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in _operations(kind)]
+        told.expected = f"one of {listing(names)}" if names else "no operations of its own"
+        told.hint = suggestion(asked, names) or (
+            f"annotate it {owner.name}: {' or '.join(having)}" if having else None
+        )
+        if isinstance(owner, Environment):
+            told.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
     elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
-        names = list(getattr(owner, "__all__", dir(owner)))
-    else:
-        return None, None
-    names = [name for name in names if not name.startswith("_")]
-    return f"one of {listing(names)}", suggestion(str(error.name), names)
+        names = [n for n in getattr(owner, "__all__", dir(owner)) if not n.startswith("_")]
+        told.expected = f"one of {listing(names)}"
+        told.hint = suggestion(asked, names)
+
+
+def _operations(kind: type[Role]) -> list[str]:
+    return [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n, None))]

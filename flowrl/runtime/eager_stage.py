@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.data import Tokenizer
@@ -27,7 +27,7 @@ from flowrl.runtime.step_report import StepReport, StepResult
 __all__ = ["EagerStage", "MadeStep"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class MadeStep:
     """A step that was made line by line.
 
@@ -43,12 +43,23 @@ class MadeStep:
     metrics: StepMetrics
     samples: Sequence[SampleRow]
     returned: object
-    line: EagerStep = field(repr=False)
+    line: EagerStep
+
+    def __repr__(self) -> str:
+        told = {"reward": self.metrics.reward_mean, "loss": self.metrics.loss}
+        numbers = ", ".join(f"{name} {x:.4g}" for name, x in told.items() if x is not None)
+        at = f"{self.metrics.stage} {self.metrics.step}"
+        return f"<MadeStep {at}: {numbers or 'no update'}; {', '.join(self.nodes)}>"
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Names that can be asked for: the nodes of the lowered graph, in order."""
+        return self.line.nodes
 
     def __getitem__(self, node: str) -> object:
         """What a node of the lowered graph gave, as `Handle.value`: `made["actor.generate"]`.
 
-        Of an update, the reports of its optimizer; of a log, the number.
+        Of an update, what its optimizer reported of each mini-batch; of a log, the number.
 
         Raises:
             KeyError: no such node.

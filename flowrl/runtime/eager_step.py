@@ -216,6 +216,11 @@ class EagerStep:
         batch = self._batch_of(node)
         return told_arrays(arrays_of(node, fields, batch), fields, self._mask(node, batch))
 
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes of the lowered graph, in order."""
+        return tuple(self._lowered)
+
     def node(self, node_id: str) -> Node:
         """A node of the lowered graph, or the one that a traced node was merged into.
 
@@ -224,7 +229,7 @@ class EagerStep:
             TraceError: a pass left it out.
         """
         if node_id not in self._traced and node_id not in self._lowered:
-            raise KeyError(node_id)
+            raise KeyError(f"no node {node_id!r}; there are {', '.join(self._lowered)}")
         return self._node(NodeId(node_id))
 
     def _node(self, node_id: NodeId) -> Node:

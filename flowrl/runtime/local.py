@@ -23,7 +23,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from flowrl.graph import Graph, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
+from flowrl.program.breakpoints import breakpoints_left_out
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
@@ -498,7 +499,10 @@ class Run:
     def _evaluate(
         self, stage: str, step: int, num: int | None = None
     ) -> Mapping[str, float] | None:
-        row = self._open.evaluate(stage, step, num)
+        # A breakpoint in a reward is meant for the steps; held-out samples are hundreds.
+        is_eager = self._config.executor == "eager"
+        with breakpoints_left_out() if is_eager else nullcontext():
+            row = self._open.evaluate(stage, step, num)
         if row is None:
             return None
         self._folder.write_evaluation(row)

@@ -20,6 +20,10 @@ __all__ = ["UserFunction"]
 
 _OFFERED = ("prompt", "response", "answer", "row")
 
+_WRITTEN: dict[str, int] = {}
+"""When the file of each module that was run here was written, in ns: a notebook's process lives
+longer than what a person has in the file."""
+
 
 class UserFunction:
     """A reward function, ready to be called.
@@ -90,8 +94,8 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     # A name that no import statement can hit, so that the file never shadows an installed module.
-    name = f"flowrl reward {path.resolve()}"
-    if name in sys.modules:
+    name, written = f"flowrl reward {path.resolve()}", path.stat().st_mtime_ns
+    if name in sys.modules and _WRITTEN.get(name) == written:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
@@ -104,6 +108,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    _WRITTEN[name] = written
     return module
 
 

@@ -1,0 +1,210 @@
+"""Programs whose lines are looked at one by one, and the rewards that they are scored with.
+
+The rewards are in a file of their own: `eager_rewards.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import flowrl as fl
+from tests.runtime.many_programs import config_of
+
+REWARDS = Path(__file__).with_name("eager_rewards.py")
+SEEN: list[tuple[str, object]] = []
+"""What programs and rewards say of themselves, in order; cleared by each test that reads it."""
+
+TROUBLE: list[BaseException] = []
+"""What `troubled` raises at its next line, once each."""
+
+
+def rewarded(program: str, runs: Path, reward: str = "digits", **changes: Any) -> dict[str, Any]:
+    """The configuration of a program of this file, scored by a function of `eager_rewards.py`."""
+    config = config_of(program, runs)
+    config["workflow"] = f"{__file__}:{program}"
+    config["data"] = {**config["data"], "eval": None}
+    config["rewards"] = {
+        "terms": [{"kind": "python", "name": "digit", "function": f"{REWARDS}:{reward}"}]
+    }
+    return {**config, **changes}
+
+
+@fl.map(reads=("score",), gives="score", per_sample=True)
+def halved(batch):
+    """Half of each score."""
+    SEEN.append(("halved", len(batch["score"])))
+    return batch["score"] / 2
+
+
+@fl.map(reads=("score", "response_mask"), gives=("rank/samples", "long/samples"))
+def ranked(batch):
+    """A sample's place in the whole batch, and how long it is."""
+    SEEN.append(("ranked", len(batch["score"])))
+    return {"rank": np.argsort(np.argsort(batch["score"])) / 8.0, "long": batch.lengths / 4.0}
+
+
+@fl.advantage.own(per="sample")
+def centred(batch):
+    """The score less the batch's mean."""
+    return batch.scores - batch.scores.mean()
+
+
+@fl.loss.own(
+    needs=("advantages", "behaviour_logprobs"), extra=("rank", "long"), corrects_behaviour=True
+)
+def ratio_loss(logprobs, batch):
+    """A plain importance-weighted loss, weighted by fields of a map."""
+    ratio = torch.exp(logprobs - batch.behaviour_logprobs)
+    weights = 1.0 + batch.extra["rank"] + batch.extra["long"]
+    return -ratio * batch.advantages * weights
+
+
+@fl.workflow
+def own_functions(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Maps before and behind a filter, an advantage and a loss of one's own, a second filter."""
+    rollout = actor.generate(prompts)
+    scores = halved(verifier.score(rollout))
+    fl.log("halved", scores)
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    rollout, scores = fl.filter.difficulty(rollout, halved(scores), low=-1.0, high=0.2)
+    extra = ranked(scores, rollout)
+    actor.update(rollout, advantages=centred(scores), loss=ratio_loss(), extra=extra)
+
+
+@fl.workflow
+def second_thoughts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Samples that are selected behind an update, whose old logprobs are of before it."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    actor.update(rollout, scores)
+    best, best_scores = fl.select.top(rollout, scores, k=2)
+    loss = fl.loss.policy_clip(anchor="old")
+    actor.update(best, best_scores, loss=loss)
+
+
+@fl.workflow
+def out_of_order(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    rival: fl.Policy,
+    reference: fl.Policy,
+    verifier: fl.Reward,
+    judge: fl.Reward,
+) -> None:
+    """Logs and forward passes before the last rollout is drawn, scores behind a filter."""
+    mine = actor.generate(prompts)
+    scores = verifier.score(mine)
+    fl.log("mine", scores)
+    kept, kept_scores = fl.filter.zero_variance(mine, scores)
+    logprobs = reference.logprobs(kept)
+    fl.log("judged", judge.score(kept))
+    theirs = rival.generate(prompts, n=2)
+    fl.log("theirs", verifier.score(theirs))
+    actor.update(kept, kept_scores, reference=logprobs, kl=fl.kl.k3(0.05))
+
+
+@fl.workflow
+def compared(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Two rollouts side by side: a prompt that one of them loses is lost to the other."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    greedy = actor.generate(prompts, n=1, temperature=0)
+    advantages = fl.advantage.remax(scores, rollout, baseline=verifier.score(greedy))
+    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+
+
+@fl.workflow
+def left_out(
+    prompts: fl.Prompts, *, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward
+) -> object:
+    """Logprobs that nobody needs, and logprobs that are there twice."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    unread = actor.logprobs(rollout)
+    first, second = reference.logprobs(rollout), reference.logprobs(rollout)
+    actor.update(rollout, scores, reference=unread, kl=fl.kl.k3(0.0))
+    actor.update(rollout, scores, reference=first, kl=fl.kl.k3(0.1))
+    actor.update(rollout, scores, reference=second, kl=fl.kl.k3(0.2))
+    return unread, first, second
+
+
+@fl.workflow
+def stopping_often(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """A breakpoint before and behind every line."""
+    breakpoint()
+    rollout = actor.generate(prompts)
+    breakpoint()
+    scores = verifier.score(rollout)
+    breakpoint()
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    breakpoint()
+    actor.update(rollout, scores)
+    breakpoint()
+
+
+@fl.workflow
+def looking(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> object:
+    """Reads values between its lines, and returns its handles."""
+    rollout = actor.generate(prompts)
+    if fl.is_eager():
+        SEEN.append(("drawn", rollout.value.texts))
+    scores = verifier.score(rollout)
+    if fl.is_eager():
+        SEEN.append(("scored", scores.value.tolist()))
+    actor.update(rollout, scores)
+    return prompts, rollout, scores
+
+
+@fl.workflow
+def hasty(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Asks for a value while it is traced."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    print(scores.value.mean())
+    actor.update(rollout, scores)
+
+
+@fl.workflow
+def wayward(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, way: str = "") -> None:
+    """Takes another way, of several, when it has values."""
+    other = way if fl.is_eager() else ""
+    rollout = actor.generate(prompts, temperature=0.5 if other == "attribute" else 0.75)
+    scores = verifier.score(rollout)
+    if other == "operation":
+        rollout, scores = fl.filter.zero_variance(rollout, scores)
+    kept, kept_scores = fl.filter.difficulty(rollout, scores, low=-9.0, high=9.0)
+    actor.update(rollout if other == "edge" else kept, kept_scores)
+    if other != "end":
+        fl.log("scores", kept_scores)
+    if other == "more":
+        fl.log("more", kept_scores)
+
+
+@fl.workflow
+def troubled(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Raises what `TROUBLE` holds, before it learns; behind it where that is a LookupError."""
+    rollout = actor.generate(prompts)
+    scores = verifier.score(rollout)
+    if fl.is_eager() and TROUBLE and not isinstance(TROUBLE[0], LookupError):
+        raise TROUBLE.pop(0)
+    rollout, scores = fl.filter.zero_variance(rollout, scores)
+    actor.update(rollout, scores)
+    if fl.is_eager() and TROUBLE:
+        raise TROUBLE.pop(0)
+
+
+EQUAL: Mapping[str, Mapping[str, Any]] = {
+    "own_functions": {},
+    "second_thoughts": {},
+    "out_of_order": {},
+    "left_out": {},
+    "compared": {"rewards": {"max_failures": 100}, "reward": "picky"},
+    "troubled": {"rewards": {"max_failures": 100}, "reward": "picky"},
+}
+"""Programs that must give the same in both executors; with failing rewards where those say so."""

@@ -1,0 +1,476 @@
+"""What a person sees of a program that runs line by line: values, breakpoints, errors, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import flowrl as fl
+from flowrl.program.values import SamplesValue
+from flowrl.runtime.eager_session import EagerSession
+from tests.runtime import eager_programs
+from tests.runtime.eager_programs import (
+    SEEN,
+    TROUBLE,
+    hasty,
+    left_out,
+    rewarded,
+    troubled,
+    wayward,
+)
+from tests.runtime.many_programs import CONFIGS, games_of
+from tests.runtime.tiny_runs import WatchedDisplay, outcome, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> Iterator[None]:
+    SEEN.clear()
+    TROUBLE.clear()
+    yield
+    TROUBLE.clear()
+
+
+def run_with_input(arguments: list[str], text: str) -> subprocess.CompletedProcess[str]:
+    """`flowrl run ARGUMENTS` in a process of its own, whose standard input is `text`."""
+    return subprocess.run(
+        [sys.executable, "-m", "flowrl.cli", "run", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+
+
+def session_of(program: str, runs: Path, reward: str = "digits", **changes: Any) -> EagerSession:
+    config = rewarded(program, runs, reward, **changes)
+    return fl.eager(getattr(eager_programs, program), config, display=WatchedDisplay())
+
+
+# -- values -------------------------------------------------------------------------------------
+
+
+def test_a_line_is_carried_out_when_it_is_reached(tmp_path: Path):
+    with session_of("looking", tmp_path, "told") as session:
+        assert SEEN == []
+        made = session.step()
+    names = [name for name, _ in SEEN]
+    assert names == ["drawn", *["reward"] * 16, "scored"]
+    prompts, rollout, scores = made.returned
+    assert [text for name, text in SEEN if name == "reward"] == list(rollout.value.texts)
+    assert SEEN[0][1] == rollout.value.texts
+    assert SEEN[-1][1] == scores.value.tolist()
+    assert [item.prompt for item in prompts.value] == list(dict.fromkeys(rollout.value.prompts))
+
+
+def test_the_value_of_a_rollout_has_its_samples_as_tokens_and_as_texts(tmp_path: Path):
+    with session_of("looking", tmp_path) as session:
+        _, rollout, scores = session.step().returned
+    value = rollout.value
+    assert isinstance(value, SamplesValue)
+    assert len(value) == len(value.texts) == len(scores.value) == 16
+    assert value.lengths.tolist() == [len(drawn) for drawn in value.split(value.tokens)]
+    assert (value.rollout_logprobs[~value.response_mask] == 0).all()
+    for sample, drawn in zip(value, value.split(value.rollout_logprobs), strict=True):
+        assert len(sample.tokens) == len(sample.response_mask) == len(sample.rollout_logprobs)
+        assert (drawn < 0).all()
+    assert value[-1].sample == value.samples[15]
+    with pytest.raises(IndexError):
+        value[16]
+    with pytest.raises(ValueError, match="there are 3 values"):
+        value.split(np.zeros(3))
+
+
+def test_values_cannot_be_written_into(tmp_path: Path):
+    with session_of("looking", tmp_path) as session:
+        _, rollout, scores = session.step().returned
+    for values in (scores.value, rollout.value.tokens):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 1
+
+
+def test_a_handle_says_what_its_values_are(tmp_path: Path):
+    with session_of("looking", tmp_path) as session:
+        prompts, rollout, scores = session.step().returned
+    first, value = rollout.value[0], scores.value
+    assert repr(prompts) == f"<Prompts of prompts: 4 prompts: {first.prompt!r}, ...>"
+    total = int(rollout.value.lengths.sum())
+    assert repr(rollout).startswith(
+        f"<Rollout of actor.generate: 16 samples of 4 prompts, {total} response tokens (mean "
+    )
+    assert repr(rollout).endswith(f": {first.prompt!r} -> {first.text!r}, ...>")
+    shown = ", ".join(f"{score:.4g}" for score in value[:8].tolist())
+    assert repr(scores) == (
+        f"<Scores of verifier.score: score float32[16], mean {value.mean():.4g}: {shown}, ...>"
+    )
+
+
+def test_every_node_of_the_lowered_graph_can_be_asked_for(tmp_path: Path):
+    with fl.eager(None, CONFIGS["actor_critic"](tmp_path), display=WatchedDisplay()) as session:
+        made = session.step()
+        assert "advantage" in made.nodes
+        assert len(made["critic.values"]) == len(made["actor.generate"].tokens)
+        assert set(made["advantage"]) == {"advantage", "returns"}
+        assert [update.loss for update in made["actor.update"]]
+        assert "verifier.score" in repr(made)
+        with pytest.raises(KeyError, match="no node 'actor"):
+            made["actor.generated"]
+
+
+def test_the_values_of_a_step_stay_when_another_is_made(tmp_path: Path):
+    with session_of("looking", tmp_path) as session:
+        first, second = session.step(), session.step()
+    texts = first["actor.generate"].texts
+    assert texts != second["actor.generate"].texts
+    assert [row.response for row in first.samples] == list(texts)
+
+
+def test_examples_pairs_and_episodes_have_values_of_their_own(tmp_path: Path):
+    with fl.eager(None, CONFIGS["preferences"](tmp_path), display=WatchedDisplay()) as session:
+        pairs = session.step()["pairs"]
+    assert pairs.preferred.tolist() == [True, False] * 4
+    assert pairs.rollout_logprobs is None
+    rows = [sum(int(part) for part in prompt[:-1].split("+")) for prompt in pairs.prompts]
+    assert [int(text) == total for text, total in zip(pairs.texts, rows, strict=True)] == [
+        True,
+        False,
+    ] * 4
+    with fl.eager(None, games_of(tmp_path), display=WatchedDisplay()) as session:
+        episodes = session.step()["game.interact"]
+    assert (episodes.turn[episodes.response_mask] >= 0).all()
+    assert len(set(episodes.turn.tolist())) > 1
+
+
+def test_a_merged_handle_has_the_values_of_the_one_it_was_merged_into(tmp_path: Path):
+    with fl.eager(left_out, rewarded("left_out", tmp_path), display=WatchedDisplay()) as session:
+        _, first, second = session.step().returned
+    assert second.value.tolist() == first.value.tolist()
+    assert "logprobs float32" in repr(second)
+
+
+def test_a_handle_that_a_pass_left_out_says_so(tmp_path: Path):
+    with fl.eager(left_out, rewarded("left_out", tmp_path), display=WatchedDisplay()) as session:
+        unread, _, _ = session.step().returned
+    with pytest.raises(fl.TraceError) as caught:
+        print(unread.value)
+    assert "actor.logprobs has no value: the pass drop_dead_nodes left it out" in str(caught.value)
+    assert "eager_programs.py:" in str(caught.value.where)
+    assert repr(unread) == "<Logprobs of actor.logprobs: left out by drop_dead_nodes>"
+
+
+def test_a_map_is_called_once_at_its_own_line_also_before_a_filter(tmp_path: Path):
+    with session_of("own_functions", tmp_path) as session:
+        session.step()
+    calls = [name for name, _ in SEEN]
+    assert calls[:1] == ["halved"]
+    assert SEEN[0][1] == 16
+    assert calls.count("ranked") <= 1
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+def test_a_value_is_refused_while_the_program_is_traced(tmp_path: Path):
+    with pytest.raises(fl.TraceError) as caught:
+        hasty.trace()
+    text = str(caught.value)
+    assert "eager_programs.py:" in text
+    assert "what 'verifier.score' gives has no value while the workflow is traced" in text
+    assert "executor=eager" in text
+    assert "if fl.is_eager():" in text
+    with pytest.raises(fl.TraceError, match="has no value while"):
+        fl.eager(hasty, rewarded("hasty", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [bool, float, len, list, lambda s: s + 1, lambda s: s > 0, lambda s: s[0], lambda s: f"{s}"],
+)
+def test_what_tracing_refuses_is_refused_with_values_too(use: Any, tmp_path: Path):
+    with session_of("looking", tmp_path) as session:
+        _, _, scores = session.step().returned
+    with pytest.raises(fl.TraceError, match="cannot be used"):
+        use(scores)
+
+
+@pytest.mark.parametrize(
+    ("way", "found", "expected"),
+    [
+        ("attribute", "actor.generate with temperature=0.5", "temperature=0.75 ("),
+        ("operation", "filter with spec=ZeroVariance(", "spec=Difficulty("),
+        ("edge", "actor.update with rollout=actor.generate{", "rollout=filter{"),
+        ("end", "the end of the program", "log.scores ("),
+        ("more", "log.more", "the end of the program"),
+    ],
+)
+def test_a_program_that_takes_another_way_is_stopped_at_its_line(
+    way: str, found: str, expected: str, tmp_path: Path
+):
+    config = rewarded("wayward", tmp_path, args={"way": way})
+    with (
+        fl.eager(wayward, config, display=WatchedDisplay()) as session,
+        pytest.raises(fl.TraceError) as caught,
+    ):
+        session.step()
+    error = caught.value
+    assert error.what == "the program goes another way than it was compiled with"
+    assert error.where is not None
+    assert "eager_programs.py:" in error.where
+    assert error.found is not None
+    assert found in error.found
+    assert error.expected is not None
+    assert expected in error.expected
+    assert "fl.filter" in str(error.hint)
+
+
+def test_an_unknown_executor_is_refused(tmp_path: Path):
+    config = rewarded("looking", tmp_path)
+    with pytest.raises(fl.ConfigError, match="no such executor"):
+        fl.run(None, config, executor="ray")  # type: ignore[arg-type]
+
+
+# -- breakpoints --------------------------------------------------------------------------------
+
+
+class Debugger:
+    """Takes the place of pdb: remembers where it was called, and what the frame had then."""
+
+    def __init__(self, quits_at: int | None = None) -> None:
+        self.stops: list[tuple[str, dict[str, object]]] = []
+        self._quits_at = quits_at
+
+    def __call__(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        assert frame is not None
+        shown = {name: repr(value) for name, value in frame.f_locals.items()}
+        self.stops.append((frame.f_code.co_name, shown))
+        if len(self.stops) == self._quits_at:
+            from bdb import BdbQuit
+
+            raise BdbQuit
+
+
+def test_breakpoints_stop_in_the_program_and_in_its_rewards_with_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    debugger = Debugger()
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
+    with session_of("stopping_often", tmp_path, "stopping") as session:
+        assert debugger.stops == []  # tracing has no values to stop at
+        session.step()
+    assert sys.breakpointhook is debugger
+    names = [name for name, _ in debugger.stops]
+    assert names == ["stopping_often"] * 2 + ["stopping"] * 16 + ["stopping_often"] * 3
+    before, drawn, scored, kept, learned = (
+        shown for name, shown in debugger.stops if name == "stopping_often"
+    )
+    assert "rollout" not in before
+    assert "16 samples of 4 prompts" in drawn["rollout"]
+    assert "scores" not in drawn
+    assert scored["scores"].startswith("<Scores of verifier.score: score float32[16], mean ")
+    assert kept["rollout"].startswith("<Rollout of filter: ")
+    assert learned["rollout"] == kept["rollout"]
+    inside = [shown for name, shown in debugger.stops if name == "stopping"]
+    assert all(set(shown) == {"response", "score"} for shown in inside)
+
+
+def test_breakpoints_of_a_compiled_run_stop_in_its_tracing_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    debugger = Debugger()
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
+    fl.compile(None, rewarded("stopping_often", tmp_path))
+    assert [name for name, _ in debugger.stops] == ["stopping_often"] * 5
+
+
+def test_breakpoints_in_rewards_leave_evaluations_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    debugger = Debugger()
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
+    config = rewarded("looking", tmp_path, "stopping")
+    config["data"]["eval"] = config["data"]["train"]
+    with fl.eager(None, config, display=WatchedDisplay()) as session:
+        assert debugger.stops == []
+        session.step()
+        assert [name for name, _ in debugger.stops] == ["stopping"] * 16
+    assert (session.folder / "evaluations.jsonl").read_text()
+
+
+@pytest.mark.parametrize("place", [1, 5, 21])
+def test_leaving_the_debugger_stops_the_step_and_the_next_call_makes_it_anew(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In the program, in a reward, and behind the update, where the step cannot be made anew."""
+    monkeypatch.setattr(sys, "breakpointhook", Debugger())
+    whole = fl.run(None, rewarded("stopping_often", tmp_path), display=WatchedDisplay())
+    debugger = Debugger(quits_at=place)
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
+    with session_of("stopping_often", tmp_path, "stopping") as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.step()
+        if place == 21:
+            with pytest.raises(fl.ConfigError, match="had changed weights already"):
+                session.step()
+            return
+        session.finish()
+    left, expected = outcome(session.folder), outcome(whole.folder)
+    assert (left.weights, left.metrics) == (expected.weights, expected.metrics)
+
+
+# -- what goes wrong ----------------------------------------------------------------------------
+
+
+def test_an_error_of_the_program_comes_out_as_it_is_and_the_step_can_be_made_anew(tmp_path: Path):
+    whole = fl.run(troubled, rewarded("troubled", tmp_path), display=WatchedDisplay())
+    with session_of("troubled", tmp_path) as session:
+        session.step()
+        TROUBLE.append(ZeroDivisionError("mine"))
+        with pytest.raises(ZeroDivisionError, match="mine") as caught:
+            session.step()
+        frames = [entry.name for entry in caught.traceback]
+        assert frames[-1] == "troubled"
+        assert "before step 2 of troubled" in repr(session)
+        session.finish()
+    assert outcome(session.folder) == outcome(whole.folder)
+
+
+def test_a_step_that_failed_behind_its_update_is_the_session_s_last(tmp_path: Path):
+    with session_of("troubled", tmp_path) as session:
+        TROUBLE.append(KeyError("late"))
+        with pytest.raises(KeyError, match="late"):
+            session.step()
+        with pytest.raises(fl.ConfigError, match="step 1 failed when it had changed weights"):
+            session.step()
+        assert "step 1 failed" in repr(session)
+
+
+def test_an_error_of_the_program_in_a_run_is_told_with_its_line(tmp_path: Path):
+    TROUBLE.append(ZeroDivisionError("mine"))
+    with pytest.raises(fl.TraceError) as caught:
+        fl.run(troubled, rewarded("troubled", tmp_path), display=WatchedDisplay(), executor="eager")
+    assert "workflow 'troubled' raised ZeroDivisionError: mine" in str(caught.value)
+    assert "eager_programs.py:" in str(caught.value.where)
+    assert "raise TROUBLE.pop(0)" in caught.value.user_frames
+
+
+def test_a_reward_that_raises_stops_at_its_line_with_the_error_itself_as_cause(tmp_path: Path):
+    with (
+        session_of("looking", tmp_path, "picky") as session,
+        pytest.raises(fl.RewardError) as caught,
+    ):
+        session.finish()
+    assert "raised ValueError: no nines: 9" in str(caught.value)
+    assert "eager_rewards.py:" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert SEEN[-1][0] == "drawn"
+
+
+def test_a_reward_that_cannot_be_loaded_is_told_before_the_first_step(tmp_path: Path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module\n")
+    config = rewarded("looking", tmp_path)
+    config["rewards"]["terms"][0]["function"] = f"{broken}:f"
+    with pytest.raises(fl.RewardError, match="the reward cannot be loaded") as caught:
+        fl.eager(None, config, display=WatchedDisplay())
+    assert "broken.py:1" in str(caught.value.where)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+# -- sessions -----------------------------------------------------------------------------------
+
+
+def test_a_session_goes_through_all_stages_as_a_run_does(tmp_path: Path):
+    whole = fl.run(None, tiny_config(tmp_path), display=WatchedDisplay())
+    display = WatchedDisplay()
+    with fl.eager(None, tiny_config(tmp_path), display=display) as session:
+        stages = []
+        while session.stage is not None:
+            stages.append(session.stage)
+            assert session.step().metrics.stage == stages[-1]
+        assert session.summary is not None
+        with pytest.raises(fl.ConfigError, match="all of them are made"):
+            session.step()
+    assert stages == ["sft"] * 4 + ["grpo"] * 4
+    assert display.summary == session.summary
+    assert outcome(session.folder) == outcome(whole.folder)
+
+
+def test_two_sessions_can_be_open_at_once_and_are_closed_for_good(tmp_path: Path):
+    first, second = session_of("looking", tmp_path), session_of("looking", tmp_path)
+    made = [session.step() for session in (first, second)]
+    assert made[0]["actor.generate"].texts == made[1]["actor.generate"].texts
+    for session in (first, second, first):
+        session.close()
+    with pytest.raises(fl.ConfigError, match="it is closed"):
+        first.step()
+    assert made[0].returned[2].value.shape == (16,)  # what was made can still be read
+    # Nobody holds the folder any more.
+    (first.folder / "config.yaml").write_text(yaml.safe_dump({"any": "thing"}))
+    with session_of("looking", tmp_path) as third:
+        third.step()
+
+
+def test_a_session_steps_inside_a_running_event_loop_as_notebooks_have_it(tmp_path: Path):
+    config = games_of(tmp_path)
+
+    async def cell() -> list[float]:
+        with fl.eager(None, config, display=WatchedDisplay()) as session:
+            return [float(session.step()["game.interact"].lengths.mean()) for _ in range(2)]
+
+    assert all(1 <= length <= 3 for length in asyncio.run(cell()))
+
+
+def test_a_reward_file_that_was_changed_is_read_anew_by_the_next_session(tmp_path: Path):
+    rewards = tmp_path / "rewards.py"
+    config = rewarded("looking", tmp_path)
+    config["rewards"]["terms"][0]["function"] = f"{rewards}:f"
+    seen = []
+    for score in (1.0, 2.0):
+        rewards.write_text(f"def f(response):\n    return {score}  # {'x' * int(score)}\n")
+        with fl.eager(None, config, display=WatchedDisplay()) as session:
+            seen.append(float(session.step().returned[2].value.mean()))
+    assert seen == [1.0, 2.0]
+
+
+def test_a_workflow_of_a_function_s_own_runs_line_by_line(tmp_path: Path):
+    """As a notebook's cells define them: no file names it."""
+    lines = []
+
+    @fl.workflow
+    def here(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = verifier.score(rollout)
+        if fl.is_eager():
+            lines.append(scores.value.mean())
+        actor.update(rollout, scores)
+
+    config = rewarded("looking", tmp_path)
+    config["workflow"] = None
+    config["stages"] = ["here"]
+    with fl.eager(here, config, display=WatchedDisplay()) as session:
+        session.finish()
+    assert len(lines) == 3
+
+
+def test_a_real_debugger_reads_values_through_the_command_line(tmp_path: Path):
+    config = rewarded("stopping_often", tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**config, "executor": "eager"}))
+    commands = ["p rollout", "n", "n", "p rollout.value.lengths.sum() > 15", "c", "q"]
+    done = run_with_input([str(path)], "\n".join(commands))
+    assert "> " in done.stdout
+    assert "NameError" in done.stdout  # before its line, a name has no value
+    assert "True" in done.stdout
+    assert done.stderr.strip().endswith("stopped")
+    assert done.returncode == 130
