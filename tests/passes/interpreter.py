@@ -60,9 +60,13 @@ class World:
 
 
 def run_steps(graph: Graph, context: Context, num_steps: int) -> list[dict[str, float]]:
-    """The weights of every role that changes, and all that is logged, after each step."""
+    """The weights of every role that learns, and all that is logged, after each step.
+
+    Weights that a role takes over show in what is drawn and compared with them.
+    """
     changing = {str(node.role): 1.0 for node in graph.of_op(Op.UPDATE, Op.SYNC)}
     world = World(context=context, open=graph.level is Level.TRACED, weights=changing)
+    learns = {str(node.role) for node in graph.of_op(Op.UPDATE)}
     carried: dict[str, Fields] = {}
     after = []
     for world.step in range(num_steps):
@@ -80,7 +84,8 @@ def run_steps(graph: Graph, context: Context, num_steps: int) -> list[dict[str, 
             else:
                 made[node.id] = _run(graph, node, given, world)
         carried = made
-        after.append({**world.weights, **world.logged})
+        learnt = {role: each for role, each in world.weights.items() if role in learns}
+        after.append({**learnt, **world.logged})
     return after
 
 

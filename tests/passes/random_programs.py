@@ -127,7 +127,9 @@ def traced(lessons: list[Lesson], refresh: int | None = None) -> Graph:
         prepared = [update for lesson in lessons for update in _prepare(lesson, handles)]
         for role, batch, arguments in prepared:
             handles[role].update(batch, **arguments)
-        if refresh is not None:
+        # Weights that nothing uses are refused.
+        asked = {node.role for node in handles["reference"].tracer.nodes}
+        if refresh is not None and "reference" in asked:
             handles["reference"].sync(handles[lessons[0].learner], every=refresh)
 
     # Data that a workflow does not use are refused.
@@ -154,7 +156,7 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
         return [_by_preference(learner, handles["pairs"], handles)]
     rollout, scores = _draw(lesson, handles)
     if lesson.log:
-        fl.log(f"score.{learner}", scores)
+        fl.log(_name("score", handles), scores)
     if lesson.subset == "pairs":
         return [_by_preference(learner, fl.select.best_and_worst(rollout, scores), handles)]
     if lesson.subset == "filter":
@@ -165,13 +167,18 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
     if lesson.kl is not None:
         given = [handles[name].logprobs(rollout) for name in lesson.references]
         for number, logprobs in enumerate(given[:-1]):
-            fl.log(f"reference.{number}", logprobs)
+            fl.log(_name(f"reference.{number}", handles), logprobs)
         arguments |= {"reference": given[-1], "kl": fl.kl.k3(lesson.kl)}
     if lesson.loss is not None:
         arguments["loss"] = LOSSES[lesson.loss]
     if lesson.old and lesson.loss in ("old", "decoupled"):
         arguments["old"] = handles[learner].logprobs(rollout)
     return [*updates, (learner, rollout, arguments)]
+
+
+def _name(name: str, handles: dict[str, Any]) -> str:
+    """A name that no other lesson logs under."""
+    return f"{name}.{len(handles['reference'].tracer.nodes)}"
 
 
 def _by_preference(learner: str, pairs: Any, handles: dict[str, Any]) -> tuple[str, Any, Any]:
@@ -196,7 +203,7 @@ def _judge(
 ) -> tuple[list[tuple[str, Any, dict[str, Any]]], dict[str, Any]]:
     """Updates of other roles, and the weights of the learner's samples."""
     if lesson.loss == "cross_entropy":
-        fl.log(f"seen.{lesson.learner}", scores)  # an output that nothing uses is refused
+        fl.log(_name("seen", handles), scores)  # an output that nothing uses is refused
         return [], {}
     match lesson.judged:
         case "rewards":
