@@ -47,7 +47,9 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _bad_call(name, names, str(error)) from None
+            # A function of the user's own is called by its name.
+            own = getattr(args[0], "__name__", name) if name.endswith(".__call__") else name
+            raise _bad_call(str(own), names, str(error)) from None
         return function(*args, **kwargs)
 
     return checked

@@ -12,6 +12,7 @@ are arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import isfunction
 from typing import ClassVar
 
 from flowrl.config.nearest import suggestion
@@ -32,6 +33,7 @@ from flowrl.program.operation import (
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer, active_tracer
 from flowrl.specs import KL, LossSpec
+from flowrl.specs import loss as losses
 from flowrl.specs.check import wrong_fields
 from flowrl.specs.loss import BradleyTerry, Prediction, ValueClip
 
@@ -230,9 +232,7 @@ def add_update(
     tracer.refuse_after_sync(role.name)
     name = f"{role.name}.update"
     if loss is not None and not isinstance(loss, LossSpec):
-        raise refuse_argument(
-            name, "loss", loss, "a loss of fl.loss", "write loss=fl.loss.policy_clip(0.2)"
-        )
+        raise refuse_argument(name, "loss", loss, "a loss of fl.loss", _loss_meant(role, loss))
     if loss is not None:
         _check_loss(role, name, loss)
     more: dict[str, Read] = {}
@@ -261,6 +261,18 @@ def _penalty(name: str, kl: object) -> KL | None:
     if not is_number(kl.coefficient):
         raise refuse_argument(name, "kl", kl.coefficient, "a coefficient from 0 up")
     return kl
+
+
+def _loss_meant(role: Role, value: object) -> str:
+    """How to write what was given in the place of a loss."""
+    name = getattr(value, "__name__", "")
+    if getattr(losses, name, None) is value:
+        return f"call it: loss=fl.loss.{name}()"
+    if isfunction(value) and name.isidentifier():
+        return f"mark it: @fl.loss.own(needs=...) above `def {name}`"
+    if isfunction(value):
+        return "write it as a function of a module, marked @fl.loss.own(needs=...)"
+    return f"write loss={_LOSSES[role.predicts]}"
 
 
 _LOSSES: Mapping[Prediction, str] = {

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flowrl.errors import TraceError
 from flowrl.specs.base import Spec
+from flowrl.specs.function import caller
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
 
@@ -39,22 +42,40 @@ def regex(pattern: str) -> Regex:
     """Responses that match a regular expression as a whole.
 
     Raises:
-        ValueError: not an expression that Python's `re` reads.
+        TraceError: not an expression that Python's `re` reads.
     """
     try:
         re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if not isinstance(pattern, str):
+            raise TypeError("it is no text")
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise TraceError(
+            f"this is no regular expression: {error}",
+            where=caller(),
+            found=repr(pattern),
+            expected="a text that Python's `re` reads",
+        ) from None
     return Regex(pattern=pattern)
 
 
-def json_schema(schema: dict[str, object]) -> JsonSchema:
+def json_schema(schema: Mapping[str, object]) -> JsonSchema:
     """Responses that are a JSON value which a JSON Schema allows.
 
     Raises:
-        ValueError: not JSON.
+        TraceError: not a mapping that JSON can hold.
     """
+    if not isinstance(schema, Mapping):
+        raise TraceError(
+            "a JSON schema is a mapping",
+            where=caller(),
+            found=repr(schema),
+            expected='such as {"type": "object", "properties": {...}}',
+            hint="fl.grammar.json_schema(json.loads(text))" if isinstance(schema, str) else None,
+        )
     try:
-        return JsonSchema(schema=json.dumps(schema, sort_keys=True, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the schema is not JSON: {error}") from None
+        text = json.dumps(dict(schema), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceError(
+            f"JSON cannot hold this schema: {error}", where=caller(), found=repr(schema)
+        ) from None
+    return JsonSchema(schema=text)

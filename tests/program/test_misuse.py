@@ -512,3 +512,59 @@ def test_annotations_that_have_no_meaning_are_told_with_what_was_meant():
 def test_a_role_s_name_has_no_blanks(name):
     with pytest.raises(ConfigError, match="cannot be the name of a role"):
         simple.bind({"actor": name})
+
+
+# Calls of formulas.
+
+
+@fl.advantage.own(needs=("rewards",))
+def best_of(batch):
+    return batch.rewards.max(1)
+
+
+def plain_loss(logprobs, batch):
+    return -logprobs
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (fl.loss.gspo, "call it: loss=fl.loss.gspo()"),
+        (plain_loss, "mark it: @fl.loss.own(needs=...) above `def plain_loss`"),
+        (lambda logprobs, batch: logprobs, "a function of a module, marked @fl.loss.own"),
+        ("policy_clip", "write loss=fl.loss.policy_clip(0.2)"),
+    ],
+)
+def test_what_is_no_loss_is_told_with_what_was_meant(value, hint):
+    error = refusal(lambda rollout, scores, actor, *_: actor.update(rollout, scores, loss=value))
+    assert "cannot take this 'loss'" in error.what
+    assert hint in error.hint
+
+
+def test_an_own_advantage_that_is_called_wrongly_is_called_by_its_name():
+    error = refusal(lambda rollout, scores, *_: best_of(scores, rollout, 3))
+    assert error.what == "best_of: too many positional arguments"
+    error = refusal(lambda rollout, scores, *_: best_of([]))
+    assert "best_of takes the scores as 'scores'" in error.what
+
+
+def test_a_teacher_is_called_a_teacher():
+    error = refusal(lambda r, s, actor, other, judge: fl.advantage.distill(r, teacher=other))
+    assert "takes the logprobs as 'teacher'" in error.what
+    assert error.hint == "pass what other.logprobs(rollout) returned"
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (lambda: fl.grammar.regex("(["), "no regular expression: unterminated character set"),
+        (lambda: fl.grammar.regex(3), "no regular expression"),
+        (lambda: fl.grammar.regex(b"a"), "no regular expression: it is no text"),
+        (lambda: fl.grammar.json_schema('{"type": "object"}'), "a JSON schema is a mapping"),
+        (lambda: fl.grammar.json_schema({"a": {1}}), "JSON cannot hold this schema"),
+        (lambda: fl.grammar.json_schema({"a": math.nan}), "JSON cannot hold this schema"),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused_at_the_user_s_line(made, what):
+    error = refusal(lambda *_: made())
+    assert what in error.what

@@ -17,7 +17,7 @@ from flowrl.graph.types import Op
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
 from flowrl.program.operation import check_handle, current_tracer, is_number, refuse_argument
 from flowrl.program.tracer import Read
-from flowrl.specs import AdvantageSpec, ReinforcePP, ReMax
+from flowrl.specs import AdvantageSpec, Distill, ReinforcePP, ReMax
 
 __all__ = ["add_advantage", "choice", "number", "returns_of"]
 
@@ -39,7 +39,7 @@ def add_advantage(
     """Adds the node; its edges carry the fields that the specification reads."""
     tracer = current_tracer(name)
     reads: dict[str, Read] = {}
-    several = scores if isinstance(scores, list | tuple) else (scores,)
+    several = scores if isinstance(scores, list | tuple) and scores else (scores,)
     for place, each in enumerate(several, 1):
         if each is not None or spec.needs_scores:
             scored = check_handle(each, Scores, operation=name, argument="scores")
@@ -54,7 +54,8 @@ def add_advantage(
         fields = tuple(field for field in samples.fields if field in wanted)
         reads["rollout"] = Read(samples.node, fields)
     if reference is not None:
-        logprobs = check_handle(reference, Logprobs, operation=name, argument="reference")
+        argument = "teacher" if isinstance(spec, Distill) else "reference"
+        logprobs = check_handle(reference, Logprobs, operation=name, argument=argument)
         reads["reference"] = logprobs.read()
     if values is not None:
         reads["values"] = check_handle(values, Values, operation=name, argument="values").read()

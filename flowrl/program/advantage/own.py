@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from flowrl.program.advantage.node import add_advantage, returns_of
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
+from flowrl.program.operation import operation
 from flowrl.specs import Scalar
 from flowrl.specs.own_advantage import Per, UserAdvantage
 
@@ -27,6 +28,7 @@ class OwnAdvantage(UserAdvantage):
         {"scores", "rollout", "reference", "values", "baseline"}
     )
 
+    @operation
     def __call__(
         self,
         scores: Scores | Sequence[Scores],
