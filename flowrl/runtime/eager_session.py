@@ -20,7 +20,7 @@ from types import TracebackType
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError, TraceError
-from flowrl.observe.display import Display, PlainDisplay
+from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
 from flowrl.runtime.eager_stage import EagerStage, MadeStep
 from flowrl.runtime.local import Turn, new_run_folder, opened_run
@@ -60,8 +60,7 @@ class EagerSession:
         self._stack = ExitStack()
         with ExitStack() as stack:  # of what is open where something fails
             folder = stack.enter_context(new_run_folder(config, stages))
-            screen = PlainDisplay(every_s=0.0) if display is None else display
-            self._run = stack.enter_context(opened_run(config, stages, folder, display=screen))
+            self._run = stack.enter_context(opened_run(config, stages, folder, display=display))
             self.folder: Path = folder.path
             self._turns: Iterator[Turn] = self._run.turns()
             self._turn = next(self._turns, None)

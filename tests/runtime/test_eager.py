@@ -12,6 +12,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.api import resume
+from flowrl.cli.run import resume as go_on
 from flowrl.cluster import ResourcePool, discover
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
@@ -140,3 +141,14 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_behind(tmp_path: Path):
         fl.run(None, config, display=CtrlC("looking", 1, times=2), executor="eager")
     assert not list(tmp_path.glob("tiny/checkpoints/*"))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_compiled_run_that_was_stopped_can_be_looked_at_line_by_line(tmp_path: Path):
+    config = rewarded("looking", tmp_path, name="stopped")
+    whole = fl.run(None, {**config, "name": "whole"}, display=WatchedDisplay())
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(None, config, display=CtrlC("looking", 2))
+    go_on(tmp_path / "stopped", ["executor=eager"])
+    written = (tmp_path / "stopped" / "config.yaml").read_text()
+    assert "executor: eager" in written
+    assert outcome(tmp_path / "stopped") == outcome(whole.folder)

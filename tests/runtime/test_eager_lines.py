@@ -16,7 +16,9 @@ import yaml
 
 import flowrl as fl
 from flowrl.program.values import SamplesValue
+from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_session import EagerSession
+from flowrl.runtime.rollouts import RolloutDriver, Seconds
 from tests.runtime import eager_programs
 from tests.runtime.eager_programs import (
     SEEN,
@@ -474,3 +476,28 @@ def test_a_real_debugger_reads_values_through_the_command_line(tmp_path: Path):
     assert "True" in done.stdout
     assert done.stderr.strip().endswith("stopped")
     assert done.returncode == 130
+
+
+@pytest.mark.parametrize("program", ["looking", "guessing"])
+def test_an_interrupt_while_engines_draw_leaves_them_empty_for_the_next_try(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if program == "guessing":
+        flow, config = None, games_of(tmp_path, eval={"num": 4, "metric": "solved"})
+    else:
+        flow, config = eager_programs.looking, rewarded(program, tmp_path)
+    whole = fl.run(flow, config, display=WatchedDisplay())
+    draws = iter([False, False, True])
+
+    def polled(driver: HeldDriver, seconds: Seconds) -> int:
+        if next(draws, False):
+            raise KeyboardInterrupt
+        return RolloutDriver._poll_engines(driver, seconds)
+
+    monkeypatch.setattr(HeldDriver, "_poll_engines", polled)
+    monkeypatch.setattr("flowrl_backends.torch.engine._STEPS_PER_POLL", 1)
+    with fl.eager(flow, config, display=WatchedDisplay()) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.step()
+        session.finish()
+    assert outcome(session.folder) == outcome(whole.folder)
