@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -14,6 +15,9 @@ from flowrl.specs import Scalar, Spec, spec_from_json
 __all__ = ["GRAPH_VERSION", "Json", "graph_from_json", "graph_to_json"]
 
 GRAPH_VERSION = 2
+
+_FLOAT = "float"
+"""Key of a number that JSON cannot hold, spelt out: `{"float": "inf"}`."""
 
 Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 
@@ -57,13 +61,29 @@ def _node_to_json(node: Node) -> dict[str, Json]:
 
 
 def _attr_to_json(value: Attr) -> Json:
-    return {"family": value.family, **value.to_json()} if isinstance(value, Spec) else value
+    if not isinstance(value, Spec):
+        return _scalar_to_json(value)
+    fields = {name: _scalar_to_json(each) for name, each in value.to_json().items()}
+    return {"family": value.family, **fields}
+
+
+def _scalar_to_json(value: Scalar) -> Json:
+    # JSON has no infinity; Python would write a word that other readers do not know.
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(float(value))}
+    return value
 
 
 def _attr_from_json(value: Json) -> Attr:
+    if not isinstance(value, Mapping) or _FLOAT in value:
+        return _scalar_from_json(value)
+    fields = {name: _scalar_from_json(each) for name, each in value.items()}
+    return spec_from_json(str(fields.pop("family")), fields)
+
+
+def _scalar_from_json(value: Json) -> Scalar:
     if isinstance(value, Mapping):
-        rest = dict(value)
-        return spec_from_json(str(rest.pop("family")), cast(dict[str, Scalar], rest))
+        return float(str(value[_FLOAT]))
     return cast(Scalar, value)
 
 

@@ -56,7 +56,9 @@ def _parse_node(number: int, line: str) -> Node:
     found = _NODE.fullmatch(line)
     if found is None:
         raise _bad(number, line, "NODE = OP [by ROLE] [in REGION] [@ FILE:LINE]")
-    source = SourceRef(file=found["file"], line=int(found["line"])) if found["file"] else None
+    source = None
+    if found["file"]:
+        source = SourceRef(file=_parse_file(number, found["file"]), line=int(found["line"]))
     return Node(
         id=NodeId(found["id"]),
         op=_member(number, Op, found["op"]),
@@ -64,6 +66,15 @@ def _parse_node(number: int, line: str) -> Node:
         region=found["region"],
         source=source,
     )
+
+
+def _parse_file(number: int, text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        raise _bad(number, text, "a file's name, or a JSON string") from None
 
 
 def _parse_detail(number: int, line: str, node: Node, edges: list[Edge]) -> Node:

@@ -45,6 +45,12 @@ def _format_scalar(value: Scalar) -> str:
     return json.dumps(value) if isinstance(value, str) else format_scalar(value)
 
 
+def _format_file(name: str) -> str:
+    """As it is, where it is one line of text that nothing else could be."""
+    plain = name.isprintable() and name.strip() == name and name and not name.startswith('"')
+    return name if plain else json.dumps(name)
+
+
 def format_graph(graph: Graph, *, sources: bool = False) -> str:
     """The canonical text; with `sources`, each node's file and line too."""
     blocks = [f"graph {graph.name} {graph.level}"]
@@ -55,7 +61,7 @@ def format_graph(graph: Graph, *, sources: bool = False) -> str:
         if node.region is not None:
             head += f" in {node.region}"
         if sources and node.source is not None:
-            head += f" @ {node.source.file}:{node.source.line}"
+            head += f" @ {_format_file(node.source.file)}:{node.source.line}"
         lines = [head]
         for edge in graph.in_edges(node.id):
             fields = ", ".join(edge.fields)

@@ -76,7 +76,7 @@ def run_passes(
         write: Takes what `print_after` asks for.
 
     Raises:
-        ConfigError: a name that is no pass.
+        ConfigError: a name that is no pass, or a graph wanted after one that is left out.
         GraphError: the graph, or what a pass made of it, breaks its specification.
     """
     for name in (*print_after, *disable):
@@ -85,6 +85,12 @@ def run_passes(
                 f"no pass is called '{name}'",
                 expected=f"one of {listing(pass_names())}",
                 hint=suggestion(name, pass_names()),
+            )
+    for name in print_after:
+        if name in disable:
+            raise ConfigError(
+                f"there is no graph after pass '{name}', which is left out",
+                hint=f"do not disable {name}, or print after another pass",
             )
     verify(graph)
     for run in PASSES:

@@ -330,6 +330,11 @@ def test_a_graph_that_misses_a_pass_is_not_called_lowered():
     assert run_passes(short.trace(), CONTEXT, disable=["drop_zero_kl"]).level is Level.LOWERED
 
 
+def test_a_pass_that_is_left_out_has_no_graph_to_print():
+    with pytest.raises(ConfigError, match="no graph after pass 'drop_zero_kl'"):
+        run_passes(short.trace(), CONTEXT, disable=["drop_zero_kl"], print_after=["drop_zero_kl"])
+
+
 @pytest.mark.parametrize("option", ["print_after", "disable"])
 def test_an_unknown_pass_gets_the_nearest_name(option):
     with pytest.raises(ConfigError) as caught:
