@@ -6,10 +6,11 @@ import logging
 
 from flowrl.compiler.sizes import compares_a_group
 from flowrl.graph import Graph, Op
+from flowrl.graph.node_errors import called
 from flowrl.passes import Context
-from flowrl.passes.rollouts import changed_options, is_of_sampler, neutral_options
+from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
 from flowrl.passes.settle_truncation import takes_for_draws
-from flowrl.specs import AdvantageSpec, Sampling
+from flowrl.specs import AdvantageSpec, LossSpec, Sampling
 
 __all__ = ["warn_of"]
 
@@ -21,6 +22,7 @@ def warn_of(graph: Graph, context: Context) -> None:
     if context.truncated == "ignore":
         _warn_of_truncation(graph, context)
     _warn_of_equal_scores(graph)
+    _warn_of_other_policies(graph)
 
 
 def _warn_of_truncation(graph: Graph, context: Context) -> None:
@@ -54,3 +56,27 @@ def _warn_of_equal_scores(graph: Graph) -> None:
                 source.id,
                 node.id,
             )
+
+
+def _warn_of_other_policies(graph: Graph) -> None:
+    """Where a policy gradient is over samples of a policy that is never the one that learns."""
+    for node in graph.of_op(Op.UPDATE):
+        loss, drawn = node.attr("loss"), drawn_by(graph, node)
+        if drawn is None or drawn.role == node.role or not isinstance(loss, LossSpec):
+            continue
+        follows = any(
+            graph.node(edge.src).role == node.role
+            for sync in graph.of_op(Op.SYNC)
+            if sync.role == drawn.role
+            for edge in graph.in_edges(sync.id)
+        )
+        if follows or loss.corrects_behaviour or "advantages" not in loss.needs:
+            continue
+        _log.warning(
+            "%s learns by policy gradient from samples that %s drew, and %s does not correct for "
+            "the policy that produced them: the gradient is biased. fl.loss.policy_clip(0.2) "
+            "corrects, and fl.loss.cross_entropy() imitates",
+            node.id,
+            drawn.role,
+            called(loss),
+        )

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
-from flowrl.graph.node_errors import node_error
+from flowrl.graph.node_errors import called, node_error
 from flowrl.graph.signatures import PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.passes.context import Context
 from flowrl.passes.rollouts import drawn_by
-from flowrl.specs import LossSpec
+from flowrl.specs import LossSpec, OwnLoss
 from flowrl.specs import loss as losses
 from flowrl.specs.loss import PolicyLoss
 
@@ -37,7 +37,7 @@ def bind_behaviour_logprobs(graph: Graph, context: Context) -> Graph:
             continue
         drawn = drawn_by(graph, node)
         if drawn is not None:
-            _check_staleness(node, loss, context)
+            _check_staleness(graph, node, loss, drawn, context)
         reads = "behaviour_logprobs" in loss.needs
         measures = drawn is not None and drawn.role == node.role and loss.predicts == "logprobs"
         if (reads or measures) and not loss.pairs:
@@ -61,42 +61,66 @@ def _trimmed(edge: Edge, carried: dict[str, tuple[str, ...]]) -> Edge:
     return replace(edge, fields=tuple(f for f in edge.fields if f in carried[edge.dst]))
 
 
-def _check_staleness(node: Node, loss: LossSpec, context: Context) -> None:
+def _check_staleness(
+    graph: Graph, node: Node, loss: LossSpec, drawn: Node, context: Context
+) -> None:
     """A critic learns returns, a reward model preferences: neither is a policy of its samples."""
-    if context.max_staleness == 0 or loss.corrects_behaviour or loss.predicts != "logprobs":
+    if loss.corrects_behaviour or loss.predicts != "logprobs":
         return
-    raise _uncorrected(node, loss, context.max_staleness)
+    sync = _refresh(graph, node, drawn)
+    every = sync.attr("every") if sync is not None else 1
+    late = every - 1 if isinstance(every, int) else 0
+    if context.max_staleness + late > 0:
+        raise _uncorrected(node, loss, context.max_staleness + late, sync if late else None)
 
 
-def _uncorrected(node: Node, loss: LossSpec, staleness: int) -> GraphError:
-    hint = "use one of these, or set max_staleness to 0"
+def _refresh(graph: Graph, update: Node, drawn: Node) -> Node | None:
+    """The sync by which who draws follows the policy that is updated, from time to time."""
+    for sync in graph.of_op(Op.SYNC):
+        edge = graph.feeding(sync.id, "weights")
+        if sync.role == drawn.role != update.role and edge is not None:
+            return sync if graph.node(edge.src).role == update.role else None
+    return None
+
+
+def _uncorrected(node: Node, loss: LossSpec, staleness: int, sync: Node | None) -> GraphError:
+    fresh = f"write {sync.role}.sync without every" if sync else "set max_staleness to 0"
+    hint = f"use one of these, or {fresh}"
     if isinstance(loss, PolicyLoss):
         hint = (
             f"let this one correct: loss=fl.loss.{loss.kind}(correction=fl.loss.truncate(2.0), "
             f"...); or {hint}"
         )
-    elif loss.kind.startswith("own"):
+    elif isinstance(loss, OwnLoss):
         hint = (
             f"where yours does, declare it: @fl.loss.own(corrects_behaviour=True, ...); or {hint}"
         )
+    names = correcting_losses(pairs=loss.pairs)
     return node_error(
         node,
-        f"update(loss={loss.kind}) gets samples of policies up to {staleness} publications old, "
-        "but does not correct for the policy that produced them",
-        expected="a loss that does: " + ", ".join(f"fl.loss.{n}()" for n in correcting_losses()),
+        f"update(loss={called(loss)}) gets samples of policies up to {staleness} "
+        f"publication{'s' if staleness > 1 else ''} old, but does not correct for the policy that "
+        "produced them",
+        found=None if sync is None else f"{sync.id}, every={sync.attr('every')} ({sync.source})",
+        expected="a loss that does: " + ", ".join(f"fl.loss.{name}()" for name in names),
         hint=hint,
     )
 
 
-def correcting_losses() -> tuple[str, ...]:
-    """Names of all losses of policies on rollouts that, as they are, correct for older policies."""
+def correcting_losses(*, pairs: bool = False) -> tuple[str, ...]:
+    """Names of all losses on rollouts that, as they are, correct for older policies.
+
+    Args:
+        pairs: Of those on pairs of samples; otherwise of policy losses.
+    """
     found = []
     for name in losses.__all__:
         make = getattr(losses, name)
         if not inspect.isfunction(make) or not _needs_nothing(make):
             continue
         loss = make()
-        if isinstance(loss, PolicyLoss) and loss.corrects_behaviour:
+        policy = isinstance(loss, LossSpec) and loss.predicts == "logprobs"
+        if policy and loss.corrects_behaviour and loss.pairs == pairs:
             found.append(name)
     return tuple(found)
 

@@ -89,3 +89,41 @@ def test_an_update_on_pairs_carries_which_is_preferred_and_no_more():
     graph = run_passes(preferences.trace(), Context())
     fields = graph.feeding("actor.update", "rollout").fields
     assert fields == ("tokens", "response_mask", "preferred")
+
+
+@fl.loss.own(needs="preferred")
+def margin(logprobs, batch):
+    return -logprobs
+
+
+def test_a_loss_of_pairs_is_told_those_of_pairs():
+    @fl.workflow
+    def program(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(fl.select.best_and_worst(rollout, judge.score(rollout)), loss=margin)
+
+    with pytest.raises(GraphError, match=r"update\(loss=margin\)") as caught:
+        run_passes(program.trace(), STALE)
+    assert caught.value.expected == "a loss that does: fl.loss.dpo()"
+    assert "declare it: @fl.loss.own(corrects_behaviour=True" in caught.value.hint
+
+
+def refreshed(every: int, loss: LossSpec) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, actor: fl.Policy, player: fl.Policy, judge: fl.Reward):
+        rollout = player.generate(prompts)
+        actor.update(rollout, judge.score(rollout), loss=loss)
+        player.sync(actor, every=every)
+
+    return program
+
+
+def test_who_draws_with_weights_of_some_steps_ago_draws_stale_samples():
+    run_passes(refreshed(1, fl.loss.reinforce()).trace(), Context())
+    run_passes(refreshed(3, fl.loss.policy_clip(0.2)).trace(), Context())
+    with pytest.raises(GraphError, match="up to 2 publications old") as caught:
+        run_passes(refreshed(3, fl.loss.reinforce()).trace(), Context())
+    assert "player.sync, every=3 (" in caught.value.found
+    assert "write player.sync without every" in caught.value.hint
+    with pytest.raises(GraphError, match="up to 1 publication old"):
+        run_passes(refreshed(2, fl.loss.reinforce()).trace(), Context())

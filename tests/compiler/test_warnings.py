@@ -1,0 +1,53 @@
+"""What is legal, and yet seldom meant, is said aloud when a run is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flowrl as fl
+from flowrl.specs import LossSpec
+from tests.compiler.programs import config, model
+
+
+def warned(caplog: pytest.LogCaptureFixture, workflow: fl.Workflow, **changes: Any) -> list[str]:
+    settings = config(**changes)
+    settings["roles"] |= {"teacher": model()}
+    caplog.clear()
+    fl.compile(workflow, settings)
+    return [record.getMessage() for record in caplog.records]
+
+
+def taught(loss: LossSpec, *, follows: bool = False) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, teacher: fl.Policy, judge: fl.Reward):
+        rollout = teacher.generate(prompts)
+        scores = judge.score(rollout)
+        if loss == fl.loss.cross_entropy():
+            fl.log("score", scores)
+            actor.update(rollout, loss=loss)
+        else:
+            actor.update(rollout, scores, loss=loss)
+        if follows:
+            teacher.sync(actor)
+
+    return program
+
+
+def test_a_policy_gradient_over_another_policy_s_samples_is_told(caplog):
+    (said,) = warned(caplog, taught(fl.loss.reinforce()))
+    assert "actor.update learns by policy gradient from samples that teacher drew" in said
+    assert "reinforce does not correct" in said
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        taught(fl.loss.policy_clip(0.2)),
+        taught(fl.loss.cross_entropy()),
+        taught(fl.loss.reinforce(), follows=True),
+    ],
+)
+def test_one_that_corrects_imitates_or_follows_is_not(caplog, program):
+    assert warned(caplog, program) == []
