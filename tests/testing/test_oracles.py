@@ -17,7 +17,7 @@ from flowrl.testing.oracles import Case, Failed, NotOffered, Passed, judge, load
 from flowrl.testing.oracles.__main__ import main
 from flowrl.testing.oracles.runner import ADAPTERS
 
-WHITEN = {
+WHITEN: dict[str, Any] = {
     "family": "advantages",
     "name": "adv_norm__areal__tiny",
     "inputs": {"values": [[1, 3, 9]], "response_mask": [[1, 1, 0]]},
@@ -31,6 +31,59 @@ WHITEN = {
 
 def case_of(**changes: Any) -> Case:
     return Case.from_json({**copy.deepcopy(WHITEN), **changes}, None, "here")
+
+
+CLIPPED: dict[str, Any] = {
+    "family": "policy_losses",
+    "name": "decoupled__areal__tiny",
+    "inputs": {
+        "log_probs": [[-1.0, -1.0]],
+        "old_log_probs": [[-2.0, -3.0]],
+        "rollout_log_probs": [[-2.0, -2.0]],
+        "advantages": [[-1.0, -1.0]],
+        "response_mask": [[1, 1]],
+    },
+    "options": {
+        "peer_options": {
+            "eps_clip": 0.2,
+            "c_clip": 2.0,
+            "rejection": {"level": "token", "action": "mask", "metric": "kl_k2", "upper": 0.1},
+        }
+    },
+    "expected": {"loss": 1.0, "metrics": {"dual_clip_frac": 0.5}},
+    "rtol": 1e-9,
+    "atol": 0.0,
+    "compare": "all",
+}
+"""The dual clip acts at both tokens: exp(1) and exp(2) are above 2. The second one is masked."""
+
+REGULARISED: dict[str, Any] = {
+    "family": "policy_losses",
+    "name": "kl__nemo__tiny",
+    "inputs": {
+        "log_probs": [[-1.0, -1.0], [-1.0, -1.0]],
+        "old_log_probs": [[-1.0, -1.0], [-1.0, -1.0]],
+        "rollout_log_probs": [[-1.0, -1.0], [-1.0, -1.0]],
+        "ref_log_probs": [[-2.0, -9.0], [-4.0, -6.0]],
+        "advantages": [[0.0, 0.0], [0.0, 0.0]],
+        "response_mask": [[1, 0], [1, 1]],
+        "sample_mask": [1, 1],
+    },
+    "options": {
+        "peer_options": {
+            "token_level_loss": False,
+            "ratio_clip_min": 0.2,
+            "ratio_clip_max": 0.2,
+            "reference_policy_kl_penalty": 0.1,
+            "reference_policy_kl_type": "k1",
+        }
+    },
+    "expected": {"loss": 0.25, "metrics": {"kl_penalty": 2.5}},
+    "rtol": 1e-9,
+    "atol": 0.0,
+    "compare": "all",
+}
+"""k1 is 1, and 3 and 5: means of samples are 1 and 4."""
 
 
 def written(folder: Path, *cases: dict[str, Any], family: str | None = "advantages") -> Path:
@@ -52,6 +105,7 @@ def test_formulas_equal_the_recorded_numbers_in_the_repository(
 
 def test_the_numbers_in_the_repository_name_their_source(repository: Path) -> None:
     for case in load([repository / "tests/data/oracles_small.json"]):
+        assert isinstance(case, Case)
         assert {"repo", "commit", "file", "function"} <= set(case.source), case.name
 
 
@@ -86,9 +140,49 @@ def test_a_result_that_is_missing_or_of_another_shape_fails() -> None:
 
 
 def test_an_adapter_that_raises_is_a_failed_case() -> None:
-    verdict = judge(case_of(options={"algorithm": "unheard of"}))
-    assert verdict == Failed("KeyError: 'unheard of'")
-    assert isinstance(judge(case_of(family="cooking")), Failed)
+    verdict = judge(case_of(inputs={"values": [[1, 3, 9]]}))
+    assert verdict == Failed("KeyError: 'response_mask'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"family": "cooking"}, "there is no family 'cooking' here"),
+        ({"options": {"algorithm": "unheard of"}}, "the algorithm 'unheard of'"),
+        ({"options": {"algorithm": "gae", "masking": "wrap"}}, "the masking 'wrap'"),
+        ({"options": {"algorithm": "reward_norm", "mean": "median"}}, "the mean 'median'"),
+        ({"family": "kl_estimators", "options": {"kl_type": "k9"}}, "the kl_type 'k9'"),
+        ({"family": "kl_estimators", "options": {}}, "the kl_type None"),
+        ({"family": "policy_losses", "name": "gspo__tool__P1"}, "the library 'tool'"),
+        (
+            {"family": "policy_losses", "name": "x__verl__P1", "options": {"loss": "hyper"}},
+            "the loss 'hyper' of verl",
+        ),
+    ],
+)
+def test_a_convention_that_nobody_here_knows_is_not_offered(
+    changes: dict[str, Any], reason: str
+) -> None:
+    inputs = {**CLIPPED["inputs"], "values": [[1.0, 3.0]], "rewards": [0.0]}
+    inputs |= {"ref_log_probs": [[0.0, 0.0]], "group_ids": [0]}
+    verdict = judge(case_of(**{"inputs": inputs, **changes}))
+    assert isinstance(verdict, NotOffered)
+    assert verdict.reason.startswith(reason)
+
+
+def test_an_unknown_option_excuses_a_difference_and_a_known_one_does_not() -> None:
+    strange = {**WHITEN["options"], "peer_options": {"sharpen": True}}
+    wrong = {"advantages": [[-2, 2, 0]]}
+    assert judge(case_of(options=strange)) == Passed()
+    verdict = judge(case_of(options=strange, expected=wrong))
+    assert verdict == NotOffered("options not known here: sharpen")
+    described = {**WHITEN["options"], "whiten": True}
+    assert isinstance(judge(case_of(options=described, expected=wrong)), Failed)
+
+
+@pytest.mark.parametrize("case", [CLIPPED, REGULARISED], ids=["areal", "nemo"])
+def test_metrics_count_what_the_library_counts(case: dict[str, Any]) -> None:
+    assert judge(Case.from_json(case, None, "here")) == Passed()
 
 
 def test_a_library_that_returned_no_number_where_flowrl_has_one_is_not_a_pass() -> None:
@@ -128,16 +222,35 @@ def test_families_without_an_adapter_yet_are_named_and_not_counted(
     ]
 
 
-def test_a_path_without_cases_is_an_error_of_its_own(
+def test_a_path_without_files_is_an_error_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "absent.json")]) == 2
     assert "absent.json" in capsys.readouterr().err
     with pytest.raises(DataError, match="holds no oracle files"):
         load([tmp_path])
-    (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(DataError, match="holds no oracle cases"):
-        load([tmp_path])
-    (tmp_path / "list.json").write_text('{"family": "advantages", "cases": [{"name": "x"}]}')
-    with pytest.raises(DataError, match="lacks keys"):
-        load([tmp_path])
+
+
+def test_what_cannot_be_read_fails_and_the_rest_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd: list[Any] = [{"name": "x"}, "no case", {**WHITEN, "compare": "by eye"}]
+    odd += [{**WHITEN, "inputs": None}, {**WHITEN, "rtol": "small"}]
+    (tmp_path / "broken.json").write_text('{"family": "advantages", ')
+    written(tmp_path, WHITEN, *odd)
+    assert main([str(tmp_path)]) == 1
+    *_, advantages, counts = capsys.readouterr().out.splitlines()
+    assert counts == "1 passed, 6 failed, 0 not offered"
+    assert advantages == "advantages: 1 passed, 5 failed, 0 not offered"
+
+
+def test_a_file_without_cases_is_left_out_of_a_folder_and_fails_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, WHITEN)
+    other = tmp_path / "list.json"
+    other.write_text("[]")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 not offered"
+    assert main([str(other)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed, 0 not offered"

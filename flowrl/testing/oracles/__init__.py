@@ -9,6 +9,6 @@ Run it with `python -m flowrl.testing.oracles FILE_OR_FOLDER...`.
 from __future__ import annotations
 
 from flowrl.testing.oracles.case import Case, NotOffered
-from flowrl.testing.oracles.runner import Failed, Passed, Tally, judge, load, run
+from flowrl.testing.oracles.runner import Failed, Passed, Tally, Unread, judge, load, run
 
-__all__ = ["Case", "Failed", "NotOffered", "Passed", "Tally", "judge", "load", "run"]
+__all__ = ["Case", "Failed", "NotOffered", "Passed", "Tally", "Unread", "judge", "load", "run"]

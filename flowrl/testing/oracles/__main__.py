@@ -1,7 +1,8 @@
 """`python -m flowrl.testing.oracles FILE_OR_FOLDER...`: recorded numbers against flowrl's.
 
 Prints failures and refusals by case, a line per family, and last
-`N passed, M failed, K not offered`. Exit status: 0 exactly when M is 0; 2 for unreadable files.
+`N passed, M failed, K not offered`. A file or a case that cannot be read fails. Exit status: 0
+exactly when M is 0; 2 where a path leads to no file, and nothing is run.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ comes as an input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,17 +43,19 @@ from flowrl.specs.advantage import (
     Singleton,
 )
 from flowrl.specs.kl import Estimator
-from flowrl.specs.token_advantage import OptimalTokenBaseline
-from flowrl.testing.oracles.case import Case, Result
+from flowrl.specs.token_advantage import Masking, OptimalTokenBaseline
+from flowrl.testing.oracles.case import Case, Result, choose
+from flowrl.testing.oracles.kl_estimators import estimator_of
 
 __all__ = ["compute"]
+
 
 Array = npt.NDArray[np.float64]
 
 
 def compute(case: Case) -> Result:
     """Advantages, returns and rewards of a case."""
-    return _ALGORITHMS[case.option("algorithm", "kl_in_reward")](case)
+    return choose(_ALGORITHMS, case.option("algorithm", "kl_in_reward"), "algorithm")(case)
 
 
 def _groups(case: Case) -> npt.NDArray[np.int64]:
@@ -81,10 +84,20 @@ def _spread(case: Case, advantages: npt.ArrayLike) -> Result:
     return found
 
 
+_SCALES: Mapping[str, Scale] = {"group": "group", "batch": "batch", "none": "none"}
+_CENTRES: Mapping[str, Centre] = {
+    "group": "group",
+    "batch": "batch",
+    "group_others": "group_others",
+    "batch_others": "batch_others",
+}
+_MASKINGS: Mapping[str, Masking] = {name: name for name in get_args(Masking)}
+
+
 def _scale(case: Case) -> Scale:
     named = case.option("std_norm", case.option("normalize_rewards", True))
     if isinstance(named, str):
-        return {"group": "group", "batch": "batch", "none": "none"}[named]  # type: ignore[return-value]
+        return choose(_SCALES, named, "std_norm")
     if not named:
         return "none"
     return "group_others" if case.option("use_leave_one_out_baseline", False) else "group"
@@ -176,10 +189,10 @@ def _reward_norm(case: Case) -> Result:
     """AReaL measures deviations from what it subtracted; ROLL from the mean of the scores."""
     others = "_others" if case.option("leave_one_out", False) else ""
     mean, std = case.option("mean"), case.option("std")
-    centre: Centre = "none" if mean is None else mean + others
+    centre: Centre = "none" if mean is None else choose(_CENTRES, f"{mean}{others}", "mean")
     spec = GroupRelative(
         mean=centre,
-        std="none" if std is None else std,
+        std="none" if std is None else choose(_SCALES, std, "std"),
         ddof=int(case.option("ddof", 1)),
         eps=float(case.option("eps", 1e-6)),
         std_about="centre" if case.library == "areal" else "mean",
@@ -208,7 +221,7 @@ def _kl(case: Case, default: Estimator = "k1") -> Array:
     return kl_penalty(
         case.array(policy),
         case.array("ref_log_probs"),
-        case.option("kl_type", default),
+        estimator_of(case.option("kl_type", default)),
         clamp_input=case.option("input_clamp", clamps[0]),
         clamp_output=case.option("output_clamp", clamps[1]),
     )
@@ -239,7 +252,7 @@ def _reinforce_pp_baseline(case: Case) -> Result:
 
 def _placed(case: Case) -> Result:
     """OpenRLHF: shaped scores on the last token, a KL penalty, rewards-to-go, whitening of some."""
-    algorithm = case.option("algorithm")
+    algorithm = str(case.option("algorithm"))
     scores, groups, mask = case.array("rewards"), _groups(case), case.mask
     if algorithm == "group_norm":
         eps = float(case.option("eps", 1e-9))
@@ -319,7 +332,7 @@ def _advantage_norm(case: Case) -> Result:
 def _gae(case: Case) -> Result:
     mask, values = case.mask, case.array("values")
     gamma, lam = float(case.option("gamma", 1.0)), float(case.option("lam", 1.0))
-    masking = case.option("masking", "carry")
+    masking = choose(_MASKINGS, case.option("masking", "carry"), "masking")
     if "token_level_rewards" in case.inputs:
         rewards = case.array("token_level_rewards")
     else:

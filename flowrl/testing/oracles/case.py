@@ -6,21 +6,33 @@ An *adapter* is a module of this package named like a family. It has one functio
 
 that reads the inputs and options of the case, computes the same quantities with flowrl, and returns
 them under the keys of `case.expected`. Keys that the case does not expect are ignored; a key that
-it expects and the adapter does not return is a failure.
+it expects and the adapter does not return is a failure. A choice that the adapter does not know
+raises `UnknownConvention`; the names of all options that it knows are in `option_names`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.errors import DataError
 
-__all__ = ["Case", "Compare", "Json", "NotOffered", "Result", "Value"]
+__all__ = [
+    "Case",
+    "Compare",
+    "Json",
+    "NotOffered",
+    "Result",
+    "UnknownConvention",
+    "Value",
+    "choose",
+]
+
+_T = TypeVar("_T")
 
 Json: TypeAlias = Any
 """A value that JSON can hold. Cases of one family agree on keys, not on all types."""
@@ -44,6 +56,24 @@ class NotOffered:
 
 
 Result: TypeAlias = "Mapping[str, Value] | NotOffered"
+
+
+class UnknownConvention(Exception):
+    """A case asks for a choice that no adapter knows; it is not offered."""
+
+
+def choose(known: Mapping[str, _T], name: object, what: str) -> _T:
+    """What stands under a name that a case gives.
+
+    Args:
+        what: What the name is of, for the reason: `algorithm`.
+
+    Raises:
+        UnknownConvention: nothing does.
+    """
+    if not isinstance(name, str) or name not in known:
+        raise UnknownConvention(f"the {what} {name!r} is not known here")
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +105,15 @@ class Case:
     compare: Compare
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Json], family: str | None, where: str) -> Case:
+    def from_json(cls, value: Json, family: str | None, where: str) -> Case:
         """The case that an element of `cases` holds; `family` is the file's.
 
         Raises:
-            DataError: a key is missing, or `compare` names no rule.
+            DataError: it is no mapping of mappings, a key is missing, a tolerance is no number, or
+                `compare` names no rule.
         """
+        if not isinstance(value, Mapping):
+            raise DataError("an oracle case is no mapping", where=where, found=repr(value)[:60])
         needed = ("name", "inputs", "options", "expected", "rtol", "atol", "compare")
         missing = [key for key in needed if key not in value]
         if "family" not in value and family is None:
@@ -92,13 +125,25 @@ class Case:
                 found=", ".join(value),
                 expected=missing[0],
             )
+        place = f"{where}: {value['name']}"
         if value["compare"] not in get_args(Compare):
             raise DataError(
                 "an oracle case is compared by an unknown rule",
-                where=f"{where}: {value['name']}",
+                where=place,
                 found=str(value["compare"]),
                 expected=", ".join(get_args(Compare)),
             )
+        for key, kind, said in (
+            *((key, Mapping, "a mapping") for key in ("inputs", "options", "expected")),
+            *((key, int | float, "a number") for key in ("rtol", "atol")),
+        ):
+            if not isinstance(value[key], kind):
+                raise DataError(
+                    f"an oracle case has {key} of the wrong type",
+                    where=place,
+                    found=repr(value[key])[:60],
+                    expected=said,
+                )
         return cls(
             family=str(value.get("family", family)),
             name=str(value["name"]),
@@ -136,6 +181,10 @@ class Case:
         if name in self.options:
             return self.options[name]
         return (self.options.get("peer_options") or {}).get(name, default)
+
+    def option_names(self) -> frozenset[str]:
+        """Names of all options, of `peer_options` too."""
+        return frozenset(self.options) | frozenset(self.options.get("peer_options") or {})
 
     def array(self, name: str) -> npt.NDArray[np.float64]:
         """An input as float64; `null` is NaN."""

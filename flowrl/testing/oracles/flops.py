@@ -19,9 +19,10 @@ from typing import Any
 
 from flowrl.cost.flops import FlopsConvention, Work, model_flops
 from flowrl.cost.models import ModelShape
-from flowrl.testing.oracles.case import Case, Json, NotOffered, Result
+from flowrl.testing.oracles.case import Case, Json, NotOffered, Result, choose
 
 __all__ = ["compute"]
+
 
 _CONVENTIONS: Mapping[str, FlopsConvention] = {
     "verl": FlopsConvention(embedding="product"),
@@ -49,11 +50,12 @@ def compute(case: Case) -> Result:
         if function == "qwen2":
             convention = replace(convention, key_value_heads="all_heads")
         convention = replace(convention, mtp="counted")
+    default = "fwd" if library == "slime" else "fwd+bwd"
     return {
         "flops": model_flops(
             _shape(config),
             case.inputs["batch_seqlens"],
-            work=_WORK[case.option("pass", "fwd" if library == "slime" else "fwd+bwd")],
+            work=choose(_WORK, case.option("pass", default), "pass"),
             convention=_told(convention, case),
         )
     }

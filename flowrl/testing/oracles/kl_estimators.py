@@ -6,9 +6,10 @@ import torch
 
 from flowrl.algo.kl import estimate
 from flowrl.specs.kl import Estimator
-from flowrl.testing.oracles.case import Case, Result
+from flowrl.testing.oracles.case import Case, Json, Result, choose
 
-__all__ = ["compute"]
+__all__ = ["compute", "estimator_of"]
+
 
 _NAMES: dict[str, Estimator] = {
     "k1": "k1",
@@ -21,9 +22,14 @@ _NAMES: dict[str, Estimator] = {
 }
 
 
+def estimator_of(name: Json) -> Estimator:
+    """Our name of a library's estimator."""
+    return choose(_NAMES, name, "kl_type")
+
+
 def compute(case: Case) -> Result:
     """`kl` per token, and the gradient of its sum with respect to the policy's logprobs."""
-    estimator = _NAMES[case.option("kl_type")]
+    estimator = estimator_of(case.option("kl_type"))
     clamp_input, clamp_output = _clamps(case, estimator)
     logprobs = torch.tensor(case.inputs["log_probs"], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor(case.inputs["ref_log_probs"], dtype=torch.float64)

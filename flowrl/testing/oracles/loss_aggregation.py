@@ -10,7 +10,7 @@ import torch
 from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.losses import aggregate
 from flowrl.specs.loss import Aggregation
-from flowrl.testing.oracles.case import Case, Json, Result
+from flowrl.testing.oracles.case import Case, Json, Result, choose
 
 __all__ = ["Denominators", "compute", "name_of", "reduced"]
 
@@ -38,7 +38,7 @@ class Denominators(NamedTuple):
 
 def name_of(mode: str) -> Aggregation:
     """Our name of a library's aggregation."""
-    return _NAMES[mode.replace("_", "-")]
+    return choose(_NAMES, mode.replace("_", "-"), "aggregation")
 
 
 def reduced(values: torch.Tensor, mask: torch.Tensor, chosen: Denominators) -> torch.Tensor:

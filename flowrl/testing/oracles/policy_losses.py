@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,8 @@ from flowrl.algo.losses import TokenBatch, TokenLoss, policy_weights
 from flowrl.algo.resolve import resolve_loss
 from flowrl.algo.segments import Segments
 from flowrl.specs.loss import CISPO, GMPO, KLCov, PolicyClip, PolicyLoss
-from flowrl.testing.oracles.case import Case, NotOffered, Result, Value
+from flowrl.specs.loss.correction import Estimator, Outside, RejectionLevel, WeightLevel
+from flowrl.testing.oracles.case import Case, NotOffered, Result, Value, choose
 from flowrl.testing.oracles.loss_aggregation import reduced
 from flowrl.testing.oracles.policy_recipes import RECIPES, KLTerm, Recipe
 
@@ -99,7 +99,7 @@ def compute(case: Case) -> Result:
         return _weights_of_trl(case, tokens)
     if "low" in case.options:
         return _weights_of_slime(case, tokens)
-    recipe = RECIPES[case.library](case)
+    recipe = choose(RECIPES, case.library, "library")(case)
     logprobs = tokens.logprobs
     terms = resolve_loss(recipe.spec)(logprobs, tokens.batch)
     if case.option("reduction") == "none":
@@ -136,7 +136,7 @@ def _penalty(term: KLTerm, logprobs: torch.Tensor, batch: TokenBatch) -> torch.T
     return estimate(
         logprobs,
         batch.reference_logprobs,
-        term.estimator,  # type: ignore[arg-type]
+        term.estimator,
         clamp_input=term.clamp_input,
         clamp_output=term.clamp_output,
         weights=weights,
@@ -149,9 +149,8 @@ def _metrics(
     """Metrics under every library's name for them."""
     batch, means = tokens.batch, dict(terms.means)
     if case.library == "areal":  # counts clipped tokens where no mask removed them
-        means |= {name: means[name] * _kept(means) for name in _CLIPPED}
-    low, high = (tokens.mean(means.get(name)) for name in _CLIPPED)
-    dual = tokens.mean(means.get("dual_clip_fraction"))
+        means |= {name: means[name] * _kept(means) for name in _CLIPPED if name in means}
+    low, high, dual = (tokens.mean(means.get(name)) for name in _CLIPPED)
     verl_gmpo = isinstance(recipe.spec, GMPO) and case.library == "verl"
     found = {
         "ppo_kl": -tokens.mean(_log_ratio(case, tokens, recipe)),
@@ -167,7 +166,7 @@ def _metrics(
         "vespo/phi_seq_mean": _mean_of_samples(tokens, means.get("phi_mean")),
         "kl": tokens.mean(kl),
         "kl_loss": tokens.mean(kl),
-        "kl_penalty": tokens.mean(kl),
+        "kl_penalty": _reduced_kl(tokens, recipe, kl),
         "entropy": tokens.mean(batch.entropy),
     }
     if isinstance(recipe.spec, CISPO) and batch.advantages is not None:
@@ -179,7 +178,14 @@ def _metrics(
     return found | _ratios(case, tokens, recipe, terms)
 
 
-_CLIPPED = ("clip_fraction_low", "clip_fraction_high")
+_CLIPPED = ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
+
+
+def _reduced_kl(tokens: _Tokens, recipe: Recipe, kl: torch.Tensor | None) -> float:
+    """NeMo-RL's KL is aggregated as the loss is."""
+    if kl is None:
+        return 0.0
+    return float(reduced(tokens.spread(kl.detach()), tokens.mask, recipe.denominators))
 
 
 def _kept(means: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -277,19 +283,25 @@ def _both(tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return old, behaviour
 
 
+_REJECTIONS: Mapping[str, RejectionLevel] = {
+    "token": "token",
+    "seq_mean": "sequence-mean",
+    "seq_sum": "sequence-sum",
+    "seq_max": "sequence-max",
+}
+_ESTIMATORS: Mapping[str, Estimator] = {"k1": "k1", "k2": "k2", "k3": "k3"}
+
+
 def _rejected(case: Case, tokens: _Tokens) -> Result:
     """verl's `response_mask` after rejection; its bounds of k1 are ratios, behaviour / old."""
-    place, _, rest = str(case.options["rejection"]).partition("_")
-    level: Any = "token"
-    if place == "seq":
-        aggregate, _, rest = rest.partition("_")
-        level = f"sequence-{aggregate}"
+    place, _, rest = str(case.options["rejection"]).rpartition("_")
+    level = choose(_REJECTIONS, place, "rejection")
+    estimator = choose(_ESTIMATORS, rest, "rejection")
     bounds = [float(part) for part in str(case.options["threshold"]).split("_")]
     low, high = (None, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-    if rest == "k1":
+    if estimator == "k1":
         low = 1 / high if low is None else low
         low, high = math.log(low), math.log(high)
-    estimator: Any = rest
     old, behaviour = _both(tokens)
     kept = rejection_mask(
         old, behaviour, tokens.segments, level=level, estimator=estimator, low=low, high=high
@@ -309,15 +321,17 @@ def _sequence_masked(case: Case, tokens: _Tokens) -> Result:
 
 def _weights_of_trl(case: Case, tokens: _Tokens) -> Result:
     """One weight a token, 1 at padding; or one a sample, 1 for an empty one."""
-    level, _, action = str(case.options["mode"]).partition("_")
+    place, _, action = str(case.options["mode"]).partition("_")
+    level: WeightLevel = choose({"token": "token", "sequence": "sequence"}, place, "mode")
+    outside: Outside = choose({"truncate": "truncate", "mask": "zero"}, action, "mode")
     low, high = case.options.get("clip_min"), case.options.get("clip_max")
     old, behaviour = _both(tokens)
     weights = importance_weights(
         old,
         behaviour,
         tokens.segments,
-        level=level,  # type: ignore[arg-type]
-        outside="truncate" if action == "truncate" else "zero",
+        level=level,
+        outside=outside,
         low=low or 0.0,
         high=high,
     )

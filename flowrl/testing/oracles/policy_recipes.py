@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.specs.kl import Estimator
 from flowrl.specs.loss import (
     CISPO,
     DPPO,
@@ -29,9 +30,12 @@ from flowrl.specs.loss import (
     reject,
     truncate,
 )
+from flowrl.specs.loss.correction import Estimator as GapEstimator
+from flowrl.specs.loss.correction import RejectionLevel, WeightLevel
 from flowrl.specs.loss.make import PolicyOptions
-from flowrl.specs.loss.policy import correction_fields
-from flowrl.testing.oracles.case import Case
+from flowrl.specs.loss.policy import RatioLevel, correction_fields
+from flowrl.testing.oracles.case import Case, UnknownConvention, choose
+from flowrl.testing.oracles.kl_estimators import estimator_of
 from flowrl.testing.oracles.loss_aggregation import Denominators, name_of
 
 __all__ = ["RECIPES", "KLTerm", "Recipe"]
@@ -49,7 +53,7 @@ class KLTerm:
             is the score function's, or the ratio to the behaviour policy.
     """
 
-    estimator: str
+    estimator: Estimator
     coefficient: float
     clamp_input: float | None = None
     clamp_output: float | None = None
@@ -65,6 +69,7 @@ class Recipe:
     kl: KLTerm | None = None
 
 
+_LEVELS: Mapping[str, RatioLevel] = {"token": "token", "sequence": "sequence"}
 _TWENTY: PolicyOptions = {"min_log_ratio": -20.0, "max_log_ratio": 20.0}
 _LEAST_WEIGHT = math.exp(-20)
 """verl and SkyRL clamp the logarithm of a weight to 20 on both sides before truncating it."""
@@ -112,7 +117,7 @@ def _verl(case: Case) -> Recipe:
     elif loss == "kl_cov":
         spec = KLCov(fraction=o["kl_cov_ratio"], coefficient=o["ppo_kl_coef"], anchor="old")
     else:
-        raise ValueError(f"no recipe for verl's {loss}")
+        raise UnknownConvention(f"the loss {loss!r} of verl is not known here")
     return Recipe(spec=spec, denominators=denominators)
 
 
@@ -123,6 +128,10 @@ def _verl_weights(o: Mapping[str, Any]) -> Correction:
     if len(bounds) == 2:
         return mask_outside(*bounds, level=o["level"], normalise=normalise)
     return truncate(bounds[0], low=_LEAST_WEIGHT, level=o["level"], normalise=normalise)
+
+
+_CLIPPED = ("ppo_clip", "dual_clip", "drgrpo", "tis")
+"""How the names of SkyRL's cases of the clipped objective begin."""
 
 
 def _skyrl(case: Case) -> Recipe:
@@ -148,7 +157,7 @@ def _skyrl(case: Case) -> Recipe:
         spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, outside="zero", **behaviour)
     elif name.startswith("dppo"):
         spec = DPPO(limit=_number(r"more than (\S+)", case, 0.1), **behaviour)
-    else:
+    elif name.startswith(_CLIPPED) or name.endswith("mask"):
         spec = policy_clip(
             low,
             high,
@@ -157,6 +166,8 @@ def _skyrl(case: Case) -> Recipe:
             rejection=_skyrl_mask(case, name),
             **clamp,
         )
+    else:
+        raise UnknownConvention(f"the loss {name!r} of SkyRL is not known here")
     return Recipe(spec=spec, denominators=denominators)
 
 
@@ -171,8 +182,10 @@ def _skyrl_mask(case: Case, name: str) -> Rejection | None:
     if not name.endswith("mask"):
         return None
     low, high = _bounds(case)
-    level = "sequence-mean" if "geo" in name else "sequence-sum" if "seq" in name else "token"
-    return reject(low=-math.log(high), high=-math.log(low), level=level, estimator="k1")  # type: ignore[arg-type]
+    level: RejectionLevel = "token"
+    if "seq" in name:
+        level = "sequence-mean" if "geo" in name else "sequence-sum"
+    return reject(low=-math.log(high), high=-math.log(low), level=level, estimator="k1")
 
 
 def _nemo(case: Case) -> Recipe:
@@ -205,7 +218,7 @@ def _nemo(case: Case) -> Recipe:
     kl = None
     if coefficient:
         kl = KLTerm(
-            estimator=o("reference_policy_kl_type", "k3"),
+            estimator=estimator_of(o("reference_policy_kl_type", "k3")),
             coefficient=coefficient,
             clamp_input=o("kl_input_clamp_value", 20.0),
             clamp_output=o("kl_output_clamp_value", 10.0),
@@ -217,17 +230,28 @@ def _nemo(case: Case) -> Recipe:
 def _nemo_correction(case: Case, sequence: bool) -> tuple[Correction | None, Rejection | None]:
     if not case.option("use_importance_sampling_correction", False):
         return None, None
-    kind = case.option("truncated_importance_sampling_type")
+    kind = case.option("truncated_importance_sampling_type", "tis") or "tis"
     high = case.option("truncated_importance_sampling_ratio")
     low = case.option("truncated_importance_sampling_ratio_min") or 0.0
     level: Any = "sequence" if sequence else "token"
     if high is None:
         return truncate(None, level=level), None
-    if kind == "icepop":
-        return mask_outside(low, high, level=level), None
-    if kind == "seq-mask-tis":
-        return truncate(None, level=level), _geometric(low, high)
-    return truncate(high, low=low, level=level), None
+    return _within(kind, low, high, level)
+
+
+def _within(
+    kind: str, low: float, high: float, level: WeightLevel = "token"
+) -> tuple[Correction, Rejection | None]:
+    """The three ways of NeMo-RL and OpenRLHF to hold a weight within bounds."""
+    match kind:
+        case "tis":
+            return truncate(high, low=low, level=level), None
+        case "icepop":
+            return mask_outside(low, high, level=level), None
+        case "seq-mask-tis":
+            return truncate(None, level=level), _geometric(low, high)
+        case _:
+            raise UnknownConvention(f"the correction {kind!r} is not known here")
 
 
 def _geometric(low: float, high: float) -> Rejection:
@@ -238,17 +262,12 @@ def _geometric(low: float, high: float) -> Rejection:
 
 def _openrlhf(case: Case) -> Recipe:
     o = case.option
-    gspo_loss = o("policy_loss_type") == "gspo"
-    correction, rejection = None, None
+    gspo_loss = choose({"ppo": False, "gspo": True}, o("policy_loss_type", "ppo"), "loss")
+    correction: Correction | None = None
+    rejection: Rejection | None = None
     if o("enable_vllm_is_correction", False):
         low, high = o("vllm_is_truncated_threshold")
-        kind = o("vllm_is_correction_type", "tis")
-        if kind == "icepop":
-            correction = mask_outside(low, high)
-        elif kind == "seq-mask-tis":
-            correction, rejection = truncate(None), _geometric(low, high)
-        else:
-            correction = truncate(high, low=low)
+        correction, rejection = _within(o("vllm_is_correction_type", "tis"), low, high)
     clamp: dict[str, Any] = {"anchor": "old", **({} if gspo_loss else _TWENTY)}
     spec = policy_clip(
         o("clip_eps_low", 0.2),
@@ -268,7 +287,7 @@ def _trl(case: Case) -> Recipe:
     o = case.option
     kind = str(o("loss_type"))
     low, high = o("epsilon_low"), o("epsilon_high")
-    level: Any = "sequence" if o("importance_sampling_level") == "sequence" else "token"
+    level = choose(_LEVELS, o("importance_sampling_level", "token"), "level")
     spec: LossSpec
     if kind == "cispo":
         spec = CISPO(ratio_high=high, ratio=level, anchor="old")
@@ -291,13 +310,19 @@ def _trl(case: Case) -> Recipe:
         )
     else:
         spec = policy_clip(low, high, ratio_cap=o("delta"), ratio=level, anchor="old")
-    denominators = {
+    by_sample = Denominators("sequence-mean-token-mean")
+    by_item = Denominators("token-mean", num_tokens=o("num_items_in_batch"))
+    known = {
+        "grpo": by_sample,
+        "sapo": by_sample,
         "bnpo": Denominators("token-mean"),
-        "dr_grpo": Denominators("constant", max_tokens=o("max_completion_length")),
+        "dr_grpo": Denominators("constant", max_tokens=o("max_completion_length") or 0),
         "luspo": Denominators("sequence-mean-token-sum"),
-    }.get(kind, Denominators("sequence-mean-token-mean"))
-    if kind in {"dapo", "cispo", "vespo"}:
-        denominators = Denominators("token-mean", num_tokens=o("num_items_in_batch"))
+        "dapo": by_item,
+        "cispo": by_item,
+        "vespo": by_item,
+    }
+    denominators = choose(known, kind, "loss_type")
     beta = o("beta", 0.0)
     kl = KLTerm(estimator="k3", coefficient=beta) if beta else None
     return Recipe(spec=spec, denominators=denominators, kl=kl)
@@ -312,7 +337,9 @@ def _slime(case: Case) -> Recipe:
     if o["loss"] == "cispo":
         spec = CISPO(ratio_low=1 - low, ratio_high=1 + high, anchor="old")
     else:
-        level: Any = "sequence" if o["loss"] == "gspo" else "token"
+        names: Mapping[str, RatioLevel]
+        names = {"ppo_clip": "token", "dual_clip": "token", "gspo": "sequence"}
+        level = choose(names, o["loss"], "loss")
         spec = policy_clip(low, high, dual_clip=o.get("eps_clip_c"), ratio=level, anchor="old")
     return Recipe(spec=spec, denominators=Denominators("token-mean"))
 
@@ -320,14 +347,14 @@ def _slime(case: Case) -> Recipe:
 def _areal(case: Case) -> Recipe:
     o = case.option
     low = o("eps_clip")
-    sequence = o("importance_sampling_level") == "sequence"
+    level = choose(_LEVELS, o("importance_sampling_level", "token"), "level")
     correction, rejection = _areal_correction(case)
     spec = policy_clip(
         low,
         o("eps_clip_higher"),
         dual_clip=o("c_clip"),
-        ratio="sequence" if sequence else "token",
-        average_advantages=sequence,
+        ratio=level,
+        average_advantages=level == "sequence",
         correction=correction,
         rejection=rejection,
         anchor="old",
@@ -341,12 +368,17 @@ def _areal_correction(case: Case) -> tuple[Correction | None, Rejection | None]:
         return None, None
     low, high, metric = rule.get("lower"), rule.get("upper"), rule.get("metric", "ratio")
     by_sample = rule["level"] == "sequence"
-    level: Any = ("sequence" if rule.get("agg") == "sum" else "geometric") if by_sample else "token"
+    weighed: Mapping[str, WeightLevel] = {"sum": "sequence", "mean": "geometric"}
+    judged: Mapping[str, RejectionLevel] = {"sum": "sequence-sum", "mean": "sequence-mean"}
+    aggregate = rule.get("agg", "mean")
+    level = choose(weighed, aggregate, "agg") if by_sample else "token"
     if metric == "ratio":
-        make = truncate if rule["action"] == "clamp" else mask_outside
+        drops = choose({"clamp": False, "mask": True}, rule["action"], "action")
+        make = mask_outside if drops else truncate
         return make(low=low or 0.0, high=high, level=level), None
-    where: Any = f"sequence-{rule.get('agg', 'mean')}" if by_sample else "token"
-    estimator: Any = metric.removeprefix("kl_")
+    where = choose(judged, aggregate, "agg") if by_sample else "token"
+    estimators: Mapping[str, GapEstimator] = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}
+    estimator = choose(estimators, metric, "metric")
     return truncate(None, level=level), reject(low=low, high=high, level=where, estimator=estimator)
 
 
@@ -362,17 +394,20 @@ def _msrl(case: Case) -> Recipe:
     )
     kl = None
     if o.get("kl_coef"):
-        name = {"low_var_kl": "k3", "kl": "k1", "mse": "k2"}.get(o["kl_type"], o["kl_type"])
-        clamps: dict[str, float] = (
-            {"clamp_input": 20.0, "clamp_output": 10.0} if name == "k3" else {}
+        name = estimator_of(o["kl_type"])
+        clamp_input, clamp_output = (20.0, 10.0) if name == "k3" else (None, None)
+        kl = KLTerm(
+            estimator=name,
+            coefficient=o["kl_coef"],
+            clamp_input=clamp_input,
+            clamp_output=clamp_output,
         )
-        kl = KLTerm(estimator=name, coefficient=o["kl_coef"], **clamps)  # type: ignore[arg-type]
     return Recipe(spec=spec, denominators=Denominators(name_of(o["agg"])), kl=kl)
 
 
 def _roll(case: Case) -> Recipe:
     o = case.options
-    level: Any = "sequence" if o.get("ratio_level") in {"seq", "sequence"} else "token"
+    level = choose({**_LEVELS, "seq": "sequence"}, o.get("ratio_level", "token"), "ratio_level")
     spec = policy_clip(
         o["clip_ratio_low"],
         o["clip_ratio_high"],
@@ -405,5 +440,5 @@ def _number(pattern: str, case: Case, default: float) -> float:
 def _bounds(case: Case) -> tuple[float, float]:
     found = re.search(r"\[([\d.]+),\s*([\d.]+)\]", case.convention)
     if found is None:
-        raise ValueError("the case does not say within which bounds a token or sample is kept")
+        raise UnknownConvention("the case does not say within which bounds it keeps a sample")
     return float(found[1]), float(found[2])

@@ -1,12 +1,14 @@
 """Reads oracle files, runs the adapter of each case, and compares.
 
 The verdict on a case is one of three: passed, failed (with the first difference), or not offered
-(with the reason). Families that have no adapter yet are counted apart, as *later*.
+(with the reason). Families that have no adapter yet are counted apart, as *later*. What cannot be
+read, a file or a case, fails by itself and does not keep the rest from being run.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,9 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.errors import DataError
-from flowrl.testing.oracles.case import Case, Json, NotOffered
+from flowrl.testing.oracles.case import Case, Json, NotOffered, UnknownConvention
+from flowrl.testing.oracles.option_names import KNOWN_OPTIONS
 
-__all__ = ["ADAPTERS", "LATER", "Failed", "Passed", "Tally", "Verdict", "judge", "load", "run"]
+__all__ = [
+    "ADAPTERS",
+    "LATER",
+    "Failed",
+    "Passed",
+    "Tally",
+    "Unread",
+    "Verdict",
+    "judge",
+    "load",
+    "run",
+]
 
 ADAPTERS: Mapping[str, str] = {
     family: f"flowrl.testing.oracles.{family}"
@@ -35,6 +49,8 @@ ADAPTERS: Mapping[str, str] = {
 }
 """Family to the module whose `compute` answers for it; imported when its first case is run."""
 
+_log = logging.getLogger(__name__)
+
 LATER = frozenset({"math_verification", "seq_balancing"})
 """Families whose subject flowrl does not have yet."""
 
@@ -48,6 +64,21 @@ class Passed:
 class Failed:
     """The first difference, or what the adapter raised."""
 
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file, or a case of it, that cannot be read.
+
+    Attributes:
+        family: Of the case; `unread` of a file.
+        name: `FILE`, or `FILE, case NUMBER`.
+        reason: Why.
+    """
+
+    family: str
+    name: str
     reason: str
 
 
@@ -72,15 +103,15 @@ class Tally:
     not_offered: list[tuple[str, str]] = field(default_factory=list)
     later: int = 0
 
-    def add(self, case: Case, verdict: Verdict) -> None:
-        """Counts a verdict."""
+    def add(self, name: str, verdict: Verdict) -> None:
+        """Counts the verdict on a case."""
         match verdict:
             case Passed():
                 self.passed += 1
             case Failed(reason):
-                self.failed.append((case.name, reason))
+                self.failed.append((name, reason))
             case NotOffered(reason):
-                self.not_offered.append((case.name, reason))
+                self.not_offered.append((name, reason))
 
     def __str__(self) -> str:
         if self.later:
@@ -90,13 +121,13 @@ class Tally:
         )
 
 
-def load(paths: Iterable[Path]) -> list[Case]:
+def load(paths: Iterable[Path]) -> list[Case | Unread]:
     """The cases of files, and of the `*.json` below folders in the order of their names.
 
     Raises:
-        DataError: a path does not exist, is not JSON, or holds no oracle cases.
+        DataError: a path does not exist, or a folder has no such file.
     """
-    return [case for path in paths for file in _files(path) for case in _read(file)]
+    return [case for path in paths for file in _files(path) for case in _read(file, path)]
 
 
 def _files(path: Path) -> Sequence[Path]:
@@ -105,48 +136,72 @@ def _files(path: Path) -> Sequence[Path]:
         if not found:
             raise DataError("a folder holds no oracle files", where=str(path), expected="*.json")
         return found
+    if not path.exists():
+        raise DataError("no such file or folder of oracle cases", where=str(path))
     return [path]
 
 
-def _read(path: Path) -> Iterator[Case]:
+def _read(path: Path, given: Path) -> Iterator[Case | Unread]:
+    """The cases of a file that was given, or found in a folder that was."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            "an oracle file cannot be read", where=str(path), found=str(error)
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        yield Unread("unread", str(path), f"an oracle file cannot be read: {error}")
+        return
     if not isinstance(content, dict) or not isinstance(content.get("cases"), list):
-        raise DataError(
-            "a file holds no oracle cases", where=str(path), expected='{"family": ..., "cases": []}'
-        )
-    for case in content["cases"]:
-        yield Case.from_json(case, content.get("family"), str(path))
+        if path != given:
+            _log.warning("%s holds no oracle cases and is left out", path)
+            return
+        yield Unread("unread", str(path), 'no oracle cases: {"family": ..., "cases": []} expected')
+        return
+    family = content.get("family")
+    for number, case in enumerate(content["cases"]):
+        where = f"{path}, case {number}"
+        try:
+            yield Case.from_json(case, family, where)
+        except DataError as error:
+            said = " ".join(str(error).split())
+            yield Unread(str(family or "unread"), where, said.removeprefix(f"{where}: "))
 
 
-def run(cases: Iterable[Case]) -> dict[str, Tally]:
+def run(cases: Iterable[Case | Unread]) -> dict[str, Tally]:
     """Verdicts by family, in the order in which families appear."""
     tallies: dict[str, Tally] = {}
     for case in cases:
         tally = tallies.setdefault(case.family, Tally())
         if case.family in LATER:
             tally.later += 1
+        elif isinstance(case, Unread):
+            tally.add(case.name, Failed(case.reason))
         else:
-            tally.add(case, judge(case))
+            tally.add(case.name, judge(case))
     return tallies
 
 
 def judge(case: Case) -> Verdict:
-    """Runs the adapter of one case and compares what it returns with what was recorded."""
+    """Runs the adapter of one case and compares what it returns with what was recorded.
+
+    A difference is no failure where the case has an option that its adapter does not know.
+    """
     place = ADAPTERS.get(case.family)
     if place is None:
-        return Failed(f"no adapter for the family {case.family!r}; there are {', '.join(ADAPTERS)}")
+        return NotOffered(f"there is no family {case.family!r} here, but {', '.join(ADAPTERS)}")
     try:
         # An adapter that raises is a failed case, never the end of the run.
         got = import_module(place).compute(case)
+    except UnknownConvention as error:
+        return NotOffered(str(error))
     except Exception as error:
-        return Failed(f"{type(error).__name__}: {error}")
-    if isinstance(got, NotOffered):
-        return got
+        verdict: Verdict = Failed(f"{type(error).__name__}: {error}")
+    else:
+        verdict = got if isinstance(got, NotOffered) else _compare(case, got)
+    strange = sorted(case.option_names() - KNOWN_OPTIONS[case.family])
+    if strange and isinstance(verdict, Failed):
+        return NotOffered(f"options not known here: {', '.join(strange)}")
+    return verdict
+
+
+def _compare(case: Case, got: Json) -> Verdict:
     compared, silent = 0, 0
     try:
         for path, have, want in _leaves("", got, case.expected):

@@ -8,7 +8,7 @@ from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch
 from flowrl.algo.losses_value import value_clip
 from flowrl.specs.loss import ValueClip
-from flowrl.testing.oracles.case import Case, Result
+from flowrl.testing.oracles.case import Case, Result, choose
 from flowrl.testing.oracles.loss_aggregation import Denominators, name_of, reduced
 
 __all__ = ["compute"]
@@ -25,7 +25,7 @@ def _value_loss(case: Case) -> Result:
         mask = mask * torch.tensor(case.array("sample_mask"))[:, None]
     live = mask > 0
     grid = torch.tensor(case.array("values")).requires_grad_()
-    huber = case.option("loss_type") == "huber"
+    huber = choose({"mse": False, "huber": True}, case.option("loss_type", "mse"), "loss_type")
     spec = ValueClip(
         clip=case.option("cliprange_value"),
         form="huber" if huber else "square",
