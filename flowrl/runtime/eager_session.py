@@ -7,7 +7,7 @@
 
 It is the run that `fl.run(..., executor="eager")` makes, with its folder, stages, evaluations and
 checkpoints, but stands still between steps. Errors of the user's own code come out as they are, so
-that `%debug` and `pdb.pm()` stop at their lines.
+that `%debug` and `pdb.pm()` stop at their lines, with a note of what flowrl says of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import TracebackType
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.errors import ConfigError, FlowError, RewardError, TraceError
 from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
 from flowrl.runtime.eager_stage import EagerStage, MadeStep
@@ -99,14 +99,16 @@ class EagerSession:
                 hint="open another one with fl.eager(...)",
             )
         turn = self._turn
+        theirs: Exception | None = None
         try:
             turn.make()
         except BaseException as error:
             self._give_up(turn)
-            cause = error.__cause__
-            if isinstance(error, TraceError) and cause and not isinstance(cause, FlowError):
-                raise cause  # noqa: B904  (the user's own error, from its own line on)
-            raise
+            theirs = _of_the_user(error)
+            if theirs is None:
+                raise
+        if theirs is not None:  # outside the block, so that its chain stays the user's
+            raise theirs
         loop = self._run.loop
         assert isinstance(loop, EagerStage)
         self.made = loop.made
@@ -157,3 +159,14 @@ class EagerSession:
         except BaseException:
             self._failed = f"step {turn.number} failed, and could not be taken back"
             raise
+
+
+def _of_the_user(error: BaseException) -> Exception | None:
+    """What a function of the user's own raised, with a note of what flowrl says of it."""
+    cause = error.__cause__
+    if not isinstance(error, TraceError | RewardError) or not isinstance(cause, Exception):
+        return None
+    if isinstance(cause, FlowError):
+        return None
+    cause.add_note(f"flowrl: {error}")
+    return cause

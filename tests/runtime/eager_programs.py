@@ -110,6 +110,20 @@ def out_of_order(
 
 
 @fl.workflow
+def nothing_left(
+    prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward, judge: fl.Reward
+) -> object:
+    """Filters that keep no sample, and lines behind them."""
+    rollout = actor.generate(prompts)
+    kept, scores = fl.filter.difficulty(rollout, verifier.score(rollout), low=5.0, high=6.0)
+    kept, scores = fl.filter.difficulty(kept, halved(scores), low=5.0, high=6.0)
+    fl.log("judged", judge.score(kept))
+    best, best_scores = fl.select.top(kept, scores, k=2)
+    actor.update(best, best_scores)
+    return kept, scores, best
+
+
+@fl.workflow
 def compared(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Two rollouts side by side: a prompt that one of them loses is lost to the other."""
     rollout = actor.generate(prompts)
@@ -204,6 +218,7 @@ EQUAL: Mapping[str, Mapping[str, Any]] = {
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},
+    "nothing_left": {},
     "compared": {"rewards": {"max_failures": 100}, "reward": "picky"},
     "troubled": {"rewards": {"max_failures": 100}, "reward": "picky"},
 }

@@ -170,6 +170,16 @@ def test_a_handle_that_a_pass_left_out_says_so(tmp_path: Path):
     assert repr(unread) == "<Logprobs of actor.logprobs: left out by drop_dead_nodes>"
 
 
+def test_handles_behind_a_filter_that_keeps_nothing_are_empty(tmp_path: Path):
+    with session_of("nothing_left", tmp_path) as session:
+        made = session.step()
+    kept, scores, best = made.returned
+    assert (len(kept.value), len(best.value), scores.value.shape) == (0, 0, (0,))
+    assert repr(kept) == "<Rollout of filter.2: no samples>"
+    assert repr(scores) == "<Scores of filter.2: score float32[0]>"
+    assert made["actor.update"] == ()
+
+
 def test_a_map_is_called_once_at_its_own_line_also_before_a_filter(tmp_path: Path):
     with session_of("own_functions", tmp_path) as session:
         session.step()
@@ -366,16 +376,32 @@ def test_an_error_of_the_program_in_a_run_is_told_with_its_line(tmp_path: Path):
     assert "raise TROUBLE.pop(0)" in caught.value.user_frames
 
 
-def test_a_reward_that_raises_stops_at_its_line_with_the_error_itself_as_cause(tmp_path: Path):
+def test_a_reward_that_raises_stops_at_its_line_with_its_own_error(tmp_path: Path):
     with (
         session_of("looking", tmp_path, "picky") as session,
-        pytest.raises(fl.RewardError) as caught,
+        pytest.raises(ValueError, match="no nines: 9") as caught,
     ):
         session.finish()
+    assert caught.traceback[-1].name == "picky"
+    (note,) = caught.value.__notes__
+    assert "flowrl: sample 0/" in note
+    assert "at most 0 failed rewards (rewards.max_failures)" in note
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert SEEN[-1][0] == "drawn"
+
+
+def test_a_reward_that_raises_in_a_run_is_told_with_its_sample(tmp_path: Path):
+    with pytest.raises(fl.RewardError) as caught:
+        fl.run(
+            None,
+            rewarded("looking", tmp_path, "picky"),
+            display=WatchedDisplay(),
+            executor="eager",
+        )
     assert "raised ValueError: no nines: 9" in str(caught.value)
     assert "eager_rewards.py:" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert SEEN[-1][0] == "drawn"
 
 
 def test_a_reward_that_cannot_be_loaded_is_told_before_the_first_step(tmp_path: Path):
