@@ -212,10 +212,16 @@ def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
         case str() | Path():
             return load_config(Path(config), overrides)
         case RunConfig():
-            return load_config(None, overrides, base=config.model_dump(mode="json"))
+            written = config.model_dump(mode="json", exclude_unset=True)
+            return load_config(None, overrides, base=written)
         case LoadedConfig():
             if overrides:
                 raise ConfigError("overrides belong to the call that reads the configuration")
             return config
         case Mapping():
             return load_config(None, overrides, base=config)
+    raise ConfigError(
+        "this is no configuration",
+        found=repr(config),
+        expected="a path to a YAML file, nested values, or a configuration that was read before",
+    )

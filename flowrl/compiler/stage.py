@@ -16,7 +16,7 @@ from flowrl.compiler.roles import StageRoles, check_roles
 from flowrl.compiler.sizes import SizedStage, check_sizes
 from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
-from flowrl.config.schema import StageConfig
+from flowrl.config.schema import StageConfig, TrainConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
@@ -190,7 +190,7 @@ def _context(
     """What a stage is lowered with."""
     config, name = loaded.config, program.name
     stage, algorithm = config.stage_config(name), config.algorithm
-    train, staleness = stage.train, program.workflow.max_staleness
+    train = stage.train
     # One that the config does not name is refused after lowering, if it is still there then.
     named = [role for role in program.traced.roles if role in config.roles]
     capabilities = {role: players.plugin(role).capabilities for role in named}
@@ -205,7 +205,7 @@ def _context(
             clip_high=algorithm.clip_high,
             aggregation=algorithm.aggregation,
         ),
-        max_staleness=train.max_staleness if staleness is None else staleness,
+        max_staleness=_staleness(loaded, program, train),
         truncated=train.truncated,
         trust_rollout_logprobs=algorithm.trust_rollout_logprobs,
         shares_weights={role: capabilities[role].shares_weights for role in named},
@@ -213,6 +213,25 @@ def _context(
         copies={role: copies[role] for role in named if role in copies},
         train_key="train" if name == config.stages[-1] else f"stage.{name}.train",
     )
+
+
+def _staleness(loaded: LoadedConfig, program: _Traced, train: TrainConfig) -> int:
+    """What the program declares; what the config says, where it leaves that open."""
+    declared = program.workflow.max_staleness
+    if declared is None:
+        return train.max_staleness
+    # A 0 in the config may be its default, as in the resolved config of a run folder.
+    if train.max_staleness not in (0, declared):
+        prefix = "" if program.name == loaded.config.stages[-1] else f"stage.{program.name}."
+        key = f"{prefix}train.max_staleness"
+        raise ConfigError(
+            f"workflow '{program.workflow.name}' declares max_staleness={declared}, and the config "
+            f"asks for {train.max_staleness}",
+            where=f"{program.workflow.source} and {loaded.where(key)}",
+            expected="one bound on the age of samples",
+            hint=f"leave {key} out, or max_staleness at @fl.workflow",
+        )
+    return declared
 
 
 def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, str]:

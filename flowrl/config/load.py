@@ -38,14 +38,17 @@ __all__ = ["LoadedConfig", "load_config"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one value was written: a file's line, or an override."""
+    """Where one value was written: a file's line, an override, or values given in Python."""
 
     file: Path | None = None
     line: int = 0
     override: str = ""
+    given: bool = False
 
     def describe(self, key: str) -> str:
         """The origin in words."""
+        if self.given:
+            return f"the given configuration ({key})"
         if self.file is None:
             return f"command line ({self.override})"
         return f"{self.file}:{self.line} ({key})"
@@ -114,7 +117,8 @@ def load_config(
     """
     draft = _Draft()
     if base is not None:
-        draft.merge(cast("dict[str, Value]", copy.deepcopy(dict(base))), {})
+        values = cast("dict[str, Value]", copy.deepcopy(dict(base)))
+        draft.merge(values, dict.fromkeys(_paths(values), Origin(given=True)))
     if path is not None:
         _add_file(draft, path, ())
     for override in overrides:

@@ -53,3 +53,9 @@ def test_what_is_no_workflow_is_told_where_it_is_defined():
     assert "@fl.workflow" in caught.value.hint
     with pytest.raises(ConfigError, match="this is no workflow to compile"):
         fl.compile(3, config())  # type: ignore[arg-type]
+
+
+def test_what_is_no_configuration_is_refused():
+    with pytest.raises(ConfigError, match="this is no configuration") as caught:
+        fl.compile(two_references, 3)  # type: ignore[arg-type]
+    assert caught.value.found == "3"

@@ -6,7 +6,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.compiler import lower
-from flowrl.errors import GraphError
+from flowrl.errors import ConfigError, GraphError
+from tests.compiler import programs
 
 
 def imitation(*, max_staleness: int) -> fl.Workflow:
@@ -25,3 +26,34 @@ def test_stale_samples_are_refused_without_a_correction():
 
 def test_fresh_samples_need_none():
     lower(imitation(max_staleness=0))
+
+
+def correcting(*, max_staleness: int | None) -> fl.Workflow:
+    @fl.workflow(max_staleness=max_staleness)
+    def clipped(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(rollout, judge.score(rollout))
+
+    return clipped
+
+
+def bound(*, program: int | None, config: int) -> int:
+    settings = programs.config()
+    settings["train"]["max_staleness"] = config
+    compiled = fl.compile(correcting(max_staleness=program), settings)
+    return compiled.stages[-1].context.max_staleness
+
+
+def test_a_program_that_declares_no_bound_leaves_it_to_the_config():
+    assert bound(program=None, config=2) == 2
+    assert bound(program=2, config=0) == 2
+    assert bound(program=2, config=2) == 2
+
+
+def test_a_program_and_a_config_that_declare_two_bounds_are_refused():
+    for program in (0, 3):
+        with pytest.raises(ConfigError) as caught:
+            bound(program=program, config=2)
+        assert f"declares max_staleness={program}, and the config asks for 2" in caught.value.what
+        assert "test_staleness.py" in caught.value.where
+        assert "the given configuration (train.max_staleness)" in caught.value.where

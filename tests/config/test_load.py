@@ -189,3 +189,12 @@ def test_a_role_has_the_stages_optimizer_but_for_what_it_changes(config: Path) -
     assert actor == loaded.train.optimizer
     assert critic == actor.model_copy(update={"learning_rate": 1e-3, "warmup_updates": 0})
     assert critic.schedule == "linear"
+
+
+def test_values_given_in_python_are_written_values() -> None:
+    base = {"stages": ["grpo"], "data": {"train": "rows.jsonl"}, "train": {"group_size": 4}}
+    loaded = load_config(None, ["seed=2"], base=base)
+    assert loaded.is_set("train.group_size")
+    assert loaded.where("train.group_size") == "the given configuration (train.group_size)"
+    assert loaded.where("seed") == "command line (seed=2)"
+    assert not loaded.is_set("train.mini_batches")
