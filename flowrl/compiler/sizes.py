@@ -20,7 +20,7 @@ from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
 from flowrl.specs.select import SelectSpec
 
-__all__ = ["SizedStage", "check_sizes", "compares_a_group"]
+__all__ = ["SizedStage", "check_sizes", "compares_a_group", "generates_before"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _groups_suffice(loaded: LoadedConfig, stage: SizedStage) -> Problems:
     told: set[str] = set()
     for node in stage.lowered.nodes:
         reason = _needs_two(node)
-        for generate in _generates_before(stage.lowered, node) if reason else ():
+        for generate in generates_before(stage.lowered, node) if reason else ():
             size = _size(loaded, stage, generate, "n", "train.group_size")
             # Several operations may want the same larger groups.
             if size is None or size.value > 1 or generate.id in told:
@@ -113,7 +113,7 @@ def _selections_leave_some(loaded: LoadedConfig, stage: SizedStage) -> Problems:
                 hint="write k=2, or learn the selected samples with loss=fl.loss.cross_entropy()",
             )
         kept = _kept(node)
-        for generate in _generates_before(graph, node) if kept else ():
+        for generate in generates_before(graph, node) if kept else ():
             size = _size(loaded, stage, generate, "n", "train.group_size")
             if size is None or kept <= size.value:
                 continue
@@ -149,7 +149,7 @@ def _needs_two(node: Node) -> str | None:
             return None
 
 
-def _generates_before(graph: Graph, node: Node) -> Iterator[Node]:
+def generates_before(graph: Graph, node: Node) -> Iterator[Node]:
     """The generations whose samples a node reads the scores of."""
     seen, waiting = {node.id}, [node.id]
     while waiting:

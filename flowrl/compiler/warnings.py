@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from flowrl.compiler.sizes import compares_a_group
+from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.graph import Graph, Op
 from flowrl.graph.node_errors import called
 from flowrl.passes import Context
@@ -46,7 +46,7 @@ def _warn_of_equal_scores(graph: Graph) -> None:
         spec = node.attr("spec")
         if not isinstance(spec, AdvantageSpec) or not compares_a_group(spec):
             continue
-        for source in graph.of_op(Op.GENERATE):
+        for source in generates_before(graph, node):
             sampling = source.attr("sampling")
             if not isinstance(sampling, Sampling) or sampling.temperature != 0:
                 continue

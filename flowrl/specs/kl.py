@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
-from flowrl.specs.function import caller
+from flowrl.specs.function import caller, nearest_hint
 
 __all__ = [
     "KL",
@@ -138,16 +138,25 @@ def full(coefficient: float, **options: Unpack[KLOptions]) -> KL:
 
 
 def _kl(estimator: Divergence, coefficient: float, options: KLOptions) -> KL:
+    for name in options:
+        if name not in KLOptions.__annotations__:
+            raise TraceError(
+                f"no KL penalty has the option '{name}'",
+                where=caller(),
+                expected=", ".join(KLOptions.__annotations__),
+                hint=nearest_hint(name, KLOptions.__annotations__),
+            )
     penalty = KL(estimator=estimator, coefficient=coefficient, **options)
     if penalty.target is None:
         return penalty
     for name in ("coefficient", "target", "horizon"):
+        value = getattr(penalty, name)
         # The coefficient is steered by factors, and no factor moves it away from 0.
-        if not getattr(penalty, name) > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise TraceError(
                 f"an adaptive KL penalty needs a {name} above 0",
                 where=caller(),
-                found=f"{name}={getattr(penalty, name)}",
+                found=f"{name}={value!r}",
                 hint="leave target out for a fixed coefficient" if name == "coefficient" else None,
             )
     return penalty

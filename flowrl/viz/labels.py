@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING
 
 from flowrl.cost import format_bytes
@@ -69,6 +70,8 @@ def _short_scalar(value: Scalar) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)[1:-1]  # a drawing has one line for it
     return str(value)
 
 

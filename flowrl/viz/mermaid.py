@@ -61,4 +61,7 @@ def _edge(graph: Graph, edge: Edge, names: dict[str, str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
+    # A # begins the name of a character.
+    return (
+        text.replace("#", "#35;").replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
+    )

@@ -51,3 +51,21 @@ def test_a_policy_gradient_over_another_policy_s_samples_is_told(caplog):
 )
 def test_one_that_corrects_imitates_or_follows_is_not(caplog, program):
     assert warned(caplog, program) == []
+
+
+def greedy(*, learned: bool) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts, temperature=0.0 if learned else 1.0)
+        scores = judge.score(rollout)
+        if not learned:
+            fl.log("greedy", judge.score(actor.generate(prompts, n=1, temperature=0.0)))
+        actor.update(rollout, scores)
+
+    return program
+
+
+def test_equal_samples_of_a_group_are_told_where_they_are_compared(caplog):
+    (said,) = warned(caplog, greedy(learned=True))
+    assert "actor.generate draws the same sample for all of a group" in said
+    assert warned(caplog, greedy(learned=False)) == []

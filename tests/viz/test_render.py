@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import flowrl as fl
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, SourceRef, format_graph, graph_from_json
 from flowrl.passes import Context, run_passes
@@ -92,3 +93,23 @@ def test_an_unknown_format_gets_the_nearest_name(traced):
     with pytest.raises(ConfigError) as caught:
         render(traced, "mermade")
     assert "did you mean 'mermaid'?" in str(caught.value)
+
+
+@fl.workflow
+def held(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+    grammar = fl.grammar.regex('a\n"b" <c> #d; & \\\\e')
+    rollout = actor.generate(prompts, n=2, grammar=grammar)
+    actor.update(rollout, judge.score(rollout))
+
+
+@pytest.mark.parametrize("format_", [f for f in FORMATS if f not in ("json", "text")])
+def test_texts_of_the_program_break_no_line_and_no_label(format_):
+    text = render(with_short_sources(held.trace()), format_)
+    (line,) = (line for line in text.splitlines() if "regex(" in line)
+    if format_ == "tree":
+        assert 'pattern=a\\n\\"b\\"' in line
+    elif format_ == "mermaid":
+        assert line.count('"') == 2
+        assert "#35;d; #amp; " in line
+    else:
+        assert line.endswith("];")
