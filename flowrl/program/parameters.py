@@ -231,6 +231,8 @@ def _meant(annotation: object) -> str | None:
     """What a person may have meant by an annotation that has no meaning here."""
     parts = (annotation, *get_args(annotation))
     if any(part in (*ROLE_KINDS, *_DATA) for part in parts):
+        if get_origin(annotation) not in (Union, types.UnionType):
+            return "write one parameter for each of them"
         return "a role that only some settings use is still a parameter: use it inside `if kl:`"
     if any(isinstance(part, type) and issubclass(part, Handle) for part in parts):
         return "a function of handles needs no mark: leave @fl.workflow out, and call it"

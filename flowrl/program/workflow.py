@@ -247,7 +247,11 @@ def workflow(
 
 
 def workflow(
-    function: Callable[..., object] | None = None, /, *, max_staleness: int | None = None
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    max_staleness: int | None = None,
+    **unknown: object,
 ) -> Workflow | Callable[[Callable[..., object]], Workflow]:
     """Makes a workflow of a function; with or without arguments.
 
@@ -258,6 +262,14 @@ def workflow(
     Raises:
         TraceError: parameters that a workflow cannot have.
     """
+    for name in unknown:
+        raise TraceError(
+            f"@fl.workflow takes no '{name}'",
+            where=str(user_line()),
+            expected="max_staleness",
+            hint=suggestion(name, ["max_staleness"])
+            or "settings are parameters of the function, and keys of the config",
+        )
     # Annotations written as strings may name what the enclosing function imported.
     local_names = sys._getframe(1).f_locals
 

@@ -495,6 +495,13 @@ def test_annotations_that_have_no_meaning_are_told_with_what_was_meant():
     with pytest.raises(TraceError) as caught:
 
         @fl.workflow
+        def many(prompts: fl.Prompts, actor: fl.Policy, judges: list[fl.Reward]):
+            pass
+
+    assert caught.value.hint == "write one parameter for each of them"
+    with pytest.raises(TraceError) as caught:
+
+        @fl.workflow
         def of_handles(rollout: fl.Rollout, actor: fl.Policy):
             pass
 
@@ -568,3 +575,14 @@ def test_a_teacher_is_called_a_teacher():
 def test_a_grammar_that_is_none_is_refused_at_the_user_s_line(made, what):
     error = refusal(lambda *_: made())
     assert what in error.what
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("max_stalenes", "did you mean 'max_staleness'?"), ("steps", "keys of the config")],
+)
+def test_what_a_workflow_does_not_declare_is_refused(option, hint):
+    with pytest.raises(TraceError, match=f"@fl.workflow takes no '{option}'") as caught:
+        fl.workflow(**{option: 1})
+    assert hint in caught.value.hint
+    assert "test_misuse.py" in caught.value.where
