@@ -1,7 +1,13 @@
-"""Loading weights from a folder into a model that exists."""
+"""Loading weights from a folder into a model that exists.
+
+A folder holds the names that `save_pretrained` writes. For most architectures these are the model's
+own; for some (experts of mixtures, GPT-NeoX) Transformers keeps other names and shapes in memory
+and translates when it saves and loads. Only Transformers knows how, so it loads such a folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from flowrl.errors import BackendError
+from flowrl_backends.torch.model import quiet_transformers
 
 __all__ = ["load_weights"]
 
@@ -31,28 +38,66 @@ def load_weights(model: PreTrainedModel, folder: Path, *, role: str) -> None:
             expected="*.safetensors files",
         )
     targets = model.state_dict()
-    places: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
     try:
+        shapes = _shapes(files)
+        if not set(shapes) <= set(targets):
+            translated = _translated(model, folder)
+            if translated is not None:
+                _copy(targets, translated)
+                return
+        _check(targets, shapes, folder, role)
         for path in files:
             with safe_open(path, framework="pt") as file:
+                # One tensor at a time: a second copy of the model may not fit.
                 for name in file.keys():  # noqa: SIM118, an object that is no mapping
-                    places[name] = path
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
-        _check(targets, shapes, folder, role)
-        with torch.no_grad():
-            for path in files:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118
-                        targets[name].copy_(file.get_tensor(name))
+                    _copy(targets, {name: file.get_tensor(name)})
     except SafetensorError as error:
         raise BackendError(
             "a weights file cannot be read", where=f"role {role}", found=f"{folder}: {error}"
         ) from error
 
 
+def _shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                found[name] = tuple(file.get_slice(name).get_shape())
+    return found
+
+
+@torch.no_grad()
+def _copy(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        targets[name].copy_(tensor)
+
+
+def _translated(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor] | None:
+    """The folder's tensors under the model's names; None where they are of another model."""
+    try:
+        # Tensors that the folder lacks would be drawn at random, before they are refused here.
+        with quiet_transformers(reports=False), torch.random.fork_rng(devices=[]):
+            other, report = type(model).from_pretrained(
+                folder,
+                config=model.config,
+                dtype=model.dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return None
+    if any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return None
+    found: dict[str, torch.Tensor] = other.state_dict()
+    return found
+
+
 def _check(
-    targets: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]], folder: Path, role: str
+    targets: Mapping[str, torch.Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path,
+    role: str,
 ) -> None:
     unexpected = sorted(set(shapes) - set(targets))
     loaded = {targets[name].data_ptr() for name in shapes if name in targets}
