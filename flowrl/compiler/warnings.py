@@ -10,7 +10,7 @@ from flowrl.graph.node_errors import called
 from flowrl.passes import Context
 from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
 from flowrl.passes.settle_truncation import takes_for_draws
-from flowrl.specs import AdvantageSpec, LossSpec, Sampling
+from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 
 __all__ = ["warn_of"]
 
@@ -23,6 +23,7 @@ def warn_of(graph: Graph, context: Context) -> None:
         _warn_of_truncation(graph, context)
     _warn_of_equal_scores(graph)
     _warn_of_other_policies(graph)
+    _warn_of_imitating_itself(graph)
 
 
 def _warn_of_truncation(graph: Graph, context: Context) -> None:
@@ -80,3 +81,19 @@ def _warn_of_other_policies(graph: Graph) -> None:
             drawn.role,
             called(loss),
         )
+
+
+def _warn_of_imitating_itself(graph: Graph) -> None:
+    """Where a policy imitates all of its own samples: in expectation the gradient is 0."""
+    for node in graph.of_op(Op.UPDATE):
+        edge, drawn = graph.feeding(node.id, "rollout"), drawn_by(graph, node)
+        if edge is None or drawn is None or drawn.role != node.role:
+            continue
+        chosen = graph.node(edge.src).op in (Op.FILTER, Op.SELECT)
+        if isinstance(node.attr("loss"), CrossEntropy) and not chosen:
+            _log.warning(
+                "%s imitates all that %s draws, good and bad alike: nothing will be learnt. "
+                "fl.select.top chooses samples, and advantages weigh them",
+                node.id,
+                drawn.role,
+            )

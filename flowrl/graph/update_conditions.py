@@ -51,6 +51,14 @@ def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
             f"{node.id} learns from pairs, and no loss says how",
             hint="pass loss=fl.loss.dpo(0.1)",
         )
+    elif _is_supervised(given) and {"rewards", "advantages"} & set(node.inputs):
+        (unused, *_) = [name for name in ("rewards", "advantages") if name in node.inputs]
+        yield node_error(
+            node,
+            f"{node.id} learns samples that no role drew by cross-entropy, which does not use its "
+            f"{unused}",
+            hint=f"leave {unused} out, or name a loss that does: loss=fl.loss.reinforce()",
+        )
     elif not _is_supervised(given) and not {"rewards", "advantages"} & set(node.inputs):
         yield node_error(
             node,
@@ -186,11 +194,13 @@ def _check_loss(
         )
     yield from _check_extra(graph, node, loss)
     for unused, other in _TO_USE.items():
+        weights = unused in ("rewards", "advantages")
         if unused in arguments and unused not in needed:
             yield node_error(
                 node,
                 f"update(loss={called(loss)}) does not use its {unused}",
-                hint=f"leave {unused} out, or use loss={other}",
+                hint=f"leave {unused} out, or use loss="
+                + ("fl.loss.reinforce()" if weights and _is_supervised(given) else other),
             )
 
 

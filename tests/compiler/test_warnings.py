@@ -69,3 +69,21 @@ def test_equal_samples_of_a_group_are_told_where_they_are_compared(caplog):
     (said,) = warned(caplog, greedy(learned=True))
     assert "actor.generate draws the same sample for all of a group" in said
     assert warned(caplog, greedy(learned=False)) == []
+
+
+def imitating(*, selected: bool) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = judge.score(rollout)
+        best, _ = fl.select.top(rollout, scores)
+        fl.log("best", best)
+        actor.update(best if selected else rollout, loss=fl.loss.cross_entropy())
+
+    return program
+
+
+def test_imitating_all_of_its_own_samples_is_told(caplog):
+    (said,) = warned(caplog, imitating(selected=False))
+    assert "actor.update imitates all that actor draws" in said
+    assert warned(caplog, imitating(selected=True)) == []

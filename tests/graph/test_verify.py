@@ -240,3 +240,18 @@ def test_a_traced_graph_is_not_a_lowered_one(graph):
 def test_a_value_of_the_step_before_is_taken_only_where_it_belongs(graph):
     error = refused(changed_edge(graph, "advantage", "scores", carried=True))
     assert "takes a value of the same step" in str(error)
+
+
+@pytest.mark.parametrize("weights", ["rewards", "advantages"])
+@pytest.mark.parametrize("loss", [None, CrossEntropy()])
+def test_examples_that_are_imitated_are_not_weighed(weights, loss):
+    @fl.workflow
+    def program(examples: fl.Examples, actor: fl.Policy, judge: fl.Reward):
+        scores = judge.score(examples)
+        made = scores if weights == "rewards" else fl.advantage.group_relative(scores)
+        actor.update(examples, **{weights: made}, loss=loss)
+
+    with pytest.raises(GraphError, match=f"does not use its {weights}") as caught:
+        program.trace()
+    assert f"leave {weights} out" in caught.value.hint
+    assert "loss=fl.loss.reinforce()" in caught.value.hint
