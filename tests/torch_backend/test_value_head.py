@@ -229,12 +229,19 @@ def test_an_exported_critic_opens_again_here_and_with_transformers(
         assert torch.equal(loaded(ids).logits, critic.model(ids).logits)
 
 
-def test_a_sequence_classifier_is_taken_as_a_reward_model(qwen: Path, tmp_path: Path) -> None:
-    """Reward models are published as such: the same linear map, without a bias."""
-    config = transformers.AutoConfig.from_pretrained(qwen)
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2-dropout"])
+def test_a_sequence_classifier_is_taken_as_a_reward_model(
+    kind: str, models: Path, tmp_path: Path
+) -> None:
+    """Reward models are published as such: the same linear map, without a bias.
+
+    GPT-2's is called otherwise than the head of its token classifier.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder_of(kind, models))
     config.num_labels = 1
     torch.manual_seed(0)
-    published = transformers.Qwen2ForSequenceClassification(config).eval()
+    published = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    torch.nn.init.normal_(published.score.weight)
     published.save_pretrained(tmp_path / "rm")
     trainer = TorchTrainer(context(tmp_path / "rm", fresh=False, head="value"))
     rows = sequences(4, groups=3, size=1)
@@ -266,11 +273,17 @@ def test_an_architecture_without_a_value_head_is_refused(models: Path) -> None:
     assert caught.value.where == "roles.actor.model"
 
 
-def test_a_head_with_several_outputs_is_refused(qwen: Path, tmp_path: Path) -> None:
-    config = transformers.AutoConfig.from_pretrained(qwen)
+@pytest.mark.parametrize(
+    ("kind", "message"), [("qwen2", "cannot be loaded"), ("gpt2-dropout", "several numbers")]
+)
+def test_a_head_with_several_outputs_is_refused(
+    kind: str, message: str, models: Path, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.from_pretrained(folder_of(kind, models))
     config.num_labels = 3
-    transformers.Qwen2ForTokenClassification(config).save_pretrained(tmp_path / "three")
-    with pytest.raises(BackendError, match="cannot be loaded"):
+    published = transformers.AutoModelForSequenceClassification.from_config(config)
+    published.save_pretrained(tmp_path / "three")
+    with pytest.raises(BackendError, match=message):
         TorchTrainer(context(tmp_path / "three", fresh=False, head="value"))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from flowrl.backend.protocols import PolicyContext
 from flowrl.errors import BackendError
@@ -43,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _HEAD_STREAM = 0x68656164
 """Sets a new head's random stream apart from that of a new body with the same seed."""
+
+_HEADS = ("score", "classifier")
+"""What Transformers' classifiers call the linear map that they end in."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -194,8 +197,9 @@ def _pretrained(context: PolicyContext) -> Any:
         )
     missing = set(report["missing_keys"])
     if context.head == "value":
-        missing -= _complete_head(model, missing, context)
-        _report_unused(report["unexpected_keys"], model, context)
+        unused = set(report["unexpected_keys"])
+        missing -= _complete_head(model, missing, unused, context)
+        _report_unused(unused, model, context)
     if missing:
         names = sorted(missing)
         raise BackendError(
@@ -207,16 +211,22 @@ def _pretrained(context: PolicyContext) -> Any:
     return model
 
 
-def _complete_head(model: Any, missing: set[str], context: PolicyContext) -> set[str]:
+def _complete_head(
+    model: Any, missing: set[str], unused: set[str], context: PolicyContext
+) -> set[str]:
     """Makes what a folder lacks of the head; returns the names of those tensors.
 
-    A folder of a language model has no head, one of a sequence classifier has no bias.
+    A folder of a language model has no head, one of a sequence classifier has no bias, and may call
+    its head otherwise than a token classifier of the same architecture does.
     """
     head = value_head(model)
     (prefix,) = (name for name, module in model.named_children() if module is head)
     made = missing & {f"{prefix}.weight", f"{prefix}.bias"}
+    other = next((name for name in _HEADS if f"{name}.weight" in unused), None)
     with torch.no_grad():
-        if f"{prefix}.weight" in made:
+        if f"{prefix}.weight" in made and other is not None:
+            head.weight.copy_(_head_of(context, f"{other}.weight", head.weight.shape))
+        elif f"{prefix}.weight" in made:
             draw = torch.Generator().manual_seed(context.seed ^ _HEAD_STREAM)
             spread = float(getattr(model.config, "initializer_range", 0.02))
             head.weight.copy_(torch.randn(head.weight.shape, generator=draw) * spread)
@@ -224,6 +234,28 @@ def _complete_head(model: Any, missing: set[str], context: PolicyContext) -> set
         if f"{prefix}.bias" in made:
             head.bias.zero_()
     return made
+
+
+def _head_of(context: PolicyContext, name: str, shape: torch.Size) -> torch.Tensor:
+    """A tensor of the folder.
+
+    Raises:
+        BackendError: it has another shape: the head gives several numbers.
+    """
+    for path in sorted(context.model.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if name not in file.keys():  # noqa: SIM118, an object that is no mapping
+                continue
+            tensor: torch.Tensor = file.get_tensor(name)
+            if tensor.shape == shape:
+                return tensor
+            raise BackendError(
+                "the model's head gives several numbers a position",
+                where=f"roles.{context.role}.model",
+                found=f"{name} of shape {list(tensor.shape)} in {context.model}",
+                expected=f"shape {list(shape)}",
+            )
+    raise AssertionError(f"{name} is in no file of {context.model}")
 
 
 def _report_unused(names: Iterable[str], model: Any, context: PolicyContext) -> None:
