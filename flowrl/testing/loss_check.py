@@ -10,8 +10,8 @@ What is checked, in float64:
 - it gives the same numbers when it is asked again;
 - its gradient is the slope of its value by finite differences, with factors that it detaches held
   constant, wherever no kink is near;
-- its value at a sample is the same whatever other samples stand in its micro-batch, and in whatever
-  order (of pairs, where it is a loss of pairs);
+- its value at a sample is the same whatever other samples (pairs, where it is a loss of pairs)
+  stand in its micro-batch, in whatever order samples come, and whatever their numbers are;
 - it works with the fields that it declares alone, and reads each of them;
 - it declares `corrects_behaviour` exactly if the loss of a token depends on the behaviour policy by
   more than whether the token counts;
@@ -137,7 +137,7 @@ def _draw(
     return _Draw(at, batch if adjust is None else adjust(batch), 1 + noise(0.2).abs())
 
 
-def _part(draw: _Draw, batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
+def _part(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
     """The batch of the tokens `chosen`, in that order; what is one number for all stays."""
     picked = {
         f.name: value[chosen]
@@ -235,21 +235,18 @@ def _slopes(loss: LossSpec, draw: _Draw, batch: TokenBatch) -> list[float | None
 
 
 def _check_parts(loss: LossSpec, draws: Sequence[_Draw]) -> Iterator[str]:
-    alone = shuffled = True
+    alone = shuffled = renumbered = True
     for draw in draws:
-        values, gradient = _whole(loss, draw)
+        expected = _whole(loss, draw)
         batch = prepare(draw.at, draw.batch, loss)
-        units = batch.pairs if loss.pairs else batch.samples
-        assert units is not None
-        order = [torch.nonzero(units == unit).reshape(-1) for unit in sorted(set(units.tolist()))]
-        for chosen in order:
-            part = _part(draw, batch, chosen)
-            got = _values(loss, draw.at[chosen], part, draw.weights[chosen])
-            alone &= _same(got, (values[chosen], gradient[chosen]))
-        chosen = torch.cat(order[::-2] + order[-2::-2])
-        part = _part(draw, batch, chosen)
-        got = _values(loss, draw.at[chosen], part, draw.weights[chosen])
-        shuffled &= _same(got, (values[chosen], gradient[chosen]))
+        samples = _places(batch.samples)
+        for chosen in _places(batch.pairs) if loss.pairs else samples:
+            alone &= _same_at(loss, draw, batch, chosen, expected)
+        shuffled &= _same_at(
+            loss, draw, batch, torch.cat(samples[::-2] + samples[-2::-2]), expected
+        )
+        everything = torch.arange(len(draw.at))
+        renumbered &= _same_at(loss, draw, _renumbered(batch), everything, expected)
     unit = "pair" if loss.pairs else "sample"
     if not alone:
         yield (
@@ -257,7 +254,34 @@ def _check_parts(loss: LossSpec, draws: Sequence[_Draw]) -> Iterator[str]:
             "the batch to the advantage and to `aggregation`"
         )
     if not shuffled:
-        yield f"its values depend on the order of {unit}s"
+        yield "its values depend on the order of samples"
+    if not renumbered:
+        yield "its values depend on the numbers of samples or pairs: these only say what is equal"
+
+
+def _places(numbers: torch.Tensor | None) -> list[torch.Tensor]:
+    """Where each of the numbers stands."""
+    assert numbers is not None
+    return [torch.nonzero(numbers == each).reshape(-1) for each in numbers.unique()]
+
+
+def _same_at(
+    loss: LossSpec,
+    draw: _Draw,
+    batch: TokenBatch,
+    chosen: torch.Tensor,
+    expected: Sequence[torch.Tensor],
+) -> bool:
+    """Whether the tokens `chosen` by themselves have the values and gradients of the whole."""
+    got = _values(loss, draw.at[chosen], _part(batch, chosen), draw.weights[chosen])
+    return _same(got, [numbers[chosen] for numbers in expected])
+
+
+def _renumbered(batch: TokenBatch) -> TokenBatch:
+    """The batch with other numbers of samples and pairs, equal where they were."""
+    assert batch.samples is not None
+    assert batch.pairs is not None
+    return replace(batch, samples=97 - 3 * batch.samples, pairs=41 - 2 * batch.pairs)
 
 
 def _declared(loss: LossSpec, batch: TokenBatch) -> TokenBatch:
@@ -269,8 +293,14 @@ def _declared(loss: LossSpec, batch: TokenBatch) -> TokenBatch:
 
 def _alone_problem(loss: LossSpec, draw: _Draw) -> str | None:
     """What is wrong with the loss on the fields that it declares alone."""
+    declared = _declared(loss, draw.batch)
     try:
-        _whole(loss, draw, _declared(loss, draw.batch))
+        kind = resolve_loss(loss)(
+            draw.at.clone().requires_grad_(), prepare(draw.at, declared, loss)
+        )
+        if kind.values.dtype != draw.at.dtype:
+            return f"it gives {kind.values.dtype} for logprobs in {draw.at.dtype}: keep their type"
+        _whole(loss, draw, declared)
     except (FlowError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         for name in FIELDS:
             if name not in loss.needs and _works_with(loss, name, draw):
