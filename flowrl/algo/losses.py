@@ -50,7 +50,8 @@ class TokenBatch:
         old_logprobs: Of the trained policy at the start of the step.
         reference_logprobs: Of the reference policy.
         entropy: Of each token's distribution, with gradient; read by an entropy bonus.
-        samples: int64 `[R]`, equal where tokens belong to one sample. A batch holds whole samples.
+        samples: int64 `[R]`, equal where tokens belong to one sample. A batch holds whole samples,
+            in any order; their numbers mean nothing else.
         old_values: A critic's values before the step.
         returns: A critic's targets.
         preferred: bool `[R]`, tokens of the preferred sample of their pair.

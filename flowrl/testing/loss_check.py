@@ -262,7 +262,7 @@ def _check_parts(loss: LossSpec, draws: Sequence[_Draw]) -> Iterator[str]:
 def _places(numbers: torch.Tensor | None) -> list[torch.Tensor]:
     """Where each of the numbers stands."""
     assert numbers is not None
-    return [torch.nonzero(numbers == each).reshape(-1) for each in numbers.unique()]
+    return [torch.nonzero(numbers == each).reshape(-1) for each in sorted(set(numbers.tolist()))]
 
 
 def _same_at(
@@ -295,11 +295,11 @@ def _alone_problem(loss: LossSpec, draw: _Draw) -> str | None:
     """What is wrong with the loss on the fields that it declares alone."""
     declared = _declared(loss, draw.batch)
     try:
-        kind = resolve_loss(loss)(
+        terms = resolve_loss(loss)(
             draw.at.clone().requires_grad_(), prepare(draw.at, declared, loss)
         )
-        if kind.values.dtype != draw.at.dtype:
-            return f"it gives {kind.values.dtype} for logprobs in {draw.at.dtype}: keep their type"
+        if terms.values.dtype != draw.at.dtype:
+            return f"it gives {terms.values.dtype} for logprobs in {draw.at.dtype}: keep their type"
         _whole(loss, draw, declared)
     except (FlowError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         for name in FIELDS:

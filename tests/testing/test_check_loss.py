@@ -102,6 +102,25 @@ def ordered(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
 
 
 @loss.own()
+def numbered(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    assert batch.samples is not None
+    return -logprobs * (1 + batch.samples % 2)
+
+
+@loss.own(needs="preferred", predicts="scores")
+def by_layout(scores: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    """Takes neighbours for pairs, the first of them for the preferred one."""
+    assert batch.preferred is not None
+    gaps = scores[::2] - scores[1::2]
+    return -torch.nn.functional.logsigmoid(gaps).repeat_interleave(2) * (1 + 1 * batch.preferred)
+
+
+@loss.own()
+def narrow(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    return -logprobs.float()
+
+
+@loss.own()
 def noisy(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     return -logprobs * torch.rand_like(logprobs)
 
@@ -148,6 +167,9 @@ BAD: dict[str, tuple[LossSpec, str]] = {
     "hidden factor": (weighted(way="list"), "its gradient is not the slope of its value"),
     "batch statistic": (centred, "a sample's loss depends on the other samples"),
     "order": (ordered, "its values depend on the order of samples"),
+    "numbers": (numbered, "its values depend on the numbers of samples or pairs"),
+    "layout": (by_layout, "its values depend on the order of samples"),
+    "type": (narrow, "it gives torch.float32 for logprobs in torch.float64"),
     "randomness": (noisy, "it gives other numbers when it is asked again"),
     "no gradient": (flat, "its gradient is 0 everywhere"),
     "no slope": (rough, "its slope could be measured at 0 of 84 tokens only"),
