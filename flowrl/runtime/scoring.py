@@ -16,16 +16,13 @@ and what a busy worker has not read yet stays in the pool.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from mmap import mmap
@@ -36,6 +33,14 @@ from typing import IO, cast
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
+from flowrl.runtime.child_process import (
+    Output,
+    ending,
+    has_ended,
+    kill,
+    standard_error,
+    start_module,
+)
 from flowrl.runtime.scoring_wire import FrameReader, Message, Status, pack, request_tuple
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
@@ -44,8 +49,6 @@ __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 _MAX_BATCH = 128
 # Workers that die one after another without having scored anything.
 _MAX_DEATHS = 3
-# Seconds for a killed process to be gone.
-_REAP_S = 10.0
 
 
 class FailureKind(StrEnum):
@@ -153,13 +156,13 @@ class ScoringPool:
         workers: int = 1,
         grace_s: float = 2.0,
         start_timeout_s: float = 60.0,
-        output: IO[bytes] | IO[str] | int | None = None,
+        output: Output | None = None,
     ) -> None:
         self._opening = pack(("open", plugin, context, timeout_s))
         self._timeout_s = timeout_s
         self._limit_s = timeout_s + grace_s
         self._start_timeout_s = start_timeout_s
-        self._output = _standard_error() if output is None else output
+        self._output = standard_error() if output is None else output
         self._queue: deque[tuple[int, ScoreRequest]] = deque()
         self._done: list[ScoreResult | ScoreFailure] = []
         self._next_ticket = 0
@@ -242,12 +245,12 @@ class ScoringPool:
             # An idle process sees the end of the stream and leaves by itself.
             worker.sock.close()
             if worker.busy or not worker.ready:
-                _kill(worker.process)
+                kill(worker.process)
         for worker in self._workers:
             try:
                 worker.process.wait(timeout=5.0)
             except subprocess.TimeoutExpired:
-                _kill(worker.process)
+                kill(worker.process)
             worker.memory.close()
         self._workers.clear()
         self._selector.close()
@@ -276,7 +279,7 @@ class ScoringPool:
         now = time.monotonic()
         for worker in tuple(self._workers):
             # A process that left children behind can die without closing its socket.
-            if _has_ended(worker.process) or self._is_over(worker, now):
+            if has_ended(worker.process) or self._is_over(worker, now):
                 self._bury(worker)
         self._dispatch()
 
@@ -345,7 +348,7 @@ class ScoringPool:
                 data = b""
             if not data:
                 # It is on its way out, with its exit code set already, or of no use any more.
-                _kill(worker.process)
+                kill(worker.process)
                 return False
             for message in worker.incoming.feed(data):
                 self._take(worker, message)
@@ -384,7 +387,7 @@ class ScoringPool:
 
     def _bury(self, worker: _Worker) -> None:
         """Takes over from a dead process and starts another in its place."""
-        _kill(worker.process)
+        kill(worker.process)
         # What it had sent before.
         self._receive(worker)
         self._selector.unregister(worker.sock)
@@ -396,7 +399,7 @@ class ScoringPool:
             self._fail(worker, worker.overdue, FailureKind.TIMEOUT, " and could not be interrupted")
             self._deaths = 0
         elif doing is not None and doing[0] in worker.batch:
-            self._fail(worker, doing[0], FailureKind.DIED, _ending(worker.process.returncode))
+            self._fail(worker, doing[0], FailureKind.DIED, ending(worker.process.returncode))
             self._deaths = 0
         else:
             self._deaths += 1
@@ -404,8 +407,7 @@ class ScoringPool:
         if self._deaths >= _MAX_DEATHS:
             raise WorkerDied(
                 "scoring processes die before they score anything",
-                found=f"{self._deaths} in a row, the last with "
-                f"{_ending(worker.process.returncode)}",
+                found=f"{self._deaths} in a row, the last with {ending(worker.process.returncode)}",
                 hint="see what they print on standard error; is there memory enough?",
             )
         self._workers.append(self._start())
@@ -417,23 +419,7 @@ class ScoringPool:
         with _shared_memory() as file, theirs:
             memory = mmap(file.fileno(), Status.NBYTES)
             descriptors = (theirs.fileno(), file.fileno())
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "flowrl.runtime.scoring_worker",
-                    *map(str, descriptors),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=descriptors,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path(sys.path))},
-                # Ctrl-C at the terminal is for the driver, which ends the pool in its own time.
-                start_new_session=True,
-            )
+            process = start_module("flowrl.runtime.scoring_worker", descriptors, self._output)
         ours.setblocking(False)
         worker = _Worker(
             process=process,
@@ -448,11 +434,6 @@ class ScoringPool:
         return worker
 
 
-def _search_path(path: Iterable[str]) -> list[str]:
-    """Where this process finds modules; the empty entry is the working folder."""
-    return [entry or os.getcwd() for entry in path]  # noqa: PTH109
-
-
 def _shared_memory() -> IO[bytes]:
     """A file of `Status.NBYTES` zeros without a name, in memory where the system can."""
     if hasattr(os, "memfd_create"):
@@ -461,35 +442,3 @@ def _shared_memory() -> IO[bytes]:
         file = TemporaryFile()  # noqa: SIM115
     file.truncate(Status.NBYTES)
     return file
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a worker and what its reward started, and waits for its end; idempotent.
-
-    A worker leads its own process group, whose number is certain to be its own only until the
-    worker has been waited for.
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # Longer only where the kernel holds it (a dead network disk); init reaps it then.
-            process.wait(_REAP_S)
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a worker has ended; leaves it to be waited for."""
-    if process.returncode is not None:
-        return True
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, options) is not None
-
-
-def _standard_error() -> int:
-    return subprocess.DEVNULL if sys.__stderr__ is None else 2
-
-
-def _ending(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        return f"signal {signal.Signals(-returncode).name}"
-    return f"exit code {returncode}"

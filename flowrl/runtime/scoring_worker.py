@@ -9,8 +9,6 @@ What the reward prints goes to standard error: standard output belongs to the co
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import io
 import os
 import signal
@@ -25,9 +23,9 @@ from types import FrameType, TracebackType
 from typing import cast
 
 from flowrl.backend.protocols import Plugin, ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
-from flowrl.backend.registry import find
-from flowrl.errors import BackendError, FlowError, RewardError
+from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
+from flowrl.runtime.child_process import die_with, named_plugin, received
 from flowrl.runtime.scoring_wire import FrameReader, Message, RequestTuple, Status, pack
 from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
@@ -41,7 +39,6 @@ _REPEAT_S = 0.05
 _MAX_TEXT = 300
 # Batches hold scores in float32, whose largest number is 3.4e38; sums over a batch stay below it.
 _MAX_SCORE = 1e30
-_PR_SET_PDEATHSIG = 1
 
 
 class _TimeIsUp(BaseException):
@@ -106,7 +103,7 @@ class _Worker:
         """Until the pool closes the socket."""
         alarm = _Alarm(timeout_s, self._flush)
         while True:
-            data = _received(self._sock, 1 << 18)
+            data = received(self._sock, 1 << 18)
             if not data:
                 scorer.close()
                 return
@@ -181,7 +178,7 @@ class _Worker:
 def main(arguments: list[str]) -> None:
     """Runs a worker on inherited file descriptors."""
     sock_fd, memory_fd, parent = map(int, arguments)
-    _die_with(parent)
+    die_with(parent)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Lines that a reward printed before it hung or died are worth most.
         sys.stdout.reconfigure(line_buffering=True)
@@ -195,8 +192,8 @@ def main(arguments: list[str]) -> None:
     _, plugin, context, timeout_s = opening
     own = library_folders()
     try:
-        backend, package = _plugin(str(plugin))
-        own += package
+        backend = named_plugin(str(plugin))
+        own += package_folders(backend)
         scorer = backend.open_score(cast(ScoreContext, context))
     except FlowError as reason:
         sock.sendall(pack(("broken", reason)))
@@ -210,31 +207,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _first(sock: socket.socket, incoming: FrameReader) -> Message | None:
-    while data := _received(sock, 1 << 16):
+    while data := received(sock, 1 << 16):
         messages = incoming.feed(data)
         if messages:
             return messages[0]
     return None
-
-
-def _received(sock: socket.socket, nbytes: int) -> bytes:
-    """What came, or nothing at the end of the stream.
-
-    A pool that closes without having read everything ends the stream with a reset.
-    """
-    try:
-        return sock.recv(nbytes)
-    except ConnectionResetError:
-        return b""
-
-
-def _plugin(name: str) -> tuple[Plugin, tuple[Path, ...]]:
-    """A plug-in and the folder of its package: by name, or as `module:attribute`."""
-    module, colon, attribute = name.partition(":")
-    plugin = getattr(importlib.import_module(module), attribute) if colon else find(name)
-    if not isinstance(plugin, Plugin):
-        raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
-    return plugin, package_folders(plugin)
 
 
 def package_folders(plugin: Plugin) -> tuple[Path, ...]:
@@ -294,18 +271,6 @@ def unloadable(reason: BaseException, own: tuple[Path, ...]) -> RewardError:
         found=described(reason)[:_MAX_TEXT],
         hint=f"called from {' from '.join(reversed(frames[:-1]))}" if frames[:-1] else None,
     )
-
-
-def _die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent dies (Linux: prctl(2)).
-
-    Elsewhere the closed socket ends it, at the latest after the sample it is on.
-    """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # It may have died before the kernel was asked.
-        if os.getppid() != parent:
-            os._exit(0)
 
 
 if __name__ == "__main__":

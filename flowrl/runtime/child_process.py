@@ -1,0 +1,133 @@
+"""Processes that a run starts for itself: how they are started, watched, ended and spoken of.
+
+A child gets one end of a socket pair and is told its parent; it leads a session and a process group
+of its own, so that Ctrl-C at the terminal reaches the driver alone, and so that whatever the child
+has started can be killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from flowrl.backend.protocols import Plugin
+from flowrl.backend.registry import find
+from flowrl.errors import BackendError
+
+__all__ = [
+    "Output",
+    "die_with",
+    "ending",
+    "has_ended",
+    "kill",
+    "named_plugin",
+    "received",
+    "standard_error",
+    "start_module",
+]
+
+Output = IO[bytes] | IO[str] | int
+"""Where a child prints to."""
+
+# Seconds for a killed process to be gone.
+_REAP_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+def start_module(
+    module: str, descriptors: Sequence[int], output: Output
+) -> subprocess.Popen[bytes]:
+    """Starts `python -m MODULE DESCRIPTOR... PARENT` with the descriptors open in it."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *map(str, descriptors), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(descriptors),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path(sys.path))},
+        # Ctrl-C at the terminal is for the driver, which ends its children in its own time.
+        start_new_session=True,
+    )
+
+
+def _search_path(path: Iterable[str]) -> list[str]:
+    """Where this process finds modules; the empty entry is the working folder."""
+    return [entry or os.getcwd() for entry in path]  # noqa: PTH109
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a child and what it started, and waits for its end; idempotent.
+
+    A child leads its own process group, whose number is certain to be its own only until the child
+    has been waited for.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Longer only where the kernel holds it (a dead network disk); init reaps it then.
+            process.wait(_REAP_S)
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended; leaves it to be waited for."""
+    if process.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
+def ending(returncode: int | None) -> str:
+    """How a child ended, in words."""
+    if returncode is not None and returncode < 0:
+        return f"signal {signal.Signals(-returncode).name}"
+    return f"exit code {returncode}"
+
+
+def standard_error() -> int:
+    """This process's standard error, or nothing where it is closed."""
+    return subprocess.DEVNULL if sys.__stderr__ is None else 2
+
+
+# -- in the child ---------------------------------------------------------------------------------
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent dies (Linux: prctl(2)).
+
+    The kernel goes by the thread that started the child, so that one must outlive it. Elsewhere the
+    closed socket ends the child, at the latest after the work that it is on.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # It may have died before the kernel was asked.
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def received(sock: socket.socket, nbytes: int) -> bytes:
+    """What came, or nothing at the end of the stream.
+
+    A parent that closes without having read everything ends the stream with a reset.
+    """
+    try:
+        return sock.recv(nbytes)
+    except ConnectionResetError:
+        return b""
+
+
+def named_plugin(name: str) -> Plugin:
+    """A plug-in: by name, or as `module:attribute`."""
+    module, colon, attribute = name.partition(":")
+    plugin = getattr(importlib.import_module(module), attribute) if colon else find(name)
+    if not isinstance(plugin, Plugin):
+        raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
+    return plugin
