@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,56 @@ class Game:
     observation, outcome = played(target, "a")
     assert observation.content.startswith("flowrl-game-call")
     assert outcome.observation == threading.main_thread().name
+
+
+def test_plain_functions_around_coroutines_are_awaited(written: Callable[[str], str]):
+    target = written("""
+def logged(function):
+    def wrapper(self, text):
+        return function(self, text)
+    return wrapper
+class Game:
+    def reset(self):
+        return ""
+    @logged
+    async def step(self, text):
+        return Step(text * 2)
+""")
+    _, outcome = played(target, "ab")
+    assert outcome.observation == "abab"
+
+
+def test_methods_may_do_without_an_object(written: Callable[[str], str]):
+    target = written("""
+class Game:
+    @classmethod
+    def reset(cls, row):
+        return f"{cls.__name__} {row['n']}"
+    @staticmethod
+    def step(text):
+        return Step(text)
+""")
+    opening, outcome = played(target, "a")
+    assert (opening.content, outcome.observation) == ("Game 3", "a")
+
+
+def test_a_file_is_run_once_for_each_time_it_is_written(written: Callable[[str], str]):
+    """Whoever edits it in a notebook plays what stands there now."""
+    source = """
+class Game:
+    runs = 0
+    def reset(self):
+        Game.runs += 1
+        return "%s" + str(Game.runs)
+    def step(self): ...
+"""
+    target = written(source % "a")
+    assert [played(target)[0].content for _ in range(2)] == ["a1", "a2"]
+    path = Path(target.rpartition(":")[0])
+    before = path.stat().st_mtime_ns
+    written(source % "b")
+    os.utime(path, ns=(before + 1, before + 1))  # within the second, and of the same size
+    assert played(target)[0].content == "b1"
 
 
 def test_every_episode_has_an_object_of_its_own(written: Callable[[str], str]):

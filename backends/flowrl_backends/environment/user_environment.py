@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
+from flowrl_backends.user_file import run_file
 
 __all__ = ["UserEnvironment"]
 
@@ -109,7 +108,9 @@ class UserEnvironment:
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
         assert callable(function)  # `_names` has looked
-        return await self._threads.run(partial(function, **arguments))
+        said = await self._threads.run(partial(function, **arguments))
+        # A plain function around a coroutine, as decorators make them.
+        return await said if inspect.isawaitable(said) else said
 
     def _names(self, kind: type, method: str) -> tuple[str, ...]:
         """Parameters of a method that are offered."""
@@ -182,25 +183,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             found=str(path),
             hint=f"paths are taken from the working folder, {Path.cwd()}",
         )
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    # A name that no import statement can hit, so that the file never shadows an installed module.
-    name = f"flowrl environment {path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickling look a class's module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return run_file(path, kind="environment")
 
 
 def _parameters(kind: type, method: str, target: str, *, where: str) -> tuple[str, ...]:
@@ -214,7 +197,9 @@ def _parameters(kind: type, method: str, target: str, *, where: str) -> tuple[st
         )
     offered = _OFFERED[method]
     names: list[str] = []
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+    bound = isinstance(inspect.getattr_static(kind, method), staticmethod | classmethod)
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters if bound else parameters[1:]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             return offered
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from numbers import Real
@@ -15,14 +13,11 @@ from types import ModuleType
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import RewardError
+from flowrl_backends.user_file import run_file
 
 __all__ = ["UserFunction"]
 
 _OFFERED = ("prompt", "response", "answer", "row")
-
-_WRITTEN: dict[str, int] = {}
-"""When the file of each module that was run here was written, in ns: a notebook's process lives
-longer than what a person has in the file."""
 
 
 class UserFunction:
@@ -90,26 +85,7 @@ def _run_file(path: Path, *, where: str) -> ModuleType:
             found=str(path),
             hint=f"paths are taken from the working folder, {Path.cwd()}",
         )
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    # A name that no import statement can hit, so that the file never shadows an installed module.
-    name, written = f"flowrl reward {path.resolve()}", path.stat().st_mtime_ns
-    if name in sys.modules and _WRITTEN.get(name) == written:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickling look a class's module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    _WRITTEN[name] = written
-    return module
+    return run_file(path, kind="reward")
 
 
 def _function(module: ModuleType, path: Path, name: str, *, where: str) -> Callable[..., object]:
