@@ -228,7 +228,6 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 AttrRule(name="n", types=(int,), filled=Level.LOWERED),
                 AttrRule(name="sampling", types=(Sampling,), filled=Level.LOWERED),
                 AttrRule(name="grammar", types=(Grammar,)),
-                AttrRule(name="logprobs_of", types=(str,)),
                 *(
                     AttrRule(name=name, types=types, until=Level.TRACED)
                     for name, types in SAMPLING_OPTIONS.items()

@@ -28,9 +28,9 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
 
     - `refuse`: nothing; the error names each option and its neutral value.
     - `ignore`: leaves it as it is.
-    - `repeat`: sets `logprobs_of="sampler"` of its `generate`, and its sampling says the same: the
-      engine reports logprobs after truncation, and every logprobs and update node of these samples
-      truncates alike. So does a program that asks for `fl.Sampling(logprobs="sampler")`.
+    - `repeat`: its sampling says `logprobs="sampler"`: the engine reports logprobs after truncation,
+      and every logprobs and update node of these samples truncates alike. So does a program that
+      asks for `fl.Sampling(logprobs="sampler")`.
 
     Raises:
         GraphError: refused; or a trainer cannot repeat what was drawn.
@@ -50,7 +50,7 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
             raise _refused(generate, readers[0], changed, context)
         _check_repeatable(graph, generate, changed, context)
         after = replace(sampling, logprobs=SAMPLER)
-        graph = graph.replacing(generate.with_attrs(sampling=after, logprobs_of=SAMPLER))
+        graph = graph.replacing(generate.with_attrs(sampling=after))
     return graph
 
 

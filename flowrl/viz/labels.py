@@ -143,8 +143,6 @@ def _said(graph: Graph, node: Node, name: str, value: Scalar) -> str:
             return f"old logprobs are of {edge.src}" if edge is not None else "old logprobs"
         case "old_logprobs", _:
             return f"old logprobs are {value}, which the config trusts"
-        case "logprobs_of", _:
-            return "logprobs after truncation"
         case "by", _:
             return f"by a {value}"
         case _:

@@ -76,9 +76,7 @@ def test_a_repeated_truncation_is_said_in_the_graph_and_warned_of_no_more(caplog
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         run = compiled("train.sampling.top_p=0.9", "train.truncated=repeat")
     assert caplog.records == []
-    generate = run.graph.node("actor.generate")
-    assert generate.attr("logprobs_of") == "sampler"
-    assert generate.attr("sampling").logprobs == "sampler"
+    assert run.graph.node("actor.generate").attr("sampling").logprobs == "sampler"
 
 
 def test_a_backend_that_cannot_repeat_is_not_asked_to(repeats):
@@ -94,7 +92,7 @@ def test_temperature_is_corrected_for_and_refused_by_nothing(caplog):
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         run = compiled("train.sampling.temperature=0.7", "train.truncated=repeat")
     assert caplog.records == []
-    assert run.graph.node("actor.generate").attr("logprobs_of") is None
+    assert run.graph.node("actor.generate").attr("sampling").logprobs == "model"
 
 
 def test_a_supervised_run_has_nothing_to_correct(caplog):

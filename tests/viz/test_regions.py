@@ -102,5 +102,6 @@ def test_weights_that_are_taken_over_are_not_called_a_publication():
 
 def test_a_truncated_rollout_says_that_its_logprobs_are_after_truncation():
     graph = lowered()
-    repeated = graph.replacing(graph.node("actor.generate").with_attrs(logprobs_of="sampler"))
-    assert "logprobs after truncation" in render(repeated)
+    sampling = fl.Sampling(top_p=0.9, logprobs="sampler")
+    repeated = graph.replacing(graph.node("actor.generate").with_attrs(sampling=sampling))
+    assert "logprobs=sampler" in render(repeated)
