@@ -352,6 +352,35 @@ class Game:
     assert ".step returned '<', not a Step" in failure(target).message
 
 
+def test_an_object_that_cannot_be_shown_is_told_by_its_type(written: Callable[[str], str]):
+    target = written("""
+class Odd:
+    def __repr__(self):
+        raise ValueError("no name")
+class Game:
+    def reset(self):
+        return ""
+    def step(self, text):
+        return Odd()
+""")
+    assert "Game.step returned an object of Odd, not a Step" in failure(target).message
+
+
+def test_an_iterator_that_ends_in_a_plain_function_is_told_with_its_line(
+    written: Callable[[str], str],
+):
+    target = written("""
+class Game:
+    def reset(self):
+        return ""
+    def step(self, text):
+        return next(iter(()))
+""")
+    found = failure(target)
+    assert found.message.startswith("raised RuntimeError: StopIteration in turn 0")
+    assert found.frames[-1].endswith("games.py:7 in step")
+
+
 def test_a_plain_function_that_never_returns_holds_nobody(written: Callable[[str], str]):
     """Its thread is left behind, and another takes its place."""
     target = written("""

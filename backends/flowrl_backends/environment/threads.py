@@ -37,12 +37,18 @@ class Threads:
         self._idle: list[SimpleQueue[_Job | None]] = []
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises. Cancelled, it goes on unnoticed."""
+        """What the function returns or raises (a StopIteration as a RuntimeError).
+
+        Cancelled, it goes on unnoticed.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         inbox = self._idle.pop() if self._idle else self._start(loop)
         inbox.put((function, future))
         value, error = await future
+        if isinstance(error, StopIteration):
+            # No coroutine can raise it; without this, whose line it was would be lost.
+            raise RuntimeError("StopIteration").with_traceback(error.__traceback__)
         if error is not None:
             raise error
         return value

@@ -139,7 +139,11 @@ class UserEnvironment:
             ) from None
 
     def _returned(self, method: str, value: object, expected: str) -> TypeError:
-        text = repr(value)
+        try:
+            text = repr(value)
+        # repr of the user's own objects may raise anything.
+        except Exception:
+            text = f"an object of {type(value).__name__}"
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         return TypeError(f"{self._target}.{method} returned {shown}, not {expected}")
 
