@@ -28,9 +28,9 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
 
     - `refuse`: nothing; the error names each option and its neutral value.
     - `ignore`: leaves it as it is.
-    - `repeat`: its sampling says `logprobs="sampler"`: the engine reports logprobs after truncation,
-      and every logprobs and update node of these samples truncates alike. So does a program that
-      asks for `fl.Sampling(logprobs="sampler")`.
+    - `repeat`: its sampling says `logprobs="sampler"`: the engine reports logprobs after
+      truncation, and every logprobs and update node of these samples truncates alike. So does a
+      program that asks for `fl.Sampling(logprobs="sampler")`.
 
     Raises:
         GraphError: refused; or a trainer cannot repeat what was drawn.
