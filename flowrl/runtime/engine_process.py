@@ -1,0 +1,308 @@
+"""An engine in a process of its own: generation goes on while this process trains.
+
+    submit, abort, publish -> socket -> worker: engine.poll -> socket -> poll
+
+The client is a `GenerateBackend`, so a driver uses it like an engine in its own process. Nothing
+here waits but `poll` and `wait_ready`, each no longer than it was told. What is sent is done in the
+order of sending, between decode steps.
+
+An engine that raises an error of flowrl's own (a user's mistake, with its way out) raises it here.
+One that dies, or says nothing for `silence_s` while it has requests, raises `WorkerDied`, and with
+it are gone all of its requests; whoever has them opens another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
+from flowrl.errors import BackendError, FlowError, WorkerDied
+from flowrl.ids import EngineId, SampleId
+from flowrl.runtime.child_process import (
+    Output,
+    ending,
+    has_ended,
+    kill,
+    standard_error,
+    start_module,
+)
+from flowrl.runtime.engine_wire import (
+    PackedEnds,
+    PackedProgress,
+    pack_requests,
+    unpack_ends,
+    unpack_progress,
+)
+from flowrl.runtime.scoring_wire import FrameReader, Message, pack
+
+__all__ = ["EngineProcess"]
+
+# Seconds that an idle engine may take to end by itself.
+_CLOSE_S = 5.0
+
+
+class EngineProcess:
+    """See the module. Requests can be sent before the engine is ready.
+
+    Args:
+        name: Of the engine, for messages.
+        plugin: Name of a plug-in that generates, or `module:attribute` of one.
+        context: What its engine is made from; it loads weights of its own.
+        start_timeout_s: Seconds that it may take to be ready.
+        silence_s: Seconds that an engine with requests may say nothing.
+        output: Where the engine prints to; by default this process's standard error.
+        published: Called with each version that the engine has loaded, from within `poll`.
+
+    The process dies with the thread that opened it (Linux kills children by thread), so that one
+    must outlive it.
+    """
+
+    def __init__(
+        self,
+        name: EngineId,
+        plugin: str,
+        context: PolicyContext,
+        *,
+        start_timeout_s: float = 120.0,
+        silence_s: float = 120.0,
+        output: Output | None = None,
+        published: Callable[[int], None] = lambda version: None,
+    ) -> None:
+        self.name = name
+        self._num_slots = context.num_slots
+        self._start_timeout_s = start_timeout_s
+        self._silence_s = silence_s
+        self._published = published
+        self._live: set[SampleId] = set()
+        self._ready = False
+        self._closed = False
+        self._death: WorkerDied | None = None
+        self._raised: FlowError | None = None
+        self._busy_s = 0.0
+        self._outputs: list[Progress | Finished] = []
+        self._incoming = FrameReader()
+        self._outgoing = bytearray(pack(("open", plugin, context)))
+        self._selector = selectors.DefaultSelector()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process: subprocess.Popen[bytes] = start_module(
+                "flowrl.runtime.engine_worker",
+                (theirs.fileno(),),
+                standard_error() if output is None else output,
+            )
+        ours.setblocking(False)
+        self._sock = ours
+        self._started = self._heard = time.monotonic()
+        self._selector.register(ours, selectors.EVENT_READ)
+        self._send()
+
+    # -- what a driver calls -----------------------------------------------------------------
+
+    @property
+    def num_slots(self) -> int:
+        """See `GenerateBackend`."""
+        return self._num_slots
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the engine has spent generating, as it last told."""
+        return self._busy_s
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to do.
+
+        It says nothing about limits: `seconds_to_limit` does.
+        """
+        # select, poll and epoll take an epoll or kqueue descriptor like any other.
+        return cast("selectors.EpollSelector", self._selector).fileno()
+
+    def seconds_to_limit(self) -> float:
+        """Seconds after which `poll` must be called to enforce the next limit."""
+        now = time.monotonic()
+        if not self._ready:
+            return max(0.0, self._started + self._start_timeout_s - now)
+        return max(0.0, self._heard + self._silence_s - now) if self._live else self._silence_s
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """See `GenerateBackend`. What the engine has against a request is raised by `poll`."""
+        if not self._live:
+            self._heard = time.monotonic()
+        self._live.update(request.sample for request in requests)
+        self._tell(("submit", pack_requests(requests)))
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        """See `GenerateBackend`."""
+        self._tell(("abort", tuple(samples)))
+
+    def publish(self, version: int, weights: Path | None) -> None:
+        """See `GenerateBackend`; the folder must stay until the engine has told that it is loaded.
+
+        Raises:
+            BackendError: no folder; an engine in another process shares nobody's parameters.
+        """
+        if weights is None:
+            raise BackendError(
+                "an engine in a process of its own reads nobody's parameters in place",
+                where=str(self.name),
+                found="weights=None",
+                expected="a folder of safetensors",
+            )
+        self._tell(("publish", version, str(weights)))
+
+    def sleep(self) -> None:
+        """See `GenerateBackend`."""
+        self._tell(("sleep",))
+
+    def wake(self) -> None:
+        """See `GenerateBackend`."""
+        self._tell(("wake",))
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        """See `GenerateBackend`; returns also when new weights were loaded.
+
+        Raises:
+            WorkerDied: it is gone, or says nothing any more, and is not to be used again.
+            FlowError: what the engine itself has raised, or the plug-in when it was opened.
+        """
+        end = time.monotonic() + timeout_s
+        self._turn(0.0)
+        while not self._outputs and self._live:
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            if self._turn(min(left, self.seconds_to_limit() + 0.001)):
+                break
+        self._check()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def wait_ready(self) -> None:
+        """Waits until the engine is open, no longer than `start_timeout_s`.
+
+        Raises what `poll` raises.
+        """
+        while not self._ready:
+            self._turn(self.seconds_to_limit() + 0.001)
+            self._check()
+
+    def close(self) -> None:
+        """Ends the process; requests without an end are forgotten. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._selector.close()
+        # The worker sees the end of the stream between two polls, and leaves by itself.
+        self._sock.close()
+        if self._death is not None or not self._ready:
+            kill(self._process)
+        try:
+            self._process.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            kill(self._process)
+
+    # -- bytes -------------------------------------------------------------------------------
+
+    def _tell(self, message: Message) -> None:
+        if self._closed:
+            raise BackendError("the engine is closed", where=str(self.name))
+        self._outgoing += pack(message)
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._sock.send(self._outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # It is dead; the next poll finds out and says so.
+            self._outgoing.clear()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        self._selector.modify(self._sock, wanted)
+
+    def _turn(self, timeout_s: float) -> bool:
+        """Moves bytes; whether anything was heard."""
+        heard = False
+        for _, events in self._selector.select(timeout_s):
+            if events & selectors.EVENT_WRITE:
+                self._send()
+            if events & selectors.EVENT_READ:
+                heard = self._receive() or heard
+        return heard
+
+    def _receive(self) -> bool:
+        """Takes what is there; whether it was a message."""
+        heard = False
+        while self._death is None:
+            try:
+                data = self._sock.recv(1 << 18)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(self._sock)
+                self._die(self._ended())
+                break
+            for message in self._incoming.feed(data):
+                heard = True
+                self._heard = time.monotonic()
+                self._take(message)
+        return heard
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case ("ready",):
+                self._ready = True
+            case ("outputs", tuple(ends), tuple(progress), float(busy_s)):
+                self._busy_s = busy_s
+                finished = unpack_ends(cast("PackedEnds", ends))
+                self._live.difference_update(end.sample for end in finished)
+                self._outputs += finished
+                self._outputs += unpack_progress(cast("PackedProgress", progress))
+            case ("published", int(version)):
+                self._published(version)
+            case ("broken" | "raised", FlowError() as error):
+                self._raised = error
+            case ("died", str(text)):
+                self._ended()  # its traceback is on the way to where it prints to
+                self._die(text)
+            case _:
+                raise AssertionError(f"an engine said {message!r}")
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._raised is not None:
+            raise self._raised
+        now = time.monotonic()
+        if self._death is None:
+            if not self._ready and now - self._started > self._start_timeout_s:
+                self._die(f"not ready after {self._start_timeout_s:g} s")
+            elif self._live and self._ready and now - self._heard > self._silence_s:
+                self._die(f"silent for {self._silence_s:g} s with {len(self._live)} requests")
+            # One that left children behind can die without closing its socket.
+            elif has_ended(self._process):
+                self._receive()
+                self._die(self._ended())
+        if self._death is not None:
+            raise self._death
+
+    def _ended(self) -> str:
+        """How the process ended; it may be on its way out, with its exit code not there yet."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        return ending(self._process.returncode) if self._process.returncode is not None else "mute"
+
+    def _die(self, how: str) -> None:
+        if self._death is None:
+            self._death = WorkerDied("the engine's process died", where=str(self.name), found=how)
+            kill(self._process)

@@ -1,0 +1,172 @@
+"""A process that generates: `python -m flowrl.runtime.engine_worker SOCKET PARENT`.
+
+It is started by `flowrl.runtime.engine_process.EngineProcess` and dies with the process that
+started it. Between two polls of its engine it does what it was told meanwhile, in the order of the
+telling: so aborts and new weights reach the engine between decode steps, and a request that was
+sent behind new weights is drawn from them.
+
+Everything that engine or plug-in print goes to standard error: standard output is the command's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from flowrl.backend.protocols import Finished, GenerateBackend, PolicyContext, Progress
+from flowrl.errors import BackendError, FlowError
+from flowrl.ids import SampleId
+from flowrl.runtime.child_process import die_with, named_plugin, received
+from flowrl.runtime.engine_wire import (
+    RequestFields,
+    pack_ends,
+    pack_progress,
+    unpack_requests,
+)
+from flowrl.runtime.scoring_wire import FrameReader, Message, pack
+from flowrl.specs import Sampling
+
+__all__ = ["main"]
+
+# How long a poll may decode before the socket is looked at again.
+_POLL_S = 0.02
+# Progress of running requests is told no more often: there may be thousands of them.
+_PROGRESS_S = 0.25
+_MAX_TEXT = 300
+
+
+class _Worker:
+    """An open engine and the socket that it is told things through."""
+
+    def __init__(self, sock: socket.socket, engine: GenerateBackend) -> None:
+        self._sock = sock
+        self._engine = engine
+        self._samplings: dict[Sampling, Sampling] = {}
+        self._live: set[SampleId] = set()
+        self._busy_s = 0.0
+        self._told = time.monotonic()
+
+    def run(self, incoming: FrameReader, messages: Sequence[Message]) -> None:
+        """Until the client closes the socket.
+
+        Args:
+            messages: That came together with the one that opened the engine.
+        """
+        for message in messages:
+            self._obey(message)
+        while True:
+            # An engine that has nothing to do waits for the client, and for nothing else.
+            readable, _, _ = select.select([self._sock], [], [], 0.0 if self._live else None)
+            if readable:
+                data = received(self._sock, 1 << 18)
+                if not data:
+                    self._engine.close()
+                    return
+                for message in incoming.feed(data):
+                    self._obey(message)
+            if self._live:
+                self._poll()
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case ("submit", list(packed)):
+                requests = unpack_requests(cast("list[RequestFields]", packed), self._samplings)
+                self._live.update(request.sample for request in requests)
+                self._engine.submit(requests)
+            case ("abort", tuple(samples)):
+                self._engine.abort(cast("tuple[SampleId, ...]", samples))
+            case ("publish", int(version), folder):
+                assert folder is None or isinstance(folder, str)
+                self._engine.publish(version, None if folder is None else Path(folder))
+                self._send(("published", version))
+            case ("sleep",):
+                self._engine.sleep()
+            case ("wake",):
+                self._engine.wake()
+            case _:
+                raise AssertionError(f"an engine was told {message!r}")
+
+    def _poll(self) -> None:
+        began = time.monotonic()
+        outputs = self._engine.poll(_POLL_S)
+        now = time.monotonic()
+        self._busy_s += now - began
+        ends = [output for output in outputs if isinstance(output, Finished)]
+        self._live.difference_update(end.sample for end in ends)
+        progress: list[Progress] = []
+        if ends or now - self._told > _PROGRESS_S:
+            progress = [output for output in outputs if isinstance(output, Progress)]
+            self._told = now
+            self._send(("outputs", pack_ends(ends), pack_progress(progress), self._busy_s))
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._sock.sendall(pack(message))
+        except OSError:
+            # The client is gone, and with it everyone who could be told.
+            os._exit(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a worker on an inherited socket."""
+    sock_fd, parent = map(int, arguments)
+    die_with(parent)
+    # What libraries print must not mix with the command's own output.
+    sys.stdout = sys.stderr
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=sock_fd)
+    incoming = FrameReader()
+    messages = _first(sock, incoming)
+    if not messages:
+        return
+    _, plugin, context = messages[0]
+    try:
+        engine = named_plugin(str(plugin)).open_generate(cast(PolicyContext, context), None)
+    except FlowError as reason:
+        sock.sendall(pack(("broken", reason)))
+        return
+    except BaseException as reason:
+        sock.sendall(pack(("broken", _unopened(context, reason))))
+        raise
+    sock.sendall(pack(("ready",)))
+    try:
+        _Worker(sock, engine).run(incoming, messages[1:])
+    except FlowError as reason:
+        sock.sendall(pack(("raised", reason)))
+    except BaseException as reason:
+        sock.sendall(pack(("died", _described(reason))))
+        raise
+
+
+def _first(sock: socket.socket, incoming: FrameReader) -> list[Message]:
+    while data := received(sock, 1 << 16):
+        messages = incoming.feed(data)
+        if messages:
+            return messages
+    return []
+
+
+def _described(reason: BaseException) -> str:
+    return " ".join(traceback.format_exception_only(reason)[-1].split())[:_MAX_TEXT]
+
+
+def _unopened(context: object, reason: BaseException) -> BackendError:
+    role = context.role if isinstance(context, PolicyContext) else "?"
+    return BackendError(
+        "the engine could not be opened",
+        where=f"roles.{role}",
+        found=_described(reason),
+        hint="its traceback is on standard error",
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

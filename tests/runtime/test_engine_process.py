@@ -1,0 +1,201 @@
+"""Engines in processes of their own: order of what they are told, and every way they can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowrl.backend.protocols import Finished, GenerateRequest, Progress
+from flowrl.errors import BackendError, WorkerDied
+from flowrl.ids import EngineId, SampleId
+from flowrl.runtime.engine_process import EngineProcess
+from flowrl.specs import FinishReason, Sampling
+from tests.runtime.scripted_engine import (
+    BLOCK,
+    DIE,
+    FAIL,
+    HANG,
+    PLUGIN,
+    RAISE,
+    context,
+    weights,
+)
+
+DEADLINE_S = 60.0
+
+Open = Callable[..., EngineProcess]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens engines that are closed behind the test."""
+    engines: list[EngineProcess] = []
+
+    def open_engine(model: str = "model", **changes: object) -> EngineProcess:
+        engine = EngineProcess(
+            EngineId("actor.generate[0]"),
+            PLUGIN,
+            context(tmp_path / model),
+            **changes,  # type: ignore[arg-type]
+        )
+        engines.append(engine)
+        return engine
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+def request(sample: str, word: int = 1, *, tokens: int = 3, kept: tuple[int, ...] = ()):
+    return GenerateRequest(
+        sample=SampleId(sample),
+        attempt=len(kept),
+        prompt=np.array([word, 7], np.int64),
+        response=np.array(kept, np.int64),
+        sampling=Sampling(max_tokens=tokens),
+        seed=5,
+        shares_prompt=sample.rpartition("/")[0],
+    )
+
+
+def until(
+    engine: EngineProcess, done: Callable[[list[Progress | Finished]], bool]
+) -> list[Progress | Finished]:
+    """All outputs up to those that `done` says yes to."""
+    outputs: list[Progress | Finished] = []
+    end = time.monotonic() + DEADLINE_S
+    while not done(outputs):
+        assert time.monotonic() < end, outputs
+        outputs += engine.poll(1.0)
+    return outputs
+
+
+def ends(outputs: list[Progress | Finished]) -> dict[str, Finished]:
+    return {output.sample: output for output in outputs if isinstance(output, Finished)}
+
+
+def test_requests_end_with_all_that_an_engine_in_this_process_would_say(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0"), request("0/0/1", tokens=2)])
+    assert engine.num_slots == 4
+    found = ends(until(engine, lambda outputs: len(ends(outputs)) == 2))
+    assert found["0/0/0"].tokens.tolist() == [0, 0, 0]
+    assert found["0/0/1"].tokens.tolist() == [0, 0]
+    first = found["0/0/0"]
+    assert (first.attempt, first.reason, first.versions) == (0, FinishReason.LENGTH, ((0, 3),))
+    assert first.logprobs.dtype == np.float32
+    assert first.logprobs.tolist() == [-0.5] * 3
+    assert engine.busy_s > 0.0
+
+
+def test_what_is_sent_behind_new_weights_is_drawn_from_them(opened: Open, tmp_path: Path):
+    loaded: list[int] = []
+    engine = opened(published=loaded.append)
+    engine.submit([request("0/0/0", HANG)])
+    engine.publish(4, weights(tmp_path / "4", 44))
+    engine.submit([request("0/1/0")])
+    until(engine, lambda outputs: "0/1/0" in ends(outputs))
+    engine.abort([SampleId("0/0/0"), SampleId("0/9/9")])
+    found = ends(until(engine, lambda outputs: "0/0/0" in ends(outputs)))
+    # The running one went on with the new weights, and says so.
+    first = found["0/0/0"]
+    assert first.reason is FinishReason.ABORT
+    assert first.versions[-1][0] == 4
+    assert first.tokens[-1] == 44
+    assert loaded == [4]
+
+
+def test_a_request_goes_on_from_the_tokens_that_it_brings(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0", tokens=5, kept=(1, 2, 3))])
+    (end,) = ends(until(engine, lambda outputs: bool(ends(outputs)))).values()
+    assert (end.attempt, len(end.tokens)) == (3, 2)
+
+
+def test_progress_of_running_requests_is_told(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0", HANG)])
+    outputs = until(engine, lambda outputs: len(outputs) >= 2)
+    counts = [output.num_tokens for output in outputs if isinstance(output, Progress)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_a_poll_of_an_idle_engine_returns_at_once(opened: Open):
+    engine = opened()
+    engine.wait_ready()
+    assert engine.poll(DEADLINE_S) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "how"),
+    [(DIE, "exit code 3"), (RAISE, "RuntimeError: out of luck")],
+)
+def test_an_engine_that_dies_says_how(opened: Open, word: int, how: str):
+    engine = opened(output=2)
+    engine.submit([request("0/0/0", word)])
+    with pytest.raises(WorkerDied, match=how) as caught:
+        until(engine, lambda outputs: False)
+    assert "actor.generate[0]" in str(caught.value)
+
+
+def test_an_engine_that_is_killed_is_noticed_also_when_it_is_idle(opened: Open):
+    engine = opened()
+    engine.wait_ready()
+    os.kill(engine._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        until(engine, lambda outputs: False)
+
+
+def test_an_error_of_flowrl_s_own_comes_through_with_its_way_out(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0", FAIL)])
+    with pytest.raises(BackendError, match="not to its liking") as caught:
+        until(engine, lambda outputs: False)
+    assert not isinstance(caught.value, WorkerDied)
+    assert caught.value.hint == "ask nicely"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [("missing", "no such model"), ("broken", "library does not like it")]
+)
+def test_a_model_that_cannot_be_opened_is_told(opened: Open, model: str, message: str):
+    engine = opened(model)
+    with pytest.raises(BackendError, match=message):
+        engine.wait_ready()
+
+
+def test_an_engine_that_says_nothing_is_given_up(opened: Open):
+    engine = opened(silence_s=0.5)
+    engine.wait_ready()
+    engine.submit([request("0/0/0", BLOCK)])
+    with pytest.raises(WorkerDied, match=r"silent for 0\.5 s with 1 requests"):
+        until(engine, lambda outputs: False)
+
+
+def test_an_engine_that_is_not_ready_in_time_is_given_up(opened: Open):
+    engine = opened(start_timeout_s=0.0)
+    with pytest.raises(WorkerDied, match="not ready after 0 s"):
+        engine.wait_ready()
+
+
+def test_weights_in_place_cannot_be_published_to_it(opened: Open):
+    with pytest.raises(BackendError, match="in place"):
+        opened().publish(1, None)
+
+
+def test_a_closed_engine_is_gone_and_takes_nothing(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0", HANG)])
+    until(engine, lambda outputs: len(outputs) > 0)
+    engine.close()
+    engine.close()
+    assert engine._process.returncode == 0
+    with pytest.raises(BackendError, match="closed"):
+        engine.submit([request("0/0/1")])
