@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from flowrl.specs.kl import AdaptiveKL
 
-from flowrl.specs.kl import KL, AdaptiveKL
-
-__all__ = ["adapted", "next_coefficient"]
-
-
-def next_coefficient(spec: KL, coefficient: float, measured_kl: float, num_samples: int) -> float:
-    """The coefficient of the next step; the same where the penalty has no target.
-
-    Args:
-        spec: The penalty; its own coefficient is that of the first step.
-        coefficient: Of the step that was measured.
-        measured_kl: Mean of `spec`'s estimate over the response tokens of the step, as an update
-            reports it under `kl`.
-        num_samples: That the step trained on.
-
-    Raises:
-        ValueError: the divergence is not finite.
-    """
-    rule = spec.adaptive
-    if rule is None:
-        return coefficient
-    if not math.isfinite(measured_kl):
-        raise ValueError(f"a KL of {measured_kl} steers no coefficient")
-    return adapted(coefficient, measured_kl, num_samples, rule)
+__all__ = ["adapted"]
 
 
 def adapted(coefficient: float, kl: float, samples: int, spec: AdaptiveKL) -> float:
@@ -38,6 +15,12 @@ def adapted(coefficient: float, kl: float, samples: int, spec: AdaptiveKL) -> fl
 
         e     = clip(kl / target - 1, -clip, clip)
         beta' = beta (1 + e samples / horizon)
+
+    Args:
+        coefficient: Of the step that was measured, beta.
+        kl: Mean of the penalty's estimate over the response tokens of the step, as an update
+            reports it under `kl`; of one that is no number, nothing comes but NaN.
+        samples: That the step trained on.
 
     Raises:
         ValueError: target or horizon is not above 0.
