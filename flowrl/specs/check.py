@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.specs.base import Spec
-from flowrl.specs.loss import LossSpec, PolicyLoss
+from flowrl.specs.loss import PolicyLoss
 
 __all__ = ["Wrong", "wrong_fields"]
 
@@ -31,7 +31,7 @@ def wrong_fields(spec: Spec) -> Iterator[Wrong]:
         if not fits(value):
             wrong = True
             yield name, value, expected
-    if isinstance(spec, LossSpec) and not wrong:
+    if not wrong:
         yield from _out_of_bounds(spec)
 
 
@@ -88,38 +88,78 @@ def _said(allowed: tuple[object, ...]) -> str:
     return " or ".join(said) if len(said) < 3 else "one of " + ", ".join(said)
 
 
-_FROM_ZERO = (
-    "clip",
-    "clip_low",
-    "clip_high",
-    "limit",
-    "tau",
-    "coefficient",
-    "centering",
-    "ratio_low",
-    "ratio_high",
-    "weights_low",
-    "weights_high",
-    "positive_low",
-    "positive_high",
-    "negative_low",
-    "negative_high",
-    "label_smoothing",
-)
-_ABOVE: Mapping[str, float] = {
-    "dual_clip": 1.0,
-    "ratio_cap": 0.0,
-    "delta": 0.0,
-    "beta": 0.0,
-    "tau_positive": 0.0,
-    "tau_negative": 0.0,
-    "fraction": 0.0,
-    "k_positive": 0.0,
-    "k_negative": 0.0,
-    "lambda_positive": 0.0,
-    "lambda_negative": 0.0,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """Numbers from `low` to `high`; without `low` itself where it is `above`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    finite: bool = False
+
+    def holds(self, value: float) -> bool:
+        from_low = value > self.low if self.above else value >= self.low
+        return from_low and value <= self.high and (math.isfinite(value) or not self.finite)
+
+    def __str__(self) -> str:
+        said = "a finite number" if self.finite else "a number"
+        below = math.isfinite(self.high)
+        if not math.isfinite(self.low):
+            return f"{said} of at most {self.high:g}" if below else said
+        if self.above:
+            return f"{said} above {self.low:g}" + (
+                f" and of at most {self.high:g}" if below else ""
+            )
+        return f"{said} from {self.low:g} " + (f"to {self.high:g}" if below else "up")
+
+
+_FROM_ZERO = _Range(low=0.0)
+_ABOVE_ZERO = _Range(low=0.0, above=True)
+_NOT_NEGATIVE = _Range(low=0.0, finite=True)
+_FINITE = _Range(finite=True)
+_SHARE = _Range(low=0.0, high=1.0)
+_COUNT = _Range(low=1.0)
+
+_LOSS = {
+    **dict.fromkeys(("clip", "clip_low", "clip_high", "limit", "tau", "coefficient"), _FROM_ZERO),
+    **dict.fromkeys(("ratio_low", "ratio_high", "weights_low", "weights_high"), _FROM_ZERO),
+    **dict.fromkeys(("positive_low", "positive_high"), _FROM_ZERO),
+    **dict.fromkeys(("negative_low", "negative_high", "centering"), _FROM_ZERO),
+    **dict.fromkeys(("ratio_cap", "delta", "beta", "tau_positive", "tau_negative"), _ABOVE_ZERO),
+    **dict.fromkeys(("k_positive", "k_negative"), _ABOVE_ZERO),
+    **dict.fromkeys(("lambda_positive", "lambda_negative"), _ABOVE_ZERO),
+    "dual_clip": _Range(low=1.0, above=True),
+    "fraction": _Range(low=0.0, high=1.0, above=True),
+    "label_smoothing": _Range(low=0.0, high=0.5),
+    "entropy": _FINITE,
 }
-_AT_MOST: Mapping[str, float] = {"fraction": 1.0, "label_smoothing": 0.5}
+_ADVANTAGE = {
+    **dict.fromkeys(("gamma", "lam", "lam_value", "discount"), _SHARE),
+    **dict.fromkeys(("ddof", "whiten_ddof"), _SHARE),
+    **dict.fromkeys(("eps", "batch_eps", "whiten_eps", "variance_floor"), _NOT_NEGATIVE),
+    **dict.fromkeys(("length_alpha", "kl_coefficient"), _NOT_NEGATIVE),
+    **dict.fromkeys(("coefficient", "score_weight", "weight"), _FINITE),
+    "norm": _ABOVE_ZERO,
+}
+_BOUNDS: Mapping[str, Mapping[str, _Range]] = {
+    "loss": _LOSS,
+    "advantage": _ADVANTAGE,
+    "kl": {
+        "coefficient": _NOT_NEGATIVE,
+        **dict.fromkeys(("clamp_input", "clamp_output", "target", "step_clip"), _ABOVE_ZERO),
+        "horizon": _COUNT,
+    },
+    "filter": {"tolerance": _FROM_ZERO, "low": _FINITE, "high": _FINITE},
+    "select": {"tolerance": _FROM_ZERO, "k": _COUNT},
+    "map": {
+        **dict.fromkeys(("max_tokens", "ngram"), _COUNT),
+        "buffer": _FROM_ZERO,
+        "max_penalty": _Range(high=0.0),
+        **dict.fromkeys(("factor", "coefficient", "correct_above"), _FINITE),
+        **dict.fromkeys(("wrong_short", "wrong_long", "correct_short", "correct_long"), _FINITE),
+    },
+}
+"""Of numbers by family and field."""
 _ORDERED = (
     ("weights_low", "weights_high"),
     ("rejection_low", "rejection_high"),
@@ -127,32 +167,25 @@ _ORDERED = (
     ("positive_low", "positive_high"),
     ("negative_low", "negative_high"),
     ("min_log_ratio", "max_log_ratio"),
+    ("low", "high"),
 )
 
 
-def _out_of_bounds(spec: LossSpec) -> Iterator[Wrong]:
-    known = {field.name for field in fields(spec) if "user" not in field.metadata}
+def _out_of_bounds(spec: Spec) -> Iterator[Wrong]:
+    known = {field.name for field in fields(spec) if "user" not in field.metadata}  # type: ignore[arg-type]
     value = {name: getattr(spec, name) for name in known}
 
     def number(name: str) -> float | None:
         found = value.get(name)
         return None if isinstance(found, bool | str) else found
 
-    for name in _FROM_ZERO:
-        if (found := number(name)) is not None and found < 0:
-            yield name, found, "a number from 0 up"
-    for name, low in _ABOVE.items():
-        if (found := number(name)) is not None and found <= low:
-            yield name, found, f"a number above {low:g}"
-    for name, high in _AT_MOST.items():
-        if (found := number(name)) is not None and found > high:
-            yield name, found, f"a number of at most {high:g}"
+    for name, allowed in _BOUNDS.get(spec.family, {}).items():
+        if (found := number(name)) is not None and not allowed.holds(found):
+            yield name, found, str(allowed)
     for name, other in _ORDERED:
         low_bound, high_bound = number(name), number(other)
         if low_bound is not None and high_bound is not None and low_bound > high_bound:
             yield name, low_bound, f"a number of at most {other}={high_bound:g}"
-    if isinstance(spec, PolicyLoss):
-        if not math.isfinite(spec.entropy):
-            yield "entropy", spec.entropy, "a finite number"
-        if spec.rejection != "none" and spec.rejection_low is spec.rejection_high is None:
-            yield "rejection", spec.rejection, "a bound, low or high, beyond which it removes"
+    unbound = isinstance(spec, PolicyLoss) and spec.rejection_low is spec.rejection_high is None
+    if unbound and value["rejection"] != "none":
+        yield "rejection", value["rejection"], "a bound, low or high, beyond which it removes"

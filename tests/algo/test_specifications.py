@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 
 from flowrl.algo.resolve import _TABLE
 from flowrl.graph import Graph, Level, Node, Op, format_graph, parse
+from flowrl.ids import NodeId
 from flowrl.specs import (
     GAE,
     GPG,
+    KL,
     AdaptiveKL,
+    BestAndWorst,
     CosineLength,
     Difficulty,
+    Distill,
     GroupInGroup,
     GroupRelative,
     LeaveOneOut,
@@ -29,9 +34,11 @@ from flowrl.specs import (
     SoftOverlong,
     Spec,
     StopProperly,
+    Top,
     ZeroVariance,
     spec_from_json,
 )
+from flowrl.specs.check import wrong_fields
 
 SPECS: list[Spec] = [
     GroupRelative(std="group_others", mean="group_others", zero_std="divide", variance_floor=1e-6),
@@ -54,6 +61,10 @@ SPECS: list[Spec] = [
     Repetition(),
     SoftOverlong(max_tokens=9, buffer=3, cap=False),
     StopProperly(),
+    BestAndWorst(),
+    Top(k=2),
+    Distill(score_weight=-0.5),
+    KL(estimator="k3", coefficient=0.0, clamp_input=20.0, target=0.1),
 ]
 
 
@@ -61,7 +72,7 @@ SPECS: list[Spec] = [
 def test_a_specification_reads_back_from_its_json_and_from_the_text_of_a_graph(spec: Spec) -> None:
     assert spec_from_json(spec.family, spec.to_json()) == spec
     node = Node(
-        id="x",
+        id=NodeId("x"),
         op=Op.ADVANTAGE,
         role=None,
         inputs=(),
@@ -78,3 +89,36 @@ def test_every_row_of_the_table_names_a_function(row: tuple[str, str]) -> None:
     module, name = _TABLE[row].split(":")
     function: Any = getattr(import_module(module), name)
     assert callable(function)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+def test_numbers_within_bounds_are_right(spec: Spec) -> None:
+    assert list(wrong_fields(spec)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "expected"),
+    [
+        (GAE(gamma=-3.0), "gamma", "a number from 0 to 1"),
+        (GAE(lam_value=2.0), "lam_value", "a number from 0 to 1"),
+        (GAE(whiten_eps=-1.0), "whiten_eps", "a finite number from 0 up"),
+        (GroupRelative(ddof=2), "ddof", "a number from 0 to 1"),
+        (GPG(norm=0.0), "norm", "a number above 0"),
+        (Distill(coefficient=math.inf), "coefficient", "a finite number"),
+        (KL(estimator="k3", coefficient=-0.1), "coefficient", "a finite number from 0 up"),
+        (KL(estimator="k3", coefficient=0.1, clamp_input=-1.0), "clamp_input", "a number above 0"),
+        (KL(estimator="k3", coefficient=0.1, horizon=0), "horizon", "a number from 1 up"),
+        (Difficulty(low=0.9, high=0.1), "low", "a number of at most high=0.1"),
+        (Top(k=0), "k", "a number from 1 up"),
+        (BestAndWorst(tolerance=-1.0), "tolerance", "a number from 0 up"),
+        (SoftOverlong(max_tokens=9, buffer=-2), "buffer", "a number from 0 up"),
+        (CosineLength(max_tokens=0), "max_tokens", "a number from 1 up"),
+        (Repetition(max_penalty=1.0), "max_penalty", "a number of at most 0"),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+def test_a_number_out_of_bounds_is_told_with_what_it_may_be(
+    spec: Spec, field: str, expected: str
+) -> None:
+    value = getattr(spec, field)
+    assert list(wrong_fields(spec)) == [(field, value, expected)]

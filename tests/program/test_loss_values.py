@@ -41,7 +41,11 @@ def learning(made: Callable[[], LossSpec]) -> fl.Workflow:
         (lambda: loss.policy_clip(dual_clip="2"), "'2'", "dual_clip"),
         (lambda: loss.cispo(cap=-0.5), "-0.5", "ratio_high of cispo to be a number from 0 up"),
         (lambda: loss.dppo(-0.1), "-0.1", "limit of dppo"),
-        (lambda: loss.kl_cov(fraction=1.5), "1.5", "fraction of kl_cov to be a number of at most"),
+        (
+            lambda: loss.kl_cov(fraction=1.5),
+            "1.5",
+            "fraction of kl_cov to be a number above 0 and of at most 1",
+        ),
         (lambda: loss.sapo(0.0), "0.0", "tau_positive of sapo to be a number above 0"),
         (
             lambda: loss.reinforce(correction=loss.truncate(1.0, low=2.0)),
