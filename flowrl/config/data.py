@@ -23,7 +23,7 @@ class ArithmeticData(Section):
     """Sums of two numbers of `digits` digits (`23+45=` -> `068`), split once and for all.
 
     All pairs are shuffled by a fixed seed; `held_out` of them are the eval split. Where pairs of
-    answers are asked for, the rejected one is the sum with one digit changed.
+    answers are asked for, the rejected one is wrong by a little, and there are four to each sum.
     """
 
     kind: Literal["arithmetic"]

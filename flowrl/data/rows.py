@@ -29,6 +29,12 @@ Responses: TypeAlias = Literal["solution", "pair"]
 
 _MAX_SHOWN_PROBLEMS = 3
 
+_TIMES = 4
+"""Wrong answers to each sum: with one alone, a reward model learns it by heart."""
+
+_MISTAKES = (1, 2, 9, 10, 11, 20)
+"""What sums are mostly wrong by: a little in the last place, in the one before it, or in both."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -329,49 +335,63 @@ def _excerpt(text: str) -> str:
 
 
 class _Sums(Sequence[Row]):
-    """Rows made when they are asked for: three digits have a million pairs."""
+    """Rows made when they are asked for: three digits have a million pairs.
 
-    def __init__(self, digits: int, split: Split, pairs: Ints, responses: Responses) -> None:
+    Read for pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
+    """
+
+    def __init__(self, digits: int, split: Split, sums: Ints, responses: Responses) -> None:
         self._digits = digits
         self._split = split
-        self._pairs = pairs
-        self._responses = responses
+        self._sums = sums
+        self._pairs = responses == "pair" and split == "train"
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self._sums) * (_TIMES if self._pairs else 1)
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> _Sums: ...
-    def __getitem__(self, place: int | slice) -> Row | _Sums:
-        if isinstance(place, slice):
-            return _Sums(self._digits, self._split, self._pairs[place], self._responses)
-        index = range(len(self))[place]
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        chosen = range(len(self))[place]
+        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+    def _row(self, index: int) -> Row:
         digits = self._digits
-        a, b = divmod(int(self._pairs[index]), 10**digits)
-        answer = f"{a + b:0{digits + 1}d}"
+        time, place = divmod(index, len(self._sums))
+        a, b = divmod(int(self._sums[place]), 10**digits)
+        width = digits + 1
+        answer = f"{a + b:0{width}d}"
         return Row(
             index=index,
             prompt=f"{a:0{digits}d}+{b:0{digits}d}=",
             answer=answer,
             solution=answer,
-            rejected=_wrong_sum(a, b, answer) if self._responses == "pair" else None,
+            rejected=f"{_wrong_sum(a, b, digits, time):0{width}d}" if self._pairs else None,
             fields={"a": a, "b": b, "answer": answer},
             where=f"arithmetic {self._split}:{index + 1}",
         )
 
 
-def _wrong_sum(a: int, b: int, answer: str) -> str:
-    """`answer` with one digit changed, the same for ever; the first digit stays 0 or 1.
+def _wrong_sum(a: int, b: int, digits: int, time: int) -> int:
+    """a + b, wrong by a little; the same for ever, and of as many digits as a right sum.
 
-    So the wrong sum has the form of a right one, and no single place gives it away.
+    Those are the mistakes of someone who nearly knows how to add, and so those that a reward model
+    must tell from right sums: mostly one of `_MISTAKES`, else anything up to 25. Sums of three
+    digits are wrong by ten times that as often, sums of one digit by 9 at most.
     """
-    place, step = blake2b(f"{a}+{b}".encode(), digest_size=2).digest()
-    place %= len(answer)
-    digit = int(answer[place])
-    digit = 1 - digit if place == 0 else (digit + 1 + step % 9) % 10
-    return f"{answer[:place]}{digit}{answer[place + 1 :]}"
+    draw = blake2b(f"{a}+{b}/{time}".encode(), digest_size=4).digest()
+    common = draw[0] % 10 < 7
+    error = _MISTAKES[draw[1] % len(_MISTAKES)] if common else 1 + draw[1] % 25
+    if digits == 1:
+        error = 1 + error % 9
+    elif digits == 3 and draw[2] % 2:
+        error *= 10
+    if draw[3] % 2:
+        error = -error
+    # No error is above half of the range, so that one of the two lies in it.
+    return a + b + error if 0 <= a + b + error < 2 * 10**digits else a + b - error
 
 
 def _arithmetic(source: ArithmeticData, responses: Responses) -> Rows:
@@ -384,8 +404,8 @@ def _arithmetic(source: ArithmeticData, responses: Responses) -> Rows:
             expected=f"fewer than the {num_pairs} sums of {source.digits}-digit numbers",
         )
     order = permutation(num_pairs, "arithmetic", source.digits)
-    pairs = order[: source.held_out] if source.split == "eval" else order[source.held_out :]
+    sums = order[: source.held_out] if source.split == "eval" else order[source.held_out :]
     return Rows(
-        _Sums(source.digits, source.split, pairs, responses),
+        _Sums(source.digits, source.split, sums, responses),
         source=f"arithmetic {source.split}, {source.digits} digits",
     )

@@ -1,9 +1,10 @@
 """Asynchronous GRPO: answers may be drawn from weights that are a few publications old.
 
 Fu et al., "AReaL: a large-scale asynchronous reinforcement learning system for language reasoning",
-2025 (arXiv:2505.24298), section 5: bounded staleness (equation 3) and the decoupled objective of
-Hilton et al., 2021 (arXiv:2110.00641), equation 5 there. With pi_old the policy at the start of the
-step and pi_behaviour the one that drew the token, up to `max_staleness` publications before,
+2025 (arXiv:2505.24298), section 5: bounded staleness (equation 3) and decoupled PPO (equation 5),
+which is that of Hilton et al., "Batch size-invariance for policy optimization", 2021
+(arXiv:2110.00641), section 3. With pi_old the policy at the start of the step and pi_behaviour the
+one that drew the token, up to `max_staleness` publications before,
 
     A_i  = (r_i - mean(r)) / (std(r) + eps)                   of the group
     c_it = min(pi_old(o_it) / pi_behaviour(o_it), cap)        truncated, without gradient

@@ -10,8 +10,8 @@ it is minimised by policy gradient on the drawn tokens, as in Gu et al., "MiniLL
     w_t = pi(o_t | q, o_<t) / pi_behaviour(o_t | q, o_<t)
     J   = mean over tokens of  min(w_t A_t, clip(w_t, 1 - clip, 1 + clip) A_t)
 
-The mean of -A_t estimates KL(student || teacher) on the student's answers; it is logged as
-`reverse_kl`.
+The mean of -A_t over tokens estimates KL(student || teacher) of a token, on the student's answers;
+it is logged as `reverse_kl`.
 """
 
 from __future__ import annotations

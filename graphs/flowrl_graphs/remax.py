@@ -1,12 +1,12 @@
 """ReMax: REINFORCE whose baseline is the score of the greedy answer.
 
 Li et al., "ReMax: a simple, effective, and efficient reinforcement learning method for aligning
-large language models", 2024 (arXiv:2310.10505), equation 4 and algorithm 1. With o the sampled and
-o* the greedy answer to the same prompt, and a KL penalty at each token,
+large language models", 2024 (arXiv:2310.10505), algorithm 1. With o the sampled and o* the greedy
+answer to the same prompt, and a KL penalty at each token,
 
-    b     = r(o*)
-    A_t   = r(o) - b - kl * sum over u >= t of (log pi_old(o_u) - log pi_reference(o_u))
-    J     = mean over tokens of  log pi(o_t | q, o_<t) A_t
+    b   = r(o*)
+    A_t = r(o) - b - kl * sum over u >= t of (log pi_behaviour(o_u) - log pi_reference(o_u))
+    J   = mean over answers of  sum over t of  log pi(o_t | q, o_<t) A_t
 
 The baseline costs one answer more a prompt, and no critic. Where the paper samples one answer a
 prompt, `group_size` may be more; all of them share the greedy one.
@@ -41,4 +41,5 @@ def remax(
         reference=reference.logprobs(rollout) if kl else None,
         kl=kl,
     )
-    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+    loss = fl.loss.reinforce(aggregation="sequence-mean-token-sum")
+    actor.update(rollout, advantages=advantages, loss=loss)

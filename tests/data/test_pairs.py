@@ -83,27 +83,46 @@ def test_a_row_without_a_rejected_response_names_its_line_its_fields_and_the_key
     assert "prompt, answer, worse" in text
 
 
-def test_a_wrong_sum_differs_from_the_right_one_in_one_digit_and_never_changes():
-    source = ArithmeticData(kind="arithmetic", split="train")
+@pytest.mark.parametrize(("digits", "most"), [(1, 9), (2, 25), (3, 250)])
+def test_a_wrong_sum_is_off_by_a_little_and_never_changes(digits, most):
+    source = ArithmeticData(kind="arithmetic", split="train", digits=digits, held_out=1)
     data = DataConfig(train=source)
     rows, again = (load_rows(source, data, split="train", responses="pair") for _ in range(2))
-    places = set()
-    for row, same in zip(rows[:500], again[:500], strict=True):
+    errors = set()
+    for row, same in zip(rows[:2000], again[:2000], strict=True):
         assert row.rejected == same.rejected
         assert row.solution == row.answer
-        changed = [
-            i for i, (a, b) in enumerate(zip(row.answer, row.rejected, strict=True)) if a != b
-        ]
-        assert len(changed) == 1
         assert row.rejected.isdecimal()
+        assert len(row.rejected) == len(row.answer)
         assert row.rejected[0] in "01"
-        places |= set(changed)
-    assert places == {0, 1, 2}
-    assert [row.rejected for row in rows[:4]] == WRONG
+        errors.add(int(row.rejected) - int(row.answer))
+    assert 0 not in errors
+    assert (min(errors), max(errors)) == (-most, most)
     assert load_rows(source, data, split="train")[0].rejected is None
 
 
-WRONG = ["076", "013", "019", "033"]
+def test_each_sum_stands_among_the_pairs_with_several_wrong_answers():
+    source = ArithmeticData(kind="arithmetic", split="train", digits=2)
+    data = DataConfig(train=source)
+    pairs = load_rows(source, data, split="train", responses="pair")
+    sums = load_rows(source, data, split="train")
+    assert len(pairs) == 4 * len(sums)
+    same = [pairs[5 + time * len(sums)] for time in range(4)]
+    assert [row.index for row in same] == [5, 9005, 18005, 27005]
+    assert {row.prompt for row in same} == {sums[5].prompt}
+    assert len({row.rejected for row in same}) > 1
+    assert pairs[9000:9003][1].index == 9001
+    held_out = ArithmeticData(kind="arithmetic", split="eval")
+    assert len(load_rows(held_out, data, split="eval", responses="pair")) == held_out.held_out
+
+
+def test_the_wrong_sums_are_as_they_were():
+    source = ArithmeticData(kind="arithmetic", split="train")
+    rows = load_rows(source, DataConfig(train=source), split="train", responses="pair")
+    assert [row.rejected for row in rows[:4]] == WRONG
+
+
+WRONG = ["065", "072", "024", "113"]
 
 
 def test_a_new_tokenizer_knows_the_characters_of_rejected_responses(tmp_path):

@@ -5,48 +5,143 @@ Two run with all other tests; `make learn` runs them all.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import flowrl as fl
+from flowrl.api import RunResult
 from flowrl.observe.display import SilentDisplay
+from flowrl.observe.rows import StepMetrics
 
 STEPS = 200
 
+# The configs' own is for ten times the steps.
+LEARNING_RATE = 1e-3
+
 FASTEST = ("cispo", "dr_grpo")
 
-PROGRAMS = ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "reinforce_pp", "rloo")
+ON_POLICY = ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "remax", "rloo")
+"""Programs that learn from scores of the policy's own answers."""
+
+Record = Callable[[str, object], None]
+
+
+class Lesson:
+    """Runs programs for `STEPS` steps.
+
+    Attributes:
+        model: Folder that the actor begins with.
+    """
+
+    def __init__(
+        self, model: Path, repository: Path, runs: Path, seed: int, record: Record
+    ) -> None:
+        self.model = model
+        self._repository = repository
+        self._runs = runs
+        self._seed = seed
+        self._record = record
+
+    def __call__(self, name: str, *overrides: str) -> RunResult:
+        """One run; overrides come after those that all tests share."""
+        config = "quickstart" if name == "grpo" else name
+        # By its file, so that the test needs no installed entry point.
+        result = fl.run(
+            str(self._repository / "graphs" / "flowrl_graphs" / f"{name}.py"),
+            self._repository / "configs" / f"{config}.yaml",
+            overrides=[
+                f"stages=[{name}]",
+                f"seed={self._seed}",
+                f"roles.actor.model={self.model}",
+                f"train.steps={STEPS}",
+                f"train.optimizer.learning_rate={LEARNING_RATE}",
+                "eval.every=0",
+                f"runtime.runs={self._runs}",
+                *overrides,
+            ],
+            display=SilentDisplay(),
+        )
+        assert result.summary.steps[name] == STEPS
+        self.measured("accuracy", result.summary.before, result.summary.after)
+        return result
+
+    def measured(self, name: str, before: float | None, after: float | None) -> float:
+        """How much a measure rose; it goes into the test's report too."""
+        assert before is not None
+        assert after is not None
+        self._record(name, f"{before:.3f} {after:.3f}")
+        return after - before
+
+
+@pytest.fixture
+def lesson(
+    warm_start: Path,
+    repository: Path,
+    tmp_path: Path,
+    seed: int,
+    record_property: Record,
+) -> Lesson:
+    return Lesson(warm_start, repository, tmp_path, seed, record_property)
+
+
+def rise(result: RunResult) -> float:
+    """Of the sampled accuracy on held-out sums."""
+    assert result.summary.before is not None
+    assert result.summary.after is not None
+    return result.summary.after - result.summary.before
+
+
+def steps_of(result: RunResult) -> list[StepMetrics]:
+    """The steps of the last stage."""
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    return [StepMetrics.from_json(json.loads(line)) for line in lines][-STEPS:]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if name in FASTEST else pytest.mark.learn)
-        for name in PROGRAMS
+        for name in ON_POLICY
     ],
 )
-def test_sampled_accuracy_rises_by_a_tenth_in_200_steps(
-    name: str, warm_start: Path, repository: Path, tmp_path: Path
+def test_sampled_accuracy_rises_by_a_tenth_in_200_steps(name: str, lesson: Lesson) -> None:
+    assert rise(lesson(name)) >= 0.1
+
+
+@pytest.mark.learn
+def test_a_policy_learns_from_a_reward_model_that_learns_from_its_answers(
+    lesson: Lesson, teacher: Path
 ) -> None:
-    config = "quickstart" if name == "grpo" else name
-    # By its file, so that the test needs no installed entry point.
-    result = fl.run(
-        str(repository / "graphs" / "flowrl_graphs" / f"{name}.py"),
-        repository / "configs" / f"{config}.yaml",
-        overrides=[
-            f"stages=[{name}]",
-            f"roles.actor.model={warm_start}",
-            f"train.steps={STEPS}",
-            # The configs' own is for ten times the steps.
-            "train.optimizer.learning_rate=1e-3",
-            "eval.every=0",
-            f"runtime.runs={tmp_path}",
-        ],
-        display=SilentDisplay(),
+    result = lesson(
+        "ppo_rm",
+        "stages=[reward_model, ppo_rm]",
+        f"roles.teacher.model={teacher}",
+        # The reward model keeps the rate of the config: it is to follow, not to forget.
+        "train.optimizer.learning_rate=3e-4",
+        f"roles.actor.optimizer={{learning_rate: {LEARNING_RATE}}}",
     )
-    before, after = result.summary.before, result.summary.after
-    assert before is not None
-    assert after is not None
-    assert result.summary.steps[name] == STEPS
-    assert after >= before + 0.1
+    assert rise(result) >= 0.1
+
+
+@pytest.mark.learn
+def test_a_student_comes_nearer_to_its_teacher(lesson: Lesson, teacher: Path) -> None:
+    result = lesson("opd", f"roles.teacher.model={teacher}")
+    divergence = [row.extra["reverse_kl"] for row in steps_of(result)]
+    # In nats a token, on the student's own answers.
+    fall = -lesson.measured("reverse_kl", fmean(divergence[:10]), fmean(divergence[-10:]))
+    assert fall >= 0.5
+    assert rise(result) >= 0.1
+
+
+@pytest.mark.learn
+def test_preferred_answers_become_likelier_than_the_others(lesson: Lesson) -> None:
+    result = lesson("dpo")
+    right = [row.extra["pair_accuracy"] for row in steps_of(result)]
+    # No pair comes twice in so few steps, so that each is measured before it is learned from. The
+    # first step is left out: policy and reference are the same there, and a tie counts as wrong.
+    assert lesson.measured("pair_accuracy", fmean(right[1:11]), fmean(right[-10:])) >= 0.1
+    assert rise(result) >= 0.1

@@ -9,22 +9,42 @@ import pytest
 import yaml
 
 import flowrl as fl
-from flowrl.errors import GraphError
-from flowrl.graph import format_graph
+from flowrl.errors import ConfigError, GraphError
+from flowrl.graph import Op, format_graph
 from flowrl.passes import Context, run_passes
 from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
+from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo
 from flowrl_graphs.dapo import dapo
+from flowrl_graphs.dpo import dpo
 from flowrl_graphs.dr_grpo import dr_grpo
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.gspo import gspo
+from flowrl_graphs.opd import opd
+from flowrl_graphs.ppo import ppo
+from flowrl_graphs.ppo_rm import ppo_rm
 from flowrl_graphs.reinforce_pp import reinforce_pp
+from flowrl_graphs.remax import remax
+from flowrl_graphs.reward_model import reward_model
 from flowrl_graphs.rloo import rloo
 from flowrl_graphs.sft import sft
 
-PROGRAMS = (dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo)
-"""Those with a config of their own; `sft` and `grpo` are the quickstart's."""
+STAGES = {
+    dr_grpo: ["sft", "dr_grpo"],
+    dapo: ["sft", "dapo"],
+    rloo: ["sft", "rloo"],
+    reinforce_pp: ["sft", "reinforce_pp"],
+    remax: ["sft", "remax"],
+    gspo: ["sft", "gspo"],
+    cispo: ["sft", "cispo"],
+    ppo: ["sft", "ppo"],
+    ppo_rm: ["teach", "sft", "reward_model", "ppo_rm"],
+    async_grpo: ["sft", "async_grpo"],
+    opd: ["teach", "sft", "opd"],
+    dpo: ["sft", "dpo"],
+}
+"""The programs with a config of their own and its stages; `sft` and `grpo` are the quickstart's."""
 
 
 @pytest.mark.parametrize(
@@ -40,12 +60,28 @@ PROGRAMS = (dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo)
         ("reinforce_pp_kl", reinforce_pp, {"kl": 0.01, "baseline": True}),
         ("gspo", gspo, {}),
         ("cispo", cispo, {}),
+        ("remax", remax, {}),
+        ("remax_kl", remax, {"kl": 0.01}),
+        ("ppo", ppo, {}),
+        ("ppo_kl", ppo, {"kl": 0.01}),
+        ("ppo_rm", ppo_rm, {}),
+        ("reward_model", reward_model, {}),
+        ("opd", opd, {}),
+        ("dpo", dpo, {}),
     ],
 )
 def test_graphs_of_ready_made_workflows_are_as_they_were(golden, name, flow, args):
     traced = flow.trace(args)
     golden(f"{name}.traced.txt", format_graph(traced))
     golden(f"{name}.lowered.txt", format_graph(run_passes(traced, Context())))
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_the_asynchronous_graph_is_as_it_was(golden, mini_batches):
+    traced = async_grpo.trace()
+    golden("async_grpo.traced.txt", format_graph(traced))
+    context = Context(max_staleness=1, mini_batches=mini_batches)
+    golden(f"async_grpo.{mini_batches}.lowered.txt", format_graph(run_passes(traced, context)))
 
 
 def test_grpo_needs_a_reference_only_with_kl():
@@ -65,25 +101,75 @@ def test_every_ready_made_workflow_names_its_paper_and_is_registered(repository)
         assert load_workflow(str(path)).name == path.stem
 
 
-@pytest.mark.parametrize("flow", PROGRAMS, ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", STAGES, ids=lambda flow: flow.name)
 def test_the_config_of_a_program_says_only_what_differs(repository, flow):
     path = repository / "configs" / f"{flow.name}.yaml"
     own = yaml.safe_load(path.read_text())
     assert own["extends"] == "quickstart.yaml"
-    assert set(own) <= {"extends", "name", "stages", "train", "args"}
-    compiled = fl.compile(flow, path)
-    assert [stage.graph.name for stage in compiled.stages] == ["sft", flow.name]
+    assert own["stages"] == STAGES[flow]
+    compiled = fl.compile(None, path)
+    assert [stage.name for stage in compiled.stages] == STAGES[flow]
+    assert compiled.graph.name == flow.name
     assert compiled.config.name == flow.name
     without = yaml.safe_load((path.parent / "quickstart.yaml").read_text())
-    for key, value in own.get("train", {}).items():
-        assert without["train"].get(key) != value
+    for key, value in _leaves(own):
+        assert dict(_leaves(without)).get(key) != value
 
 
-def test_the_plain_policy_gradient_of_rloo_refuses_stale_samples():
-    with pytest.raises(GraphError, match="reinforce"):
-        run_passes(rloo.trace(), Context(max_staleness=1))
-    for flow in (dr_grpo, dapo, reinforce_pp, gspo, cispo):
+def _leaves(tree, prefix=()):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*prefix, key))
+        else:
+            yield (*prefix, key), value
+
+
+def test_a_teacher_and_a_student_are_bound_to_the_roles_of_the_config(repository):
+    compiled = fl.compile(None, repository / "configs" / "opd.yaml")
+    assert [stage.graph.roles for stage in compiled.stages] == [
+        ("teacher",),
+        ("actor",),
+        ("actor", "teacher"),
+    ]
+
+
+def test_samples_that_are_one_publication_old_compile_where_the_loss_corrects_for_it(repository):
+    path = repository / "configs" / "async_grpo.yaml"
+    compiled = fl.compile(None, path)
+    assert compiled.stages[-1].config.train.max_staleness == 1
+    update = compiled.graph.node("actor.update")
+    assert update.attr("loss").corrects_behaviour
+    assert update.attr("old_logprobs") == "forward"
+    with pytest.raises(ConfigError, match="max_staleness"):
+        compiled.run()
+
+
+def test_plain_policy_gradients_refuse_stale_samples():
+    for flow in (rloo, remax):
+        with pytest.raises(GraphError, match="reinforce"):
+            run_passes(flow.trace(), Context(max_staleness=1))
+    for flow in (dr_grpo, dapo, reinforce_pp, gspo, cispo, async_grpo, ppo, ppo_rm, opd, dpo):
         run_passes(flow.trace(), Context(max_staleness=1))
+
+
+@pytest.mark.parametrize("flow", [rloo, remax], ids=lambda flow: flow.name)
+def test_plain_policy_gradients_make_one_update_a_step(repository, flow):
+    compiled = fl.compile(None, repository / "configs" / f"{flow.name}.yaml")
+    assert compiled.stages[-1].config.train.mini_batches == 1
+
+
+@pytest.mark.parametrize("flow", [remax, ppo, ppo_rm], ids=lambda flow: flow.name)
+def test_a_penalty_in_the_reward_needs_a_reference_only_with_a_coefficient(flow):
+    assert "reference" not in flow.trace({"kl": 0.0}).roles
+    assert "reference" in flow.trace({"kl": 0.1}).roles
+
+
+def test_the_policy_never_sees_the_scores_of_the_annotator():
+    graph = ppo_rm.trace()
+    (score,) = (node for node in graph.of_op(Op.SCORE) if node.role == "annotator")
+    readers = {edge.dst for edge in graph.edges if edge.src == score.id}
+    assert readers == {"select"}
+    assert {edge.dst for edge in graph.edges if edge.src == "select"} == {"reward.update"}
 
 
 def test_reinforce_pp_needs_a_reference_only_with_kl():
