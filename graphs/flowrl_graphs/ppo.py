@@ -13,8 +13,7 @@ arXiv:1909.08593, section 2), the score at the last token and a KL penalty at ea
     J       = mean over tokens of  min(w_t A_t, clip(w_t, 1 - clip, 1 + clip) A_t)
     L_V     = mean over tokens of  max((V - R_t)^2, (clip(V, V_old - v, V_old + v) - R_t)^2) / 2
 
-The clip of values is that of the paper's reference code. The critic is a role of its own, which
-begins as a copy of the actor's body, or anew.
+The critic is a role of its own. Its clip is that of the paper's reference code, not of the paper.
 """
 
 from __future__ import annotations
