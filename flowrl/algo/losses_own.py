@@ -81,4 +81,24 @@ def _checked(function: UserFunction, found: object, logprobs: torch.Tensor) -> T
             f"logprob is {float(logprobs.detach()[place]):.6g}",
             expected="numbers",
         )
-    return terms
+    return TokenLoss(
+        values=values,
+        means={name: _metric(function, name, each, values) for name, each in terms.means.items()},
+        maxima={name: _metric(function, name, each, values) for name, each in terms.maxima.items()},
+    )
+
+
+def _metric(function: UserFunction, name: str, found: object, values: torch.Tensor) -> torch.Tensor:
+    """A metric without its gradient, which would hold the whole pass in memory."""
+    if not isinstance(found, torch.Tensor):
+        kind, hint = type(found).__name__, None
+    elif found.ndim != 1:
+        kind, hint = shape_of(found.shape), "do not reduce it; flowrl does, over the mini-batch"
+    else:
+        return found.detach().to(values.dtype)
+    raise function.refuse(
+        f"gives a metric '{name}' of the wrong shape",
+        found=kind,
+        expected="a tensor of one dimension: a number a token, sample or pair",
+        hint=hint,
+    )

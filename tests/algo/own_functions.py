@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,18 @@ def with_bonus(
     assert batch.advantages is not None
     weight = batch.advantages + (scale * batch.extra["bonus"] if mode == "add" else 0.0)
     return TokenLoss(values=-weight * logprobs, means={"weight": weight})
+
+
+@loss.own()
+def measured(
+    logprobs: torch.Tensor, batch: TokenBatch, *, what: str = "unlikely", below: float = -1.0
+) -> TokenLoss:
+    """Metrics of some tokens, in one form or another."""
+    chosen = logprobs[logprobs < below]
+    found: dict[str, Any] = {"unlikely": chosen, "mean": chosen.mean(), "number": 1.0}
+    return TokenLoss(
+        values=-logprobs, means={what: found[what]}, maxima={f"{what}_max": found[what]}
+    )
 
 
 @loss.own(needs="preferred", corrects_behaviour=True)

@@ -88,6 +88,23 @@ def test_a_loss_reads_fields_of_maps_and_reports_metrics() -> None:
     assert other.values.tolist() == [1.0, 4.0]
 
 
+def test_metrics_carry_no_gradient() -> None:
+    logprobs = torch.tensor([-2.0, -0.5, -3.0], requires_grad=True)
+    terms = resolve_loss(own.measured)(logprobs, TokenBatch())
+    assert terms.values.requires_grad
+    for found in (terms.means["unlikely"], terms.maxima["unlikely_max"]):
+        assert found.tolist() == [-2.0, -3.0]
+        assert not found.requires_grad
+
+
+@pytest.mark.parametrize(("what", "found"), [("mean", "[]"), ("number", "float")])
+def test_a_metric_that_is_reduced_already_is_refused(what: str, found: str) -> None:
+    with pytest.raises(TraceError, match=f"gives a metric '{what}' of the wrong shape") as caught:
+        resolve_loss(own.measured(what=what))(torch.tensor([-2.0, -0.5]), TokenBatch())
+    assert caught.value.found == found
+    assert caught.value.where == f"{own.__file__}:{line_of('measured')}"
+
+
 def test_what_is_declared_must_be_there() -> None:
     with pytest.raises(ValueError, match=r"own_functions:with_bonus needs advantages and bonus"):
         resolve_loss(own.with_bonus)(torch.zeros(1), TokenBatch())

@@ -20,6 +20,7 @@ from flowrl.specs.loss import Aggregation, PolicyLoss
 from flowrl_backends.torch.packed_forward import supports_packing
 from flowrl_backends.torch.packing import micro_batches, pack
 from flowrl_backends.torch.trainer import TorchTrainer
+from tests.algo import own_functions as own
 from tests.algo.loss_cases import LOSSES
 from tests.torch_backend.trainer_fixtures import (
     CONFIGS,
@@ -335,6 +336,20 @@ def test_metrics_of_an_update_on_its_own_samples(qwen: Path) -> None:
         -float(batch.behaviour_logprobs[rows.response_mask].mean()), rel=1e-5
     )
     assert step.metrics["positions"] < len(rows.tokens)
+
+
+def test_metrics_of_some_tokens_are_means_over_those(qwen: Path) -> None:
+    trainer = TorchTrainer(context(qwen))
+    trainer.begin(AdamW(learning_rate=0.0), 10)
+    batch = training()
+    logprobs = trainer.logprobs(batch.sequences, 1.0)[batch.sequences.response_mask]
+    below = float(np.median(logprobs))
+    some = logprobs[logprobs < below]
+    (step,) = trainer.update(batch, update_spec(batch, loss=own.measured(below=below)))
+    assert step.metrics["unlikely"] == pytest.approx(some.mean(), rel=1e-5)
+    assert step.metrics["unlikely_max"] == pytest.approx(some.max(), rel=1e-5)
+    (step,) = trainer.update(batch, update_spec(batch, loss=own.measured(below=-1e9)))
+    assert not {"unlikely", "unlikely_max"} & step.metrics.keys()
 
 
 def test_temperature_zero_means_logprobs_at_temperature_one(qwen: Path) -> None:

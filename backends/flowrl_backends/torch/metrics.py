@@ -50,6 +50,8 @@ class Metrics:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
                 self._counts[name] = self._counts.get(name, 0) + length
         for name, value in maxima.items():
+            if not len(value):
+                continue
             top = value.max()
             self._maxima[name] = (
                 torch.maximum(self._maxima[name], top) if name in self._maxima else top
@@ -74,8 +76,12 @@ class Metrics:
         return float(self._loss)
 
     def result(self) -> dict[str, float]:
-        """Means and maxima by name, with `tokens_computed` and `positions`."""
-        found = {name: float(value) / self._counts[name] for name, value in self._sums.items()}
+        """Means and maxima by name, with `tokens_computed` and `positions`.
+
+        One that no number was given for is left out.
+        """
+        counted = {name: value for name, value in self._sums.items() if self._counts[name]}
+        found = {name: float(value) / self._counts[name] for name, value in counted.items()}
         found |= {name: float(value) for name, value in self._maxima.items()}
         found["tokens_computed"] = float(sum(map(len, self._sources)))
         found["positions"] = float(self._positions)
