@@ -71,9 +71,10 @@ class MapBatch:
 
     def sums(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """`[N]` from `[T]`: the sum over each sample's tokens."""
-        running = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
-        found: npt.NDArray[np.float64] = running[self.offsets[1:]] - running[self.offsets[:-1]]
-        return found
+        # Each by itself: differences of a running sum would carry NaN from one sample to the next.
+        sample = np.repeat(np.arange(len(self.groups)), np.diff(self.offsets))
+        weights = np.asarray(values, np.float64)
+        return np.bincount(sample, weights, len(self.groups)).astype(np.float64)
 
     def spread(self, values: npt.ArrayLike) -> Array:
         """`[T]` from `[N]`: each sample's number at all of its tokens."""

@@ -151,6 +151,8 @@ def test_an_own_map_by_hand() -> None:
 def test_sums_over_samples_and_numbers_spread_over_tokens() -> None:
     batch = batch_of()
     assert batch.sums(np.arange(8)).tolist() == [3, 3, 4 + 5 + 6 + 7]
+    # What is no number in one sample is no matter of the others.
+    np.testing.assert_array_equal(batch.sums([0, np.nan, 1, 3, 4, 5, 6, 7]), [np.nan, 3, 22])
     assert batch.spread([1, 2, 3]).tolist() == [1, 1, 1, 2, 3, 3, 3, 3]
 
 

@@ -377,7 +377,7 @@ def test_mini_batches_are_updates_in_order(qwen: Path) -> None:
 
 
 def test_equal_inputs_give_identical_bits(qwen: Path) -> None:
-    outcomes = []
+    outcomes: list[Any] = []
     for _ in range(2):
         torch.manual_seed(len(outcomes))
         trainer = TorchTrainer(context(qwen))
