@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,7 +192,11 @@ def test_a_transformation_is_of_one_term_that_stands_before_it(terms, message):
     [
         ({"kind": "overlong"}, r"rewards\.terms\[0\]: 'max_tokens' is missing"),
         ({"kind": "overlong", "max_tokens": 2.5}, r"\[0\]\.max_tokens: not a whole number"),
-        ({"kind": "overlong", "max_tokens": 2, "buffer": -1}, r"\[0\]\.buffer: .* at least 0"),
+        ({"kind": "overlong", "max_tokens": 2, "buffer": -1}, r"buffer\n.* a number from 0 up"),
+        ({"kind": "overlong", "max_tokens": 0}, r"\[0\]\.max_tokens: .* cannot have this"),
+        ({"kind": "repetition", "ngram": 0}, r"\[0\]\.ngram: .* cannot have this ngram"),
+        ({"kind": "repetition", "max_penalty": 1}, r"max_penalty\n.* a number of at most 0"),
+        ({"kind": "exact_match", "weight": math.nan}, r"\[0\]\.weight: not a finite number"),
         ({"kind": "overlong", "max_tokens": 2, "cap": 1}, r"\[0\]\.cap: neither true nor false"),
         ({"kind": "repetition", "unit": "letters"}, r"\[0\]\.unit: no such choice"),
         ({"kind": "repetition", "ngram": "3"}, r"\[0\]\.ngram: not a whole number"),

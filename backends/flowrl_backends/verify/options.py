@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from flowrl.config.nearest import listing
@@ -22,15 +23,17 @@ class TermOptions:
         self.where = where
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; the default where the key is missing.
+        """A finite number; the default where the key is missing.
 
         Raises:
-            ConfigError: It is no number, or missing without a default. The other reads raise it
+            ConfigError: It is none, or missing without a default. The other reads raise it
                 likewise.
         """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "not a number", value)
+        if not math.isfinite(value):
+            raise self._wrong(key, "not a finite number", value)
         return float(value)
 
     def whole(self, key: str, default: int | None = None) -> int:

@@ -21,7 +21,8 @@ from flowrl.algo.shaping import cosine_length, repetition, soft_overlong, stop_p
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import ConfigError
 from flowrl.specs import FinishReason
-from flowrl.specs.shaping import CosineLength, Repetition, SoftOverlong, StopProperly
+from flowrl.specs.check import wrong_fields
+from flowrl.specs.shaping import CosineLength, Repetition, ShapingSpec, SoftOverlong, StopProperly
 from flowrl_backends.verify.options import TermOptions
 
 __all__ = ["PENALTIES", "TRANSFORMATIONS", "Penalty", "Transformation"]
@@ -33,6 +34,17 @@ Transformation: TypeAlias = Callable[[ScoreRequest, float], float]
 """A term of a sample and the value of the term that it is `of`."""
 
 
+def _check(spec: ShapingSpec, options: TermOptions) -> None:
+    """Raises a `ConfigError` where an option has a value that the formula does not take."""
+    for field, value, expected in wrong_fields(spec):
+        raise ConfigError(
+            f"a reward term cannot have this {field}",
+            where=f"{options.where}.{field}",
+            found=repr(value),
+            expected=expected,
+        )
+
+
 def _overlong(options: TermOptions) -> Penalty:
     spec = SoftOverlong(
         max_tokens=options.whole("max_tokens"),
@@ -40,12 +52,7 @@ def _overlong(options: TermOptions) -> Penalty:
         factor=options.number("factor", 1.0),
         cap=options.truth("cap", True),
     )
-    if spec.buffer < 0:
-        raise ConfigError(
-            "the buffer must be at least 0",
-            where=f"{options.where}.buffer",
-            found=str(spec.buffer),
-        )
+    _check(spec, options)
     return lambda request: float(soft_overlong([request.num_tokens], spec)[0])
 
 
@@ -53,6 +60,7 @@ def _repetition(options: TermOptions) -> Penalty:
     spec = Repetition(
         ngram=options.whole("ngram", 3), max_penalty=options.number("max_penalty", -1.0)
     )
+    _check(spec, options)
     unit = options.choice("unit", ("words", "characters"))
     items = words if unit == "words" else list
     return lambda request: float(repetition([items(request.response)], spec)[0])
@@ -60,6 +68,7 @@ def _repetition(options: TermOptions) -> Penalty:
 
 def _stop_properly(options: TermOptions) -> Transformation:
     spec = StopProperly(coefficient=options.number("coefficient", 0.0))
+    _check(spec, options)
 
     def transform(request: ScoreRequest, value: float) -> float:
         truncated = request.finish is FinishReason.LENGTH
@@ -76,6 +85,7 @@ def _cosine_length(options: TermOptions) -> Transformation:
         correct_long=options.number("correct_long", 0.5),
         correct_short=options.number("correct_short", 1.0),
     )
+    _check(spec, options)
     right_from = options.number("right_from", 1.0)
 
     def transform(request: ScoreRequest, value: float) -> float:
