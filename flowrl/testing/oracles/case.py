@@ -47,9 +47,10 @@ padding are undefined). The other two belong to families that are not run yet.""
 
 @dataclass(frozen=True, slots=True)
 class NotOffered:
-    """Why flowrl has no such number: a defect of the recorded library, or a choice that we refuse.
+    """Why flowrl has no such number: a defect of the recorded library, a choice that we refuse, or
+    one that nobody here has heard of.
 
-    Every reason stands in docs/conventions.md.
+    What we refuse stands in docs/conventions.md.
     """
 
     reason: str
