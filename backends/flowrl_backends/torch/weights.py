@@ -74,6 +74,8 @@ def _copy(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
 
 def _translated(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor] | None:
     """The folder's tensors under the model's names; None where they are of another model."""
+    if not (folder / "config.json").is_file():
+        return None  # not what `export` wrote
     try:
         # Tensors that the folder lacks would be drawn at random, before they are refused here.
         with quiet_transformers(reports=False), torch.random.fork_rng(devices=[]):
