@@ -11,7 +11,7 @@ import torch
 
 import flowrl as fl
 from flowrl.algo.advantages import AdvantageBatch
-from flowrl.algo.losses import TokenBatch
+from flowrl.algo.losses import TokenBatch, TokenLoss
 
 
 def digits_in_place(response: str, answer: str) -> float:
@@ -38,14 +38,20 @@ def over_group(batch: AdvantageBatch, *, eps: float = 1e-6) -> npt.NDArray[np.fl
     return advantages
 
 
-@fl.loss.own(needs=("advantages", "behaviour_logprobs"), corrects_behaviour=True)
-def clipped(logprobs: torch.Tensor, batch: TokenBatch, *, clip: float = 0.2) -> torch.Tensor:
-    """PPO's clipped objective, negated."""
+@fl.loss.own(needs=("advantages", "behaviour_logprobs"), corrects_behaviour=True, proportional=True)
+def clipped(logprobs: torch.Tensor, batch: TokenBatch, *, clip: float = 0.2) -> TokenLoss:
+    """PPO's clipped objective, negated, and the shares of tokens that the clip holds back."""
     assert batch.advantages is not None
     assert batch.behaviour_logprobs is not None
     ratio = (logprobs - batch.behaviour_logprobs).exp()
-    bounded = ratio.clamp(1 - clip, 1 + clip)
-    return torch.maximum(-batch.advantages * ratio, -batch.advantages * bounded)
+    free = -batch.advantages * ratio
+    bounded = -batch.advantages * ratio.clamp(1 - clip, 1 + clip)
+    held = bounded > free
+    means = {
+        "clip_fraction_low": (held & (ratio < 1)).float(),
+        "clip_fraction_high": (held & (ratio > 1)).float(),
+    }
+    return TokenLoss(values=torch.where(held, bounded, free), means=means)
 
 
 @fl.workflow
@@ -62,7 +68,10 @@ def several_rewards(
 ) -> None:
     """A whole answer counts, and each digit of it a little."""
     rollout = actor.generate(prompts)
-    scores = fl.weighted_sum((right.score(rollout), 1.0), (digits.score(rollout), 0.3))
+    whole, parts = right.score(rollout), digits.score(rollout)
+    fl.log("right", whole)
+    fl.log("digits", parts)
+    scores = fl.weighted_sum((whole, 1.0), (parts, 0.3))
     advantages = fl.advantage.group_relative(scores)
     actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
 
@@ -118,7 +127,7 @@ def online_dpo(
     actor: fl.Policy,
     reference: fl.Policy,
     verifier: fl.Reward,
-    beta: float = 0.1,
+    beta: float = 0.3,
 ) -> None:
     """Prefers a right answer of its own to a wrong one."""
     rollout = actor.generate(prompts)
