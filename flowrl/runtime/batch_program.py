@@ -232,14 +232,14 @@ class BatchProgram:
         return replace(kl, coefficient=coefficient)
 
     def _steer(self, node: Node, steps: Sequence[OptimizerStep], samples: int) -> None:
-        """Moves an adaptive coefficient by the divergence that the step's updates measured."""
+        """Moves an adaptive coefficient by the divergence of all response tokens of the step."""
         kl = node.attr("kl")
-        measured = [made.metrics["kl"] for made in steps if "kl" in made.metrics]
-        if not isinstance(kl, KL) or kl.adaptive is None or not measured:
+        measured = [(made.metrics["kl"], made.num_tokens) for made in steps if "kl" in made.metrics]
+        tokens = sum(count for _, count in measured)
+        if not isinstance(kl, KL) or kl.adaptive is None or not tokens:
             return
-        found = adapted(
-            self.kl_coefficients[node.id], float(np.mean(measured)), samples, kl.adaptive
-        )
+        mean = sum(value * count for value, count in measured) / tokens
+        found = adapted(self.kl_coefficients[node.id], mean, samples, kl.adaptive)
         if np.isfinite(found):  # an update that was skipped may have measured nonsense
             self.kl_coefficients[node.id] = found
 

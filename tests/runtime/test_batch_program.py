@@ -9,6 +9,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.algo.advantages import Padding
+from flowrl.backend.batch import TrainBatch
+from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import RewardError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId
@@ -305,6 +307,33 @@ def test_an_adaptive_penalty_follows_what_each_step_measured():
     expected = [0.1, 0.1 * 1.02, 0.1 * 1.02**2]
     assert [spec.kl.coefficient for _, spec in actor.updates] == pytest.approx(expected)
     assert [step.kl_coefficients["actor.update"] for step in steps] == pytest.approx(expected)
+
+
+class Uneven(Worker):
+    """Its mini-batches have one and three tokens, and measure 0.01 and 0.03."""
+
+    def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
+        kl, tokens = ((0.01, 1), (0.03, 3))[len(self.updates) % 2]
+        (step,) = super().update(batch, spec)
+        return [replace(step, num_tokens=tokens, metrics={"kl": kl})]
+
+
+def test_an_adaptive_penalty_follows_the_mean_over_tokens_not_over_mini_batches():
+    @fl.workflow
+    def penalised(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+        rollout = actor.generate(prompts)
+        actor.update(
+            rollout,
+            verifier.score(rollout),
+            reference=reference.logprobs(rollout),
+            kl=fl.kl.k3(0.1, target=0.024, horizon=40),
+        )
+
+    workers = {"actor": Uneven(), "reference": Worker()}
+    program = program_of(lowered(penalised), workers, mini_batches=2)
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    error = (0.01 * 1 + 0.03 * 3) / 4 / 0.024 - 1  # above the target, where 0.02 would be below
+    assert program.kl_coefficients["actor.update"] == pytest.approx(0.1 * (1 + error * 4 / 40))
 
 
 def test_an_adaptive_penalty_goes_on_where_a_checkpoint_says():
