@@ -158,6 +158,67 @@ def _config_file(config: Path | None, command: str) -> Path:
 
 
 @app.command()
+def simulate(
+    config: Config,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps to simulate.")] = 20,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--lengths",
+            help="constant:N, lognormal:mean=N,sigma=X, a file of lengths, or a run folder.",
+        ),
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option("--faults", metavar="FILE", help="Faults to simulate.")
+    ] = None,
+    engines: Annotated[
+        int | None, typer.Option("--engines", help="Engines in place of the plan's.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Times that `flowrl profile` measured."),
+    ] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help="A stage but the last.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Where the trace goes.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a plan on a virtual clock: step time, throughput, idle devices, ages."""
+    from flowrl.cli import simulate as command
+
+    options = command.SimulateOptions(
+        steps=steps,
+        faults=faults,
+        lengths=lengths,
+        engines=engines,
+        profile=profile,
+        stage=stage,
+        trace=trace,
+        as_json=json,
+    )
+    command.run(_config_file(config, "simulate"), overrides or [], options)
+
+
+@app.command()
+def profile(
+    config: Config,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profile here.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure on this machine what `flowrl simulate` needs to know."""
+    from flowrl.cli import profile as command
+
+    command.run(_config_file(config, "profile"), overrides or [], output, as_json=json)
+
+
+@app.command()
 def backends(json: Json = False, debug: Debug = False) -> None:
     """List the plug-ins and whether they can be used here."""
     from flowrl.cli import backends as command

@@ -1,0 +1,95 @@
+"""`flowrl profile`: measures on this machine what a stage's parts take, for `flowrl simulate`."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowrl.api import Compiled
+    from flowrl.compiler import CompiledStage
+    from flowrl.sim.profile import Profile
+
+__all__ = ["profile_path", "run"]
+
+
+def profile_path(runs: Path, name: str) -> Path:
+    """Where a config's profile is, if nobody says otherwise."""
+    return runs / f"{name}.profile.json"
+
+
+def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json: bool) -> None:
+    """Measures the last stage of a configuration and writes its profile.
+
+    Raises:
+        FlowError: anything wrong with the configuration, its data or its backends.
+    """
+    from flowrl import api
+    from flowrl.sim.profile import save_profile
+
+    compiled = api.compile(None, config, overrides=overrides)
+    stage = compiled.stages[-1]
+    tell = _teller(quiet=as_json)
+    with tempfile.TemporaryDirectory(prefix="flowrl-profile-") as scratch:
+        profile = _measured(compiled, stage, Path(scratch), tell)
+    path = output or profile_path(compiled.config.runtime.runs, compiled.config.name)
+    save_profile(profile, path)
+    if as_json:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+        return
+    from flowrl.sim.profile_text import profile_text
+
+    print(profile_text(profile), end="")
+    print(f"written to {path}")
+
+
+def _measured(
+    compiled: Compiled, stage: CompiledStage, folder: Path, tell: Callable[[str], None]
+) -> Profile:
+    from flowrl.graph import Op
+    from flowrl.sim.calibrate import can_calibrate
+    from flowrl.sim.measure_stage import measure_stage
+
+    profile = measure_stage(stage, compiled.config, folder, tell=tell)
+    if not stage.graph.of_op(Op.GENERATE) or not can_calibrate(stage):
+        return profile
+    tell("a short run, for what the driver itself takes")
+    return _calibrated(compiled, stage, profile, folder)
+
+
+def _calibrated(
+    compiled: Compiled, stage: CompiledStage, profile: Profile, folder: Path
+) -> Profile:
+    from flowrl import api
+    from flowrl.observe.display import PlainDisplay
+    from flowrl.observe.run_folder import RunFolder
+    from flowrl.sim.calibrate import calibration_of, calibration_values
+    from flowrl.sim.scorers import ScoreTimes
+
+    values = calibration_values(compiled.config, stage, folder)
+    result = api.compile(None, values).run(display=PlainDisplay(io.StringIO()))
+    found = calibration_of(list(RunFolder.open(result.folder).steps()))
+    scorers = tuple(
+        replace(
+            scorer,
+            times=ScoreTimes(
+                sample_s=scorer.times.sample_s + found.score.sample_s,
+                latency_s=found.score.latency_s,
+            ),
+        )
+        for scorer in profile.scorers
+    )
+    return replace(profile, host=found.host, scorers=scorers)
+
+
+def _teller(*, quiet: bool) -> Callable[[str], None]:
+    def tell(text: str) -> None:
+        if not quiet:
+            print(f"measuring: {text}", file=sys.stderr)
+
+    return tell

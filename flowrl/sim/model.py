@@ -1,0 +1,141 @@
+"""What is simulated, as data: lanes, engines, rollouts and the operations of a step.
+
+`flowrl.sim.of_plan` makes it of a compiled stage; tests and benchmarks write their own. `simulate`
+of `flowrl.sim.run` runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flowrl.rollout import SchedulerSettings
+from flowrl.sim.costs import HostCost, LinearCost
+from flowrl.sim.engine import PollRule
+from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.step_time import StepTime
+
+__all__ = ["EngineModel", "LaneModel", "OpModel", "RolloutModel", "ScorerModel", "SimModel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneModel:
+    """What does one thing at a time; see `flowrl.sim.lanes`."""
+
+    name: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """One replica of a generating role.
+
+    Attributes:
+        lane: Name of what it computes on.
+        num_slots: Rows at once.
+        capacity: Samples that the scheduler gives it at once; those above `num_slots` wait in it.
+        kv_tokens: Tokens whose keys and values it holds; None where slots are the limit.
+        admit_at: Free slots that are awaited before waiting samples are prefilled together.
+        load_s: Seconds in which it loads new weights, and generates nothing.
+        poll: Set where a driver polls it.
+    """
+
+    name: str
+    role: str
+    lane: str
+    times: StepTime
+    num_slots: int
+    capacity: int
+    kv_tokens: int | None = None
+    admit_at: int = 1
+    load_s: float = 0.0
+    poll: PollRule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerModel:
+    """A reward's processes, one lane each."""
+
+    name: str
+    lanes: tuple[str, ...]
+    times: ScoreTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutModel:
+    """A node that draws samples.
+
+    Attributes:
+        role: Whose engines draw them.
+        groups: Of a step.
+        settings: Of its scheduler.
+        scorers: What scores its samples as they end.
+    """
+
+    name: str
+    role: str
+    groups: int
+    settings: SchedulerSettings
+    scorers: tuple[ScorerModel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpModel:
+    """An operation on whole batches.
+
+    Attributes:
+        op: `logprobs`, `update`, `sync` ...; the kind that seconds are added up by.
+        lanes: What it computes on, all of them at once.
+        cost: Of its work.
+        after: Operations of this model that it waits for.
+        rollout: The rollout whose samples it works on; None for a batch of data, or for none.
+        share: Of the samples of that rollout, those it works on (a selection makes it less).
+        kept_only: It works on what the filters kept.
+        calls: Into how many calls its work is cut (mini-batches).
+        micro_batch: Rows of one pass of a call; 0 takes all at once.
+        fixed_s: Seconds beside its cost: of residency switches before it.
+        rows: Of a batch of data, where there is no rollout.
+        tokens_per_row: Likewise.
+        publishes: Roles whose engines serve new weights when it ends.
+        every: Steps between two times that it is done.
+    """
+
+    name: str
+    op: str
+    lanes: tuple[str, ...] = ()
+    cost: LinearCost = field(default_factory=LinearCost)
+    after: tuple[str, ...] = ()
+    rollout: str | None = None
+    share: float = 1.0
+    kept_only: bool = False
+    calls: int = 1
+    micro_batch: int = 0
+    fixed_s: float = 0.0
+    rows: int = 0
+    tokens_per_row: float = 0.0
+    publishes: tuple[str, ...] = ()
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimModel:
+    """A stage.
+
+    Attributes:
+        driver: Lane of the driver.
+        rollouts: In the order in which they are collected.
+        ops: In an order in which each comes after those that it waits for.
+        ahead: Batches of prompts that are offered beyond the one that is asked for; 0 where a step
+            begins with its prompts.
+        times: Where its times come from, for people.
+    """
+
+    name: str
+    lanes: tuple[LaneModel, ...]
+    engines: tuple[EngineModel, ...]
+    rollouts: tuple[RolloutModel, ...]
+    ops: tuple[OpModel, ...]
+    driver: str
+    host: HostCost = field(default_factory=HostCost)
+    ahead: int = 0
+    times: str = "given"
+    notes: tuple[str, ...] = ()

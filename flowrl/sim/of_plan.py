@@ -1,0 +1,287 @@
+"""The model of a compiled stage: its graph and plan, with times.
+
+What happens sample by sample (generation, rewards, filters on them) is left to the scheduler; every
+other operation of the plan works on whole batches, in the plan's order, on the lanes of its role.
+
+Lanes: a process on a CPU is one, and so is the main process with all that it holds, wherever its
+models are, for it does one thing at a time. Of other processes each accelerator is one; devices
+that one engine needs together are one lane together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flowrl.compiler import CompiledStage
+from flowrl.errors import ConfigError
+from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
+from flowrl.rollout import SchedulerSettings
+from flowrl.sim.costs import LinearCost
+from flowrl.sim.model import (
+    EngineModel,
+    LaneModel,
+    OpModel,
+    RolloutModel,
+    ScorerModel,
+    SimModel,
+)
+from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.times import EngineTimes, StageTimes
+
+__all__ = ["MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
+
+MAIN = "main"
+
+QUEUED_IN_ENGINE = 2
+"""Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
+
+
+def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that draw samples."""
+    return tuple(
+        node
+        for node in graph.of_op(Op.GENERATE, Op.INTERACT)
+        if node.op is Op.INTERACT or node.region is None
+    )
+
+
+def longest_response(stage: CompiledStage, node: Node) -> int:
+    """Response tokens that a rollout draws at most."""
+    return max(1, stage.plan.operation(node.id).max_tokens)
+
+
+def model_of_stage(
+    stage: CompiledStage, times: StageTimes, *, num_engines: int | None = None
+) -> SimModel:
+    """What is simulated of a stage.
+
+    Args:
+        num_engines: Engines of each generating role; None takes the plan's replicas. Other engines
+            than the plan's have lanes of their own.
+
+    Raises:
+        ConfigError: a stage with episodes, whose environment's times nobody knows.
+    """
+    return _Maker(stage, times, num_engines).make()
+
+
+class _Maker:
+    def __init__(self, stage: CompiledStage, times: StageTimes, num_engines: int | None) -> None:
+        self.stage = stage
+        self.graph = stage.graph
+        self.plan: PlacementPlan = stage.plan
+        self.times = times
+        self.num_engines = num_engines
+        self.lanes: dict[str, LaneModel] = {}
+        self.of_role = {
+            placement.role: self._lanes_of(placement) for placement in self.plan.placements
+        }
+        if MAIN not in self.lanes:
+            self._lane(MAIN, "driver")
+        self.origins = _origins(self.graph)
+
+    def make(self) -> SimModel:
+        rollouts = rollout_nodes(self.graph)
+        for node in rollouts:
+            if node.op is Op.INTERACT:
+                raise ConfigError(
+                    "episodes are not simulated",
+                    where=str(node.source or node.id),
+                    found="interact",
+                    hint="`flowrl plan` shows where they run; a run measures them",
+                )
+        engines = [engine for role in self._generating() for engine in self._engines(role)]
+        drawn = tuple(self._rollout(node) for node in rollouts)
+        stale = self.stage.context.max_staleness
+        return SimModel(
+            name=self.stage.name,
+            lanes=tuple(self.lanes.values()),
+            engines=tuple(engines),
+            rollouts=drawn,
+            ops=self._ops(),
+            driver=MAIN,
+            host=self.times.host,
+            ahead=stale if drawn else 0,
+            times=self.times.source,
+        )
+
+    # Lanes
+
+    def _lane(self, name: str, device: str) -> str:
+        self.lanes.setdefault(name, LaneModel(name=name, device=device))
+        return name
+
+    def _lanes_of(self, placement: Placement) -> tuple[tuple[str, ...], ...]:
+        """Lanes of each replica."""
+        replicas = max(1, placement.replicas)
+        if placement.process == MAIN and replicas == 1:
+            return ((self._lane(MAIN, ", ".join(placement.devices)),),)
+        share = max(1, len(placement.devices) // replicas)
+        found: list[tuple[str, ...]] = []
+        for number in range(replicas):
+            devices = placement.devices[number * share : (number + 1) * share]
+            devices = devices or placement.devices
+            if all(self.plan.pool.device(device).type == "cpu" for device in devices):
+                process = placement.process if replicas == 1 else f"{placement.process}[{number}]"
+                found.append((self._lane(process, devices[0]),))
+            else:
+                found.append(tuple(self._lane(device, device) for device in devices))
+        return tuple(found)
+
+    # Engines and rollouts
+
+    def _generating(self) -> list[str]:
+        return list(dict.fromkeys(n.role for n in self.graph.of_op(Op.GENERATE) if n.role))
+
+    def _engines(self, role: str) -> list[EngineModel]:
+        placement = self.plan.placement(role)
+        planned = max(1, placement.replicas)
+        number = planned if self.num_engines is None else self.num_engines
+        times = self.times.engines.get(role)
+        if times is None:
+            raise ConfigError(
+                "there are no step times for this role",
+                where=f"roles.{role}",
+                found=self.times.source,
+                hint="measure them with `flowrl profile CONFIG`",
+            )
+        if number == planned:
+            lanes = [replica[0] for replica in self.of_role[role]]
+        else:
+            lanes = [
+                self._lane(f"{role}.generate[{i}]", f"engine {i} of {role}") for i in range(number)
+            ]
+        return [
+            self._engine(role, f"{role}.generate[{i}]", lane, placement.num_slots, times)
+            for i, lane in enumerate(lanes)
+        ]
+
+    def _engine(
+        self, role: str, name: str, lane: str, num_slots: int, times: EngineTimes
+    ) -> EngineModel:
+        return EngineModel(
+            name=name,
+            role=role,
+            lane=lane,
+            times=times.step,
+            num_slots=num_slots,
+            capacity=QUEUED_IN_ENGINE * num_slots,
+            load_s=times.load_s,
+            poll=times.poll,
+        )
+
+    def _rollout(self, node: Node) -> RolloutModel:
+        number = node.attr("n")
+        assert isinstance(number, int)  # lowering fills it
+        judges = any(
+            operation.start is StartUnit.GROUP and self.origins[operation.node] == node.id
+            for operation in self.plan.operations
+        )
+        return RolloutModel(
+            name=node.id,
+            role=node.role or "",
+            groups=self.plan.sizes.prompts_per_step,
+            settings=SchedulerSettings(
+                group_size=number,
+                max_staleness=self.stage.context.max_staleness,
+                judges_groups=judges,
+            ),
+            scorers=tuple(
+                self._scorer(operation)
+                for operation in self.plan.operations
+                if operation.op == Op.SCORE
+                and operation.start is StartUnit.SAMPLE
+                and self.origins[operation.node] == node.id
+            ),
+        )
+
+    def _scorer(self, operation: Operation) -> ScorerModel:
+        role = operation.role or ""
+        lanes = [lane for replica in self.of_role[role] for lane in replica]
+        return ScorerModel(
+            name=operation.node,
+            lanes=tuple(lanes),
+            times=self.times.scorers.get(role, ScoreTimes()),
+        )
+
+    # Operations
+
+    def _ops(self) -> tuple[OpModel, ...]:
+        streaming = (Op.SOURCE, Op.GENERATE, Op.INTERACT)
+        batch = [
+            operation
+            for operation in self.plan.operations
+            if operation.op not in streaming and operation.start is StartUnit.BATCH
+        ]
+        names = {operation.node for operation in batch}
+        return tuple(self._op(operation, names) for operation in batch)
+
+    def _op(self, operation: Operation, names: set[str]) -> OpModel:
+        role = operation.role or ""
+        origin = self.origins.get(operation.node)
+        source = None if origin is None else self.graph.node(origin)
+        drawn = source is not None and source.op is not Op.SOURCE
+        made = self.plan.operation(origin).num_samples if origin is not None else 0
+        share = operation.num_samples / made if made and operation.num_samples else 1.0
+        replicas = max(1, operation.replicas)
+        sync = operation.op == Op.SYNC
+        return OpModel(
+            name=operation.node,
+            op=operation.op,
+            lanes=tuple(lane for replica in self.of_role.get(role, ()) for lane in replica),
+            cost=self.times.ops.get((role, operation.op), LinearCost()),
+            after=tuple(before for before in operation.after if before in names),
+            rollout=origin if drawn else None,
+            share=share / replicas,
+            kept_only=self._is_filtered(operation.node),
+            calls=self.plan.sizes.mini_batches if operation.op == Op.UPDATE else 1,
+            micro_batch=operation.micro_batch,
+            fixed_s=self._switch_s(operation.node),
+            rows=0 if drawn or sync else operation.num_samples,
+            tokens_per_row=_mean(self.times.prompts.values) + self.plan.sizes.max_response_tokens,
+            publishes=tuple(
+                dict.fromkeys(
+                    route.destination
+                    for route in self.plan.weight_routes
+                    if route.after == operation.node and route.destination in self._generating()
+                )
+            ),
+            every=operation.every,
+        )
+
+    def _is_filtered(self, node: str) -> bool:
+        """Whether only groups reach it that a filter kept while they were drawn."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            for before in self.plan.operation(waiting.pop()).after:
+                operation = self.plan.operation(before)
+                if operation.start is StartUnit.GROUP:
+                    return True
+                if before not in seen:
+                    seen.add(before)
+                    waiting.append(before)
+        return False
+
+    def _switch_s(self, node: str) -> float:
+        return sum(
+            self.times.switches.get((switch.role, switch.what, switch.action), 0.0)
+            for switch in self.plan.residency
+            if switch.before == node
+        )
+
+
+def _origins(graph: Graph) -> Mapping[str, str]:
+    """For each node that speaks of samples, the rollout or the source that they come from."""
+    made = sample_sets(graph)
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        maker = made[node.id]
+        reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
+        narrows = node.op in (Op.FILTER, Op.SELECT)
+        found[node.id] = found[reads[0]] if narrows else found.get(maker, maker)
+    return found
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values)

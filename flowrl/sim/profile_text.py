@@ -1,0 +1,78 @@
+"""What `flowrl profile` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowrl.sim.costs import LinearCost
+from flowrl.sim.profile import EngineProfile, Profile
+from flowrl.sim.report import seconds_text
+
+__all__ = ["profile_text"]
+
+
+def profile_text(profile: Profile) -> str:
+    """A profile for people, as plain lines."""
+    machine = profile.machine
+    lines = [
+        f"profile of {profile.name}",
+        f"  on {', '.join(machine.devices) or 'devices that it does not name'}, "
+        f"{machine.num_cores} cores, load {machine.load[0]:g} before and {machine.load[1]:g} after",
+    ]
+    if machine.num_cores and max(machine.load) > machine.num_cores + 0.5:
+        lines.append(
+            "  the machine was busy: measure again when it is quiet, or times are too long"
+        )
+    for engine in profile.engines:
+        lines += ["", *_engine(engine)]
+    ops = [(f"{op.role}.{op.op}", op.cost, op.fit) for op in profile.ops]
+    if ops:
+        width = max(len(name) for name, _, _ in ops)
+        lines += ["", "on whole batches"]
+        lines += [f"  {name:<{width}}  {_cost(cost)}{_fit(fit)}" for name, cost, fit in ops]
+    if profile.scorers:
+        lines += ["", "rewards"]
+        lines += [
+            f"  {s.role}: {seconds_text(s.times.sample_s)} a sample, "
+            f"{seconds_text(s.times.latency_s)} on the way"
+            for s in profile.scorers
+        ]
+    for switch in profile.switches:
+        seconds = seconds_text(switch.seconds)
+        lines.append(f"  {switch.role} {switch.action}s its {switch.what}: {seconds}")
+    host = profile.host
+    lines += [
+        "",
+        f"driver: {seconds_text(host.step_s)} a step, {seconds_text(host.sample_s)} a sample",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _engine(engine: EngineProfile) -> Iterator[str]:
+    yield f"{engine.role}: seconds of a decode step, by rows and tokens of a row"
+    contexts = sorted({point.context for point in engine.decode})
+    yield "  rows" + "".join(f"{context:>12,.0f}" for context in contexts)
+    for batch in sorted({point.batch for point in engine.decode}):
+        found = {p.context: p.seconds for p in engine.decode if p.batch == batch}
+        cells = (seconds_text(found[c]) if c in found else "-" for c in contexts)
+        yield f"  {batch:>4}" + "".join(f"{cell:>12}" for cell in cells)
+    prefill = engine.prefill
+    yield (
+        f"  prefill: {seconds_text(prefill.call_s)} + {seconds_text(prefill.row_s)} a row "
+        f"+ {seconds_text(prefill.token_s)} a token"
+    )
+
+
+def _cost(cost: LinearCost) -> str:
+    parts = (
+        (cost.call_s, "a call"),
+        (cost.pass_s, "a micro-batch"),
+        (cost.row_s, "a row"),
+        (cost.token_s, "a token"),
+        (cost.distinct_s, "a distinct token"),
+    )
+    return " + ".join(f"{seconds_text(s)} {what}" for s, what in parts if s) or "nothing"
+
+
+def _fit(error: float) -> str:
+    return f"  (within {error:.0%})" if error else ""

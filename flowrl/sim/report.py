@@ -1,0 +1,258 @@
+"""What a simulation says: a row a step, and what they come to.
+
+Everything follows from the inputs, so that equal inputs give equal text, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from flowrl.files import encode_json
+from flowrl.sim.lanes import LaneUse
+
+__all__ = ["REPORT_VERSION", "SimReport", "SimStep", "report_json", "report_text"]
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimStep:
+    """One step.
+
+    Attributes:
+        version: Weight publications before it.
+        begin_s: When it began.
+        wall_s: How long it took.
+        seconds: By kind of work: of the busiest engine for `generate`, of waiting for rewards once
+            all engines are done for `score`, of the driver for `host`.
+        num_samples: Samples that were learned from.
+        num_filtered: Samples of groups that a filter took out.
+        num_tokens: Response tokens of both.
+        length_max: Of the longest of them.
+    """
+
+    step: int
+    version: int
+    begin_s: float
+    wall_s: float
+    seconds: Mapping[str, float]
+    num_samples: int
+    num_filtered: int
+    num_tokens: int
+    length_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimReport:
+    """A whole simulation.
+
+    Attributes:
+        name: Of the stage.
+        workload: Where prompts and lengths come from.
+        times: Where step times come from.
+        sim_s: Simulated seconds.
+        lanes: What each lane did.
+        ages: Samples that were learned from, by how many publications they were behind.
+        samples: Samples by end; `admitted` is the sum of the others.
+        reasons: Of samples that were filtered or dropped, `END: reason`.
+        engines: `tokens`, `steps`, `preempted`, `lost` and `kv_peak` (of one) of all engines.
+        num_events: Events that schedulers handled.
+    """
+
+    name: str
+    seed: int
+    workload: str
+    times: str
+    num_engines: int
+    sim_s: float
+    steps: Sequence[SimStep]
+    lanes: Sequence[LaneUse]
+    ages: Mapping[int, int]
+    samples: Mapping[str, int]
+    reasons: Mapping[str, int]
+    engines: Mapping[str, int]
+    num_events: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of a step."""
+        return median(step.wall_s for step in self.steps) if self.steps else 0.0
+
+    def seconds(self, kind: str) -> float:
+        """Median seconds of a kind of work."""
+        return median(step.seconds.get(kind, 0.0) for step in self.steps) if self.steps else 0.0
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of work, in order of their first appearance."""
+        return list(dict.fromkeys(kind for step in self.steps for kind in step.seconds))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples learned from in a simulated second."""
+        return sum(step.num_samples for step in self.steps) / self.sim_s if self.sim_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Response tokens of steps in a simulated second."""
+        return sum(step.num_tokens for step in self.steps) / self.sim_s if self.sim_s else 0.0
+
+
+def report_json(report: SimReport) -> str:
+    """The report as JSON text."""
+    walls = sorted(step.wall_s for step in report.steps)
+    return encode_json(
+        {
+            "format": "flowrl simulation",
+            "version": REPORT_VERSION,
+            "stage": report.name,
+            "seed": report.seed,
+            "workload": report.workload,
+            "times": report.times,
+            "num_engines": report.num_engines,
+            "notes": list(report.notes),
+            "sim_s": _short(report.sim_s),
+            "step_s": {
+                "median": _short(report.step_s),
+                "mean": _short(sum(walls) / len(walls)) if walls else 0.0,
+                "min": _short(walls[0]) if walls else 0.0,
+                "max": _short(walls[-1]) if walls else 0.0,
+            },
+            "seconds": {kind: _short(report.seconds(kind)) for kind in report.kinds},
+            "samples_per_s": _short(report.samples_per_s),
+            "tokens_per_s": _short(report.tokens_per_s),
+            "devices": [
+                {
+                    "device": lane.device,
+                    "lane": lane.lane,
+                    "busy_s": _short(lane.busy_s),
+                    "idle_share": _short(lane.idle_share),
+                }
+                for lane in report.lanes
+            ],
+            "ages": {str(age): report.ages[age] for age in sorted(report.ages)},
+            "samples": dict(report.samples),
+            "reasons": {reason: report.reasons[reason] for reason in sorted(report.reasons)},
+            "engines": dict(report.engines),
+            "num_events": report.num_events,
+            "steps": [_step_json(step) for step in report.steps],
+        }
+    )
+
+
+def _step_json(step: SimStep) -> dict[str, object]:
+    return {
+        "step": step.step,
+        "version": step.version,
+        "begin_s": _short(step.begin_s),
+        "wall_s": _short(step.wall_s),
+        "seconds": {kind: _short(value) for kind, value in step.seconds.items()},
+        "num_samples": step.num_samples,
+        "num_filtered": step.num_filtered,
+        "num_tokens": step.num_tokens,
+        "length_max": step.length_max,
+    }
+
+
+def _short(value: float) -> float:
+    """To the nanosecond: what is below is rounding."""
+    return round(value, 9)
+
+
+def report_text(report: SimReport) -> str:
+    """The report for people, as plain lines."""
+    lines = [
+        f"simulation of {report.name}: {len(report.steps)} steps, {report.num_engines} "
+        f"engine{'s' * (report.num_engines != 1)}, seed {report.seed}",
+        f"  lengths  {report.workload}",
+        f"  times    {report.times}",
+        *(f"  note     {note}" for note in report.notes),
+        "",
+        *_step_lines(report),
+        "",
+        f"throughput: {report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s",
+        "",
+        "idle",
+        *_idle_lines(report.lanes),
+        "",
+        *_sample_lines(report),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _step_lines(report: SimReport) -> list[str]:
+    walls = [step.wall_s for step in report.steps]
+    if not walls:
+        return ["no step"]
+    head = (
+        f"step time: {seconds_text(report.step_s)} median, {seconds_text(min(walls))} to "
+        f"{seconds_text(max(walls))}"
+    )
+    parts = [(kind, report.seconds(kind)) for kind in report.kinds]
+    width = max((len(kind) for kind, _ in parts), default=0)
+    return [
+        head,
+        *(
+            f"  {kind:<{width}}  {seconds_text(spent):>9}  {spent / report.step_s:5.0%}"
+            for kind, spent in parts
+            if report.step_s
+        ),
+    ]
+
+
+def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
+    """Each lane; where many are alike (`engine[0]`, `engine[1]` ...), their mean and range."""
+    alike: dict[str, list[LaneUse]] = {}
+    for lane in lanes:
+        alike.setdefault(lane.lane.partition("[")[0], []).append(lane)
+    rows = []
+    for name, some in alike.items():
+        if len(some) <= 4:
+            rows += [(lane.device, lane.lane, f"{lane.idle_share:.1%}") for lane in some]
+            continue
+        shares = [lane.idle_share for lane in some]
+        devices = {lane.device for lane in some}
+        rows.append(
+            (
+                next(iter(devices)) if len(devices) == 1 else f"{len(devices)} devices",
+                f"{name} x {len(some)}",
+                f"{sum(shares) / len(shares):.1%}  ({min(shares):.1%} to {max(shares):.1%})",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    return [f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share}" for d, n, share in rows]
+
+
+def _sample_lines(report: SimReport) -> list[str]:
+    ends = [(end, n) for end, n in report.samples.items() if end != "admitted" and n]
+    lines = []
+    if report.samples:
+        summed = " + ".join(f"{n:,} {end}" for end, n in ends)
+        lines.append(f"samples: {report.samples.get('admitted', 0):,} = {summed or '0'}")
+        lines += [f"  {reason}: {n:,}" for reason, n in sorted(report.reasons.items())]
+    total = sum(report.ages.values())
+    if total:
+        lines.append("age of samples that were learned from, in publications")
+        lines += [
+            f"  {age:>2}  {report.ages[age]:>9,}  {report.ages[age] / total:6.1%}"
+            for age in sorted(report.ages)
+        ]
+    faults = {k: n for k, n in report.engines.items() if k in ("lost", "preempted") and n}
+    lines += [f"engines {kind}: {n:,}" for kind, n in faults.items()]
+    return lines
+
+
+def seconds_text(value: float) -> str:
+    """Seconds with a unit that suits them.
+
+    >>> [seconds_text(x) for x in (0.00005, 0.0123, 4.5, 300.0)]
+    ['50 us', '12.3 ms', '4.50 s', '300 s']
+    """
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    if value < 1.0:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"

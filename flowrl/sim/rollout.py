@@ -1,0 +1,348 @@
+"""One rollout of a simulated stage: the real scheduler, with simulated engines and scorers.
+
+The scheduler is `flowrl.rollout.RolloutScheduler`, as executors have it. This module tells it what
+happened and does what it asks, on a virtual clock:
+
+    offer -> [Submit] -> engines -> SamplesFinished -> [Score] -> scorers -> SamplesScored ->
+    [Judge] -> GroupsJudged -> [Deliver] -> taken by the trainer
+
+What a driver does costs time too where it was measured (`host_s`): it is taken from the driver's
+lane before what follows is done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from flowrl.errors import SchedulerError
+from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
+from flowrl.rollout import (
+    Abort,
+    Action,
+    BatchAsked,
+    Deliver,
+    Drop,
+    EngineJoined,
+    EngineLost,
+    Event,
+    GroupsJudged,
+    Judge,
+    NeedPrompts,
+    PromptsOffered,
+    RewardFailed,
+    RolloutScheduler,
+    SampleEnd,
+    SampleFailed,
+    SamplesFinished,
+    SamplesScored,
+    SchedulerSettings,
+    Score,
+    StopAsked,
+    Submit,
+    WeightsPublished,
+)
+from flowrl.sim.clock import Clock
+from flowrl.sim.engine import Ended, Request, SimEngine
+from flowrl.sim.lanes import Lane
+from flowrl.sim.scorers import SimScorers
+from flowrl.sim.workload import GroupDraw, Workload
+from flowrl.specs import FinishReason
+
+__all__ = ["Batch", "RolloutFaults", "SimRollout"]
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """What the simulation knows of a live sample."""
+
+    group: GroupId
+    draw: GroupDraw
+    length: int
+    attempt: int = -1
+    tokens: int = 0  # of ended attempts
+    first_version: int | None = None  # of those tokens
+    due: int = 0  # scorers that have not answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A delivered batch.
+
+    Attributes:
+        delivered: Groups to learn from, in order.
+        filtered: Groups that were filtered.
+        num_dropped: Groups that were dropped.
+        ages: Publications that each delivered sample is behind, counted.
+    """
+
+    delivered: Sequence[GroupDraw]
+    filtered: Sequence[GroupDraw]
+    num_dropped: int
+    ages: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFaults:
+    """Which attempts and which rewards fail."""
+
+    attempt_fails: Callable[[SampleId, int], bool]
+    reward_fails: Callable[[SampleId], bool]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SimRollout:
+    """See the module.
+
+    Attributes:
+        name: The node that draws.
+        settings: Of the scheduler.
+        workload: What is offered, in the order of its numbers.
+        driver: Lane of the driver.
+        host_s: Seconds of the driver for each sample that ends.
+        capacity: Samples that an engine is given at once.
+        batches: Delivered ones that nobody has taken yet, by number.
+        dropped: Samples that ended unused, by reason.
+        filtered: Samples of filtered groups, by reason.
+    """
+
+    name: str
+    clock: Clock
+    settings: SchedulerSettings
+    workload: Workload
+    driver: Lane
+    host_s: float = 0.0
+    faults: RolloutFaults | None = None
+    capacity: Callable[[SimEngine], int] = field(default=lambda engine: engine.num_slots)
+    scheduler: RolloutScheduler = field(init=False)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    engines: dict[EngineId, SimEngine] = field(default_factory=dict)
+    scorers: list[SimScorers] = field(default_factory=list)
+    num_offered: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    num_events: int = 0
+    _lives: dict[SampleId, _Life] = field(default_factory=dict)
+    _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
+    _pending: deque[Event] = field(default_factory=deque)
+    _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
+    _event: int = -1
+    _settling: bool = False
+
+    def __post_init__(self) -> None:
+        self.scheduler = RolloutScheduler(self.settings)
+
+    # What the trainer does
+
+    def offer(self, num_groups: int) -> None:
+        """Offers the next groups of the workload."""
+        groups = []
+        size = self.settings.group_size
+        for number in range(self.num_offered, self.num_offered + num_groups):
+            group = group_id(0, number)
+            draw = self._draws[group] = self.workload.group(number, size)
+            for member, length in enumerate(draw.lengths):
+                self._lives[sample_id(group, member)] = _Life(group, draw, length)
+            groups.append(group)
+        self.num_offered += num_groups
+        self._emit(PromptsOffered(id=self._next(), groups=tuple(groups)))
+
+    def ask(self, batch: int, num_groups: int) -> None:
+        """Asks for a batch; it is in `batches` once it is delivered."""
+        self._emit(BatchAsked(id=self._next(), batch=batch, groups=num_groups))
+
+    def publish(self, version: int) -> None:
+        """The engines serve weights `version`."""
+        self._emit(WeightsPublished(id=self._next(), version=version))
+
+    def stop(self) -> None:
+        """Ends every live sample."""
+        self._emit(StopAsked(id=self._next(), reason="the simulation ends"))
+
+    # What happens to engines
+
+    def join(self, engine: SimEngine) -> None:
+        """An engine takes samples from now on."""
+        self.engines[engine.id] = engine
+        capacity = self.capacity(engine)
+        self._emit(EngineJoined(id=self._next(), engine=engine.id, capacity=capacity))
+
+    def lose(self, engine: SimEngine, reason: str) -> None:
+        """An engine is gone."""
+        del self.engines[engine.id]
+        engine.lose()
+        self._emit(EngineLost(id=self._next(), engine=engine.id, reason=reason))
+
+    def ended(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
+        """Attempts are over: the driver takes its time, and the scheduler learns of them."""
+        if self.host_s:
+            self.driver.work("host", self.clock.now, self.host_s * len(ends))
+        told = []
+        for end in ends:
+            request = end.request
+            life = self._lives.get(request.sample)
+            if life is None or life.attempt != request.attempt:
+                continue  # dropped meanwhile
+            if (
+                not end.aborted
+                and self.faults is not None
+                and self.faults.attempt_fails(request.sample, request.attempt)
+            ):
+                self._emit(
+                    SampleFailed(
+                        id=self._next(),
+                        engine=engine.id,
+                        sample=request.sample,
+                        attempt=request.attempt,
+                        error="simulated",
+                    )
+                )
+                continue
+            life.tokens += end.drawn
+            if end.spans:
+                oldest = min(end.spans)[0]
+                first = life.first_version
+                life.first_version = oldest if first is None else min(first, oldest)
+            told.append(
+                SampleEnd(
+                    sample=request.sample,
+                    attempt=request.attempt,
+                    reason=FinishReason.ABORT if end.aborted else FinishReason.STOP,
+                    num_tokens=life.tokens,
+                    versions=end.spans,
+                )
+            )
+        if told:
+            self._emit(SamplesFinished(id=self._next(), engine=engine.id, ends=tuple(told)))
+
+    def scored(self, sample: SampleId) -> None:
+        """A scorer answered."""
+        life = self._lives.get(sample)
+        if life is None:
+            return  # dropped meanwhile
+        life.due -= 1
+        if life.due > 0:
+            return
+        if self.faults is not None and self.faults.reward_fails(sample):
+            self._emit(RewardFailed(id=self._next(), sample=sample, error="simulated"))
+        else:
+            self._emit(SamplesScored(id=self._next(), scores=((sample, 0.0),)))
+
+    # The scheduler
+
+    def _next(self) -> int:
+        self._event += 1
+        return self._event
+
+    def _emit(self, event: Event) -> None:
+        """Steps the scheduler with `event`, then with those that its actions cause, in order."""
+        self._pending.append(event)
+        if self._settling:
+            return
+        self._settling = True
+        pending, step = self._pending, self.scheduler.step
+        while pending:
+            self.num_events += 1
+            for action in step(pending.popleft()):
+                self._perform(action)
+        self._settling = False
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Submit():
+                self._submit(action)
+            case Abort():
+                self.engines[action.engine].abort(action.samples)
+            case Score():
+                self._score(action.samples)
+            case Judge():
+                self._judge(action.groups)
+            case Deliver():
+                self._deliver(action)
+            case Drop():
+                self._drop(action)
+            case NeedPrompts():
+                self.offer(action.groups)
+            case _:
+                assert_never(action)
+
+    def _submit(self, action: Submit) -> None:
+        requests = []
+        for dispatch in action.samples:
+            life = self._lives[dispatch.sample]
+            life.attempt = dispatch.attempt
+            kept = dispatch.kept_tokens
+            if kept != life.tokens:
+                raise SchedulerError(
+                    "the scheduler goes on from other tokens than the sample has",
+                    where=f"sample {dispatch.sample}",
+                    found=f"{kept} kept tokens",
+                    expected=f"{life.tokens}",
+                )
+            requests.append(
+                Request(
+                    sample=dispatch.sample,
+                    attempt=dispatch.attempt,
+                    prompt=life.group,
+                    context=life.draw.prompt_tokens + kept,
+                    left=max(1, life.length - kept),
+                    fresh=kept == 0,
+                )
+            )
+        self.engines[action.engine].submit(requests)
+
+    def _score(self, samples: Sequence[SampleId]) -> None:
+        if not self.scorers:
+            self._scored_at_once(samples)
+            return
+        for sample in samples:
+            self._lives[sample].due = len(self.scorers)
+        for scorers in self.scorers:
+            scorers.submit(samples)
+
+    def _scored_at_once(self, samples: Iterable[SampleId]) -> None:
+        scores = tuple((sample, 0.0) for sample in samples)
+        self._pending.append(SamplesScored(id=self._next(), scores=scores))
+
+    def _judge(self, groups: Sequence[GroupId]) -> None:
+        verdicts = []
+        for group in groups:
+            draw = self._draws[group]
+            if draw.filtered is not None:
+                self._judged[group] = draw
+                self.filtered[draw.filtered] += len(draw.lengths)
+            verdicts.append((group, draw.filtered))
+        self._pending.append(GroupsJudged(id=self._next(), verdicts=tuple(verdicts)))
+
+    def _deliver(self, action: Deliver) -> None:
+        version, ages = self.scheduler.version, Counter[int]()
+        delivered = []
+        for group in action.groups:
+            lives = [self._lives.pop(sample) for sample in group.samples]
+            draw = self._draws.pop(group.group)
+            if len(lives) != len(draw.lengths):  # redundant members were drawn
+                draw = replace(draw, lengths=tuple(life.length for life in lives))
+            delivered.append(draw)
+            for life in lives:
+                first = life.first_version
+                ages[version - (version if first is None else first)] += 1
+        filtered = []
+        for name in action.filtered:
+            judged = self._judged.pop(name, None)
+            if judged is not None:
+                filtered.append(judged)
+                for member in range(len(judged.lengths)):
+                    self._lives.pop(sample_id(name, member), None)
+            self._draws.pop(name, None)
+        self.batches[action.batch] = Batch(
+            delivered=delivered,
+            filtered=filtered,
+            num_dropped=len(action.filtered) - len(filtered),
+            ages=ages,
+        )
+
+    def _drop(self, action: Drop) -> None:
+        self.dropped[action.reason] += 1
+        self._lives.pop(action.sample, None)

@@ -1,0 +1,402 @@
+"""Runs a model of a stage on a virtual clock, step by step.
+
+    offer prompts -> ask for a batch -> (engines, scorers) -> delivered -> operations -> publish
+
+The trainer is the main line of this module; everything else happens on the clock while it waits.
+With `ahead=0` a step offers its own prompts, and engines are idle while it learns. With `ahead=a`
+prompts of a further batches are always under way, so engines go on while the trainer works where
+they have lanes of their own, and samples are up to `max_staleness` publications behind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flowrl.errors import ConfigError, SchedulerError
+from flowrl.ids import EngineId, SampleId
+from flowrl.rollout import Counts
+from flowrl.sim.clock import Clock
+from flowrl.sim.costs import BatchWork, HostCost, batch_work
+from flowrl.sim.engine import Ended, SimEngine
+from flowrl.sim.faults import Faults, chance
+from flowrl.sim.lanes import Lane
+from flowrl.sim.model import EngineModel, OpModel, RolloutModel, ScorerModel, SimModel
+from flowrl.sim.report import SimReport, SimStep
+from flowrl.sim.rollout import Batch, RolloutFaults, SimRollout
+from flowrl.sim.scorers import SimScorers
+from flowrl.sim.trace import Trace
+from flowrl.sim.workload import Workload
+
+__all__ = ["simulate"]
+
+_STALLED = 100_000
+"""Calls of the clock without an event for a scheduler after which nothing moves any more."""
+
+
+def simulate(
+    model: SimModel,
+    *,
+    steps: int,
+    workloads: Mapping[str, Workload],
+    faults: Faults | None = None,
+    seed: int = 0,
+    trace: Trace | None = None,
+) -> SimReport:
+    """Simulates the first `steps` steps.
+
+    Args:
+        workloads: What each rollout of the model is given, by its name.
+        seed: Of the faults.
+        trace: Records what happens.
+
+    Raises:
+        ConfigError: a model that cannot be simulated.
+        SchedulerError: nothing moves any more; says who waits for whom.
+    """
+    return _Simulation(model, workloads, faults or Faults(), seed, trace).run(steps)
+
+
+class _Simulation:
+    """One run. Its parts are made in `__init__`; `run` is the trainer."""
+
+    def __init__(
+        self,
+        model: SimModel,
+        workloads: Mapping[str, Workload],
+        faults: Faults,
+        seed: int,
+        trace: Trace | None,
+    ) -> None:
+        if model.ahead and len(model.rollouts) != 1:
+            raise ConfigError(
+                "prompts can be offered ahead to a single rollout",
+                where=model.name,
+                found=f"{len(model.rollouts)} rollouts",
+                hint="set train.max_staleness=0",
+            )
+        self.model = model
+        self.clock = Clock()
+        self.faults = faults
+        self.seed = seed
+        self.trace = trace
+        self.lanes = {
+            lane.name: Lane(name=lane.name, device=lane.device, recorder=trace)
+            for lane in model.lanes
+        }
+        self.driver = self.lanes[model.driver]
+        self.engines = [self._engine(engine) for engine in model.engines]
+        self.specs = {
+            engine.id: spec for engine, spec in zip(self.engines, model.engines, strict=True)
+        }
+        self.lost = 0
+        self.versions: Counter[str] = Counter()
+        self.collecting: dict[str, SimRollout] = {}  # by role, whose engines it has now
+        self.workloads = workloads
+        self.rollouts = [
+            self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
+        ]
+        self._script()
+
+    # Parts
+
+    def _engine(self, model: EngineModel) -> SimEngine:
+        def report(engine: SimEngine, ends: Sequence[Ended]) -> None:
+            self.collecting[model.role].ended(engine, ends)
+
+        return SimEngine(
+            id=EngineId(model.name),
+            clock=self.clock,
+            lane=self.lanes[model.lane],
+            times=model.times,
+            num_slots=model.num_slots,
+            report=report,
+            kv_tokens=model.kv_tokens,
+            admit_at=model.admit_at,
+            poll=model.poll,
+            recorder=self.trace,
+        )
+
+    def _rollout(self, model: RolloutModel, workload: Workload) -> SimRollout:
+        rollout = SimRollout(
+            name=model.name,
+            clock=self.clock,
+            settings=model.settings,
+            workload=workload,
+            driver=self.driver,
+            host_s=self.model.host.sample_s,
+            faults=self._rollout_faults(),
+            capacity=lambda engine: self.specs[engine.id].capacity,
+        )
+        rollout.scorers = [self._scorers(scorer, rollout) for scorer in model.scorers]
+        self.collecting.setdefault(model.role, rollout)
+        for engine in self._of_role(model.role):
+            rollout.join(engine)
+        return rollout
+
+    def _scorers(self, model: ScorerModel, rollout: SimRollout) -> SimScorers:
+        rewards = self.faults.rewards
+
+        def extra_s(sample: SampleId) -> float:
+            slow = chance(self.seed, f"slow {model.name}", sample) < rewards.slow_share
+            return rewards.slow_s if slow else 0.0
+
+        return SimScorers(
+            clock=self.clock,
+            lanes=[self.lanes[lane] for lane in model.lanes],
+            times=model.times,
+            answer=rollout.scored,
+            extra_s=extra_s if rewards.slow_share else None,
+        )
+
+    def _rollout_faults(self) -> RolloutFaults | None:
+        attempts, rewards = self.faults.samples.fail_share, self.faults.rewards.fail_share
+        if not attempts and not rewards:
+            return None
+        return RolloutFaults(
+            attempt_fails=lambda sample, attempt: (
+                chance(self.seed, "attempt", sample, attempt) < attempts
+            ),
+            reward_fails=lambda sample: chance(self.seed, "reward", sample) < rewards,
+        )
+
+    def _of_role(self, role: str) -> list[SimEngine]:
+        return [engine for engine in self.engines if self.specs[engine.id].role == role]
+
+    # Faults of engines
+
+    def _script(self) -> None:
+        for fault in self.faults.script:
+            engine = self.engines[fault.engine]
+            if fault.kind == "slow":
+                self.clock.at(fault.at_s, engine.slow_down, fault.factor)
+                if fault.for_s is not None:
+                    self.clock.at(fault.at_s + fault.for_s, engine.slow_down, 1.0)
+            else:
+                self.clock.at(fault.at_s, self._lose, engine, fault.for_s, None)
+        if self.faults.engines.mean_time_between_s:
+            for number, engine in enumerate(self.engines):
+                self._lose_later(engine, np.random.default_rng([self.seed, number]))
+
+    def _lose_later(self, engine: SimEngine, rng: np.random.Generator) -> None:
+        rates = self.faults.engines
+        at_s = self.clock.now + float(rng.exponential(rates.mean_time_between_s))
+        self.clock.at(at_s, self._lose, engine, rates.repair_s, rng)
+
+    def _lose(
+        self, engine: SimEngine, back_after_s: float | None, rng: np.random.Generator | None
+    ) -> None:
+        own = [rollout for rollout in self.rollouts if engine.id in rollout.engines]
+        if not own:
+            return  # it is gone already
+        self.lost += 1
+        if self.trace is not None:
+            self.trace.moment(engine.lane, f"{engine.id} lost", self.clock.now)
+        for rollout in own:
+            rollout.lose(engine, "simulated")
+        if back_after_s is not None:
+            self.clock.at(self.clock.now + back_after_s, self._join, engine, own, rng)
+
+    def _join(
+        self, engine: SimEngine, rollouts: Sequence[SimRollout], rng: np.random.Generator | None
+    ) -> None:
+        engine.slow = 1.0
+        engine.publish(self.versions[self.specs[engine.id].role])
+        for rollout in rollouts:
+            rollout.join(engine)
+        if rng is not None:
+            self._lose_later(engine, rng)
+
+    # The trainer
+
+    def run(self, steps: int) -> SimReport:
+        model = self.model
+        if model.ahead and steps:
+            self.rollouts[0].offer(model.ahead * model.rollouts[0].groups)
+        rows: list[SimStep] = []
+        ages: Counter[int] = Counter()
+        for number in range(1, steps + 1):
+            row, batches = self._step(number)
+            rows.append(row)
+            for batch in batches:
+                ages.update(batch.ages)
+        end_s = self.clock.now
+        for rollout in self.rollouts:
+            rollout.stop()
+        return self._report(rows, ages, end_s)
+
+    def _step(self, number: int) -> tuple[SimStep, list[Batch]]:
+        clock, version = self.clock, sum(self.versions.values())
+        begin_s = clock.now
+        generated = [engine.lane.spent("generate") for engine in self.engines]
+        host_s = self.driver.spent("host")
+        seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
+        if self.model.host.step_s:
+            clock.run_to(self.driver.work("host", clock.now, self.model.host.step_s)[1])
+        batches = {}
+        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
+            batches[spec.name] = self._collect(rollout, spec, number, seconds)
+        self._learn(number, batches, seconds)
+        if self.rollouts:
+            seconds["generate"] = max(
+                (
+                    engine.lane.spent("generate") - before
+                    for engine, before in zip(self.engines, generated, strict=True)
+                ),
+                default=0.0,
+            )
+        if self.model.host != HostCost():
+            seconds["host"] = self.driver.spent("host") - host_s
+        return _row(number, version, begin_s, clock.now, seconds, batches), [*batches.values()]
+
+    def _collect(
+        self, rollout: SimRollout, spec: RolloutModel, number: int, seconds: dict[str, float]
+    ) -> Batch:
+        """Waits for the batch of a step."""
+        self.collecting[spec.role] = rollout
+        rollout.offer(spec.groups)
+        rollout.ask(number, spec.groups)
+        self._wait_for(rollout, number)
+        if not self.model.ahead and spec.scorers:
+            drawn_s = max((engine.drawn_s for engine in self._of_role(spec.role)), default=0.0)
+            waited = self.clock.now - max(drawn_s, min(self.driver.free_s, self.clock.now))
+            seconds["score"] = seconds.get("score", 0.0) + max(0.0, waited)
+        return rollout.batches.pop(number)
+
+    def _wait_for(self, rollout: SimRollout, number: int) -> None:
+        clock, batches = self.clock, rollout.batches
+        while number not in batches:
+            events, calls = rollout.num_events, clock.num_calls
+
+            def over() -> bool:
+                return number in batches or clock.num_calls - calls >= _STALLED  # noqa: B023
+
+            if not clock.run_until(over) or (
+                number not in batches and rollout.num_events == events
+            ):
+                raise SchedulerError(
+                    "nothing moves any more",
+                    where=f"{self.model.name}, step {number}, {clock.now:g} s",
+                    found="; ".join(rollout.scheduler.waits()) or "nobody waits",
+                    hint="an engine that is lost for good may be what is missing",
+                )
+
+    def _learn(self, number: int, batches: Mapping[str, Batch], seconds: dict[str, float]) -> None:
+        """Operations on the whole batch, and the publications that they end with."""
+        clock, host = self.clock, self.model.host
+        kept = {name: batch_work(batch.delivered) for name, batch in batches.items()}
+        whole = {
+            name: batch_work((*batch.delivered, *batch.filtered)) for name, batch in batches.items()
+        }
+        if host.row_s:
+            rows = sum(work.rows for work in kept.values())
+            clock.run_to(self.driver.work("host", clock.now, host.row_s * rows)[1])
+        finished: dict[str, float] = {}
+        published: list[tuple[float, str]] = []
+        for op in self.model.ops:
+            start = max((finished[before] for before in op.after), default=clock.now)
+            finished[op.name] = start
+            if number % op.every:
+                continue
+            work = _work_of(op, kept, whole)
+            if not work.rows and op.op != "sync":
+                continue
+            spent = op.fixed_s + op.cost(work)
+            begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
+            for lane in op.lanes:
+                self.lanes[lane].work(op.op, begin, spent)
+            finished[op.name] = begin + spent
+            seconds[op.op] = seconds.get(op.op, 0.0) + spent
+            if op.publishes and (op.rollout is None or kept[op.rollout].rows):
+                published += [(begin + spent, role) for role in op.publishes]
+        for at_s, role in sorted(published):
+            clock.run_to(at_s)
+            self._publish(role)
+        clock.run_to(max([clock.now, *finished.values()]))
+
+    def _publish(self, role: str) -> None:
+        self.versions[role] += 1
+        version = self.versions[role]
+        for engine in self._of_role(role):
+            engine.publish(version, self.specs[engine.id].load_s)
+        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
+            if spec.role == role:
+                rollout.publish(version)
+        if self.trace is not None:
+            self.trace.moment(self.driver, f"{role} version {version}", self.clock.now)
+
+    # What it comes to
+
+    def _report(self, rows: list[SimStep], ages: Counter[int], end_s: float) -> SimReport:
+        counts = [rollout.scheduler.counts for rollout in self.rollouts]
+        reasons: Counter[str] = Counter()
+        for rollout in self.rollouts:
+            reasons.update({f"dropped: {why}": n for why, n in rollout.dropped.items()})
+            reasons.update({f"filtered: {why}": n for why, n in rollout.filtered.items()})
+        totals = [engine.totals for engine in self.engines]
+        return SimReport(
+            name=self.model.name,
+            seed=self.seed,
+            workload="; ".join(dict.fromkeys(str(w) for w in self.workloads.values())) or "data",
+            times=self.model.times,
+            num_engines=len(self.engines),
+            sim_s=end_s,
+            steps=rows,
+            lanes=[lane.use(end_s) for lane in self.lanes.values()],
+            ages=dict(ages),
+            samples=_added(counts),
+            reasons=dict(reasons),
+            engines={
+                "tokens": sum(t.tokens for t in totals),
+                "steps": sum(t.steps for t in totals),
+                "preempted": sum(t.preempted for t in totals),
+                "lost": self.lost,
+                "kv_peak": max((t.kv_peak for t in totals), default=0),
+            },
+            num_events=sum(rollout.num_events for rollout in self.rollouts),
+            notes=self.model.notes,
+        )
+
+
+def _work_of(
+    op: OpModel, kept: Mapping[str, BatchWork], whole: Mapping[str, BatchWork]
+) -> BatchWork:
+    if op.rollout is None:
+        tokens = op.rows * op.tokens_per_row
+        work = BatchWork(rows=op.rows, tokens=tokens, distinct=tokens)
+    else:
+        work = (kept if op.kept_only else whole)[op.rollout]
+    return work.scaled(op.share, calls=op.calls, micro_batch=op.micro_batch)
+
+
+def _row(
+    number: int,
+    version: int,
+    begin_s: float,
+    end_s: float,
+    seconds: Mapping[str, float],
+    batches: Mapping[str, Batch],
+) -> SimStep:
+    delivered = [group for batch in batches.values() for group in batch.delivered]
+    filtered = [group for batch in batches.values() for group in batch.filtered]
+    lengths = [n for group in (*delivered, *filtered) for n in group.lengths]
+    return SimStep(
+        step=number,
+        version=version,
+        begin_s=begin_s,
+        wall_s=end_s - begin_s,
+        seconds=seconds,
+        num_samples=sum(len(group.lengths) for group in delivered),
+        num_filtered=sum(len(group.lengths) for group in filtered),
+        num_tokens=sum(lengths),
+        length_max=max(lengths, default=0),
+    )
+
+
+def _added(counts: Sequence[Counts]) -> dict[str, int]:
+    added: Counter[str] = Counter()
+    for count in counts:
+        added.update(count.to_json())
+    return {end: added[end] for end in ("admitted", "consumed", "filtered", "dropped")}
