@@ -5,11 +5,11 @@ Each goes on from a model that gets four sums in ten right, and has to get five 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
-import numpy as np
 import pytest
 
 import flowrl as fl
@@ -28,118 +28,133 @@ REFERENCE = "roles.reference={backend: torch, copy_of: actor}"
 TWO_POLICIES = ("bind.blue=actor", "roles.red={backend: torch, copy_of: actor}")
 """The config's actor plays blue, and red begins as a copy of it."""
 
+Record = Callable[[str, object], None]
 
-def learn(
-    program: str,
-    warm_start: Path,
-    runs: Path,
-    *overrides: str,
-    steps: int = 100,
-    learning_rate: float = 1e-3,
-) -> RunResult:
-    """A run of a program of `language_programs`, with the quickstart's model and data."""
-    repository = Path(__file__).parents[2]
-    return fl.run(
-        getattr(language_programs, program),
-        repository / "configs" / "quickstart.yaml",
-        overrides=[
-            f"name={program}",
+
+class Lesson:
+    """Runs programs of `language_programs` with the quickstart's model and data."""
+
+    def __init__(
+        self, model: Path, repository: Path, runs: Path, seed: int, record: Record
+    ) -> None:
+        self._shared = (
             "stages=[grpo]",
-            f"roles.actor.model={warm_start}",
-            f"train.steps={steps}",
-            f"train.optimizer.learning_rate={learning_rate}",
+            f"seed={seed}",
+            f"roles.actor.model={model}",
             "eval.every=0",
             f"runtime.runs={runs}",
-            *overrides,
-        ],
-        display=SilentDisplay(),
-    )
+        )
+        self._config = repository / "configs" / "quickstart.yaml"
+        self._record = record
+
+    def __call__(
+        self, program: str, *overrides: str, steps: int = 100, learning_rate: float = 1e-3
+    ) -> RunResult:
+        """One run."""
+        return fl.run(
+            getattr(language_programs, program),
+            self._config,
+            overrides=[
+                *self._shared,
+                f"name={program}",
+                f"train.steps={steps}",
+                f"train.optimizer.learning_rate={learning_rate}",
+                *overrides,
+            ],
+            display=SilentDisplay(),
+        )
+
+    def rise(self, result: RunResult) -> float:
+        """Of sampled accuracy on held-out sums."""
+        return self.measured("accuracy", result.summary.before, result.summary.after)
+
+    def rise_of(self, name: str, result: RunResult) -> float:
+        """Of a number that each step reports, from the first ten steps to the last ten."""
+        numbers = [row.extra[name] for row in steps_of(result)]
+        return self.measured(name, fmean(numbers[:10]), fmean(numbers[-10:]))
+
+    def measured(self, name: str, before: float | None, after: float | None) -> float:
+        """How much a measure rose; it goes into the test's report too."""
+        assert before is not None
+        assert after is not None
+        self._record(name, f"{before:.3f} {after:.3f}")
+        return after - before
 
 
-def rise(result: RunResult) -> float:
-    """Of sampled accuracy on held-out sums."""
-    before, after = result.summary.before, result.summary.after
-    assert before is not None
-    assert after is not None
-    return after - before
+@pytest.fixture
+def lesson(
+    warm_start: Path, repository: Path, tmp_path: Path, seed: int, record_property: Record
+) -> Lesson:
+    return Lesson(warm_start, repository, tmp_path, seed, record_property)
 
 
-def steps_of(result: RunResult) -> Sequence[StepMetrics]:
+def steps_of(result: RunResult) -> list[StepMetrics]:
     return list(RunFolder.open(result.folder).steps())
 
 
-def rise_while_training(result: RunResult, name: str) -> float:
-    """Of a number that each step reports, from the first ten steps to the last ten."""
-    numbers = [row.extra[name] for row in steps_of(result)]
-    return float(np.mean(numbers[-10:]) - np.mean(numbers[:10]))
-
-
-def test_grpo_of_own_parts_learns_and_is_the_built_in_one(warm_start: Path, tmp_path: Path) -> None:
-    own = learn("own_grpo", warm_start, tmp_path)
-    assert rise(own) >= RISE
-    ours = learn("built_in_grpo", warm_start, tmp_path)
+def test_grpo_of_own_parts_learns_and_is_the_built_in_one(lesson: Lesson) -> None:
+    own = lesson("own_grpo")
+    assert lesson.rise(own) >= RISE
+    ours = lesson("built_in_grpo")
     assert own.summary.after == ours.summary.after
     for mine, theirs in zip(steps_of(own), steps_of(ours), strict=True):
         shared = {name: theirs.extra[name] for name in mine.extra}  # the built-in has a few more
-        same = {"wall_s": 0.0, "seconds": {}}
-        assert replace(mine, **same) == replace(theirs, extra=shared, **same)
+        assert timeless(mine) == replace(timeless(theirs), extra=shared)
 
 
-def test_two_rewards_learn_together(warm_start: Path, tmp_path: Path) -> None:
+def timeless(row: StepMetrics) -> StepMetrics:
+    return replace(row, wall_s=0.0, seconds={})
+
+
+def test_two_rewards_learn_together(lesson: Lesson) -> None:
     function = f"{language_programs.__file__}:digits_in_place"
-    result = learn(
+    result = lesson(
         "several_rewards",
-        warm_start,
-        tmp_path,
         "roles.right={backend: verify}",
         "roles.digits.backend=verify",
         f"roles.digits.terms=[{{kind: python, name: digits, function: '{function}'}}]",
     )
-    assert rise(result) >= RISE
-    assert rise_while_training(result, "right") >= RISE
-    assert rise_while_training(result, "digits") > 0
+    assert lesson.rise(result) >= RISE
+    assert lesson.rise_of("right", result) >= RISE
+    assert lesson.rise_of("digits", result) > 0
 
 
-def test_two_policies_that_teach_each_other_both_learn(warm_start: Path, tmp_path: Path) -> None:
-    result = learn("mutual", warm_start, tmp_path, *TWO_POLICIES)
-    assert rise(result) >= RISE
-    assert rise_while_training(result, "red.generate/reward_mean") >= RISE
+def test_two_policies_that_teach_each_other_both_learn(lesson: Lesson) -> None:
+    result = lesson("mutual", *TWO_POLICIES)
+    assert lesson.rise(result) >= RISE
+    assert lesson.rise_of("red.generate/reward_mean", result) >= RISE
 
 
-def test_a_workflow_called_for_each_of_two_policies_teaches_both(
-    warm_start: Path, tmp_path: Path
-) -> None:
-    result = learn("nested", warm_start, tmp_path, *TWO_POLICIES)
-    assert rise(result) >= RISE
-    assert rise_while_training(result, "red.generate/reward_mean") >= RISE
+def test_a_workflow_called_for_each_of_two_policies_teaches_both(lesson: Lesson) -> None:
+    result = lesson("nested", *TWO_POLICIES)
+    assert lesson.rise(result) >= RISE
+    assert lesson.rise_of("red.generate/reward_mean", result) >= RISE
 
 
-def test_a_policy_learns_near_a_reference_that_follows_it(warm_start: Path, tmp_path: Path) -> None:
-    result = learn("refreshed_reference", warm_start, tmp_path, REFERENCE)
-    assert rise(result) >= RISE
+def test_a_policy_learns_near_a_reference_that_follows_it(lesson: Lesson) -> None:
+    result = lesson("refreshed_reference", REFERENCE)
+    assert lesson.rise(result) >= RISE
     kl = [row.kl or 0.0 for row in steps_of(result)]
     # Steps 20 and 40 end with a refresh, so steps 21 and 41 begin at no distance at all.
     for last in (20, 40):
         assert kl[last] < kl[last - 1] / 4
 
 
-def test_imitating_the_best_of_its_own_answers_learns(warm_start: Path, tmp_path: Path) -> None:
-    result = learn("best_of_n", warm_start, tmp_path)
-    assert rise(result) >= RISE
+def test_imitating_the_best_of_its_own_answers_learns(lesson: Lesson) -> None:
+    result = lesson("best_of_n")
+    assert lesson.rise(result) >= RISE
     # One answer of each group that was not all right or all wrong, and there are 64 groups.
     assert all(row.num_samples == 64 - row.filtered_groups for row in steps_of(result))
 
 
-def test_preferences_among_its_own_answers_teach_a_policy(warm_start: Path, tmp_path: Path) -> None:
-    result = learn("online_dpo", warm_start, tmp_path, REFERENCE, steps=200, learning_rate=5e-4)
-    assert rise(result) >= RISE
+def test_preferences_among_its_own_answers_teach_a_policy(lesson: Lesson) -> None:
+    result = lesson("online_dpo", REFERENCE, steps=200, learning_rate=5e-4)
+    assert lesson.rise(result) >= RISE
 
 
-def test_a_decoupled_loss_learns_from_a_forward_of_the_old_policy(
-    warm_start: Path, tmp_path: Path
-) -> None:
-    result = learn("decoupled", warm_start, tmp_path, "train.mini_batches=2")
-    assert rise(result) >= RISE
+def test_a_decoupled_loss_learns_from_a_forward_of_the_old_policy(lesson: Lesson) -> None:
+    result = lesson("decoupled", "train.mini_batches=2")
+    assert lesson.rise(result) >= RISE
     for row in steps_of(result):
         assert row.seconds["logprobs"] > 0
         # The sampler is the old policy: its engine computes the same logprobs, to round-off.
