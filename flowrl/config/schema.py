@@ -128,6 +128,15 @@ class TrainConfig(Section):
     """A stage's schedule; the module says what each size means.
 
     Attributes:
+        at_publication: What becomes of samples that are being drawn when new weights are published,
+            where `max_staleness` is above 0: `keep` lets them go on with the new weights, `abort`
+            stops them and has them go on from their tokens with keys and values made anew, `finish`
+            has engines end them before they load the new weights.
+        refill: Draws further prompts in the place of groups that a filter took out, so that a step
+            has exactly `prompts_per_step` groups (dynamic sampling). Otherwise a step learns from
+            those of its prompts that are left.
+        refill_limit: With `refill`, prompts that a step may cost, as a multiple of
+            `prompts_per_step`; a run that needs more stops.
         truncated: What is done where rollouts are drawn with options that change the distribution
             (top_p, top_k, min_p, repetition_penalty, min_tokens), so that their logprobs are not
             those of what drew them: `refuse` says so at compile time, `ignore` trains with that
@@ -140,6 +149,9 @@ class TrainConfig(Section):
     mini_batches: Int = Field(default=1, ge=1)
     micro_batch: Int = Field(default=32, ge=1)
     max_staleness: Int = Field(default=0, ge=0)
+    at_publication: Literal["keep", "abort", "finish"] = "keep"
+    refill: bool = False
+    refill_limit: Int = Field(default=10, ge=1)
     truncated: Literal["refuse", "ignore", "repeat"] = "refuse"
     optimizer: OptimizerConfig = OptimizerConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -263,6 +275,9 @@ class RoleConfig(Section):
         optimizer: What differs from the stage's `train.optimizer`, such as a critic's learning
             rate.
         num_slots: Samples decoded at once.
+        num_engines: Engines that draw side by side, each with `num_slots` and weights of its own.
+            More than one, or one of a stage whose `max_staleness` is above 0, are in processes of
+            their own.
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
             float32 elsewhere.
         terms: What a reward scores with; none takes `rewards.terms`.
@@ -277,6 +292,7 @@ class RoleConfig(Section):
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
     optimizer: OptimizerChanges | None = None
     num_slots: Int = Field(default=256, ge=1)
+    num_engines: Int = Field(default=1, ge=1, le=1024)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     terms: tuple[RewardTerm, ...] | None = None
     environment: str | None = None

@@ -10,6 +10,7 @@ that set is skipped, and the step says which nodes were.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,9 @@ class BatchProgram:
         self._samplings = samplings
         self._samplers = samplers or {}
         self.kl_coefficients: dict[NodeId, float] = {}
+        # Filters of an asynchronous rollout run maps in another thread than the batch part does,
+        # and a user's function need not expect that.
+        self._mapping = threading.Lock()
         graph = parts.graph
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         for node in parts.batch:
@@ -187,7 +191,9 @@ class BatchProgram:
         make_subset(inputs, step, rows_selected(inputs))
 
     def _map(self, inputs: NodeInputs, step: StepBatch) -> None:
-        for name, values in run_map(inputs).items():
+        with self._mapping:
+            found = run_map(inputs)
+        for name, values in found.items():
             step.values[inputs.node.id, name] = values
 
     def _log(self, inputs: NodeInputs, step: StepBatch) -> None:

@@ -47,6 +47,7 @@ from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest,
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, SampleId
+from flowrl.runtime.engine_deaths import Restartable
 from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure, Transcript, state_number
@@ -235,6 +236,19 @@ class EpisodeEngine:
     def wake(self) -> None:
         """See `GenerateBackend`."""
         self._engine.wake()
+
+    def restart(self) -> None:
+        """Opens the engine below anew, where it can be; all episodes are gone.
+
+        Raises:
+            BackendError: it cannot be.
+        """
+        if not isinstance(self._engine, Restartable):
+            raise BackendError(
+                "the engine below cannot be opened anew", found=type(self._engine).__name__
+            )
+        self._engine.restart()
+        self.close()
 
     def close(self) -> None:
         """Ends all episodes; engine and environment stay open. Idempotent."""

@@ -40,6 +40,7 @@ from flowrl.program.breakpoints import breakpoints_left_out
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
+from flowrl.runtime.prompt_supply import BatchNotFilled
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage
 from flowrl.runtime.step_report import StepResult
@@ -431,10 +432,10 @@ class Run:
         """Writes a checkpoint of the last boundary where the block is asked to stop."""
         try:
             yield
-        except (KeyboardInterrupt, RewardError) as reason:
-            # Both come up at a boundary or in a rollout, where no weights have changed since; but a
+        except (KeyboardInterrupt, RewardError, BatchNotFilled) as reason:
+            # All come up at a boundary or in a rollout, where no weights have changed since; but a
             # person may leave the debugger anywhere.
-            asked = isinstance(reason, RewardError) or self._is_asked_to_stop()
+            asked = isinstance(reason, RewardError | BatchNotFilled) or self._is_asked_to_stop()
             if asked and self.loop is not None and not self.loop.has_learned:
                 self._save_stopped(index)
             raise
@@ -515,7 +516,14 @@ class Run:
         self._folder.sync()
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
         state = {**self._ledger.state(), **self._open.state(), "stage_done": done}
-        self._store.save(position, self._open.save, {**state, "stage": self.loop.state()})
+        state["stage"] = self.loop.state()
+        loop = self.loop
+
+        def write(folder: Path) -> None:
+            self._open.save(folder)
+            loop.save(folder)
+
+        self._store.save(position, write, state)
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced

@@ -27,6 +27,7 @@ from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint import Checkpoint
+from flowrl.runtime.engine_fleet import EngineFleet
 from flowrl.runtime.materials import RoleModel
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse, refreshed_roles
@@ -138,6 +139,25 @@ class OpenPolicies:
                 stack.callback(worker.close)
             self._lasting.clear()
             self._kept.clear()
+
+    def open_fleet(self, role: RoleName, num: int) -> EngineFleet:
+        """Engines of a role in processes of their own, with the weights that it has now."""
+        worker = self[role]
+        fleet = EngineFleet(
+            [EngineId(f"{role}.generate[{number}]") for number in range(num)],
+            self._placements[role].backend,
+            worker.context,
+            export=worker.train.export,
+            beside=self._folder / "sync",
+            # The run itself gives up after that time; an engine is opened anew before.
+            silence_s=self._config.runtime.stall_timeout_s / 2,
+        )
+        try:
+            fleet.publish(worker.version, fleet.written(worker.version))
+        except BaseException:
+            fleet.close()
+            raise
+        return fleet
 
     # -- stages ------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from flowrl.backend.protocols import GenerateBackend, Service
 from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
 from flowrl.graph import Node
-from flowrl.ids import GroupId, RoleName, SampleId
+from flowrl.ids import EngineId, GroupId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler
 from flowrl.runtime.environments import EnvironmentPool
 from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.payloads import PayloadStore
+from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import RolloutPart
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
@@ -86,7 +87,7 @@ class DriverMaker:
         self._failures = failures
         self._beat = beat
         self._stop = stop
-        self._environments: dict[RoleName, EnvironmentPool] = {}
+        self._environments: dict[tuple[RoleName, str], EnvironmentPool] = {}
 
     def make(
         self,
@@ -95,27 +96,36 @@ class DriverMaker:
         scorers: Mapping[RoleName, Scorers],
         judge: GroupJudge | None = None,
         *,
-        kind: type[RolloutDriver] = RolloutDriver,
+        kind: Callable[..., RolloutDriver] = RolloutDriver,
+        supply: PromptSupply | None = None,
+        engines: Mapping[EngineId, GenerateBackend] | None = None,
     ) -> RolloutDriver:
         """A driver that goes on where its scheduler stands.
 
         Args:
-            kind: The class of the driver.
+            kind: Makes the driver.
+            supply: Further prompts, where batches are refilled.
+            engines: What draws; by default the policy's engine in this process.
         """
         worker = self._policies[spec.role]
         seed, purpose = self._config.seed, spec.purpose
         tokenizer = self._policies.tokenizer(spec.role)
         store = PayloadStore()
-        engine: GenerateBackend = worker.engine
+        drawing = {worker.engine_id: worker.engine} if engines is None else dict(engines)
         if spec.episodes is not None:
-            engine = self._episodes(spec, spec.episodes, engine, tokenizer, store)
+            for name, engine in drawing.items():
+                # Each has an environment of its own, and so has an evaluation beside them.
+                owner = "" if engines is None else name
+                drawing[name] = self._episodes(
+                    *(spec, spec.episodes, engine, tokenizer, store), owner
+                )
 
         def seed_of(sample: SampleId) -> int:
             return derive_seed(seed, purpose, sample)
 
         driver = kind(
             scheduler=scheduler,
-            engines={worker.engine_id: engine},
+            engines=drawing,
             scorers=scorers,
             tokenizer=tokenizer,
             sampling=spec.sampling,
@@ -129,6 +139,7 @@ class DriverMaker:
             stall_timeout_s=self._config.runtime.stall_timeout_s,
             reported=spec.reported,
             store=store,
+            supply=supply,
         )
         if worker.version > scheduler.version:
             driver.publish(worker.version)
@@ -141,6 +152,7 @@ class DriverMaker:
         engine: GenerateBackend,
         tokenizer: Tokenizer,
         store: PayloadStore,
+        owner: str,
     ) -> EpisodeEngine:
         turns, observed = node.attr("max_turns"), node.attr("max_observation_tokens")
         assert isinstance(turns, int)
@@ -152,7 +164,7 @@ class DriverMaker:
 
         return EpisodeEngine(
             engine=engine,
-            environments=self._environment(role_of(node)),
+            environments=self._environment(role_of(node), owner),
             tokenizer=tokenizer,
             item_of=lambda sample: store[sample].item,
             seed_of=seed_of,
@@ -162,9 +174,9 @@ class DriverMaker:
             needs_states=spec.needs_states,
         )
 
-    def _environment(self, role: RoleName) -> EnvironmentPool:
-        """The environment of a role, opened when it is first needed."""
-        if role not in self._environments:
+    def _environment(self, role: RoleName, owner: str) -> EnvironmentPool:
+        """The environment of a role for one user, opened when it is first needed."""
+        if (role, owner) not in self._environments:
             config = self._config.roles[role]
             plugin = require(config.backend, Service.ENVIRONMENT, role)
             context = EnvironmentContext(
@@ -174,8 +186,8 @@ class DriverMaker:
                 seed=derive_seed(self._config.seed, "environment", role),
                 timeout_s=config.timeout_s,
             )
-            self._environments[role] = EnvironmentPool(plugin.open_environment, context)
-        return self._environments[role]
+            self._environments[role, owner] = EnvironmentPool(plugin.open_environment, context)
+        return self._environments[role, owner]
 
     def close(self) -> None:
         """Ends every environment; idempotent."""

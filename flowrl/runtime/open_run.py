@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from flowrl.runtime.open_stage import StageMaker, rollout_spec
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
+from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.stage import Stage, part_of
 from flowrl.specs import Sampling
@@ -88,6 +89,7 @@ class OpenRun:
         )
         self._materials: Materials | None = None
         self._stage: Stage | None = None
+        self._thread: RolloutThread | None = None
         self._evaluating: RolloutDriver | None = None
         self.beat: Callable[[], None] = lambda: None
         self.num_held_out = 0
@@ -138,8 +140,23 @@ class OpenRun:
     def close(self) -> None:
         """Ends every worker; idempotent."""
         with ExitStack() as stack:
+            if self._thread is not None:
+                # Last of all: processes that it opened anew die with it.
+                stack.callback(self._thread.close)
             for opened in (self._policies, self._scorers, self._drivers):
                 stack.callback(opened.close)
+            stack.callback(self._end_stage)
+
+    def _end_stage(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.close()
+
+    def _rollout_thread(self) -> RolloutThread:
+        """The thread of asynchronous rollouts, opened when it is first needed."""
+        if self._thread is None:
+            self._thread = RolloutThread()
+        return self._thread
 
     # -- what the plans say ------------------------------------------------------------------
 
@@ -168,11 +185,14 @@ class OpenRun:
         Args:
             checkpoint: Of the middle of this stage; None begins it.
         """
-        self._stage = None
+        self._end_stage()
         stage = self._stages[index]
         self._policies.begin_stage(stage, checkpoint)
-        state = None if checkpoint is None else part_of(checkpoint.state, "stage")
-        self._stage = self._maker().make(stage, state)
+        if checkpoint is None:
+            self._stage = self._maker().make(stage, None)
+        else:
+            state = part_of(checkpoint.state, "stage")
+            self._stage = self._maker().make(stage, state, checkpoint.path)
         return self._stage
 
     def begin_step_again(self, index: int) -> Stage:
@@ -195,6 +215,7 @@ class OpenRun:
             failures=self._failures,
             beat=lambda: self.beat(),
             stop=self._stop,
+            thread=self._rollout_thread,
         )
 
     def _published(self, engine: EngineId, version: int) -> None:
@@ -234,12 +255,13 @@ class OpenRun:
         # gives the memory back again before the first pass that needs it.
         self._policies[role].engine.wake()
         scheduler = RolloutScheduler(SchedulerSettings(group_size=1))
-        driver = self._evaluating = self._drivers.make(spec, scheduler, scorers)
-        try:
-            driver.offer(items)
-            collected = driver.collect(0, len(items))
-        finally:
-            self._evaluating = None
+        with nullcontext() if self._stage is None else self._stage.quiet():
+            driver = self._evaluating = self._drivers.make(spec, scheduler, scorers)
+            try:
+                driver.offer(items)
+                collected = driver.collect(0, len(items))
+            finally:
+                self._evaluating = None
         payloads = [payload for _, members in collected.groups for _, payload in members]
         return EvaluationRow(
             stage=stage,

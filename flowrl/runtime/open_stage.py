@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from flowrl.backend.batch import Ints
 from flowrl.backend.truncation import Sampler
@@ -11,25 +14,31 @@ from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, Tokenizer
 from flowrl.graph import Node, Op
-from flowrl.ids import NodeId
+from flowrl.ids import NodeId, RoleName
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.asynchronous_stage import UNUSED, AsynchronousStage
 from flowrl.runtime.batch_program import BatchProgram, Surroundings
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_rollout import Shown
 from flowrl.runtime.eager_stage import EagerStage
+from flowrl.runtime.engine_fleet import EngineFleet
 from flowrl.runtime.judge import RunNode, group_judge
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.sources import Responses, Source
 from flowrl.runtime.stage import OpenRollout, Stage, part_of
 from flowrl.runtime.step_report import StepReport, told_score
+from flowrl.runtime.streaming_driver import Publication, StreamingDriver
+from flowrl.runtime.unused_samples import read_unused
 from flowrl.specs import AdvantageSpec, Grammar, Sampling
 
 __all__ = ["StageMaker", "rollout_spec"]
@@ -73,6 +82,7 @@ class StageMaker:
     Attributes:
         beat: Called whenever something moved.
         stop: A true value ends a rollout, or a line of an eager program.
+        thread: Gives the thread that asynchronous rollouts run in.
     """
 
     config: RunConfig
@@ -83,9 +93,15 @@ class StageMaker:
     failures: FailureBudget
     beat: Callable[[], None]
     stop: Callable[[], bool]
+    thread: Callable[[], RolloutThread]
 
-    def make(self, stage: CompiledStage, state: State | None) -> Stage:
+    def make(
+        self, stage: CompiledStage, state: State | None, checkpoint: Path | None = None
+    ) -> Stage:
         """A stage at its beginning, or where a checkpoint's state says.
+
+        Args:
+            checkpoint: The folder that `state` comes from.
 
         Raises:
             CheckpointError: the state is of other data.
@@ -113,15 +129,84 @@ class StageMaker:
                 tokenizers=self._tokenizers(parts),
                 stop=self.stop,
             )
-        return Stage(
+        with ExitStack() as stack:  # of processes, where something fails before the stage is made
+            fleets = self._fleets(stage, parts, stack)
+            made: Stage
+            if stage.context.max_staleness and parts.rollouts:
+                made = self._asynchronous(
+                    stage, program, sources, residency, report, fleets, state, checkpoint
+                )
+            else:
+                made = Stage(
+                    program=program,
+                    sources=sources,
+                    rollouts=[
+                        self._rollout(
+                            *(stage, program, part, residency, state, program.run_node),
+                            supply=self._supply(stage, part, sources),
+                            fleet=fleets.get(role_of(part.player)),
+                        )
+                        for part in parts.rollouts
+                    ],
+                    failures=self.failures,
+                    report=report,
+                )
+            stack.pop_all()
+        return made
+
+    def _fleets(
+        self, stage: CompiledStage, parts: GraphParts, stack: ExitStack
+    ) -> dict[RoleName, EngineFleet]:
+        """Engines in processes of their own, of the roles that need them."""
+        fleets: dict[RoleName, EngineFleet] = {}
+        for part in parts.rollouts:
+            role = role_of(part.player)
+            num = self.config.roles[role].num_engines
+            if role in fleets or (num == 1 and not stage.context.max_staleness):
+                continue
+            fleets[role] = fleet = self.policies.open_fleet(role, num)
+            stack.callback(fleet.close)
+        return fleets
+
+    def _asynchronous(
+        self,
+        stage: CompiledStage,
+        program: BatchProgram,
+        sources: Sequence[Source],
+        residency: Residency,
+        report: StepReport,
+        fleets: Mapping[RoleName, EngineFleet],
+        state: State | None,
+        checkpoint: Path | None,
+    ) -> AsynchronousStage:
+        (part,) = program.parts.rollouts
+        fleet = fleets[role_of(part.player)]
+        train = stage.config.train
+        source = next(source for source in sources if source.node == part.source)
+        unused = None
+        if state is not None and checkpoint is not None:
+            unused = read_unused(checkpoint / UNUSED, source.item_of)
+        rollout = self._rollout(
+            *(stage, program, part, residency, state, program.run_node),
+            kind=partial(
+                StreamingDriver,
+                fleet=fleet,
+                batch_groups=train.prompts_per_step,
+                publication=Publication(train.at_publication),
+                unused=unused,
+            ),
+            supply=self._supply(stage, part, sources, always=True),
+            fleet=fleet,
+        )
+        return AsynchronousStage(
             program=program,
             sources=sources,
-            rollouts=[
-                self._rollout(stage, program, part, residency, state, program.run_node)
-                for part in parts.rollouts
-            ],
+            rollout=rollout,
             failures=self.failures,
             report=report,
+            thread=self.thread(),
+            stop=self.stop,
+            timeout_s=self.config.runtime.stall_timeout_s,
         )
 
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
@@ -196,6 +281,7 @@ class StageMaker:
             responses=responses,
             pairs=node.attr("data") == "pairs",
             observes=curriculum is not None,
+            prompts=prompts,
         )
 
     def _solution(self, item: PromptItem) -> Sequence[Ints]:
@@ -206,6 +292,30 @@ class StageMaker:
         assert self.materials.pairs is not None
         return self.materials.pairs.of(item)
 
+    def _supply(
+        self,
+        stage: CompiledStage,
+        part: RolloutPart,
+        sources: Sequence[Source],
+        *,
+        always: bool = False,
+    ) -> PromptSupply | None:
+        """Further prompts for a rollout; None where its batches are not refilled.
+
+        Args:
+            always: The rollout takes all of its prompts that way.
+        """
+        train = stage.config.train
+        if not (train.refill or always):
+            return None
+        source = next(source for source in sources if source.node == part.source)
+        prefix = "" if stage.name == self.config.stages[-1] else f"stage.{stage.name}."
+        return PromptSupply(
+            take=source.take_further,
+            limit=train.refill_limit * train.prompts_per_step,
+            where=f"{prefix}train.refill_limit={train.refill_limit}",
+        )
+
     def _rollout(
         self,
         stage: CompiledStage,
@@ -214,13 +324,17 @@ class StageMaker:
         residency: Residency,
         state: State | None,
         run: RunNode,
-        kind: type[RolloutDriver] = RolloutDriver,
+        kind: Callable[..., RolloutDriver] = RolloutDriver,
+        supply: PromptSupply | None = None,
+        fleet: EngineFleet | None = None,
     ) -> OpenRollout:
         """A rollout and its driver.
 
         Args:
             run: Runs the maps that its filters read.
-            kind: The class of the driver.
+            kind: Makes the driver.
+            supply: Further prompts, where batches are refilled.
+            fleet: Its engines, where they are in processes of their own.
         """
         several = len(program.parts.rollouts) > 1
         purpose = f"rollout/{stage.name}/{part.node.id}" if several else f"rollout/{stage.name}"
@@ -229,14 +343,23 @@ class StageMaker:
         if state is None:
             settings = SchedulerSettings(
                 group_size=spec.group_size,
-                max_staleness=stage.config.train.max_staleness,
+                max_staleness=stage.context.max_staleness,
                 judges_groups=judge is not None,
+                refill=stage.config.train.refill,
             )
             scheduler = RolloutScheduler(settings)
         else:
             written = part_of(part_of(state, "schedulers"), part.node.id)
             scheduler = RolloutScheduler.from_json(dict(written))
         driver: RolloutDriver = self.drivers.make(
-            spec, scheduler, self.scorers.of_rollout(part), judge, kind=kind
+            *(spec, scheduler, self.scorers.of_rollout(part), judge),
+            kind=kind,
+            supply=supply,
+            engines=None if fleet is None else fleet.engines,
         )
-        return OpenRollout(part=part, driver=driver, begin=lambda: residency.switch(part.player.id))
+        return OpenRollout(
+            part=part,
+            driver=driver,
+            begin=lambda: residency.switch(part.player.id),
+            fleet=fleet,
+        )

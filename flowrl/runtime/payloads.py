@@ -137,6 +137,14 @@ class PayloadStore:
         """Opens an empty payload."""
         self._payloads[sample] = Payload(item=item)
 
+    def restore(self, payloads: Mapping[SampleId, Payload]) -> None:
+        """Puts in what a checkpoint held."""
+        self._payloads.update(payloads)
+
+    def all(self) -> dict[SampleId, Payload]:
+        """Every payload that is stored."""
+        return dict(self._payloads)
+
     def take(self, samples: Iterable[SampleId]) -> list[tuple[SampleId, Payload]]:
         """Takes payloads out, in the order asked for."""
         return [(sample, self._payloads.pop(sample)) for sample in samples]

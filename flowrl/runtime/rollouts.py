@@ -7,27 +7,32 @@ finished sample is scored while others still generate and a finished group is ju
     offer -> [Submit] -> engine.poll -> SamplesFinished -> [Score] -> scoring.poll ->
     SamplesScored -> [Judge] -> GroupsJudged -> [Deliver] -> collect returns
 
+Where the scheduler refills batches, prompts are offered in rounds: once all samples of one round
+have ended, as many further prompts as the batch is short of. So what an engine decodes together
+does not depend on when a scorer answered, and a resumed run draws the same tokens to the last bit.
+
+An engine that dies is told to the scheduler, which has its samples drawn elsewhere or again, and
+opened anew; `flowrl.runtime.engine_deaths` says how often.
+
 Every wait is bounded by the stall timeout, after which `SchedulerError` says who waits for whom.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from flowrl.backend.protocols import (
     Finished,
     GenerateBackend,
     GenerateRequest,
     Progress,
-    ScoreRequest,
     ScoreResult,
 )
 from flowrl.data import PromptItem, Tokenizer
-from flowrl.errors import RewardError, SchedulerError
+from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
 from flowrl.rollout import (
     Abort,
@@ -35,7 +40,9 @@ from flowrl.rollout import (
     BatchAsked,
     Deliver,
     Drop,
+    DropReason,
     EngineJoined,
+    EngineLost,
     Event,
     GroupsJudged,
     Judge,
@@ -51,15 +58,28 @@ from flowrl.rollout import (
     Submit,
     WeightsPublished,
 )
+from flowrl.runtime.collecting import (
+    Clock,
+    Collected,
+    FailureBudget,
+    Scorers,
+    Seconds,
+    merged_terms,
+    score_request,
+)
+from flowrl.runtime.engine_deaths import EngineDeaths, described
 from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.payloads import Payload, PayloadStore
+from flowrl.runtime.prompt_supply import PromptSupply
+from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [
+    "POLL_S",
     "Collected",
     "FailureBudget",
     "RolloutDriver",
@@ -69,90 +89,8 @@ __all__ = [
     "score_request",
 ]
 
-_POLL_S = 0.25
+POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
-
-
-class Clock(Protocol):
-    """A monotonic clock in seconds."""
-
-    def __call__(self) -> float: ...
-
-
-class Scorers(Protocol):
-    """What scores samples for a role: processes (`ScoringPool`), or this one (`InlineScorer`)."""
-
-    def submit(self, requests: Sequence[ScoreRequest]) -> None:
-        """Takes samples to score."""
-        ...
-
-    def poll(self) -> list[ScoreResult | ScoreFailure]:
-        """Answers since the last call; returns at once."""
-        ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until `poll` has something to give; false after `timeout_s` seconds without."""
-        ...
-
-    def close(self) -> None:
-        """Frees what it holds; idempotent."""
-        ...
-
-
-@dataclass(slots=True)
-class FailureBudget:
-    """Rewards that may fail before the run stops; shared by all rollouts of a run."""
-
-    allowed: int
-    failed: int = 0
-
-    def spend(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> None:
-        """Counts a failed reward, or an episode that its environment broke off.
-
-        Raises:
-            RewardError: it is one more than allowed; names the sample and what it said.
-        """
-        self.failed += 1
-        if self.failed > self.allowed:
-            raise RewardError(
-                f"the {_whose(failure)} of this sample {failure.message}",
-                where=f"sample {failure.sample}",
-                found=f"prompt {_excerpt(payload.item.prompt)}, response {_excerpt(payload.text)}",
-                expected=f"at most {self.allowed} failed rewards (rewards.max_failures)",
-                hint=f"mend the {_whose(failure)}, or raise rewards.max_failures to drop such "
-                "samples",
-            )
-
-
-def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
-    return "environment" if isinstance(failure, EpisodeFailure) else "reward"
-
-
-@dataclass(slots=True)
-class Seconds:
-    """Where the driver's time went."""
-
-    generate: float = 0.0
-    score_wait: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Collected:
-    """A delivered batch.
-
-    Attributes:
-        groups: Delivered groups in offer order, each with its members' payloads in member order.
-        filtered: Samples of groups that the filter took out, with its reason.
-        num_filtered_groups: How many groups those were.
-        dropped: Samples that ended unused, with the reason.
-        seconds: Time of this collection.
-    """
-
-    groups: list[GroupRows] = field(default_factory=list)
-    filtered: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
-    num_filtered_groups: int = 0
-    dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
-    seconds: Seconds = field(default_factory=Seconds)
 
 
 class RolloutDriver:
@@ -160,7 +98,7 @@ class RolloutDriver:
 
     Args:
         scheduler: The state machine; nobody else may step it.
-        engines: Generating engines by id.
+        engines: Generating engines by id. One that breaks is opened anew if it is `Restartable`.
         scorers: What scores, by role; a sample is scored when all of them answered. Without
             any, samples have no score.
         reported: The role whose score is told of a sample; by default the first of `scorers`.
@@ -175,6 +113,7 @@ class RolloutDriver:
         beat: Called whenever something moved (the watchdog's).
         stop: Asked between polls; a true value raises KeyboardInterrupt there.
         stall_timeout_s: Seconds without any event after which `collect` gives up.
+        supply: Further prompts, for a scheduler that refills batches.
     """
 
     def __init__(
@@ -195,6 +134,7 @@ class RolloutDriver:
         reported: RoleName | None = None,
         store: PayloadStore | None = None,
         grammar: Grammar | None = None,
+        supply: PromptSupply | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -212,6 +152,7 @@ class RolloutDriver:
         self._beat = beat
         self._stop = stop
         self._stall_timeout_s = stall_timeout_s
+        self._supply = supply
         self._clock = clock
         self._event = scheduler.last_event_id
         self._pending: deque[Event] = deque()
@@ -221,11 +162,22 @@ class RolloutDriver:
         self._batches: dict[int, Collected] = {}
         self._dropped: list[tuple[SampleId, Payload, str]] = []
         self._verdicts: dict[GroupId, str] = {}
-        for engine_id, engine in self._engines.items():
-            # Twice the slots, so that a freed slot is refilled inside the engine at once.
-            self._emit(
-                EngineJoined(id=self._next(), engine=engine_id, capacity=2 * engine.num_slots)
-            )
+        self._short = 0  # groups that the scheduler misses in a batch
+        self._further: list[PromptItem] = []  # offered in their place
+        self._deaths = EngineDeaths(self._engines)
+        self._begin()
+
+    def _begin(self) -> None:
+        for engine_id in self._engines:
+            self._join(engine_id)
+
+    def _join(self, engine_id: EngineId) -> None:
+        capacity = self._capacity(engine_id)
+        self._emit(EngineJoined(id=self._next(), engine=engine_id, capacity=capacity))
+
+    def _capacity(self, engine_id: EngineId) -> int:
+        """Samples to give to an engine: twice its slots, so that a freed one is filled at once."""
+        return 2 * self._engines[engine_id].num_slots
 
     def offer(self, items: Sequence[PromptItem]) -> None:
         """Offers prompts; each becomes a group."""
@@ -250,11 +202,16 @@ class RolloutDriver:
 
         Raises:
             RewardError: more rewards failed than allowed.
+            BatchNotFilled: a batch that is to be refilled costs more prompts than it may.
+            WorkerDied: the last engine is given up.
             SchedulerError: nothing moved for the stall timeout.
             KeyboardInterrupt: `stop` said so.
         """
         seconds = Seconds()
         failed = self._failures.failed
+        if self._supply is not None:
+            self._supply.begin()
+            self._supply.taken = groups
         self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
         try:
             self._run(lambda: self._is_delivered(batch), seconds)
@@ -275,8 +232,7 @@ class RolloutDriver:
         while not done():
             if self._stop():
                 raise KeyboardInterrupt
-            moved = self._poll_engines(seconds)
-            moved += self._poll_scoring(seconds, wait=not any(self._running.values()))
+            moved = self._round(seconds)
             now = self._clock()
             if moved:
                 last_move = now
@@ -287,6 +243,50 @@ class RolloutDriver:
                     found=self.describe(),
                     hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
                 )
+
+    def _round(self, seconds: Seconds) -> int:
+        """Looks once after everyone; what moved."""
+        moved = self._mend_engines() + self._poll_engines(seconds)
+        idle = not any(self._running.values())
+        moved += self._poll_scoring(seconds, wait=idle)
+        if idle and self._short and not self._answers_due:
+            moved += self._refill()
+        if not moved and not idle and not self._deaths.broken:
+            started = self._clock()
+            self._wait()
+            seconds.generate += self._clock() - started
+        return moved
+
+    def _wait(self, *extra: int) -> None:
+        """Waits for engines in other processes; those in this one have decoded in their poll.
+
+        Args:
+            extra: Descriptors that end the wait when they are readable.
+        """
+        engines = self._waitable_engines()
+        if extra or engines:
+            pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
+            wait_for_any([*engines, *pools], POLL_S, *extra)
+
+    def _waitable_engines(self) -> list[Waitable]:
+        return [
+            engine
+            for name, engine in self._engines.items()
+            if isinstance(engine, Waitable) and self._deaths.is_alive(name)
+        ]
+
+    def _refill(self) -> int:
+        """Offers prompts in the place of groups that were lost; how many."""
+        if self._supply is None:
+            raise SchedulerError(
+                "the scheduler asks for more prompts, but this run offers a fixed batch",
+                found=f"{self._short} groups short",
+            )
+        items = self._supply.further(self._short)
+        self._short -= len(items)
+        self._further += items
+        self.offer(items)
+        return len(items)
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
@@ -319,10 +319,13 @@ class RolloutDriver:
     def _poll_engines(self, seconds: Seconds) -> int:
         moved = 0
         for engine_id, engine in self._engines.items():
-            if not self._running[engine_id]:
-                continue
+            if not self._running[engine_id] and not isinstance(engine, Waitable):
+                continue  # one in another process may have died
             started = self._clock()
-            outputs = engine.poll(_POLL_S)
+            # One in another process is waited for together with all others.
+            timeout_s = 0.0 if isinstance(engine, Waitable) else POLL_S
+            nothing: list[Progress | Finished] = []
+            outputs = self._deaths.call(engine_id, partial(engine.poll, timeout_s), nothing)
             seconds.generate += self._clock() - started
             moved += len(outputs)
             progress = tuple(
@@ -335,7 +338,19 @@ class RolloutDriver:
                 self._finish(engine_id, finished)
         return moved
 
+    def _mend_engines(self) -> int:
+        """Has the samples of broken engines drawn again, and opens these anew; how many."""
+        broken = dict(self._deaths.broken)
+        for engine_id, error in broken.items():
+            self._running[engine_id].clear()
+            reason = described(error)
+            self._emit(EngineLost(id=self._next(), engine=engine_id, reason=reason))
+            if self._deaths.restart(engine_id):
+                self._join(engine_id)
+        return len(broken)
+
     def _finish(self, engine_id: EngineId, finished: list[Finished]) -> None:
+        self._deaths.ended_some(engine_id)
         ends = []
         for end in finished:
             payload = self.store.get(end.sample)
@@ -361,7 +376,7 @@ class RolloutDriver:
             return 0
         started = self._clock()
         if wait:
-            any(pool.wait(_POLL_S) for pool in self._scorers.values())
+            any(pool.wait(POLL_S) for pool in self._scorers.values())
         answers = [(role, pool.poll()) for role, pool in self._scorers.items()]
         if wait:
             seconds.score_wait += self._clock() - started
@@ -413,7 +428,8 @@ class RolloutDriver:
             case Submit():
                 self._submit(action)
             case Abort():
-                self._engines[action.engine].abort(action.samples)
+                engine = self._engines[action.engine]
+                self._deaths.call(action.engine, partial(engine.abort, action.samples), None)
             case Score():
                 self._score(action)
             case Judge():
@@ -424,12 +440,11 @@ class RolloutDriver:
                 ((sample, payload),) = self.store.take((action.sample,))
                 self._terms.pop(sample, None)
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
+                if self._supply is not None and reason != DropReason.INCOMPLETE_GROUP:
+                    self._supply.note(payload.item.group, str(action.reason))
                 self._dropped.append((sample, payload, reason))
             case NeedPrompts():
-                raise SchedulerError(
-                    "the scheduler asks for more prompts, but this run offers a fixed batch",
-                    found=f"{action.groups} groups short",
-                )
+                self._short += action.groups
 
     def _submit(self, action: Submit) -> None:
         requests = []
@@ -449,7 +464,8 @@ class RolloutDriver:
                 )
             )
         self._running[action.engine].update(d.sample for d in action.samples)
-        self._engines[action.engine].submit(requests)
+        engine = self._engines[action.engine]
+        self._deaths.call(action.engine, partial(engine.submit, requests), None)
 
     def _score(self, action: Score) -> None:
         payloads = [(sample, self.store[sample]) for sample in action.samples]
@@ -490,14 +506,17 @@ class RolloutDriver:
         ]
         verdicts = tuple(zip(action.groups, self._judge(groups), strict=True))
         self._verdicts.update((group, reason) for group, reason in verdicts if reason is not None)
+        if self._supply is not None:
+            for group, reason in verdicts:
+                self._supply.note(group, reason)
         self._pending.append(GroupsJudged(id=self._next(), verdicts=verdicts))
 
     def _members(self, group: GroupId) -> list[SampleId]:
         return [sample_id(group, member) for member in range(self._group_size)]
 
     def _deliver(self, action: Deliver) -> None:
-        collected = Collected(dropped=self._dropped)
-        self._dropped = []
+        collected = Collected(dropped=self._dropped, further=self._further)
+        self._dropped, self._further = [], []
         for delivered in action.groups:
             collected.groups.append((delivered.group, self.store.take(delivered.samples)))
         for group in action.filtered:
@@ -508,35 +527,3 @@ class RolloutDriver:
             for sample, payload in self.store.take(self._members(group)):
                 collected.filtered.append((sample, payload, reason))
         self._batches[action.batch] = collected
-
-
-def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
-    """What a scorer is told of a sample whose response is decoded."""
-    row = payload.item.row
-    return ScoreRequest(
-        sample=sample,
-        prompt=row.prompt,
-        response=payload.text,
-        answer=row.answer,
-        row=row.fields,
-        finish=payload.finish or FinishReason.LENGTH,
-        num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
-    )
-
-
-def merged_terms(terms: Mapping[RoleName, Mapping[str, float]]) -> dict[str, float]:
-    """The terms of several scorers; a name that more than one has stands behind its role's.
-
-    >>> merged_terms({"verifier": {"format": 1.0, "accuracy": 0.0}, "judge": {"format": 0.5}})
-    {'verifier/format': 1.0, 'accuracy': 0.0, 'judge/format': 0.5}
-    """
-    names = Counter(name for of_role in terms.values() for name in of_role)
-    return {
-        name if names[name] == 1 else f"{role}/{name}": value
-        for role, of_role in terms.items()
-        for name, value in of_role.items()
-    }
-
-
-def _excerpt(text: str, limit: int = 60) -> str:
-    return repr(text if len(text) <= limit else text[:limit] + "...")

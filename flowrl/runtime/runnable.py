@@ -25,14 +25,16 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
 
     Raises:
         PlanError: the plan is for devices that are not here.
-        ConfigError: a stage asks for asynchronous training, scores data by rules, has a reward
-            without terms, or stops by a policy that it does not train.
+        ConfigError: a stage asks for asynchronous training or for refilled batches where neither
+            can be, scores data by rules, has a reward without terms, or stops by a policy that it
+            does not train.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
-        _require_synchronous(config, stage)
+        _require_asynchronous(config, stage)
+        _require_refillable(config, stage)
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
@@ -78,20 +80,54 @@ def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None
                 )
 
 
-def _require_synchronous(config: RunConfig, stage: CompiledStage) -> None:
-    train = stage.config.train
+def _require_asynchronous(config: RunConfig, stage: CompiledStage) -> None:
+    """Where samples may be old, one rollout runs beside the trainer."""
+    staleness, rollouts = stage.context.max_staleness, GraphParts(stage.graph).rollouts
+    if not staleness or not rollouts:
+        return
+    if config.executor == "eager":
+        problem = "a program that runs line by line draws what its lines ask for, when they do"
+    elif len(rollouts) > 1:
+        nodes = ", ".join(f"{part.node.id} ({_line(part.node)})" for part in rollouts)
+        problem = f"only a single rollout can run ahead of the trainer, and it has {nodes}"
+    else:
+        return
+    prefix = "" if stage.name == config.stages[-1] else f"stage.{stage.name}."
     own = stage.workflow.max_staleness
-    staleness = train.max_staleness if own is None else own
-    if staleness:
-        prefix = "train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train"
-        raise ConfigError(
-            f"stage {stage.name!r} allows samples of older weights (asynchronous training), and "
-            "this executor is synchronous",
-            where=f"{prefix}.max_staleness" if own is None else str(stage.workflow.source),
-            found=str(staleness),
-            expected="0",
-            hint="set it to 0 to run here; `flowrl graph` and `flowrl plan` take any value",
-        )
+    raise ConfigError(
+        f"stage {stage.name!r} allows samples of older weights: {problem}",
+        where=f"{prefix}train.max_staleness" if own is None else str(stage.workflow.source),
+        found=str(staleness),
+        expected="0",
+        hint="set it to 0 to run here; `flowrl graph` and `flowrl plan` take any value",
+    )
+
+
+def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
+    """A batch can be refilled where its filters judge groups as soon as these are scored."""
+    if not stage.config.train.refill:
+        return
+    parts = GraphParts(stage.graph)
+    judging = {node.id for part in parts.rollouts for node in part.filters}
+    late = [node for node in stage.graph.of_op(Op.FILTER) if node.id not in judging]
+    sources = [part.source for part in parts.rollouts]
+    if config.executor == "eager":
+        problem = "a program that runs line by line has no line that draws further prompts"
+    elif not sources:
+        problem = "it draws nothing"
+    elif len(set(sources)) < len(sources):
+        problem = "several of its rollouts answer the same prompts, and each would draw others"
+    elif late:
+        problem = f"{late[0].id} reads what is known of whole batches only ({_line(late[0])})"
+    else:
+        return
+    prefix = "" if stage.name == config.stages[-1] else f"stage.{stage.name}."
+    raise ConfigError(
+        f"the batches of stage {stage.name!r} cannot be refilled: {problem}",
+        where=f"{prefix}train.refill",
+        found="true",
+        expected="false",
+    )
 
 
 def _line(node: Node) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from flowrl.backend.batch import Ints
-from flowrl.data import PromptCursor, PromptItem
+from flowrl.data import Prompt, PromptCursor, PromptItem, PromptSet
 from flowrl.graph.signatures import PREFERRED
-from flowrl.ids import NodeId, sample_id
+from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import StepBatch, sample_set
 
@@ -21,7 +22,7 @@ Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
 """The responses that come with an item, each int64 `[R]`: a solution, or the two of a pair."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Source:
     """One source node.
 
@@ -32,6 +33,7 @@ class Source:
         responses: What comes with each row; None for prompts, which are answered by rollouts.
         pairs: Whether two responses come with each row, the preferred one first.
         observes: Whether its cursor goes by how prompts did (a curriculum).
+        prompts: Its rows.
     """
 
     node: NodeId
@@ -40,10 +42,35 @@ class Source:
     responses: Responses | None = None
     pairs: bool = False
     observes: bool = False
+    prompts: PromptSet
 
     def take(self) -> list[PromptItem]:
         """The rows of the next step."""
         return self.cursor.take(self.num)
+
+    def take_further(self, num: int) -> list[PromptItem]:
+        """The next rows, beside those of a step."""
+        return self.cursor.take(num)
+
+    def item_of(self, group: GroupId) -> PromptItem:
+        """A row that was handed out.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        epoch, _, index = group.partition("/")
+        prompt = self._rows[int(index)]
+        return PromptItem(
+            epoch=int(epoch),
+            index=prompt.row.index,
+            group=group,
+            row=prompt.row,
+            prompt_ids=prompt.prompt_ids,
+        )
+
+    @cached_property
+    def _rows(self) -> dict[int, Prompt]:
+        return {prompt.row.index: prompt for prompt in self.prompts.prompts}
 
     def give(self, items: Sequence[PromptItem], step: StepBatch) -> None:
         """Puts rows that have responses into a step, as a set of samples."""

@@ -10,8 +10,10 @@ down and go on elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +23,7 @@ from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.engine_fleet import EngineFleet
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
@@ -51,11 +54,13 @@ class OpenRollout:
 
     Attributes:
         begin: Called before each collection (the plan's residency switches).
+        fleet: Its engines, where they are in processes of their own.
     """
 
     part: RolloutPart
     driver: RolloutDriver
     begin: Callable[[], None]
+    fleet: EngineFleet | None = None
 
 
 class Stage:
@@ -96,10 +101,31 @@ class Stage:
         self._boundary = self._written()
 
     def publish(self, engine: EngineId, version: int) -> None:
-        """Tells the rollouts that draw from `engine` that it serves weights `version`."""
+        """Tells the rollouts that draw from `engine` that it serves weights `version`.
+
+        Engines in processes of their own are sent the weights first.
+        """
+        served = [rollout for rollout in self._rollouts if rollout.driver.serves(engine)]
+        fleets = {id(rollout.fleet): rollout.fleet for rollout in served}
+        for fleet in fleets.values():
+            if fleet is not None:
+                fleet.publish(version, fleet.written(version))
+        for rollout in served:
+            rollout.driver.publish(version)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nothing of the stage uses scorers or environments while the block runs."""
+        yield
+
+    def save(self, folder: Path) -> None:
+        """Writes what belongs to the last `state` and is no JSON into a checkpoint's folder."""
+
+    def close(self) -> None:
+        """Ends the engines of the stage; idempotent."""
         for rollout in self._rollouts:
-            if rollout.driver.serves(engine):
-                rollout.driver.publish(version)
+            if rollout.fleet is not None:
+                rollout.fleet.close()
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
@@ -108,18 +134,28 @@ class Stage:
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
+        for rollout in self._rollouts:
+            if rollout.fleet is not None:
+                rollout.fleet.wait_ready()  # loading a library is no part of a step
         started = time.monotonic()
         step, items = self._begin(number)
         drawn = self._draw(step, items)
         self._program.run(step)
         return self._end(step, drawn, started)
 
-    def _begin(self, number: int) -> tuple[StepBatch, dict[NodeId, list[PromptItem]]]:
-        """The rows of every source, and a step that holds those that come with responses."""
-        items = {node: source.take() for node, source in self._sources.items()}
+    def _begin(
+        self, number: int, sources: Collection[NodeId] | None = None
+    ) -> tuple[StepBatch, dict[NodeId, list[PromptItem]]]:
+        """The rows of every source, and a step that holds those that come with responses.
+
+        Args:
+            sources: Takes of these only.
+        """
+        taken = self._sources if sources is None else sources
+        items = {node: self._sources[node].take() for node in taken}
         step = StepBatch(number=number)
-        for node, source in self._sources.items():
-            source.give(items[node], step)
+        for node in taken:
+            self._sources[node].give(items[node], step)
         return step, items
 
     def _end(self, step: StepBatch, drawn: Sequence[Drawn], started: float) -> StepResult:
@@ -134,12 +170,14 @@ class Stage:
         return self._boundary
 
     def _written(self) -> dict[str, object]:
+        schedulers = {
+            rollout.part.node.id: rollout.driver.scheduler.to_json() for rollout in self._rollouts
+        }
+        return {**self._written_sources(), "schedulers": schedulers}
+
+    def _written_sources(self) -> dict[str, object]:
         return {
             "cursors": {node: source.cursor.to_json() for node, source in self._sources.items()},
-            "schedulers": {
-                rollout.part.node.id: rollout.driver.scheduler.to_json()
-                for rollout in self._rollouts
-            },
             "kl_coefficients": dict(self._program.kl_coefficients),
         }
 
@@ -182,7 +220,8 @@ def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> 
     rollout.begin()
     driver.offer(items)
     collected = driver.collect(number, len(items))
-    return Drawn(part=rollout.part, items=items, collected=collected, version=version)
+    offered = (*items, *collected.further)
+    return Drawn(part=rollout.part, items=offered, collected=collected, version=version)
 
 
 def handed_over(drawn: Drawn) -> Sequence[GroupRows]:

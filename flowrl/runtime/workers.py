@@ -24,6 +24,7 @@ from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement
+from flowrl.runtime.restartable import RestartableEngine
 from flowrl.runtime.scoring import ScoringPool
 
 __all__ = ["PolicyWorker", "open_policy", "open_scoring", "require"]
@@ -62,6 +63,7 @@ class PolicyWorker:
         shared: The engine reads the trainer's parameters in place.
         stale: The weights were trained since they were last published.
         version: Of the weights that the engine serves; counts publications.
+        scratch: A folder name that may be used while weights travel; the first publication says it.
     """
 
     role: RoleName
@@ -71,6 +73,7 @@ class PolicyWorker:
     shared: bool
     stale: bool = False
     version: int = 0
+    scratch: Path | None = None
 
     @property
     def engine_id(self) -> EngineId:
@@ -90,15 +93,21 @@ class PolicyWorker:
         Args:
             scratch: A folder name that may be used while the weights travel.
         """
-        self.version, self.stale = version, False
+        self.version, self.stale, self.scratch = version, False, scratch
+        self.serve(self.engine)
+
+    def serve(self, engine: GenerateBackend) -> None:
+        """Gives an engine the weights, as the version that they were published as."""
         if self.shared:
-            self.engine.publish(version, None)
+            engine.publish(self.version, None)
             return
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        self.train.export(scratch)
-        self.engine.publish(version, scratch)
-        shutil.rmtree(scratch)
+        if self.scratch is None:
+            return  # never published: it serves what it was opened with
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        self.train.export(self.scratch)
+        engine.publish(self.version, self.scratch)
+        shutil.rmtree(self.scratch)
 
     def close(self) -> None:
         """Ends both workers."""
@@ -115,14 +124,16 @@ def open_policy(placement: Placement, context: PolicyContext, *, generates: bool
     """
     plugin = require(placement.backend, Service.TRAIN, placement.role)
     train = plugin.open_train(context)
-    generate = None
     shared = generates and plugin.capabilities.shares_weights
+    worker = PolicyWorker(
+        role=context.role, context=context, train=train, generate=None, shared=shared
+    )
     if generates:
         require(placement.backend, Service.GENERATE, placement.role)
-        generate = plugin.open_generate(context, train if shared else None)
-    return PolicyWorker(
-        role=context.role, context=context, train=train, generate=generate, shared=shared
-    )
+        worker.generate = RestartableEngine(
+            lambda: plugin.open_generate(context, train if shared else None), worker.serve
+        )
+    return worker
 
 
 def open_scoring(

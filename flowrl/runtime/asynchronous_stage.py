@@ -1,0 +1,241 @@
+"""A stage that learns from one batch while the next ones are drawn.
+
+    trainer's thread    | batch k: forward, update, publish k | batch k+1 ...
+    rollout's thread    | scheduler, scorers, filters: all the time
+    engines' processes  | draw all the time, with weights of their own
+
+A step takes the batch that the scheduler delivers, as soon as it is ready, and learns from it like
+any other stage. Every sample that it learns from is at most `max_staleness` publications old, which
+is checked once more here, from the versions that the engines have noted with each token.
+
+Which samples make a batch depends on who was ready first, so two runs of one seed differ. What
+stays is the account: every prompt is offered once, and every sample has one end, also over a stop
+and a resumption. A checkpoint holds what was drawn and not used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from flowrl.data import PromptItem
+from flowrl.errors import SchedulerError
+from flowrl.ids import EngineId, GroupId
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.collecting import Collected, FailureBudget
+from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.receive import receive_rollout
+from flowrl.runtime.rollout_parts import RolloutPart
+from flowrl.runtime.rollout_thread import RolloutThread
+from flowrl.runtime.sources import Source
+from flowrl.runtime.stage import OpenRollout, Stage, handed_over
+from flowrl.runtime.step_report import Drawn, StepReport, StepResult
+from flowrl.runtime.streaming_driver import StreamingDriver
+from flowrl.runtime.unused_samples import UnusedSamples, write_unused
+
+__all__ = ["UNUSED", "AsynchronousStage", "ages_of"]
+
+UNUSED = "unused-samples"
+"""The folder of a checkpoint that holds samples which no step has used. No role has this name."""
+
+
+class AsynchronousStage(Stage):
+    """See the module; the driver runs in the thread from the beginning until `close`.
+
+    Args:
+        rollout: The only one of the stage, with a fleet of engines.
+        thread: Runs its driver; of the whole run.
+        stop: A true value gives up waiting for a batch.
+        timeout_s: Seconds that the thread may take to come to a call.
+    """
+
+    def __init__(
+        self,
+        *,
+        program: BatchProgram,
+        sources: Sequence[Source],
+        rollout: OpenRollout,
+        failures: FailureBudget,
+        report: StepReport,
+        thread: RolloutThread,
+        stop: Callable[[], bool],
+        timeout_s: float,
+    ) -> None:
+        assert isinstance(rollout.driver, StreamingDriver)
+        assert rollout.fleet is not None
+        self._driver: StreamingDriver = rollout.driver
+        self._fleet: EngineFleet = rollout.fleet
+        self._part: RolloutPart = rollout.part
+        self._thread = thread
+        self._stop = stop
+        self._timeout_s = timeout_s
+        self._unused = UnusedSamples()
+        super().__init__(
+            program=program,
+            sources=sources,
+            rollouts=[rollout],
+            failures=failures,
+            report=report,
+        )
+        self._call(lambda: thread.serve(self._driver))
+
+    def _call(self, act: Callable[[], None]) -> None:
+        """Does something in the rollout's thread."""
+        self._thread.call(act, self._timeout_s)
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def step(self, number: int) -> StepResult:
+        """Makes step `number`. Interrupted before its update, it has changed no weights."""
+        self._call(self._fleet.wait_ready)
+        started = time.monotonic()
+        others = [node for node in self._sources if node != self._part.source]
+        step, _ = self._begin(number, others)
+        collected = self._collect(number)
+        waited_s = time.monotonic() - started
+        drawn = Drawn(
+            part=self._part,
+            items=_items_of(collected),
+            collected=collected,
+            version=collected.version,
+        )
+        ages = self._checked_ages(collected)
+        receive_rollout(self._program.parts, self._part, step, handed_over(drawn))
+        self._program.run(step)
+        return self._told(self._end(step, [drawn], started), ages, collected, waited_s)
+
+    def _collect(self, number: int) -> Collected:
+        driver = self._driver
+        self._call(lambda: driver.ask(number))
+        self._collecting = driver
+        try:
+            if not self._thread.wait_until(lambda: driver.is_delivered(number), self._stop):
+                # From now on nothing more is delivered, so that what is written down then is what
+                # the trainer knows of.
+                self._call(self._thread.rest)
+                if not driver.is_delivered(number):
+                    raise KeyboardInterrupt
+        finally:
+            self._collecting = None
+        try:
+            return self._thread.call(lambda: driver.take(number), self._timeout_s)
+        finally:
+            self._call(self._thread.go_on)
+
+    def _checked_ages(self, collected: Collected) -> Counter[int]:
+        """How many consumed samples are so many publications old.
+
+        Raises:
+            SchedulerError: one is older than it may be.
+        """
+        oldest = self._driver.scheduler.settings.max_staleness
+        ages: Counter[int] = Counter()
+        for _, members in collected.groups:
+            for sample, payload in members:
+                first = min((version for version, _ in payload.versions), default=None)
+                age = 0 if first is None else collected.version - first
+                if age > oldest:
+                    raise SchedulerError(
+                        "a sample is older than the workflow allows",
+                        where=f"sample {sample}",
+                        found=f"versions {payload.versions} at version {collected.version}",
+                        expected=f"at most {oldest} publications old",
+                    )
+                ages[age] += 1
+        return ages
+
+    def _told(
+        self, result: StepResult, ages: Counter[int], collected: Collected, waited_s: float
+    ) -> StepResult:
+        """The step's rows with what only an asynchronous step has to tell."""
+        total = ages.total()
+        extra = dict(result.metrics.extra)
+        extra |= {f"age/{age}": float(ages[age]) for age in sorted(ages)}
+        if total:
+            extra["age_mean"] = sum(age * number for age, number in ages.items()) / total
+            extra["age_max"] = float(max(ages))
+        extra["surplus"] = float(collected.ready)
+        extra["under_way"] = float(collected.under_way)
+        seconds = {"wait": waited_s, **result.metrics.seconds}
+        return replace(result, metrics=replace(result.metrics, extra=extra, seconds=seconds))
+
+    def _observe(self, drawn: Sequence[Drawn]) -> None:
+        # The cursor is the other thread's, which takes prompts from it.
+        self._call(lambda: super(AsynchronousStage, self)._observe(drawn))
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def publish(self, engine: EngineId, version: int) -> None:
+        """Sends new weights to the engines, and tells the scheduler."""
+        if self._driver.serves(engine):
+            folder = self._fleet.written(version)
+            self._call(lambda: self._driver.load(version, folder))
+
+    # -- standing still ----------------------------------------------------------------------
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nothing uses scorers while the block runs; engines go on with what they have.
+
+        What has ended the rounds is told by the next step.
+        """
+
+        def settle() -> None:
+            if self._thread.failure is None:
+                self._driver.settle_scores()
+            self._thread.rest()
+
+        self._call(settle)
+        try:
+            yield
+        finally:
+            self._call(self._thread.go_on)
+
+    def state(self) -> dict[str, object]:
+        """JSON of the stage now; `save` writes the samples that belong to it."""
+        written: list[dict[str, object]] = []
+
+        def write() -> None:
+            scheduler, self._unused = self._driver.written()
+            schedulers: Mapping[str, object] = {self._part.node.id: scheduler}
+            written.append({**self._written_sources(), "schedulers": schedulers})
+
+        self._call(write)
+        return written[0]
+
+    def _written(self) -> dict[str, object]:
+        return {}  # there are no boundaries: something is always under way
+
+    def save(self, folder: Path) -> None:
+        """Writes the samples of the last `state`."""
+        write_unused(folder / UNUSED, self._unused)
+
+    def close(self) -> None:
+        """Ends rounds and engines; idempotent."""
+        self._call(lambda: self._thread.serve(None))
+        super().close()
+
+
+def _items_of(collected: Collected) -> Sequence[PromptItem]:
+    """Prompts that were delivered, then those that were filtered."""
+    items: dict[GroupId, PromptItem] = {
+        group: members[0][1].item for group, members in collected.groups
+    }
+    for _, payload, _ in collected.filtered:
+        items.setdefault(payload.item.group, payload.item)
+    return tuple(items.values())
+
+
+def ages_of(extra: Mapping[str, float]) -> dict[int, int]:
+    """The histogram of ages in a step's further numbers: samples by publications behind."""
+    return {
+        int(name.removeprefix("age/")): int(np.rint(number))
+        for name, number in extra.items()
+        if name.startswith("age/")
+    }

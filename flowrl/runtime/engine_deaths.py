@@ -1,0 +1,109 @@
+"""Engines that break in the middle of their work: what is told, and how often one is opened anew.
+
+    call -> WorkerDied, or an exception that nobody meant -> broken -> lost -> restart -> joined
+         -> an error of flowrl's own: the user's to mend, so it ends the run
+
+An engine that broke `MAX_DEATHS` times without having ended a sample in between is given up. A
+sample that breaks engines is given up before that, by the scheduler's limit on its attempts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, runtime_checkable
+
+from flowrl.backend.protocols import GenerateBackend
+from flowrl.errors import FlowError, WorkerDied
+from flowrl.ids import EngineId
+
+__all__ = ["MAX_DEATHS", "EngineDeaths", "Restartable", "described"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_DEATHS = 3
+"""Deaths of an engine in a row, without a sample that ended, after which it is given up."""
+
+_MAX_TEXT = 200
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """An engine that can be opened anew, empty, with the weights that it served."""
+
+    def restart(self) -> None:
+        """Closes what is left of it and opens another in its place."""
+        ...
+
+
+class EngineDeaths:
+    """Of the engines of one driver.
+
+    Attributes:
+        broken: Engines that broke and were not looked after yet, with what they raised.
+    """
+
+    def __init__(self, engines: Mapping[EngineId, GenerateBackend]) -> None:
+        self._engines = engines
+        self._deaths = dict.fromkeys(engines, 0)
+        self._given_up: set[EngineId] = set()
+        self.broken: dict[EngineId, Exception] = {}
+
+    def is_alive(self, engine: EngineId) -> bool:
+        """Whether it is neither broken nor given up."""
+        return engine not in self.broken and engine not in self._given_up
+
+    def call(self, engine: EngineId, act: Callable[[], T], otherwise: T) -> T:
+        """What `act` gives; `otherwise` where the engine breaks in it, or is broken already."""
+        if not self.is_alive(engine):
+            return otherwise
+        try:
+            return act()
+        except FlowError as error:
+            if not isinstance(error, WorkerDied):
+                raise
+            self.broken[engine] = error
+        except Exception as error:  # whatever a plug-in's library raises
+            self.broken[engine] = error
+        return otherwise
+
+    def ended_some(self, engine: EngineId) -> None:
+        """The engine has ended samples: its deaths before count no more."""
+        self._deaths[engine] = 0
+
+    def restart(self, engine: EngineId) -> bool:
+        """Opens a broken engine anew; False where it is given up and others go on without it.
+
+        Raises:
+            WorkerDied: it is given up, and was the last.
+            FlowError: what opening it raises.
+        """
+        error = self.broken.pop(engine)
+        self._deaths[engine] += 1
+        told = described(error)
+        worker = self._engines[engine]
+        if self._deaths[engine] < MAX_DEATHS and isinstance(worker, Restartable):
+            _log.warning("%s broke and is opened anew: %s", engine, told)
+            worker.restart()
+            return True
+        self._given_up.add(engine)
+        if len(self._given_up) < len(self._engines):
+            _log.warning("%s broke and is given up; the others go on: %s", engine, told)
+            return False
+        if not isinstance(worker, Restartable):
+            raise error
+        raise WorkerDied(
+            f"the engine broke {self._deaths[engine]} times without ending a sample",
+            where=str(engine),
+            found=told,
+            hint="see what it prints on standard error; is there memory enough?",
+        ) from error
+
+
+def described(error: Exception) -> str:
+    """What an engine raised, in one line."""
+    if isinstance(error, FlowError):
+        return f"{error.what}: {error.found}" if error.found else error.what
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]

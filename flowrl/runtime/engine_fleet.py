@@ -1,0 +1,151 @@
+"""The engines of a policy that generate in processes of their own, with weights of their own.
+
+    export (the trainer's thread) -> folder in shared memory -> publish -> each engine loads it
+
+Each engine is a `RestartableEngine`: opened anew, it loads the newest weights first. Calls to the
+engines come from one thread at a time, that of the driver; `written` belongs to the trainer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from flowrl.backend.protocols import GenerateBackend, PolicyContext
+from flowrl.errors import WorkerDied
+from flowrl.ids import EngineId
+from flowrl.runtime.engine_process import EngineProcess
+from flowrl.runtime.restartable import RestartableEngine
+from flowrl.runtime.weight_folders import WeightFolders
+
+__all__ = ["EngineFleet"]
+
+
+class _Member(RestartableEngine):
+    """An engine of a fleet; whatever process is behind it, it can be waited for."""
+
+    def __init__(
+        self, open_process: Callable[[], EngineProcess], serve: Callable[[EngineProcess], None]
+    ) -> None:
+        def opened() -> EngineProcess:
+            self.process = open_process()
+            return self.process
+
+        super().__init__(opened, lambda engine: serve(self.process))
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to do."""
+        return self.process.fileno()
+
+    def seconds_to_limit(self) -> float:
+        """Seconds after which `poll` must be called to enforce a time limit."""
+        return self.process.seconds_to_limit()
+
+
+class EngineFleet:
+    """See the module. Opening returns at once; engines load their model meanwhile.
+
+        folder = fleet.written(version)      # in the trainer's thread
+        fleet.announce(version, folder)      # in the driver's, from here on
+        fleet.load(name)                     # once for each engine
+
+    Args:
+        names: Of the engines.
+        plugin: Name of the plug-in that generates.
+        context: Of the policy.
+        export: Writes the trainer's weights into a folder.
+        beside: Where weights wait if the system has no shared memory.
+        silence_s: Seconds that an engine with requests may say nothing.
+
+    Attributes:
+        engines: By name.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[EngineId],
+        plugin: str,
+        context: PolicyContext,
+        *,
+        export: Callable[[Path], None],
+        beside: Path,
+        silence_s: float,
+    ) -> None:
+        self._plugin = plugin
+        self._context = replace(context, trainable=False)
+        self._export = export
+        self._silence_s = silence_s
+        self._folders = WeightFolders(beside)
+        self._busy_before = 0.0
+        self._members: dict[EngineId, _Member] = {}
+        try:
+            for name in names:
+                self._members[name] = _Member(partial(self._open, name), partial(self._serve, name))
+        except BaseException:
+            self.close()
+            raise
+        self.engines: Mapping[EngineId, GenerateBackend] = self._members
+
+    def _open(self, name: EngineId) -> EngineProcess:
+        if name in self._members:
+            self._busy_before += self._members[name].process.busy_s
+            self._folders.forget(name)
+        return EngineProcess(
+            name,
+            self._plugin,
+            self._context,
+            silence_s=self._silence_s,
+            published=partial(self._folders.loaded, name),
+        )
+
+    def _serve(self, name: EngineId, engine: EngineProcess) -> None:
+        version = self._folders.latest
+        if version is not None:
+            self._folders.sent(name, version)
+            engine.publish(version, self._folders.folder(version))
+
+    def wait_ready(self) -> None:
+        """Waits until every engine is open, or has died, which the next poll of it tells.
+
+        Raises:
+            FlowError: what the plug-in raises when it opens one.
+        """
+        for member in self._members.values():
+            with contextlib.suppress(WorkerDied):
+                member.process.wait_ready()
+
+    def written(self, version: int) -> Path:
+        """Writes the trainer's weights into a folder, for `announce`."""
+        folder = self._folders.new(version)
+        self._export(folder)
+        return folder
+
+    def announce(self, version: int, folder: Path) -> None:
+        """Takes what `written` wrote for the newest weights; engines opened later load them."""
+        self._folders.add(version, folder)
+
+    def load(self, name: EngineId) -> None:
+        """Has an engine load the newest weights."""
+        self._serve(name, self._members[name].process)
+
+    def publish(self, version: int, folder: Path) -> None:
+        """`announce`, and `load` for every engine."""
+        self.announce(version, folder)
+        for name in self._members:
+            self.load(name)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that all engines together have spent generating."""
+        return self._busy_before + sum(member.process.busy_s for member in self._members.values())
+
+    def close(self) -> None:
+        """Ends every process; idempotent."""
+        with ExitStack() as stack:
+            stack.callback(self._folders.close)
+            for member in self._members.values():
+                stack.callback(member.close)

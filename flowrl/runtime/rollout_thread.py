@@ -1,0 +1,170 @@
+"""A thread that runs rollouts while another one trains.
+
+    trainer's thread                      this thread
+    call(act) -------------------------> acts, between two rounds of what it serves
+    <------------------ result or error
+    wait_until(condition) <------------- something moved
+
+What is served belongs to this thread alone, and is spoken to by `call`. A round that raises ends
+the rounds; the error is kept for whoever waits, and calls are answered all the same, so that the
+state can still be written down.
+
+The thread lives as long as the run: processes that it opens die with it (Linux kills children by
+thread).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from flowrl.errors import SchedulerError
+
+__all__ = ["RolloutThread", "Served"]
+
+T = TypeVar("T")
+
+# How long an idle thread or a waiting one sleeps at most before it looks again.
+_IDLE_S = 1.0
+_WATCH_S = 0.1
+
+
+class Served(Protocol):
+    """What the thread runs."""
+
+    def round(self, wake: int) -> int:
+        """Does what there is to do, or waits a little for something; how much moved.
+
+        Args:
+            wake: A descriptor that is readable when the wait should end.
+        """
+        ...
+
+
+class RolloutThread:
+    """See the module; opened at once, `close` ends it.
+
+    thread.call(lambda: thread.serve(driver))
+    thread.wait_until(lambda: driver.delivered, stop)
+    thread.call(thread.rest)
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._served: Served | None = None
+        self._resting = False
+        self._closing = False
+        self._moved = threading.Condition()
+        self.failure: BaseException | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        # A daemon: a call that never comes back must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="flowrl-rollout", daemon=True)
+        self._thread.start()
+
+    # -- the trainer's side ------------------------------------------------------------------
+
+    def call(self, act: Callable[[], T], timeout_s: float) -> T:
+        """What `act` gives, done in the thread between two rounds.
+
+        Raises:
+            SchedulerError: the thread does not come to it in time.
+        """
+        if threading.current_thread() is self._thread:
+            return act()
+        future: Future[T] = Future()
+        self._calls.append((future, act))
+        self._wake()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():
+                raise  # from `act` itself
+            raise SchedulerError(
+                f"the rollout's thread has not answered for {timeout_s:g} s",
+                hint="raise runtime.stall_timeout_s if a worker that it waits for is slow",
+            ) from None
+
+    def wait_until(self, done: Callable[[], bool], stop: Callable[[], bool]) -> bool:
+        """Waits until `done`; False where `stop` said so first.
+
+        Both are asked in the caller's thread, after each move and several times a second.
+
+        Raises:
+            BaseException: what ended the rounds.
+        """
+        with self._moved:
+            while not done():
+                if self.failure is not None:
+                    raise self.failure
+                if stop():
+                    return False
+                self._moved.wait(_WATCH_S)
+        return True
+
+    def close(self) -> None:
+        """Ends the thread; idempotent."""
+        self._closing = True
+        self._wake()
+        self._thread.join(10.0)
+        if not self._thread.is_alive() and self._wake_write >= 0:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
+    def _wake(self) -> None:
+        if self._wake_write >= 0:
+            with contextlib.suppress(BlockingIOError):  # it has not read the ones before yet
+                os.write(self._wake_write, b"!")
+
+    # -- in the thread, by `call` ------------------------------------------------------------
+
+    def serve(self, served: Served | None) -> None:
+        """Runs rounds of this from now on; None runs nothing."""
+        self._served = served
+        self._resting = False
+        self.failure = None
+
+    def rest(self) -> None:
+        """Runs no rounds until `go_on`; calls are answered."""
+        self._resting = True
+
+    def go_on(self) -> None:
+        """Runs rounds again."""
+        self._resting = False
+
+    # -- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._answer_calls()
+            served = self._served
+            if served is None or self._resting or self.failure is not None:
+                select.select([self._wake_read], [], [], _IDLE_S)
+                continue
+            try:
+                moved = served.round(self._wake_read)
+            except BaseException as error:
+                self.failure = error
+                moved = 1
+            if moved:
+                with self._moved:
+                    self._moved.notify_all()
+        self._answer_calls()
+
+    def _answer_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._calls:
+            future, act = self._calls.popleft()
+            try:
+                future.set_result(act())
+            except BaseException as error:
+                future.set_exception(error)

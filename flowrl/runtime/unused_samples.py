@@ -1,0 +1,197 @@
+"""Samples that are drawn, or begun, and that no step has used yet, as files of a checkpoint.
+
+    samples.json           a row a sample, and what became of groups that no step has reported yet
+    samples.safetensors    tokens, logprobs and what else has a length, of all samples together
+
+Prompts are not written: a sample's group names the data row, and the data is checked by the cursor.
+Numbers come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from flowrl.backend.truncation import KeptTokens
+from flowrl.data import PromptItem
+from flowrl.errors import CheckpointError
+from flowrl.files import write_json_atomic
+from flowrl.ids import GroupId, NodeId, RoleName, SampleId
+from flowrl.runtime.payloads import Payload
+from flowrl.runtime.sample_set import Array
+from flowrl.specs import FinishReason
+
+__all__ = ["UnusedSamples", "read_unused", "write_unused"]
+
+_ROWS, _ARRAYS = "samples.json", "samples.safetensors"
+
+_NUMBERS: Mapping[str, type[np.generic]] = {
+    "tokens": np.int64,
+    "logprobs": np.float32,
+    "mask": np.bool_,
+    "turn": np.int64,
+    "token_reward": np.float32,
+    "state": np.int64,
+}
+"""Fields of a payload that are arrays of one number a token, with their types."""
+
+
+@dataclass(slots=True, kw_only=True)
+class UnusedSamples:
+    """What a driver has of samples when it is written down.
+
+    Attributes:
+        payloads: Of every live sample, and of filtered ones that no batch has named yet.
+        verdicts: Why those groups were filtered.
+        dropped: Samples that were dropped since the last batch, with the reason.
+    """
+
+    payloads: dict[SampleId, Payload] = field(default_factory=dict)
+    verdicts: dict[GroupId, str] = field(default_factory=dict)
+    dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
+
+    def copy(self) -> UnusedSamples:
+        """As it is now: payloads go on growing, and their arrays never change."""
+        return UnusedSamples(
+            payloads={sample: _copy(payload) for sample, payload in self.payloads.items()},
+            verdicts=dict(self.verdicts),
+            dropped=[(sample, _copy(payload), reason) for sample, payload, reason in self.dropped],
+        )
+
+
+def _copy(payload: Payload) -> Payload:
+    return replace(payload, scores=dict(payload.scores), judged=dict(payload.judged))
+
+
+def write_unused(folder: Path, unused: UnusedSamples) -> None:
+    """Writes them into a folder, which is made."""
+    folder.mkdir(parents=True)
+    rows = [*unused.payloads.items(), *((sample, payload) for sample, payload, _ in unused.dropped)]
+    write_json_atomic(
+        folder / _ROWS,
+        {
+            "samples": [_row(sample, payload) for sample, payload in rows],
+            "num_dropped": len(unused.dropped),
+            "reasons": [reason for _, _, reason in unused.dropped],
+            "verdicts": unused.verdicts,
+        },
+    )
+    payloads = [payload for _, payload in rows]
+    arrays: dict[str, Array] = {}
+    for name, kind in _NUMBERS.items():
+        parts = [value for p in payloads if (value := getattr(p, name)) is not None]
+        arrays[name] = np.concatenate([np.zeros(0, kind), *parts])
+    kept = KeptTokens.joined([payload.kept for payload in payloads if payload.kept is not None])
+    arrays |= {"kept.ids": kept.ids, "kept.counts": kept.counts}
+    save_file(arrays, folder / _ARRAYS)
+
+
+def _row(sample: SampleId, payload: Payload) -> dict[str, object]:
+    return {
+        "sample": sample,
+        "group": payload.item.group,
+        "attempt": payload.attempt,
+        "num_tokens": len(payload.tokens),
+        "has": [name for name in _NUMBERS if getattr(payload, name) is not None],
+        "kept": None if payload.kept is None else [len(payload.kept), len(payload.kept.ids)],
+        "versions": [list(span) for span in payload.versions],
+        "finish": payload.finish,
+        "text": payload.text,
+        "score": _exact(payload.score),
+        "scores": {role: _exact(score) for role, score in payload.scores.items()},
+        "judged": {node: _exact(score) for node, score in payload.judged.items()},
+        "terms": {name: _exact(value) for name, value in payload.terms.items()},
+        "failure": payload.failure,
+    }
+
+
+def _exact(value: float | None) -> str | None:
+    """A float as text that is read back as the very same one, whatever it is."""
+    return None if value is None else float(value).hex()
+
+
+def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> UnusedSamples:
+    """What `write_unused` wrote.
+
+    Args:
+        item_of: The prompt of a group.
+
+    Raises:
+        CheckpointError: a file is missing, or is not what it should be.
+    """
+    try:
+        value = json.loads((folder / _ROWS).read_text(encoding="utf-8"))
+        arrays = load_file(folder / _ARRAYS)
+        rows = _Reader(arrays, item_of).rows(value["samples"])
+        first_dropped = len(rows) - int(value["num_dropped"])
+        dropped = zip(rows[first_dropped:], value["reasons"], strict=True)
+        return UnusedSamples(
+            payloads=dict(rows[:first_dropped]),
+            verdicts={GroupId(group): str(reason) for group, reason in value["verdicts"].items()},
+            dropped=[(sample, payload, str(reason)) for (sample, payload), reason in dropped],
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            "the samples of this checkpoint that no step has used cannot be read",
+            where=str(folder),
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+class _Reader:
+    """Takes rows off the arrays, one after the other."""
+
+    def __init__(
+        self, arrays: Mapping[str, Array], item_of: Callable[[GroupId], PromptItem]
+    ) -> None:
+        self._arrays = arrays
+        self._item_of = item_of
+        self._read = dict.fromkeys(arrays, 0)
+
+    def rows(self, rows: Sequence[dict[str, Any]]) -> list[tuple[SampleId, Payload]]:
+        found = [(SampleId(row["sample"]), self._payload(row)) for row in rows]
+        left = [name for name, array in self._arrays.items() if self._read[name] != len(array)]
+        if left:
+            raise ValueError(f"{', '.join(left)} hold more than the rows say")
+        return found
+
+    def _payload(self, row: dict[str, Any]) -> Payload:
+        arrays = {name: self._next(name, row["num_tokens"]) for name in row["has"]}
+        kept = None
+        if row["kept"] is not None:
+            places, ids = row["kept"]
+            kept = KeptTokens(
+                ids=self._next("kept.ids", ids), counts=self._next("kept.counts", places)
+            )
+        return Payload(
+            item=self._item_of(GroupId(row["group"])),
+            attempt=row["attempt"],
+            kept=kept,
+            versions=tuple((version, count) for version, count in row["versions"]),
+            finish=None if row["finish"] is None else FinishReason(row["finish"]),
+            text=row["text"],
+            score=_float(row["score"]),
+            scores={RoleName(role): float.fromhex(s) for role, s in row["scores"].items()},
+            judged={NodeId(node): float.fromhex(s) for node, s in row["judged"].items()},
+            terms={name: float.fromhex(value) for name, value in row["terms"].items()},
+            failure=row["failure"],
+            **arrays,
+        )
+
+    def _next(self, name: str, count: int) -> Any:
+        begin = self._read[name]
+        if begin + count > len(self._arrays[name]):
+            raise ValueError(f"{name} holds less than the rows say")
+        self._read[name] = begin + count
+        return self._arrays[name][begin : begin + count].copy()
+
+
+def _float(value: str | None) -> float | None:
+    return None if value is None else float.fromhex(value)

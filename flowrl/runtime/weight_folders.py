@@ -1,0 +1,135 @@
+"""Folders in which weights wait for the engines of other processes to load them.
+
+They lie in shared memory where the system has it, so that writing and reading a version copies
+memory and touches no disk. The newest version stays, for engines that are opened anew; an older one
+goes once every engine that was told of it has loaded it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from flowrl.ids import EngineId
+
+__all__ = ["WeightFolders"]
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "flowrl-weights-"
+_LOCK = "lock"
+
+
+class WeightFolders:
+    """See the module; used by one thread, but for `new`.
+
+        folder = folders.new(version)     # is filled, in the trainer's thread
+        folders.add(version, folder)      # is whole: the latest from now on
+        folders.sent(engine, version)     # the engine was told
+        folders.loaded(engine, version)   # the engine has it
+
+    Args:
+        beside: Where they lie if the system has no shared memory.
+    """
+
+    def __init__(self, beside: Path, *, shared_memory: Path = _SHARED_MEMORY) -> None:
+        parent = shared_memory
+        if not os.access(parent, os.W_OK | os.X_OK):
+            parent = beside
+            parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(parent)
+        self.root, self._lock = _new_root(parent)
+        self._folders: dict[int, Path] = {}
+        self._waited: dict[EngineId, list[int]] = {}
+        self.latest: int | None = None
+
+    def new(self, version: int) -> Path:
+        """An empty folder for a version."""
+        folder = self.root / str(version)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
+
+    def add(self, version: int, folder: Path) -> None:
+        """A folder is filled with a version, which is the latest from now on."""
+        self._folders[version] = folder
+        self.latest = version
+        self._retire()
+
+    def folder(self, version: int) -> Path:
+        """The folder of a version that is still there."""
+        return self._folders[version]
+
+    def sent(self, engine: EngineId, version: int) -> None:
+        """The engine was told to load a version."""
+        self._waited.setdefault(engine, []).append(version)
+
+    def loaded(self, engine: EngineId, version: int) -> None:
+        """The engine has loaded a version."""
+        waited = self._waited.get(engine, [])
+        if version in waited:
+            waited.remove(version)
+        self._retire()
+
+    def forget(self, engine: EngineId) -> None:
+        """The engine is gone, and loads nothing that it was told to."""
+        self._waited.pop(engine, None)
+        self._retire()
+
+    def _retire(self) -> None:
+        wanted = {version for waited in self._waited.values() for version in waited}
+        for version in [v for v in self._folders if v != self.latest and v not in wanted]:
+            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+
+    def close(self) -> None:
+        """Removes all of them; idempotent."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._folders.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _new_root(parent: Path) -> tuple[Path, int | None]:
+    """A new folder, and a lock in it that is held as long as this process lives.
+
+    By the lock others see whether the folder is abandoned. One that looks in the moment before it
+    is held may remove the folder; then another one is made.
+    """
+    while True:
+        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            lock = _locked(root / _LOCK)
+        except FileNotFoundError:
+            continue
+        if lock is not None and (root / _LOCK).exists():
+            return root, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A lock on a file, which ends with this process; None where somebody else has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes what runs that were killed have left: folders of ours that nobody holds."""
+    for root in parent.glob(f"{_PREFIX}*"):
+        # Another run may be making or removing its own at this moment.
+        with contextlib.suppress(OSError):
+            if root.stat().st_uid != os.getuid() or not (root / _LOCK).exists():
+                continue
+            lock = _locked(root / _LOCK)
+            if lock is not None:
+                shutil.rmtree(root, ignore_errors=True)
+                os.close(lock)
