@@ -10,7 +10,7 @@ advantages = by_length(scores, rollout, power=1.0)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from flowrl.program.advantage.node import add_advantage, returns_of
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
@@ -21,8 +21,14 @@ from flowrl.specs.own_advantage import Per, UserAdvantage
 __all__ = ["OwnAdvantage", "own"]
 
 
-class OwnAdvantage(UserAdvantage):
-    """An advantage of the user's own, to be called inside a workflow."""
+_Given = TypeVar("_Given", Advantages, tuple[Advantages, Returns])
+
+
+class OwnAdvantage(UserAdvantage, Generic[_Given]):
+    """An advantage of the user's own, to be called inside a workflow.
+
+    Its type says whether it gives a critic's targets too.
+    """
 
     reserved: ClassVar[frozenset[str]] = frozenset(
         {"scores", "rollout", "reference", "values", "baseline"}
@@ -38,7 +44,7 @@ class OwnAdvantage(UserAdvantage):
         values: Values | None = None,
         baseline: Scores | None = None,
         **options: Scalar,
-    ) -> Advantages | tuple[Advantages, Returns]:
+    ) -> _Given:
         """Advantages of each step's batch.
 
         Args:
@@ -55,12 +61,25 @@ class OwnAdvantage(UserAdvantage):
         spec = self.spec(**options)
         name = self.__name__
         advantages = add_advantage(name, spec, scores, rollout, reference, values, baseline)
-        return (advantages, returns_of(advantages, spec)) if spec.gives_returns else advantages
+        given = (advantages, returns_of(advantages, spec)) if spec.gives_returns else advantages
+        return cast(_Given, given)
+
+
+@overload
+def own(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[False] = False
+) -> Callable[[Callable[..., object]], OwnAdvantage[Advantages]]: ...
+
+
+@overload
+def own(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[True]
+) -> Callable[[Callable[..., object]], OwnAdvantage[tuple[Advantages, Returns]]]: ...
 
 
 def own(
     *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
-) -> Callable[[Callable[..., object]], OwnAdvantage]:
+) -> Callable[[Callable[..., object]], OwnAdvantage[Any]]:
     """Makes an advantage of a function `(batch, *, option=default, ...)`.
 
     The function is given an `AdvantageBatch` (`flowrl.algo.advantages`) with scores, groups and the
