@@ -1,29 +1,42 @@
 """The per-sample rollout scheduler: a state machine without I/O.
 
 `RolloutScheduler.step(event) -> list[Action]` owns each sample from admission to the one end it
-has. Executors and simulators translate what happens into events and carry the actions out.
+has. Executors and simulators translate what happens into events and carry the actions out. Rules
+that can be chosen are `flowrl.rollout.policies`, named in the settings.
 """
 
 from flowrl.rollout.actions import (
     Abort,
     Action,
+    ContinueEngine,
     Deliver,
     DeliveredGroup,
     Dispatch,
     Drop,
     Judge,
     NeedPrompts,
+    PauseEngine,
+    ReleaseEngine,
     Score,
     Submit,
+    UpdateEngine,
+    Wake,
 )
 from flowrl.rollout.events import (
     AbortAsked,
     BatchAsked,
+    DeadlineReached,
     EngineCapacityChanged,
+    EngineContinueAsked,
     EngineJoined,
+    EngineLeaving,
     EngineLost,
+    EnginePauseAsked,
+    EngineUpdated,
     Event,
     GroupsJudged,
+    HeartbeatLost,
+    HeartbeatSeen,
     Progressed,
     PromptsOffered,
     Resumed,
@@ -38,7 +51,7 @@ from flowrl.rollout.events import (
 from flowrl.rollout.machine import TRANSITIONS, Observer, Transition
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.states import LIVE, TERMINAL, Counts, DropReason, State
+from flowrl.rollout.states import LIVE, TERMINAL, Closed, Counts, DropReason, State
 
 __all__ = [
     "LIVE",
@@ -48,22 +61,33 @@ __all__ = [
     "AbortAsked",
     "Action",
     "BatchAsked",
+    "Closed",
+    "ContinueEngine",
     "Counts",
+    "DeadlineReached",
     "Deliver",
     "DeliveredGroup",
     "Dispatch",
     "Drop",
     "DropReason",
     "EngineCapacityChanged",
+    "EngineContinueAsked",
     "EngineJoined",
+    "EngineLeaving",
     "EngineLost",
+    "EnginePauseAsked",
+    "EngineUpdated",
     "Event",
     "GroupsJudged",
+    "HeartbeatLost",
+    "HeartbeatSeen",
     "Judge",
     "NeedPrompts",
     "Observer",
+    "PauseEngine",
     "Progressed",
     "PromptsOffered",
+    "ReleaseEngine",
     "Resumed",
     "RewardFailed",
     "RolloutScheduler",
@@ -77,5 +101,7 @@ __all__ = [
     "StopAsked",
     "Submit",
     "Transition",
+    "UpdateEngine",
+    "Wake",
     "WeightsPublished",
 ]

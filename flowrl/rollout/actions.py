@@ -1,7 +1,7 @@
 """What the scheduler asks its caller to do, in the order of the list it returns.
 
 Aborts stand before submissions, so that an engine that obeys in order never holds more samples
-than its capacity.
+than its capacity. An engine that is told to pause still answers aborts and takes weights.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from flowrl.ids import EngineId, GroupId, SampleId
 __all__ = [
     "Abort",
     "Action",
+    "ContinueEngine",
     "Deliver",
     "DeliveredGroup",
     "Dispatch",
     "Drop",
     "Judge",
     "NeedPrompts",
+    "PauseEngine",
+    "ReleaseEngine",
     "Score",
     "Submit",
+    "UpdateEngine",
+    "Wake",
 ]
 
 
@@ -64,9 +69,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Keep or filter these groups; every member is scored."""
+    """Keep or filter these groups; every member is scored.
+
+    Attributes:
+        samples: For each group its members in member order, spare ones left out.
+    """
 
     groups: tuple[GroupId, ...]
+    samples: tuple[tuple[SampleId, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +92,17 @@ class Deliver:
     """The answer to `BatchAsked`; the samples are consumed.
 
     Attributes:
-        groups: In offer order.
-        filtered: Groups that were filtered or dropped, in offer order. Without refill they count
-            towards the asked number; with refill they are those passed over since the batch before.
+        groups: In the order of admission, which is that of offers unless sources have shares.
+        filtered: Groups that were filtered or dropped, in the same order. Without refill they
+            count towards the asked number; with refill they are those passed over since the batch
+            before.
+        version: The publication that it is to be trained on; ages are measured against it.
     """
 
     batch: int
     groups: tuple[DeliveredGroup, ...]
     filtered: tuple[GroupId, ...]
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +115,70 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedPrompts:
-    """With refill: offer so many further groups, or the waiting batch cannot be filled."""
+    """Offer so many further groups: the waiting batch cannot be filled, or engines have room.
+
+    Attributes:
+        source: Where from; empty where sources have no shares.
+    """
 
     groups: int
+    source: str = ""
 
 
-Action: TypeAlias = Submit | Abort | Score | Judge | Deliver | Drop | NeedPrompts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseEngine:
+    """Make no tokens until `ContinueEngine`."""
+
+    engine: EngineId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueEngine:
+    """Make tokens again."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateEngine:
+    """Nothing runs there: load weights `version`, then say `EngineUpdated`."""
+
+    engine: EngineId
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseEngine:
+    """The scheduler has forgotten the engine: it was leaving and is empty, or was given up.
+
+    One that was given up for its silence may still live; it has to join anew to be used again.
+    """
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Step `DeadlineReached` at `at_s`, unless another event at or after that time comes before.
+
+    An earlier one than that of before replaces it.
+    """
+
+    at_s: float
+
+
+Action: TypeAlias = (
+    Submit
+    | Abort
+    | Score
+    | Judge
+    | Deliver
+    | Drop
+    | NeedPrompts
+    | PauseEngine
+    | ContinueEngine
+    | UpdateEngine
+    | ReleaseEngine
+    | Wake
+)

@@ -2,23 +2,25 @@
 
 Two orders, one for each kind of run:
 
-- `OfferOrder`, synchronous: a batch is the next groups in offer order and waits for each of them,
-  so that what is trained on never depends on who finished first.
-- `ByDeadline`, asynchronous: a batch takes groups as they get ready, the oldest weights first
-  (earliest deadline first). It waits for an unfinished group only where going on without it would
-  make a sample too old for every batch that could still take it.
+- `OfferOrder`, synchronous: a batch is the next groups in the order of admission and waits for each
+  of them, so that what is trained on never depends on who finished first.
+- `ByDeadline`, asynchronous, and synchronous with redundant prompts: a batch takes groups as they
+  get ready, the oldest weights first (earliest deadline first). It waits for an unfinished group
+  only where going on without it would make a sample too old for every batch that could still take
+  it; with `DropStragglers` not even then.
 
 When that is: a group that began at version f can be consumed up to version f + max_staleness, its
 deadline. With n groups a batch and one batch a version, the batches up to a deadline d take at
 most (d - version + 1) n groups. So of the groups with a deadline up to d, the batch of now must
-take all but (d - version) n. Looking at the next version alone is not enough: two groups with the
-same deadline that are both passed over until then cannot both be in its batch.
+take all but (d - version) n; an age budget may have several batches a version. Looking at the next
+version alone is not enough: two groups with the same deadline that are both passed over until then
+cannot both be in its batch.
 
 How much is offered ahead decides how much slack there is. With (max_staleness + 1) n groups in
 flight no group can be passed over at all, and batches follow the order of versions; every batch
 fewer lets fresh groups overtake stragglers by one version more.
 
-In both, a pool holds every group that was offered and is not yet answered by a batch. Without
+In both, a pool holds every group that was admitted and is not yet answered by a batch. Without
 refill each group is answered exactly once, filtered and dropped ones too; with refill only kept
 groups count, and the others are named in passing.
 """
@@ -29,7 +31,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
+from flowrl.rollout.policies import DropStragglers
 from flowrl.rollout.records import Group
+from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import GroupPhase
 
 __all__ = ["ByDeadline", "OfferOrder", "Pool", "open_pool"]
@@ -38,8 +42,13 @@ __all__ = ["ByDeadline", "OfferOrder", "Pool", "open_pool"]
 class Pool(Protocol):
     """Groups that no batch has answered yet."""
 
+    @property
+    def num_counted_dead(self) -> int:
+        """Dead groups that count towards batches, and that no batch has named yet."""
+        ...
+
     def add(self, group: Group) -> None:
-        """A group was offered; it is later than all others."""
+        """A group was admitted; it is later than all others."""
         ...
 
     def settle(self, group: Group) -> None:
@@ -54,8 +63,8 @@ class Pool(Protocol):
         """The first version of a group that is not settled changed."""
         ...
 
-    def publish(self, version: int) -> None:
-        """The weights are `version` now."""
+    def expect(self, version: int, further: int) -> None:
+        """The next batch is for weights `version`, and `further` ones after it are, too."""
         ...
 
     def complete(self, num_groups: int) -> bool:
@@ -63,36 +72,47 @@ class Pool(Protocol):
         ...
 
     def take(self, num_groups: int) -> list[Group] | None:
-        """Removes and returns the groups of a batch in offer order, or None while it must wait."""
+        """Removes and returns the groups of a batch in order, or None while it must wait."""
         ...
 
     def groups(self) -> Iterable[Group]:
-        """All groups of the pool in offer order."""
+        """All groups of the pool in the order of admission."""
         ...
 
 
-def open_pool(*, max_staleness: int, refill: bool) -> Pool:
-    """The pool for a run of that staleness."""
-    if max_staleness == 0:
-        return OfferOrder(refill)
-    return ByDeadline(max_staleness, refill)
+def open_pool(settings: SchedulerSettings) -> Pool:
+    """The pool for a run of these rules."""
+    if settings.max_staleness == 0 and not settings.over_sampling.prompts:
+        return OfferOrder(settings.refill)
+    return ByDeadline(
+        settings.max_staleness,
+        settings.refill,
+        waits=not isinstance(settings.stragglers, DropStragglers),
+        per_version=settings.budget.batches_per_version if settings.budget else 1,
+    )
 
 
 class OfferOrder:
-    """A batch is the next groups in offer order, all of them settled."""
+    """A batch is the next groups in the order of admission, all of them settled."""
 
-    __slots__ = ("_front", "_kept", "_refill", "_rest")
+    __slots__ = ("_dead", "_front", "_kept", "_refill", "_rest")
 
     def __init__(self, refill: bool) -> None:
         self._refill = refill
         self._front: deque[Group] = deque()  # settled groups before the first that is not
         self._rest: deque[Group] = deque()  # the others; the first is not settled
         self._kept = 0  # READY groups in _front
+        self._dead = 0  # FILTERED or DROPPED groups in either
+
+    @property
+    def num_counted_dead(self) -> int:
+        return 0 if self._refill else self._dead
 
     def add(self, group: Group) -> None:
         self._rest.append(group)
 
     def settle(self, group: Group) -> None:
+        self._dead += not group.alive
         rest = self._rest
         while rest and rest[0].settled:
             first = rest.popleft()
@@ -100,6 +120,7 @@ class OfferOrder:
             self._kept += first.alive
 
     def lose(self, group: Group) -> None:
+        self._dead += 1
         # Groups come to the front in offer order, so its last one says how far the front goes.
         if self._front and group.seq <= self._front[-1].seq:
             self._kept -= 1
@@ -107,7 +128,7 @@ class OfferOrder:
     def date(self, group: Group) -> None:
         pass
 
-    def publish(self, version: int) -> None:
+    def expect(self, version: int, further: int) -> None:
         pass
 
     def complete(self, num_groups: int) -> bool:
@@ -121,6 +142,7 @@ class OfferOrder:
             group = self._front.popleft()
             taken.append(group)
             self._kept -= group.alive
+            self._dead -= not group.alive
             num_groups -= group.alive or not self._refill
         return taken
 
@@ -136,18 +158,39 @@ class ByDeadline:
     is no longer of interest.
     """
 
-    __slots__ = ("_begun", "_dead", "_done", "_open", "_ready", "_refill", "_staleness", "_version")
+    __slots__ = (
+        "_begun",
+        "_dead",
+        "_done",
+        "_further",
+        "_open",
+        "_per_version",
+        "_ready",
+        "_refill",
+        "_staleness",
+        "_version",
+        "_waits",
+    )
 
-    def __init__(self, max_staleness: int, refill: bool) -> None:
+    def __init__(
+        self, max_staleness: int, refill: bool, *, waits: bool = True, per_version: int = 1
+    ) -> None:
         self._staleness = max_staleness
         self._refill = refill
-        self._version = 0  # latest publication
+        self._waits = waits  # for groups that the next batches could not take any more
+        self._per_version = per_version  # batches
+        self._version = 0  # that the next batch is for
+        self._further = per_version - 1  # batches after it for the same version
         self._open: dict[int, Group] = {}  # not settled, by seq
         self._ready: dict[int, Group] = {}  # READY, by seq
         self._dead: dict[int, Group] = {}  # FILTERED or DROPPED, by seq
         # Groups by first version, of those that batches are still to take; no zeros.
         self._begun: dict[int, int] = {}  # open, ready and, without refill, dead
         self._done: dict[int, int] = {}  # the same without the open ones
+
+    @property
+    def num_counted_dead(self) -> int:
+        return 0 if self._refill else len(self._dead)
 
     def add(self, group: Group) -> None:
         self._open[group.seq] = group
@@ -178,18 +221,22 @@ class ByDeadline:
         if self._refill:
             self._forget(group)
 
-    def publish(self, version: int) -> None:
+    def expect(self, version: int, further: int) -> None:
         self._version = version
+        self._further = further
 
     def complete(self, num_groups: int) -> bool:
         counted = len(self._ready) + (0 if self._refill else len(self._dead))
         if counted < num_groups:
             return False
+        if not self._waits:
+            return True
         begun = done = 0
         for first in sorted(self._begun):
             begun += self._begun[first]
             done += self._done.get(first, 0)
-            later = max(0, first + self._staleness - self._version) * num_groups
+            versions = max(0, first + self._staleness - self._version)
+            later = (versions * self._per_version + self._further) * num_groups
             if done < min(num_groups, begun - later):
                 return False
         return True

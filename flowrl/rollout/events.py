@@ -1,14 +1,19 @@
 """What happens to the scheduler. The caller numbers events; ids strictly increase.
 
 An event whose id is not above the last one is ignored, so a caller that is not sure whether an
-event went through may send it again. Everything in an event is a fact about the outside; nothing
-in it depends on the clock. Events of many samples are batched, in one event an engine.
+event went through may send it again. Everything in an event is a fact about the outside. Events of
+many samples are batched, in one event an engine.
+
+Time is such a fact, too: `at_s` is when the event happened, in seconds on a clock of the caller's.
+The scheduler has no other clock, so the log of events replays to the same state at any speed. Only
+rules that speak of seconds read it; a caller without such rules leaves it 0. A clock that jumps
+back is taken to stand still.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.specs import FinishReason
@@ -16,11 +21,19 @@ from flowrl.specs import FinishReason
 __all__ = [
     "AbortAsked",
     "BatchAsked",
+    "DeadlineReached",
     "EngineCapacityChanged",
+    "EngineContinueAsked",
     "EngineJoined",
+    "EngineLeaving",
     "EngineLost",
+    "EnginePauseAsked",
+    "EngineUpdated",
     "Event",
     "GroupsJudged",
+    "Happening",
+    "HeartbeatLost",
+    "HeartbeatSeen",
     "Progressed",
     "PromptsOffered",
     "Resumed",
@@ -32,6 +45,19 @@ __all__ = [
     "StopAsked",
     "WeightsPublished",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """What all events have.
+
+    Attributes:
+        id: Above that of every event before.
+        at_s: When it happened, in seconds of the caller's clock.
+    """
+
+    id: int
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,74 +79,133 @@ class SampleEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsOffered:
-    """New groups, each of `group_size` samples; their order is the order of delivery.
+class PromptsOffered(Happening):
+    """New groups; their order is the order of admission and of delivery.
 
-    Samples start as soon as an engine has room, and their age counts from then on. A synchronous
-    caller therefore offers a step's prompts after the publication before it.
+    Where everything offered is admitted, samples start as soon as an engine has room, and their
+    age counts from then on. A synchronous caller then offers a step's prompts after the publication
+    before it; with admission by age budget it may offer them at any time.
+
+    Attributes:
+        source: Where they come from; sources can have shares of the engines.
+        expected_tokens: How long an answer to each is thought to be, for longest-first order;
+            empty, or as many as groups.
     """
 
-    id: int
     groups: tuple[GroupId, ...]
+    source: str = ""
+    expected_tokens: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineJoined:
+class EngineJoined(Happening):
     """An engine takes up to `capacity` samples at once from now on.
 
     An engine that joins under a name that is still in use has died unnoticed: its samples go back
     to the queue first.
+
+    Attributes:
+        version: Of the weights that it serves; None where they are the latest. With older ones it
+            gets no samples before it was updated.
     """
 
-    id: int
     engine: EngineId
     capacity: int
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCapacityChanged:
+class EngineCapacityChanged(Happening):
     """The engine takes another number of samples; those above it stay until they end.
 
-    A capacity of 0 pauses an engine.
+    A capacity of 0 lets an engine run dry.
     """
 
-    id: int
     engine: EngineId
     capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLost:
+class EngineLost(Happening):
     """The engine is gone, with all tokens of its running attempts."""
 
-    id: int
     engine: EngineId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
+class EngineLeaving(Happening):
+    """The engine is to go: it gets no more samples, and `ReleaseEngine` follows when it is empty.
+
+    Attributes:
+        running: Whether its samples are aborted and go on elsewhere, or finish first.
+    """
+
+    engine: EngineId
+    running: Literal["abort", "finish"] = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatLost(Happening):
+    """The engine is silent: nobody knows whether it lives."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatSeen(Happening):
+    """The engine lives. Every report from it says so, too."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePauseAsked(Happening):
+    """The engine is to make no tokens until `EngineContinueAsked`: its devices are needed.
+
+    Attributes:
+        running: Whether its samples stay in it, or are aborted and go on elsewhere.
+    """
+
+    engine: EngineId
+    running: Literal["keep", "abort"] = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContinueAsked(Happening):
+    """The pause that was asked for is over."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUpdated(Happening):
+    """The engine serves weights `version` now, as `UpdateEngine` asked."""
+
+    engine: EngineId
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Happening):
     """Running attempts advanced: `(sample, attempt, response tokens so far)`."""
 
-    id: int
     engine: EngineId
     progress: tuple[tuple[SampleId, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesFinished:
+class SamplesFinished(Happening):
     """Attempts ended: finished, or aborted with their tokens kept."""
 
-    id: int
     engine: EngineId
     ends: tuple[SampleEnd, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleFailed:
+class SampleFailed(Happening):
     """An attempt broke; its tokens are lost, those of earlier aborted attempts are not."""
 
-    id: int
     engine: EngineId
     sample: SampleId
     attempt: int
@@ -128,72 +213,81 @@ class SampleFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesScored:
+class SamplesScored(Happening):
     """Scores of samples that a `Score` action named."""
 
-    id: int
     scores: tuple[tuple[SampleId, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFailed:
-    """The sample has no score and will get none."""
+class RewardFailed(Happening):
+    """The scorer has no score for the sample; it may be asked again."""
 
-    id: int
     sample: SampleId
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsJudged:
+class GroupsJudged(Happening):
     """Verdicts on groups that a `Judge` action named: None keeps, a reason filters the group."""
 
-    id: int
     verdicts: tuple[tuple[GroupId, str | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsPublished:
-    """The engines serve weights `version` from now on; versions only rise."""
+class WeightsPublished(Happening):
+    """There are weights `version` now; versions only rise.
 
-    id: int
+    Where engines keep their running samples, they serve these weights already. Where they are
+    emptied first, each takes them when `UpdateEngine` says so.
+    """
+
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAsked:
-    """The trainer can take a batch of `groups` groups now.
+class BatchAsked(Happening):
+    """The trainer wants a batch of `groups` groups.
 
-    A sample's age is measured when its batch is delivered, so a trainer asks when it is free to
-    train, not ahead. Asking again for a batch that still waits changes nothing.
+    Asking again for a batch that still waits changes nothing.
+
+    Attributes:
+        version: The publication that it will be trained on. A trainer that asks ahead, while it
+            still trains on the batch before, says so here, and the samples' ages are measured
+            against it. None is the version when it is delivered or, with admission by age
+            budget, the first version that still lacks a batch.
     """
 
-    id: int
     batch: int
     groups: int
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortAsked:
+class AbortAsked(Happening):
     """Running ones of `samples` are to be aborted with their tokens kept; others are left."""
 
-    id: int
     samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class DeadlineReached(Happening):
+    """It is `at_s`: the answer to `Wake`. Any event with a time does as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked(Happening):
     """The run ends: every live sample is dropped, and waiting batches are forgotten."""
 
-    id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The process began anew from a written state: no engine of before exists any more."""
+class Resumed(Happening):
+    """The process began anew from a written state: no engine of before exists any more.
 
-    id: int
+    Its clock may be another one; `at_s` is its time, and what was left of deadlines is kept.
+    """
 
 
 Event: TypeAlias = (
@@ -201,6 +295,12 @@ Event: TypeAlias = (
     | EngineJoined
     | EngineCapacityChanged
     | EngineLost
+    | EngineLeaving
+    | HeartbeatLost
+    | HeartbeatSeen
+    | EnginePauseAsked
+    | EngineContinueAsked
+    | EngineUpdated
     | Progressed
     | SamplesFinished
     | SampleFailed
@@ -210,6 +310,7 @@ Event: TypeAlias = (
     | WeightsPublished
     | BatchAsked
     | AbortAsked
+    | DeadlineReached
     | StopAsked
     | Resumed
 )

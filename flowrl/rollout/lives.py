@@ -6,11 +6,14 @@ Actions that follow are collected until the scheduler concludes its step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId
+from flowrl.ids import EngineId, SampleId
 from flowrl.rollout.actions import Abort, Action, Deliver, DeliveredGroup, Drop, Judge, Score
 from flowrl.rollout.events import SampleEnd
 from flowrl.rollout.records import Engine, Group, Sample
+from flowrl.rollout.spans import attempt_spans, joined
 from flowrl.rollout.state import SchedulerState
 from flowrl.rollout.states import DropReason, GroupPhase, State
 from flowrl.specs import FinishReason
@@ -45,7 +48,7 @@ class Lives:
         self._aborts: dict[EngineId, list[SampleId]] = {}
         self._drops: list[Drop] = []
         self.scores: list[SampleId] = []  # to be scored
-        self.judges: list[GroupId] = []  # to be judged
+        self.judges: list[Group] = []  # to be judged
 
     def collect(self) -> list[Action]:
         """The step's actions so far, aborts first; the next step begins with none."""
@@ -56,15 +59,19 @@ class Lives:
         if self._drops:
             # A group can be dropped by a later part of the event that finished its member.
             self.scores = [name for name in self.scores if name in self._machine.samples]
+            self.judges = [group for group in self.judges if group.alive]
         if self.scores:
             actions.append(Score(samples=tuple(self.scores)))
         if self.judges:
-            actions.append(Judge(groups=tuple(self.judges)))
+            samples = tuple(tuple(m.id for m in group.members) for group in self.judges)
+            actions.append(Judge(groups=tuple(g.id for g in self.judges), samples=samples))
         self._aborts.clear()
         self._drops.clear()
         self.scores.clear()
         self.judges.clear()
         return actions
+
+    # Attempts
 
     def attempt(self, engine: EngineId, sample: SampleId, attempt: int) -> Sample | None:
         """The sample, if it runs that very attempt there; else the report is fenced."""
@@ -79,10 +86,36 @@ class Lives:
             return None
         return record
 
-    def finish(self, engine: EngineId, ends: tuple[SampleEnd, ...]) -> None:
-        """Attempts ended: on to the scorer, back to the queue, or dropped."""
+    def start(self, sample: Sample, engine: Engine) -> None:
+        """A queued sample begins its next attempt."""
+        group = sample.group
+        sample.engine = group.home = engine
+        sample.avoids = None
+        sample.attempt += 1
+        sample.moved_s = self._state.timers.now_s
+        begins = False
+        if sample.first_version is None:
+            sample.first_version = self._machine.version
+            if group.first_version is None:
+                group.first_version = sample.first_version
+                self._pool.date(group)
+                begins = True
+        self._machine.move(sample, State.RUNNING)
+        predictor = self._placement.lines.predictor
+        if begins and predictor is not None and predictor.ages:
+            self._placement.lines.rank_anew(group.members)
+
+    def finish(self, engine: EngineId, ends: tuple[SampleEnd, ...]) -> tuple[int, list[SampleId]]:
+        """Attempts ended: on to the scorer, back to the queue, or dropped.
+
+        Returns:
+            How many samples finished, and which the engine gave back unasked and without a token.
+        """
         move = self._machine.move
-        oldest = self._machine.version - self._settings.max_staleness
+        predictor = self._placement.lines.predictor
+        oldest = self._state.oldest
+        finished = 0
+        refused: list[SampleId] = []
         # Dropped after the loop: a drop aborts the group's other attempts, and some of them may
         # have ended too, further on in this event.
         doomed: list[tuple[Sample, DropReason]] = []
@@ -90,11 +123,14 @@ class Lives:
             sample = self.attempt(engine, end.sample, end.attempt)
             if sample is None:
                 continue
-            new_tokens = end.num_tokens - sample.kept_tokens
-            self._join_spans(sample, end, new_tokens)
+            new_tokens = self._take_tokens(sample, end)
             too_old = sample.first_version is not None and sample.first_version < oldest
             if end.reason is not FinishReason.ABORT:
+                finished += 1
                 move(sample, State.GENERATED)
+                if predictor is not None:
+                    predictor.observe(sample.group, end.num_tokens)
+                    self._placement.lines.rank_anew(sample.group.members)
                 if too_old:
                     doomed.append((sample, DropReason.AGED))
                 else:
@@ -105,7 +141,8 @@ class Lives:
                 # Nobody asked for this abort and it brought nothing: without a bound an engine
                 # that refuses a sample could go on doing so for ever.
                 sample.failures += 1
-            move(sample, State.PARTIAL, "aborted")
+                refused.append(sample.id)
+            move(sample, State.PARTIAL, sample.aborting or "given back")
             if too_old:
                 doomed.append((sample, DropReason.AGED))
             elif sample.failures >= self._settings.max_attempts:
@@ -115,28 +152,18 @@ class Lives:
                     self.date(sample, None)
                 move(sample, State.QUEUED)
         for sample, reason in doomed:
-            if sample.group.alive:
+            if sample.state not in (State.DROPPED, State.FILTERED):
                 self.drop(sample, reason)
+        return finished, refused
 
-    def _join_spans(self, sample: Sample, end: SampleEnd, new_tokens: int) -> None:
-        spans = end.versions
-        if (
-            new_tokens < 0
-            or sum(count for _, count in spans) != new_tokens
-            or (len(spans) > 1 and min(count for _, count in spans) < 1)
-        ):
-            raise SchedulerError(
-                "an attempt's version spans do not add up to its tokens",
-                where=f"sample {sample.id}, attempt {end.attempt}",
-                found=f"{end.num_tokens} tokens in all, spans {spans}",
-                expected=f"spans of {new_tokens} tokens beside the {sample.kept_tokens} kept ones",
-                hint="the engine reports the versions of this attempt's own tokens",
-            )
+    def _take_tokens(self, sample: Sample, end: SampleEnd) -> int:
+        """Joins what the attempt made to what was kept; returns how many tokens it made."""
+        spans, new_tokens = attempt_spans(end, sample.kept_tokens)
         if new_tokens:
             # An engine may serve older weights than the one before it: the oldest token counts.
             oldest = min(spans)[0]
             if sample.versions:
-                sample.versions = _joined(sample.versions, spans)
+                sample.versions = joined(sample.versions, spans)
                 if sample.first_version is not None:
                     oldest = min(oldest, sample.first_version)
             else:
@@ -144,83 +171,20 @@ class Lives:
             self.date(sample, oldest)
             sample.kept_tokens = end.num_tokens
         sample.num_tokens = end.num_tokens
+        return new_tokens
 
-    def start(self, sample: Sample, engine: Engine) -> None:
-        """A queued sample begins its next attempt."""
-        group = sample.group
-        sample.engine = group.home = engine
-        sample.attempt += 1
-        if sample.first_version is None:
-            sample.first_version = self._machine.version
-            if group.first_version is None:
-                group.first_version = sample.first_version
-                self._pool.date(group)
-        self._machine.move(sample, State.RUNNING)
-
-    def deliver(self, batch: int, taken: list[Group]) -> Deliver:
-        """The groups' members are consumed; dead groups are named."""
-        oldest = self._machine.version - self._settings.max_staleness
-        kept, filtered = [], []
-        for group in taken:
-            if not group.alive:
-                filtered.append(group.id)
-                continue
-            if group.first_version is not None and group.first_version < oldest:
-                raise SchedulerError(
-                    "a group is too old to be delivered",
-                    where=f"group {group.id}",
-                    found=f"first version {group.first_version} at version {self._machine.version}",
-                    expected=f"first version {oldest} or later",
-                )
-            kept.append(DeliveredGroup(group=group.id, samples=tuple(m.id for m in group.members)))
-            del self._groups[group.id]
-            for member in group.members:
-                self._machine.move(member, State.CONSUMED)
-        return Deliver(batch=batch, groups=tuple(kept), filtered=tuple(filtered))
-
-    def drop(self, sample: Sample, reason: DropReason) -> None:
-        """Drops the sample, and with it its group."""
-        self.drop_group(sample.group, {sample.id: reason})
-
-    def drop_group(self, group: Group, reasons: dict[SampleId, DropReason]) -> None:
-        """Drops every member: for its own reason, or because the group is incomplete."""
-        for member in group.members:
-            reason = reasons.get(member.id, DropReason.INCOMPLETE_GROUP)
-            # A sample whose retries are used up, or whose engine is lost, runs no more.
-            if (
-                member.engine is not None
-                and member.engine.id in self._placement.engines
-                and reason is not DropReason.RETRIES
-            ):
-                self.abort(member)
-            self._machine.move(member, State.DROPPED, reason)
-            self._drops.append(Drop(sample=member.id, reason=reason))
-        self.end_group(group, GroupPhase.DROPPED)
-
-    def abort(self, sample: Sample) -> None:
+    def abort(self, sample: Sample, reason: str) -> None:
         """Asks the engine for the end of the running attempt, once."""
         if not sample.aborting:
             assert sample.engine is not None
-            sample.aborting = True
+            sample.aborting = reason
+            sample.moved_s = self._state.timers.now_s  # the answer has as much time as a token
             self._aborts.setdefault(sample.engine.id, []).append(sample.id)
-
-    def end_group(self, group: Group, phase: GroupPhase) -> None:
-        """Every member has ended as FILTERED or DROPPED."""
-        was_ready = group.phase is GroupPhase.READY
-        group.phase = phase
-        group.members = []
-        del self._groups[group.id]
-        if was_ready:
-            self._pool.lose(group)
-        else:
-            self._pool.settle(group)
-        if self._settings.refill:
-            self._state.lost += 1
 
     def fail(self, sample: Sample, error: str) -> None:
         """A running attempt came to nothing: try again, or give up."""
         sample.failures += 1
-        sample.num_tokens = sample.kept_tokens
+        sample.avoids = sample.engine
         if sample.failures >= self._settings.max_attempts:
             self.drop(sample, DropReason.RETRIES)
         else:
@@ -237,15 +201,126 @@ class Lives:
         """Sets the version that the sample's age counts from, and its group's."""
         if sample.first_version != first_version:
             sample.first_version = first_version
-            sample.group.recompute_first_version()
-            self._pool.date(sample.group)
+            self._date_group(sample.group)
 
+    def _date_group(self, group: Group) -> None:
+        group.recompute_first_version()
+        self._pool.date(group)
 
-def _joined(
-    first: tuple[tuple[int, int], ...], second: tuple[tuple[int, int], ...]
-) -> tuple[tuple[int, int], ...]:
-    """Spans one after the other; neighbours of one version become one."""
-    if first[-1][0] != second[0][0]:
-        return first + second
-    version, count = first[-1]
-    return (*first[:-1], (version, count + second[0][1]), *second[1:])
+    # Scores and verdicts
+
+    def score(self, sample: Sample) -> None:
+        """SCORING -> READY; the group may be complete with it."""
+        self._machine.move(sample, State.READY)
+        group = sample.group
+        group.num_ready += 1
+        if group.num_ready == self._settings.group_size:
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        """Enough members are ready: spare ones are not needed any more."""
+        spare = [member for member in group.members if member.state is not State.READY]
+        if spare:
+            for member in spare:
+                self._end(member, DropReason.REDUNDANT)
+            group.members = [m for m in group.members if m.state is State.READY]
+            self._date_group(group)
+        if self._settings.judges_groups:
+            group.phase = GroupPhase.JUDGING
+            self.judges.append(group)
+        else:
+            self.keep(group)
+
+    def fail_reward(self, sample: Sample) -> None:
+        """A sample in SCORING got no score: ask again, or give up."""
+        sample.reward_failures += 1
+        if sample.reward_failures >= self._settings.max_reward_attempts:
+            self.drop(sample, DropReason.REWARD_FAILED)
+        else:
+            self.scores.append(sample.id)
+
+    def keep(self, group: Group) -> None:
+        """The group can be delivered."""
+        group.phase = GroupPhase.READY
+        self._pool.settle(group)
+        self._state.gate.settle(kept=True)
+
+    def filter(self, group: Group, reason: str) -> None:
+        """The verdict is against the group."""
+        for member in group.members:
+            self._machine.move(member, State.FILTERED, reason)
+        self._end_group(group, GroupPhase.FILTERED)
+
+    # Ends
+
+    def deliver(self, batch: int, taken: list[Group]) -> Deliver:
+        """The groups' members are consumed; dead groups are named."""
+        oldest, version = self._state.oldest, self._state.horizon
+        reason = f"batch {batch}, trained on at version {version}"
+        kept, filtered = [], []
+        for group in taken:
+            if not group.alive:
+                filtered.append(group.id)
+                continue
+            if group.first_version is not None and group.first_version < oldest:
+                raise SchedulerError(
+                    "a group is too old to be delivered",
+                    where=f"group {group.id}",
+                    found=f"first version {group.first_version}, batch for version {version}",
+                    expected=f"first version {oldest} or later",
+                )
+            kept.append(DeliveredGroup(group=group.id, samples=tuple(m.id for m in group.members)))
+            del self._groups[group.id]
+            self._state.gate.admitted -= 1
+            for member in group.members:
+                self._machine.move(member, State.CONSUMED, reason)
+        return Deliver(batch=batch, groups=tuple(kept), filtered=tuple(filtered), version=version)
+
+    def drop(self, sample: Sample, reason: DropReason) -> None:
+        """Drops the sample, and with it its group if too few members are left."""
+        self.drop_members(sample.group, {sample.id: reason})
+
+    def drop_members(self, group: Group, reasons: Mapping[SampleId, DropReason]) -> None:
+        """Drops members for their own reasons; the others too, if too few are left without them."""
+        members = group.members
+        if len(members) - len(reasons) < self._settings.group_size:
+            for member in members:
+                self._end(member, reasons.get(member.id, DropReason.INCOMPLETE_GROUP))
+            self._end_group(group, GroupPhase.DROPPED)
+            return
+        for member in members:
+            if member.id in reasons:
+                group.num_ready -= member.state is State.READY
+                self._end(member, reasons[member.id])
+        group.members = [member for member in members if member.id not in reasons]
+        self._date_group(group)
+
+    def _end(self, member: Sample, reason: DropReason) -> None:
+        engine = member.engine
+        # A sample whose retries are used up, or whose engine is lost, runs no more.
+        if (
+            engine is not None
+            and engine.id in self._placement.engines
+            and reason is not DropReason.RETRIES
+        ):
+            self.abort(member, reason)
+        self._machine.move(member, State.DROPPED, reason)
+        self._drops.append(Drop(sample=member.id, reason=reason))
+
+    def _end_group(self, group: Group, phase: GroupPhase) -> None:
+        """Every member has ended as FILTERED or DROPPED."""
+        was_ready = group.phase is GroupPhase.READY
+        group.phase = phase
+        group.members = []
+        del self._groups[group.id]
+        if not group.admitted:
+            return
+        gate = self._state.gate
+        gate.admitted -= 1
+        if was_ready:
+            self._pool.lose(group)
+        else:
+            self._pool.settle(group)
+            gate.settle(kept=False)
+        if self._settings.refill:
+            gate.lost += 1

@@ -94,11 +94,10 @@ class Machine:
         self.stories: dict[SampleId, list[Transition]] | None = {} if keep_stories else None
 
     def admit(self, sample: SampleId, group: Group, member: int) -> Sample:
-        """A new sample, QUEUED."""
+        """A new sample, QUEUED; it stands in no line before its group is admitted."""
         record = Sample(id=sample, group=group, member=member)
         self.samples[sample] = record
         self.counts[State.QUEUED] += 1
-        self.placement.fresh.append(record)
         if self.observer is not None or self.stories is not None:
             self._tell(record, None, State.QUEUED, "", None)
         return record

@@ -1,43 +1,51 @@
 """Which engine runs which sample, and who waits for one.
 
-Members of a group go to the engine of the member before them while it has room, because engines
-compute a prompt that they share once; otherwise to the least loaded engine (held / capacity, ties
-by order of joining). Samples that come back after an abort, a failure or a lost engine go before
-fresh ones: they are older, and others of their group wait for them.
-
-Invariant: after `place`, no sample is queued while an engine has room. That is list scheduling, so
-on K slots a batch takes at most sum(lengths)/K + max(length) decode steps (Graham, 1966).
+Invariant: after `place`, no sample that may start is queued while an engine has room. That is list
+scheduling, so on K slots a batch takes at most sum(lengths)/K + max(length) decode steps (Graham,
+1966), in whatever order samples start.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from flowrl.ids import EngineId
 from flowrl.rollout.actions import Dispatch, Submit
+from flowrl.rollout.lengths import LengthPredictor
+from flowrl.rollout.lines import Lines
+from flowrl.rollout.policies import LongestFirst, PromptAffinity, WeightedShares
 from flowrl.rollout.records import Engine, Sample
-from flowrl.rollout.states import State
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.shares import Shares
 
-__all__ = ["Placement"]
+__all__ = ["Placement", "in_order"]
 
 
 class Placement:
-    """The engines, and the queue of samples that wait for them."""
+    """The engines, and the queued samples that wait for them."""
 
-    __slots__ = ("_dirty", "_heap", "engines", "fresh", "num_joins", "returned")
+    __slots__ = ("_affinity", "_dirty", "_heap", "engines", "lines", "num_joins")
 
-    def __init__(self) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
+        order, fairness = settings.order, settings.fairness
+        predictor = None
+        if isinstance(order, LongestFirst):
+            predictor = LengthPredictor(order, ages=settings.max_staleness > 0)
+        # With an age budget it is admissions that are shared out, and one line follows them.
+        shares = (
+            Shares(fairness)
+            if isinstance(fairness, WeightedShares) and settings.budget is None
+            else None
+        )
+        self.lines = Lines(predictor, shares)
         self.engines: dict[EngineId, Engine] = {}  # those that joined and were not lost
         self.num_joins = 0  # engines that ever joined
-        self.fresh: deque[Sample] = deque()  # never dispatched, in offer order
-        self.returned: deque[Sample] = deque()  # dispatched before, in order of return
-        # Both queues hold every QUEUED sample once, and ended ones, which are skipped.
+        self._affinity = isinstance(settings.routing, PromptAffinity)
         self._heap: list[tuple[float, int, int, Engine]] = []  # (load, order, stamp, engine)
         self._dirty: dict[EngineId, Engine] = {}  # engines whose heap entry is out of date
 
-    # Effects of transitions: the only places where samples enter and leave queue and engines.
+    # Effects of transitions: the only places where samples enter and leave lines and engines.
 
     def occupy(self, sample: Sample) -> None:
         """QUEUED -> RUNNING on `sample.engine`."""
@@ -52,43 +60,40 @@ class Placement:
         assert engine is not None
         del engine.held[sample.id]
         sample.engine = None
-        sample.aborting = False
+        sample.aborting = ""
         self._dirty[engine.id] = engine
 
     def requeue(self, sample: Sample) -> None:
         """PARTIAL -> QUEUED."""
-        self.returned.append(sample)
+        self.lines.add_returned(sample)
 
     def release_and_requeue(self, sample: Sample) -> None:
         """RUNNING -> QUEUED."""
         self.release(sample)
-        self.returned.append(sample)
+        self.lines.add_returned(sample)
 
     # Engines
 
-    def join(self, engine: EngineId, capacity: int) -> None:
-        """Adds an engine; its name is free."""
-        self.add(Engine(id=engine, capacity=capacity, order=self.num_joins))
-        self.num_joins += 1
-
     def add(self, engine: Engine) -> None:
-        """Adds an engine's record."""
+        """Adds an engine's record; its name is free."""
         self.engines[engine.id] = engine
         self._dirty[engine.id] = engine
 
-    def resize(self, engine: Engine, capacity: int) -> None:
-        """Changes the number of samples the engine takes."""
-        engine.capacity = capacity
-        self._dirty[engine.id] = engine
+    def limit(self, engine: Engine, limit: int) -> None:
+        """Changes the number of samples that the engine may hold."""
+        if engine.limit != limit:
+            engine.limit = limit
+            self._dirty[engine.id] = engine
 
     def lose(self, engine: Engine) -> list[Sample]:
         """Removes the engine; the samples it still holds, in offer order, are to be moved."""
         del self.engines[engine.id]
-        engine.capacity = 0
+        self._dirty.pop(engine.id, None)
+        engine.limit = 0
         engine.stamp += 1
-        return sorted(engine.held.values(), key=lambda s: (s.group.seq, s.member))
+        return in_order(engine)
 
-    # The queue
+    # Starts
 
     def place(self, start: Callable[[Sample, Engine], None]) -> list[Submit]:
         """Gives queued samples to engines with room, until one or the other runs out.
@@ -97,32 +102,32 @@ class Placement:
             start: Makes the sample RUNNING on the engine.
         """
         batches: dict[EngineId, list[Dispatch]] = {}
-        for queue in (self.returned, self.fresh):
-            while queue:
-                sample = queue[0]
-                if sample.state is not State.QUEUED:
-                    queue.popleft()
-                    continue
-                engine = sample.group.home
-                if engine is None or engine.capacity <= len(engine.held):
-                    engine = self._least_loaded()
-                    if engine is None:
-                        return _submits(batches)
-                queue.popleft()
-                start(sample, engine)
-                batches.setdefault(engine.id, []).append(
-                    Dispatch(
-                        sample=sample.id, attempt=sample.attempt, kept_tokens=sample.kept_tokens
-                    )
-                )
-        return _submits(batches)
+        lines = self.lines
+        while (sample := lines.first()) is not None:
+            engine = self._choose(sample)
+            if engine is None:
+                break
+            lines.take()
+            start(sample, engine)
+            batches.setdefault(engine.id, []).append(
+                Dispatch(sample=sample.id, attempt=sample.attempt, kept_tokens=sample.kept_tokens)
+            )
+        return [Submit(engine=engine, samples=tuple(items)) for engine, items in batches.items()]
 
-    def queued(self) -> Iterable[Sample]:
-        """Queued samples, next one first."""
-        for queue in (self.returned, self.fresh):
-            for sample in queue:
-                if sample.state is State.QUEUED:
-                    yield sample
+    def has_room(self) -> bool:
+        """Whether any engine could take a sample."""
+        return self._least_loaded() is not None
+
+    def _choose(self, sample: Sample) -> Engine | None:
+        home = sample.group.home
+        if self._affinity and home is not None and home.limit > len(home.held):
+            best: Engine | None = home
+        else:
+            best = self._least_loaded()
+        if best is not None and best is sample.avoids:
+            others = [e for e in self.engines.values() if e is not best and e.free > 0]
+            best = min(others, key=_load, default=best)
+        return best
 
     def _least_loaded(self) -> Engine | None:
         heap = self._heap
@@ -133,7 +138,7 @@ class Placement:
             for engine in self._dirty.values():
                 engine.stamp += 1
                 if engine.free > 0:
-                    load = len(engine.held) / engine.capacity
+                    load = len(engine.held) / engine.limit
                     heapq.heappush(heap, (load, engine.order, engine.stamp, engine))
             self._dirty.clear()
         while heap:
@@ -144,5 +149,10 @@ class Placement:
         return None
 
 
-def _submits(batches: dict[EngineId, list[Dispatch]]) -> list[Submit]:
-    return [Submit(engine=engine, samples=tuple(items)) for engine, items in batches.items()]
+def _load(engine: Engine) -> tuple[float, int]:
+    return (len(engine.held) / engine.limit, engine.order)
+
+
+def in_order(engine: Engine) -> list[Sample]:
+    """The samples that the engine holds, in the order of admission."""
+    return sorted(engine.held.values(), key=lambda s: (s.group.seq, s.member))

@@ -8,9 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flowrl.ids import EngineId, GroupId, SampleId
-from flowrl.rollout.states import GroupPhase, State
+from flowrl.rollout.states import Closed, GroupPhase, State
 
-__all__ = ["TRAIL_STATES", "Engine", "Group", "Sample", "read_trail", "trail_code"]
+__all__ = [
+    "TRAIL_STATES",
+    "Asked",
+    "Engine",
+    "Group",
+    "Health",
+    "Sample",
+    "read_trail",
+    "trail_code",
+]
 
 _STATES = tuple(State)
 _CODES = {state: number + 1 for number, state in enumerate(_STATES)}
@@ -33,20 +42,50 @@ def read_trail(trail: int) -> list[State]:
     return states[::-1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A batch that was asked for and is not delivered."""
+
+    batch: int
+    groups: int
+    version: int | None = None  # that it will be trained on, where the caller said so
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     """A place that holds samples while they run."""
 
     id: EngineId
-    capacity: int  # samples to hold at once; 0 when paused or lost; held may exceed it for a while
+    capacity: int  # samples to hold at once while open; held may exceed it for a while
     order: int  # number of the join; unique; breaks ties of equal load
+    version: int = 0  # of the weights that it last said, or was taken, to serve
+    limit: int = 0  # samples it may hold now: capacity, 1 on trial, 0 when closed or lost
     held: dict[SampleId, Sample] = field(default_factory=dict)  # exactly those RUNNING here
     stamp: int = 0  # only the heap entry with this stamp is current
+    closed: set[Closed] = field(default_factory=set)  # why it gets no samples; empty when open
+    asked_version: int | None = None  # of an `UpdateEngine` that is not answered; then UPDATING
+    paused: bool = False  # was told to make no tokens
 
     @property
     def free(self) -> int:
         """Samples it can still take; negative after a cut of capacity."""
-        return self.capacity - len(self.held)
+        return self.limit - len(self.held)
+
+    def limit_now(self, health: Health | None) -> int:
+        """What `limit` is to be."""
+        if self.closed:
+            return 0
+        return min(self.capacity, 1) if health is not None and health.on_trial else self.capacity
+
+
+@dataclass(slots=True, eq=False)
+class Health:
+    """What is remembered of an engine's failures under its name, also when it is lost."""
+
+    failed: dict[str, None] = field(default_factory=dict)  # samples since the last success, losses
+    quarantines: int = 0  # since the last success
+    on_trial: bool = False  # it was released and has finished no sample since
+    until_s: float | None = None  # of the quarantine that it is in
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +93,11 @@ class Group:
     """All samples of one prompt in one epoch."""
 
     id: GroupId
-    seq: int  # number of the offer; unique, rising
-    members: list[Sample]  # group_size live samples in member order; empty once the group is dead
-    phase: GroupPhase = GroupPhase.OPEN  # OPEN iff num_ready < group_size and no member was dropped
+    members: list[Sample]  # live samples in member order; empty once the group is dead
+    source: str = ""
+    expected_tokens: float | None = None  # as the caller thinks of an answer's length
+    seq: int = -1  # number of the admission; unique, rising; -1 before it
+    phase: GroupPhase = GroupPhase.OPEN  # OPEN iff num_ready < group_size and it is not dead
     num_ready: int = 0  # members in READY
     first_version: int | None = None  # least of the members', None while none has begun
     dated: int | None = None  # the first_version that the pool knows of
@@ -72,6 +113,11 @@ class Group:
         """Whether a batch need not wait for it any more."""
         return self.phase not in (GroupPhase.OPEN, GroupPhase.JUDGING)
 
+    @property
+    def admitted(self) -> bool:
+        """Whether its samples may start."""
+        return self.seq >= 0
+
     def recompute_first_version(self) -> None:
         """Takes the least first version of the members that have begun."""
         self.first_version = min(
@@ -85,14 +131,18 @@ class Sample:
 
     id: SampleId
     group: Group
-    member: int  # its place in group.members
+    member: int  # its number in the group; group.members is in this order
     state: State = State.QUEUED
     attempt: int = -1  # number of the latest dispatch; -1 before the first; never falls
     failures: int = 0  # failed attempts; < max_attempts while live
+    reward_failures: int = 0  # failed rewards; < max_reward_attempts while live
     engine: Engine | None = None  # set iff RUNNING, and then engine.held has it
-    aborting: bool = False  # an abort was asked of the engine; only while RUNNING
+    avoids: Engine | None = None  # where its last attempt failed; only while QUEUED
+    aborting: str = ""  # why an abort was asked of the engine; only while RUNNING
     kept_tokens: int = 0  # tokens of ended attempts, in the payload store; never falls
     num_tokens: int = 0  # the same plus the reported progress; >= kept_tokens
     versions: tuple[tuple[int, int], ...] = ()  # (version, count) of kept_tokens; counts sum to it
     first_version: int | None = None  # least of versions; without tokens, of the dispatch
+    moved_s: float = 0.0  # when it last made a token, began, or was to be aborted; for stalls
+    rank: float = 0.0  # place in its line when it was queued: minus the tokens predicted to go
     trail: int = trail_code(State.QUEUED)  # last TRAIL_STATES states, 4 bits each

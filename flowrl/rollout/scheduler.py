@@ -18,13 +18,16 @@ the last score or verdict by `Deliver`. Each sample moves on alone; only a group
 members, and only a batch for its groups.
 
 What happens to a group that loses a member: a delivered group has exactly `group_size` valid
-members, so the others are dropped with the reason `incomplete_group`. Without refill the group
-still counts towards its batch, and is named there.
+members, so if too few are left the others are dropped with the reason `incomplete_group`. Without
+refill the group still counts towards its batch, and is named there.
 
 What happens to late reports: a report names the attempt it is about. If the sample does not run
 that attempt on that engine (it was lost, aborted, dropped or already ended), the report is counted
 in `fenced` and changes nothing. Slots of dropped samples are free at once: the `Abort` stands
 before the `Submit` that uses them.
+
+Everything that can be chosen is a policy of the settings; docs/scheduling.md tells of each. Time
+comes with events, so a log of events replays to the same state (`flowrl.rollout.journal`).
 
 After an error the scheduler may have handled half an event and is not to be used any more.
 """
@@ -35,18 +38,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, SampleId, sample_id
+from flowrl.ids import GroupId, SampleId, sample_id
 from flowrl.rollout import events as ev
-from flowrl.rollout.actions import (
-    Action,
-    Deliver,
-    NeedPrompts,
-)
+from flowrl.rollout.actions import Action, Deliver, NeedPrompts, Wake
+from flowrl.rollout.fleet import Fleet
 from flowrl.rollout.lives import Lives
 from flowrl.rollout.machine import Observer
-from flowrl.rollout.records import Group, Sample
+from flowrl.rollout.records import Asked, Group, Sample
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.snapshot import read_state, write_state
+from flowrl.rollout.spans import Spans
 from flowrl.rollout.state import SchedulerState, describe_waits
 from flowrl.rollout.states import Counts, DropReason, GroupPhase, State
 from flowrl.rollout.validation import check_state
@@ -70,17 +71,20 @@ class RolloutScheduler:
         validate: bool = False,
         observer: Observer | None = None,
     ) -> None:
-        self._open(SchedulerState.new(settings, observer, keep_stories=validate), validate)
+        self._bind(SchedulerState.new(settings, observer, keep_stories=validate), validate)
 
-    def _open(self, state: SchedulerState, validate: bool) -> None:
+    def _bind(self, state: SchedulerState, validate: bool) -> None:
         self.state = state
         self.settings = state.settings
         self._machine = state.machine
         self._placement = state.placement
         self._groups = state.groups
         self._pool = state.pool
+        self._gate = state.gate
         self._waiting = state.waiting
+        self._timers = state.timers
         self._lives = Lives(state)
+        self._fleet = Fleet(state, self._lives)
         self._validate = validate
 
     # What can be asked
@@ -110,6 +114,10 @@ class RolloutScheduler:
         """The next event's id is higher."""
         return self._machine.event_id
 
+    def spans(self, sample: SampleId) -> Spans:
+        """Which weights made the tokens of a live sample that its ended attempts left."""
+        return self._machine.samples[sample].versions
+
     def story(self, sample: SampleId) -> str:
         """What happened to a sample; of ended ones only the validator keeps it."""
         record = self._machine.samples.get(sample)
@@ -135,6 +143,8 @@ class RolloutScheduler:
         if event.id <= machine.event_id:
             return []
         machine.event_id = event.id
+        if type(event) is not ev.Resumed:  # whose clock is another one
+            self._timers.advance(event.at_s)
         self._HANDLERS[type(event)](self, event)
         actions = self._conclude()
         if self._validate:
@@ -142,87 +152,158 @@ class RolloutScheduler:
         return actions
 
     def _conclude(self) -> list[Action]:
-        """Everything that has become possible: batches, requests for prompts, placements."""
-        delivers: list[Deliver] = []
-        while self._waiting:
-            batch, num_groups = self._waiting[0]
-            taken = self._pool.take(num_groups)
-            if taken is None:
-                break
-            self._waiting.popleft()
-            delivers.append(self._lives.deliver(batch, taken))
+        """Everything that has become possible: deadlines, batches, requests for prompts, starts."""
+        if self._timers.pending:
+            for timer in self._timers.pop_due():
+                self._fleet.due(timer)
+        delivers = self._deliver_all()
+        self._fleet.serve_empty()
         actions = self._lives.collect()
         actions += delivers
-        if self.settings.refill and self._waiting:
-            asked = sum(num_groups for _, num_groups in self._waiting)
-            need = min(asked - len(self._groups) - self.state.requested, self.state.lost)
-            if need > 0:
-                self.state.lost -= need
-                self.state.requested += need
-                actions.append(NeedPrompts(groups=need))
-        actions += self._placement.place(self._lives.start)
+        self._admit()
+        actions += self._needs()
+        if self._fleet.actions:
+            actions += self._fleet.actions
+            self._fleet.actions.clear()
+        if self.state.can_start:
+            self._start(actions)
+        self._fleet.watch_stalls()
+        wake = self._timers.wake()
+        if wake is not None:
+            actions.append(Wake(at_s=wake))
         return actions
 
-    # Events: prompts and engines
+    def _deliver_all(self) -> list[Deliver]:
+        """Answers batches as long as they need not wait."""
+        delivers: list[Deliver] = []
+        self._age(DropReason.AGED)
+        while self._waiting:
+            taken = self._pool.take(self._waiting[0].groups)
+            if taken is None:
+                break
+            state, asked = self.state, self._waiting.popleft()
+            delivers.append(self._lives.deliver(asked.batch, taken))
+            version, batches = state.served
+            state.served = (state.horizon, batches + 1 if version == state.horizon else 1)
+            # Spare groups that no later batch can take were not lost, but never needed.
+            spare = self.settings.over_sampling.prompts > 0
+            self._age(DropReason.REDUNDANT if spare else DropReason.AGED)
+        return delivers
+
+    def _age(self, reason: DropReason) -> None:
+        """Drops what the next batch cannot take any more, if it is for another version now."""
+        state = self.state
+        horizon = state.next_horizon()
+        rises = horizon > state.horizon
+        state.horizon = horizon
+        state.expect_next()
+        if not rises:
+            return
+        oldest = state.oldest
+        for group in list(self._groups.values()):
+            if group.first_version is not None and group.first_version < oldest:
+                self._lives.drop_members(
+                    group,
+                    {
+                        member.id: reason
+                        for member in group.members
+                        if member.first_version is not None and member.first_version < oldest
+                    },
+                )
+
+    def _admit(self) -> None:
+        """Lets waiting groups in, as far as the age budget goes."""
+        if not len(self._gate):
+            return
+        room = self.state.room()
+        while room > 0 and len(self._gate):
+            self._let_in(self._gate.pop())
+            room -= 1
+
+    def _let_in(self, group: Group) -> None:
+        self._gate.admit(group)
+        self._pool.add(group)
+        for sample in group.members:
+            self._placement.lines.add_fresh(sample)
+
+    def _needs(self) -> list[Action]:
+        """Requests for prompts."""
+        if self.settings.budget is not None:
+            if self.state.stopped is not None:
+                return []
+            wanted = self._gate.wanted_by_budget(self.state.room())
+        elif self.settings.refill and self._waiting:
+            asked = sum(asked.groups for asked in self._waiting)
+            number = self._gate.wanted_by_batches(asked, len(self._groups))
+            wanted = {"": number} if number else {}
+        else:
+            return []
+        for source, number in wanted.items():
+            self._gate.request(source, number)
+        return [NeedPrompts(groups=number, source=source) for source, number in wanted.items()]
+
+    def _start(self, actions: list[Action]) -> None:
+        """Starts what can start, and gathers what runs if nothing more can come."""
+        placement, fleet = self._placement, self._fleet
+        submits: list[Action] = [*placement.place(self._lives.start)]
+        while placement.lines.first() is not None and fleet.unpack():
+            submits += fleet.actions
+            fleet.actions.clear()
+            submits += placement.place(self._lives.start)
+        actions += submits
+        # While work still comes in it is not the tail.
+        comes = submits or placement.lines.first() is not None or self._gate.requested
+        if not comes and fleet.repack():
+            actions += self._lives.collect()
+            actions += fleet.actions
+            fleet.actions.clear()
+
+    # Events: prompts and attempts
 
     def _on_prompts(self, event: ev.PromptsOffered) -> None:
         if self.state.stopped is not None:
             return
-        for group_id in event.groups:
-            if not self.state.offered.add(group_id):
-                raise SchedulerError(
-                    "a group is offered a second time",
-                    where=f"event {event.id}",
-                    found=f"group {group_id}",
-                    expected="each prompt once an epoch",
-                    hint="resume the data cursor together with the scheduler's state",
-                )
-            group = Group(id=group_id, seq=self.state.num_offered, members=[])
-            self.state.num_offered += 1
-            self._groups[group_id] = group
-            for member in range(self.settings.group_size):
-                name = sample_id(group_id, member)
-                group.members.append(self._machine.admit(name, group, member))
-            self._pool.add(group)
-        self.state.requested = max(0, self.state.requested - len(event.groups))
-
-    def _on_engine_joined(self, event: ev.EngineJoined) -> None:
-        self._require_capacity(event.engine, event.capacity)
-        if event.engine in self._placement.engines:
-            self._lose_engine(event.engine, "joined anew")
-        self._placement.join(event.engine, event.capacity)
-
-    def _on_capacity(self, event: ev.EngineCapacityChanged) -> None:
-        self._require_capacity(event.engine, event.capacity)
-        engine = self._placement.engines.get(event.engine)
-        if engine is None:
-            self.state.fenced += 1
-        else:
-            self._placement.resize(engine, event.capacity)
-
-    def _on_engine_lost(self, event: ev.EngineLost) -> None:
-        if event.engine in self._placement.engines:
-            self._lose_engine(event.engine, event.reason)
-        else:
-            self.state.fenced += 1
-
-    def _lose_engine(self, engine: EngineId, reason: str) -> None:
-        for sample in self._placement.lose(self._placement.engines[engine]):
-            # A sample can be gone already: with its group, by an earlier one of this loop.
-            if sample.state is State.RUNNING:
-                self._lives.fail(sample, f"engine lost: {reason}")
-
-    @staticmethod
-    def _require_capacity(engine: EngineId, capacity: int) -> None:
-        if capacity < 0:
+        expected = event.expected_tokens
+        if expected and not (
+            len(expected) == len(event.groups) and all(0 <= tokens < 1e8 for tokens in expected)
+        ):
             raise SchedulerError(
-                "a capacity is negative", where=f"engine {engine}", found=str(capacity)
+                "the expected lengths are wrong",
+                where=f"event {event.id}",
+                found=f"{expected} for {len(event.groups)} groups",
+                expected="a number of tokens for each group, or none at all",
             )
+        waits = self.settings.budget is not None
+        for number, name in enumerate(event.groups):
+            group = self._new_group(event, name)
+            if expected:
+                group.expected_tokens = expected[number]
+            if waits:
+                self._gate.add(group)
+            else:
+                self._let_in(group)
+        self._gate.offered(event.source, len(event.groups))
 
-    # Events: attempts
+    def _new_group(self, event: ev.PromptsOffered, name: GroupId) -> Group:
+        if not self.state.offered.add(name):
+            raise SchedulerError(
+                "a group is offered a second time",
+                where=f"event {event.id}",
+                found=f"group {name}",
+                expected="each prompt once an epoch",
+                hint="resume the data cursor together with the scheduler's state",
+            )
+        group = Group(id=name, members=[], source=event.source)
+        self.state.num_offered += 1
+        self._groups[name] = group
+        for member in range(self.settings.num_members):
+            group.members.append(self._machine.admit(sample_id(name, member), group, member))
+        return group
 
     def _on_progress(self, event: ev.Progressed) -> None:
+        self._fleet.seen(event.engine)
         samples, engine = self._machine.samples, event.engine
+        now_s = self._timers.now_s
         for name, attempt, num_tokens in event.progress:
             sample = samples.get(name)
             if (
@@ -234,46 +315,49 @@ class RolloutScheduler:
                 self.state.fenced += 1
             elif num_tokens > sample.num_tokens:
                 sample.num_tokens = num_tokens
+                sample.moved_s = now_s
 
     def _on_finished(self, event: ev.SamplesFinished) -> None:
-        self._lives.finish(event.engine, event.ends)
+        self._fleet.seen(event.engine)
+        finished, refused = self._lives.finish(event.engine, event.ends)
+        if finished:
+            self._fleet.praise(event.engine)
+        for sample in refused:
+            self._fleet.blame(event.engine, sample)
 
     def _on_failed(self, event: ev.SampleFailed) -> None:
+        self._fleet.seen(event.engine)
         sample = self._lives.attempt(event.engine, event.sample, event.attempt)
         if sample is not None:
             self._lives.fail(sample, event.error)
+            self._fleet.blame(event.engine, event.sample)
 
     def _on_abort_asked(self, event: ev.AbortAsked) -> None:
         for name in event.samples:
             sample = self._machine.samples.get(name)
             if sample is not None and sample.state is State.RUNNING:
-                self._lives.abort(sample)
+                self._lives.abort(sample, "aborted")
 
     # Events: scores and verdicts
 
     def _on_scored(self, event: ev.SamplesScored) -> None:
         for name, _ in event.scores:
-            sample = self._machine.samples.get(name)
-            if sample is None or sample.state is not State.SCORING:
-                self.state.fenced += 1
-                continue
-            self._machine.move(sample, State.READY)
-            group = sample.group
-            group.num_ready += 1
-            if group.num_ready == self.settings.group_size:
-                if self.settings.judges_groups:
-                    group.phase = GroupPhase.JUDGING
-                    self._lives.judges.append(group.id)
-                else:
-                    group.phase = GroupPhase.READY
-                    self._pool.settle(group)
+            sample = self._scoring(name)
+            if sample is not None:
+                self._lives.score(sample)
 
     def _on_reward_failed(self, event: ev.RewardFailed) -> None:
-        sample = self._machine.samples.get(event.sample)
+        sample = self._scoring(event.sample)
+        if sample is not None:
+            self._lives.fail_reward(sample)
+
+    def _scoring(self, name: SampleId) -> Sample | None:
+        """The sample, if a score of it is waited for; else the answer is fenced."""
+        sample = self._machine.samples.get(name)
         if sample is None or sample.state is not State.SCORING:
             self.state.fenced += 1
-        else:
-            self._lives.drop(sample, DropReason.REWARD_FAILED)
+            return None
+        return sample
 
     def _on_judged(self, event: ev.GroupsJudged) -> None:
         for name, reason in event.verdicts:
@@ -281,12 +365,9 @@ class RolloutScheduler:
             if group is None or group.phase is not GroupPhase.JUDGING:
                 self.state.fenced += 1
             elif reason is None:
-                group.phase = GroupPhase.READY
-                self._pool.settle(group)
+                self._lives.keep(group)
             else:
-                for member in group.members:
-                    self._machine.move(member, State.FILTERED, reason)
-                self._lives.end_group(group, GroupPhase.FILTERED)
+                self._lives.filter(group, reason)
 
     # Events: versions, batches, the run
 
@@ -299,19 +380,9 @@ class RolloutScheduler:
                 found=f"version {event.version} after {version}",
                 expected="versions that rise",
             )
-        self._machine.version = event.version
-        oldest = event.version - self.settings.max_staleness
-        for group in list(self._groups.values()):
-            if group.first_version is not None and group.first_version < oldest:
-                self._lives.drop_group(
-                    group,
-                    {
-                        member.id: DropReason.AGED
-                        for member in group.members
-                        if member.first_version is not None and member.first_version < oldest
-                    },
-                )
-        self._pool.publish(event.version)
+        if event.version > version:
+            self._machine.version = event.version
+            self._fleet.publish()
 
     def _on_batch_asked(self, event: ev.BatchAsked) -> None:
         if self.state.stopped is not None or event.groups < 1:
@@ -321,37 +392,43 @@ class RolloutScheduler:
                 found=f"{event.groups} groups, stopped: {self.state.stopped}",
                 expected="at least one group, and a scheduler that was not stopped",
             )
-        if all(batch != event.batch for batch, _ in self._waiting):
-            self._waiting.append((event.batch, event.groups))
+        if all(asked.batch != event.batch for asked in self._waiting):
+            self._waiting.append(
+                Asked(batch=event.batch, groups=event.groups, version=event.version)
+            )
 
     def _on_stop(self, event: ev.StopAsked) -> None:
         if self.state.stopped is not None:
             return
         self.state.stopped = event.reason
         self._waiting.clear()
+        self._gate.clear()
         for group in list(self._groups.values()):
-            self._lives.drop_group(group, dict.fromkeys(_names(group.members), DropReason.STOPPED))
-        self.state.lost = self.state.requested = 0
+            names = _names(group.members)
+            self._lives.drop_members(group, dict.fromkeys(names, DropReason.STOPPED))
+        self._gate.clear()
 
     def _on_resumed(self, event: ev.Resumed) -> None:
-        for engine in list(self._placement.engines.values()):
-            for sample in self._placement.lose(engine):
-                # Not the sample's failure: the whole process ended.
-                self._lives.requeue(sample, "resumed")
         # What was asked of the process before is asked again; a second answer is fenced.
+        self._fleet.forget_all(event.at_s)
         for group in self._groups.values():
             if group.phase is GroupPhase.JUDGING:
-                self._lives.judges.append(group.id)
+                self._lives.judges.append(group)
             elif group.phase is GroupPhase.OPEN:
                 self._lives.scores += _names(m for m in group.members if m.state is State.SCORING)
-        self.state.lost += self.state.requested
-        self.state.requested = 0
+        self._gate.forget_requests()
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         ev.PromptsOffered: _on_prompts,
-        ev.EngineJoined: _on_engine_joined,
-        ev.EngineCapacityChanged: _on_capacity,
-        ev.EngineLost: _on_engine_lost,
+        ev.EngineJoined: lambda self, event: self._fleet.join(event),
+        ev.EngineCapacityChanged: lambda self, event: self._fleet.resize(event),
+        ev.EngineLost: lambda self, event: self._fleet.lost(event.engine, event.reason),
+        ev.EngineLeaving: lambda self, event: self._fleet.leave(event),
+        ev.HeartbeatLost: lambda self, event: self._fleet.suspect(event.engine),
+        ev.HeartbeatSeen: lambda self, event: self._fleet.seen(event.engine),
+        ev.EnginePauseAsked: lambda self, event: self._fleet.pause(event),
+        ev.EngineContinueAsked: lambda self, event: self._fleet.go_on(event.engine),
+        ev.EngineUpdated: lambda self, event: self._fleet.updated(event),
         ev.Progressed: _on_progress,
         ev.SamplesFinished: _on_finished,
         ev.SampleFailed: _on_failed,
@@ -361,6 +438,7 @@ class RolloutScheduler:
         ev.WeightsPublished: _on_published,
         ev.BatchAsked: _on_batch_asked,
         ev.AbortAsked: _on_abort_asked,
+        ev.DeadlineReached: lambda self, event: None,
         ev.StopAsked: _on_stop,
         ev.Resumed: _on_resumed,
     }
@@ -388,7 +466,7 @@ class RolloutScheduler:
         if validate:
             check_state(state)
         scheduler = cls.__new__(cls)
-        scheduler._open(state, validate)
+        scheduler._bind(state, validate)
         return scheduler
 
 

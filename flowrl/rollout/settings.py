@@ -1,10 +1,42 @@
-"""What a scheduler is made from."""
+"""What a scheduler is made from: sizes, limits, and a policy for each thing that can be chosen.
+
+The defaults are a synchronous run that waits for what it began. `to_json` holds every option, so a
+written scheduler keeps its rules when a default changes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from flowrl.errors import SchedulerError
+from flowrl.rollout.policies import (
+    AdmissionPolicy,
+    AdmitAll,
+    AgeBudget,
+    AskByKeepRate,
+    AskMissing,
+    DropStragglers,
+    FairnessPolicy,
+    FirstCome,
+    FirstOffered,
+    KeepRunning,
+    NoQuarantine,
+    NoRepack,
+    OrderPolicy,
+    OverSampling,
+    Patience,
+    PromptAffinity,
+    PublicationPolicy,
+    QuarantinePolicy,
+    RefillPolicy,
+    RepackPolicy,
+    RoutingPolicy,
+    StragglerPolicy,
+    WaitForStragglers,
+)
+from flowrl.specs.base import Spec, spec_from_json
 
 __all__ = ["SchedulerSettings"]
 
@@ -16,23 +48,118 @@ class SchedulerSettings:
     Attributes:
         group_size: Samples a group; a delivered group has exactly so many.
         max_staleness: Publications that a sample may be behind when it is consumed. 0 is
-            synchronous: batches are then filled strictly in offer order.
+            synchronous: batches are then filled strictly in the order of admission.
         max_attempts: Attempts of a sample that may fail before it is dropped.
+        max_reward_attempts: Rewards of a sample that may fail before it is dropped.
         judges_groups: Fully scored groups are judged (filtered or kept) before delivery.
         refill: A batch has exactly the asked number of kept groups. Otherwise filtered and
             dropped groups count towards it, and every offered group is answered in one batch.
+        admission: Which groups may start.
+        over_sampling: Redundant members and prompts.
+        refill_by: How many prompts to ask for when a batch lacks some; with `refill`.
+        order: In which order queued samples start.
+        routing: On which engine.
+        publication: What becomes of running samples when weights are published.
+        repack: Whether the tail of a step moves onto fewer engines.
+        quarantine: What becomes of engines that fail again and again.
+        patience: How long silence is borne.
+        fairness: How sources of prompts share the engines.
+        stragglers: Whether a batch waits for what the next one could not take any more.
     """
 
     group_size: int
     max_staleness: int = 0
     max_attempts: int = 3
+    max_reward_attempts: int = 1
     judges_groups: bool = False
     refill: bool = False
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    over_sampling: OverSampling = field(default_factory=OverSampling)
+    refill_by: RefillPolicy = field(default_factory=AskMissing)
+    order: OrderPolicy = field(default_factory=FirstOffered)
+    routing: RoutingPolicy = field(default_factory=PromptAffinity)
+    publication: PublicationPolicy = field(default_factory=KeepRunning)
+    repack: RepackPolicy = field(default_factory=NoRepack)
+    quarantine: QuarantinePolicy = field(default_factory=NoQuarantine)
+    patience: Patience = field(default_factory=Patience)
+    fairness: FairnessPolicy = field(default_factory=FirstCome)
+    stragglers: StragglerPolicy = field(default_factory=WaitForStragglers)
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("max_staleness", 0), ("max_attempts", 1)):
+        for name, least in (
+            ("group_size", 1),
+            ("max_staleness", 0),
+            ("max_attempts", 1),
+            ("max_reward_attempts", 1),
+        ):
             value = getattr(self, name)
             if value < least:
                 raise SchedulerError(
                     f"{name} is too small", found=str(value), expected=f"at least {least}"
                 )
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        budget = self.admission if isinstance(self.admission, AgeBudget) else None
+        if self.over_sampling.prompts and (budget is None or not self.refill):
+            raise SchedulerError(
+                "redundant prompts need to know what a batch takes",
+                found=f"over_sampling={self.over_sampling}, admission={self.admission}, "
+                f"refill={self.refill}",
+                expected="admission=AgeBudget(groups=...) and refill=True",
+            )
+        if isinstance(self.refill_by, AskByKeepRate) and (budget or not self.refill):
+            raise SchedulerError(
+                "asking by the share that is kept needs refill, and prompts that are admitted "
+                "as they are offered",
+                found=f"admission={self.admission}, refill={self.refill}",
+                expected="admission=AdmitAll() and refill=True",
+                hint="with an age budget, over_sampling=OverSampling(prompts=...) has spare groups",
+            )
+        if isinstance(self.stragglers, DropStragglers) and self.max_staleness == 0:
+            raise SchedulerError(
+                "a synchronous batch waits for every one of its groups",
+                found=f"stragglers={self.stragglers}, max_staleness=0",
+                expected="max_staleness of at least 1",
+                hint="over_sampling=OverSampling(prompts=...) drops the last groups of a step",
+            )
+        most = self.max_staleness * budget.batches_per_version * budget.groups if budget else 0
+        if budget and budget.slack > most:
+            raise SchedulerError(
+                "the slack of the age budget leaves no room for a batch",
+                found=f"slack={budget.slack}",
+                expected=f"at most max_staleness * batches_per_version * groups = {most}",
+            )
+
+    @property
+    def num_members(self) -> int:
+        """Members that a group begins with."""
+        return self.group_size + self.over_sampling.members
+
+    @property
+    def budget(self) -> AgeBudget | None:
+        """The age budget, where there is one."""
+        return self.admission if isinstance(self.admission, AgeBudget) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a policy as `{"kind": ..., option: value}`."""
+        values = {of.name: getattr(self, of.name) for of in fields(self)}
+        return {
+            name: value.to_json() if isinstance(value, Spec) else value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> SchedulerSettings:
+        """The settings that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError: an unknown policy, or an unknown option of one.
+        """
+        values: dict[str, Any] = {
+            name: spec_from_json("refill" if name == "refill_by" else name, value)
+            if isinstance(value, dict)
+            else value
+            for name, value in obj.items()
+        }
+        return cls(**values)

@@ -1,80 +1,126 @@
 """The scheduler's state as plain JSON values, and back; `read_state(write_state(s))` is `s`.
 
-Nothing derived is written: engines' loads, counts of live samples and the pool's books are made
-anew from samples and groups. Whole stories (of the validator) are not kept.
+Nothing derived is written: engines' loads and limits, counts of live samples and the pool's books
+are made anew from samples and groups. Whole stories (of the validator) are not kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId, sample_id
+from flowrl.ids import EngineId, GroupId, sample_id
 from flowrl.rollout.machine import Observer
 from flowrl.rollout.offered import OfferedGroups
-from flowrl.rollout.records import Engine, Group, Sample
+from flowrl.rollout.records import Asked, Engine, Group, Health, Sample
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import TERMINAL, GroupPhase, State
+from flowrl.rollout.states import TERMINAL, Closed, GroupPhase, State
+from flowrl.rollout.timers import TimerKind, Timers
 
 __all__ = ["FORMAT", "read_state", "write_state"]
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout; another one is refused."""
 
 
 def write_state(state: SchedulerState) -> dict[str, Any]:
-    """Everything, as dicts, lists, strings, integers, booleans and None."""
+    """Everything, as dicts, lists, strings, numbers, booleans and None."""
     machine, placement = state.machine, state.placement
+    predictor = placement.lines.predictor
     return {
         "format": FORMAT,
-        "settings": asdict(state.settings),
+        "settings": state.settings.to_json(),
         "last_event_id": machine.event_id,
         "version": machine.version,
+        "horizon": state.horizon,
+        "served": list(state.served),
         "ended": {end.value: machine.counts[end] for end in TERMINAL},
         "offered": state.offered.to_json(),
         "num_offered": state.num_offered,
-        "waiting": [list(item) for item in state.waiting],
-        "lost": state.lost,
-        "requested": state.requested,
+        "waiting": [[asked.batch, asked.groups, asked.version] for asked in state.waiting],
         "fenced": state.fenced,
         "stopped": state.stopped,
+        "timers": _write_timers(state.timers),
+        "health": {name: _write_health(health) for name, health in state.health.items()},
         "num_joins": placement.num_joins,
-        "engines": [[e.id, e.capacity, e.order] for e in placement.engines.values()],
-        "groups": [_write_group(state, group) for group in state.pool.groups()],
-        "returned": [s.id for s in placement.returned if s.state is State.QUEUED],
-        "fresh": [s.id for s in placement.fresh if s.state is State.QUEUED],
+        "engines": [_write_engine(engine) for engine in placement.engines.values()],
+        "alive": list(state.groups),
+        "groups": [
+            _write_group(state, group) for group in (*state.pool.groups(), *state.gate.groups())
+        ],
+        "gate": state.gate.to_json(),
+        "lines": placement.lines.to_json(),
+        "lengths": None if predictor is None else predictor.to_json(),
+    }
+
+
+def _write_timers(timers: Timers) -> dict[str, Any]:
+    return {
+        "now_s": timers.now_s,
+        "announced": timers.announced,
+        "pending": [[kind.value, engine, at_s] for (kind, engine), at_s in timers.pending.items()],
+    }
+
+
+def _write_health(health: Health) -> dict[str, Any]:
+    return {
+        "failed": list(health.failed),
+        "quarantines": health.quarantines,
+        "on_trial": health.on_trial,
+        "until_s": health.until_s,
+    }
+
+
+def _write_engine(engine: Engine) -> dict[str, Any]:
+    return {
+        "id": engine.id,
+        "capacity": engine.capacity,
+        "order": engine.order,
+        "version": engine.version,
+        "closed": sorted(engine.closed),
+        "asked_version": engine.asked_version,
+        "paused": engine.paused,
     }
 
 
 def _write_group(state: SchedulerState, group: Group) -> dict[str, Any]:
-    # A lost engine's name may be in use again by another; as a home it means nothing any more.
-    home = group.home
-    known = home is not None and state.placement.engines.get(home.id) is home
     return {
         "id": group.id,
+        "source": group.source,
+        "expected_tokens": group.expected_tokens,
         "seq": group.seq,
         "phase": group.phase.value,
         "first_version": group.first_version,
-        "home": home.id if known and home is not None else None,
-        "members": [_write_sample(sample) for sample in group.members],
+        "home": _known(state, group.home),
+        "members": [_write_sample(state, sample) for sample in group.members],
     }
 
 
-def _write_sample(sample: Sample) -> dict[str, Any]:
+def _write_sample(state: SchedulerState, sample: Sample) -> dict[str, Any]:
     return {
+        "member": sample.member,
         "state": sample.state.value,
         "attempt": sample.attempt,
         "failures": sample.failures,
+        "reward_failures": sample.reward_failures,
         "engine": sample.engine.id if sample.engine else None,
+        "avoids": _known(state, sample.avoids),
         "aborting": sample.aborting,
         "kept_tokens": sample.kept_tokens,
         "num_tokens": sample.num_tokens,
         "versions": [list(span) for span in sample.versions],
         "first_version": sample.first_version,
+        "moved_s": sample.moved_s,
+        "rank": sample.rank,
         "trail": sample.trail,
     }
+
+
+def _known(state: SchedulerState, engine: Engine | None) -> EngineId | None:
+    """The engine's name, or None where it is lost: the name may be in use again by another."""
+    known = engine is not None and state.placement.engines.get(engine.id) is engine
+    return engine.id if known and engine is not None else None
 
 
 def read_state(
@@ -101,66 +147,112 @@ def read_state(
 
 
 def _read(obj: dict[str, Any], observer: Observer | None, keep_stories: bool) -> SchedulerState:
-    settings = SchedulerSettings(**obj["settings"])
+    settings = SchedulerSettings.from_json(obj["settings"])
     state = SchedulerState.new(settings, observer, keep_stories=keep_stories)
-    state.machine.event_id = obj["last_event_id"]
-    state.machine.version = obj["version"]
+    machine, placement = state.machine, state.placement
+    machine.event_id = obj["last_event_id"]
+    machine.version, state.horizon = obj["version"], obj["horizon"]
+    version, batches = obj["served"]
+    state.served = (version, batches)
     for end in TERMINAL:
-        state.machine.counts[end] = obj["ended"][end.value]
+        machine.counts[end] = obj["ended"][end.value]
     state.offered = OfferedGroups.from_json(obj["offered"])
     state.num_offered = obj["num_offered"]
-    state.waiting.extend((batch, groups) for batch, groups in obj["waiting"])
-    state.lost, state.requested = obj["lost"], obj["requested"]
+    state.waiting.extend(Asked(batch=b, groups=g, version=v) for b, g, v in obj["waiting"])
     state.fenced, state.stopped = obj["fenced"], obj["stopped"]
-    for engine_id, capacity, order in obj["engines"]:
-        state.placement.add(Engine(id=EngineId(engine_id), capacity=capacity, order=order))
-    state.placement.num_joins = obj["num_joins"]
-    # The pool's dates depend on the version, so it learns that first.
-    state.pool.publish(state.machine.version)
-    for item in obj["groups"]:
-        _read_group(state, item)
-    for name in obj["returned"]:
-        state.placement.returned.append(state.machine.samples[SampleId(name)])
-    for name in obj["fresh"]:
-        state.placement.fresh.append(state.machine.samples[SampleId(name)])
+    _read_timers(state.timers, obj["timers"])
+    for name, fields in obj["health"].items():
+        state.health[EngineId(name)] = _read_health(fields)
+    placement.num_joins = obj["num_joins"]
+    for fields in obj["engines"]:
+        _read_engine(state, fields)
+    groups = {fields["id"]: _read_group(state, fields) for fields in obj["groups"]}
+    state.groups.update((name, groups[name]) for name in obj["alive"])
+    state.gate.read(obj["gate"], groups)
+    if placement.lines.predictor is not None:
+        placement.lines.predictor.read(obj["lengths"])
+    placement.lines.read(obj["lines"], machine.samples)
+    state.expect_next()
     return state
 
 
-def _read_group(state: SchedulerState, item: dict[str, Any]) -> None:
+def _read_timers(timers: Timers, obj: dict[str, Any]) -> None:
+    timers.now_s, timers.announced = obj["now_s"], obj["announced"]
+    for kind, engine, at_s in obj["pending"]:
+        timers.set(TimerKind(kind), EngineId(engine), at_s)
+
+
+def _read_health(obj: dict[str, Any]) -> Health:
+    return Health(
+        failed=dict.fromkeys(obj["failed"]),
+        quarantines=obj["quarantines"],
+        on_trial=obj["on_trial"],
+        until_s=obj["until_s"],
+    )
+
+
+def _read_engine(state: SchedulerState, obj: dict[str, Any]) -> None:
+    engine = Engine(
+        id=EngineId(obj["id"]),
+        capacity=obj["capacity"],
+        order=obj["order"],
+        version=obj["version"],
+        closed={Closed(reason) for reason in obj["closed"]},
+        asked_version=obj["asked_version"],
+        paused=obj["paused"],
+    )
+    engine.limit = engine.limit_now(state.health.get(engine.id))
+    state.placement.add(engine)
+
+
+def _read_group(state: SchedulerState, obj: dict[str, Any]) -> Group:
     engines = state.placement.engines
-    group = Group(id=GroupId(item["id"]), seq=item["seq"], members=[])
-    group.home = engines.get(item["home"])
-    group.first_version = item["first_version"]
-    for member, fields in enumerate(item["members"]):
-        sample = _read_sample(group, member, fields)
-        if fields["engine"] is not None:
-            sample.engine = engines[fields["engine"]]
-            sample.engine.held[sample.id] = sample
+    group = Group(
+        id=GroupId(obj["id"]),
+        members=[],
+        source=obj["source"],
+        expected_tokens=obj["expected_tokens"],
+        seq=obj["seq"],
+    )
+    group.home = engines.get(obj["home"])
+    group.first_version = obj["first_version"]
+    for fields in obj["members"]:
+        sample = _read_sample(state, group, fields)
         group.members.append(sample)
         group.num_ready += sample.state is State.READY
         state.machine.samples[sample.id] = sample
         state.machine.counts[sample.state] += 1
-    # The pool sees what it saw before: an offer, and then perhaps the end of waiting.
-    state.pool.add(group)
-    group.phase = GroupPhase(item["phase"])
-    if group.alive:
-        state.groups[group.id] = group
-    if group.settled:
-        state.pool.settle(group)
+    if group.admitted:
+        # The pool sees what it saw before: an admission, and then perhaps the end of waiting.
+        state.pool.add(group)
+        group.phase = GroupPhase(obj["phase"])
+        state.gate.admitted += group.alive
+        if group.settled:
+            state.pool.settle(group)
+    return group
 
 
-def _read_sample(group: Group, member: int, fields: dict[str, Any]) -> Sample:
-    return Sample(
-        id=sample_id(group.id, member),
+def _read_sample(state: SchedulerState, group: Group, obj: dict[str, Any]) -> Sample:
+    engines = state.placement.engines
+    sample = Sample(
+        id=sample_id(group.id, obj["member"]),
         group=group,
-        member=member,
-        state=State(fields["state"]),
-        attempt=fields["attempt"],
-        failures=fields["failures"],
-        aborting=fields["aborting"],
-        kept_tokens=fields["kept_tokens"],
-        num_tokens=fields["num_tokens"],
-        versions=tuple((version, count) for version, count in fields["versions"]),
-        first_version=fields["first_version"],
-        trail=fields["trail"],
+        member=obj["member"],
+        state=State(obj["state"]),
+        attempt=obj["attempt"],
+        failures=obj["failures"],
+        reward_failures=obj["reward_failures"],
+        avoids=engines.get(obj["avoids"]),
+        aborting=obj["aborting"],
+        kept_tokens=obj["kept_tokens"],
+        num_tokens=obj["num_tokens"],
+        versions=tuple((version, count) for version, count in obj["versions"]),
+        first_version=obj["first_version"],
+        moved_s=obj["moved_s"],
+        rank=obj["rank"],
+        trail=obj["trail"],
     )
+    if obj["engine"] is not None:
+        sample.engine = engines[obj["engine"]]
+        sample.engine.held[sample.id] = sample
+    return sample

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flowrl.ids import GroupId
+from flowrl.ids import EngineId, GroupId
 from flowrl.rollout.batches import Pool, open_pool
+from flowrl.rollout.gate import Gate
 from flowrl.rollout.machine import Machine, Observer
 from flowrl.rollout.offered import OfferedGroups
 from flowrl.rollout.placement import Placement
-from flowrl.rollout.records import Group
+from flowrl.rollout.records import Asked, Engine, Group, Health
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import GroupPhase, State
+from flowrl.rollout.timers import Timers
 
 __all__ = ["SchedulerState", "describe_waits"]
 
@@ -22,15 +24,18 @@ class SchedulerState:
     """Everything that a scheduler knows. `flowrl.rollout.validation` checks what is said here."""
 
     settings: SchedulerSettings
-    placement: Placement  # the engines, and every QUEUED sample
+    placement: Placement  # the engines, and every QUEUED sample of an admitted group
     machine: Machine  # every live sample, and how many ever were in each state
-    pool: Pool  # alive groups, and dead ones that no batch has named yet
+    pool: Pool  # admitted groups: alive ones, and dead ones that no batch has named yet
+    gate: Gate  # groups that are not admitted, and what was asked for
+    timers: Timers = field(default_factory=Timers)  # deadlines
+    health: dict[EngineId, Health] = field(default_factory=dict)  # engines that failed lately
     groups: dict[GroupId, Group] = field(default_factory=dict)  # alive groups in offer order
     offered: OfferedGroups = field(default_factory=OfferedGroups)  # every group ever offered
-    num_offered: int = 0  # their number, which is the next group's seq
-    waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (batch, groups) as asked
-    lost: int = 0  # refill: dead groups for which no replacement was asked for; >= 0
-    requested: int = 0  # refill: replacements asked for and not yet offered; >= 0
+    num_offered: int = 0  # their number
+    waiting: deque[Asked] = field(default_factory=deque)  # batches that were asked for, in order
+    horizon: int = 0  # version that the next batch is for, as far as it is known; never falls
+    served: tuple[int, int] = (0, 0)  # (version, batches) of the latest delivery, that one included
     fenced: int = 0  # reports on dead attempts, and answers to nothing asked; never falls
     stopped: str | None = None  # reason of the stop; then nothing is alive and nothing waits
 
@@ -39,34 +44,90 @@ class SchedulerState:
         cls, settings: SchedulerSettings, observer: Observer | None, *, keep_stories: bool
     ) -> SchedulerState:
         """The state before the first event."""
-        placement = Placement()
+        placement = Placement(settings)
         return cls(
             settings=settings,
             placement=placement,
             machine=Machine(placement, observer, keep_stories=keep_stories),
-            pool=open_pool(max_staleness=settings.max_staleness, refill=settings.refill),
+            pool=open_pool(settings),
+            gate=Gate(settings),
+        )
+
+    @property
+    def oldest(self) -> int:
+        """The least first version that the next batch can take."""
+        return self.horizon - self.settings.max_staleness
+
+    @property
+    def can_start(self) -> bool:
+        """Whether what starts now is not too old from the beginning."""
+        return self.machine.version >= self.oldest
+
+    def next_horizon(self) -> int:
+        """The version that the next batch is for."""
+        horizon = max(self.horizon, self.machine.version)
+        if self.settings.budget is not None:
+            horizon = self.settings.budget.next_version(horizon, self.served)
+        if self.waiting and self.waiting[0].version is not None:
+            horizon = max(horizon, self.waiting[0].version)
+        return horizon
+
+    def expect_next(self) -> None:
+        """Tells the pool which batches are still to come for the next one's version."""
+        further = 0
+        budget = self.settings.budget
+        if budget is not None:
+            version, batches = self.served
+            left = budget.batches_per_version - (batches if version == self.horizon else 0)
+            further = max(0, left - 1)
+        self.pool.expect(self.horizon, further)
+
+    def room(self) -> int:
+        """Groups that the age budget admits now; negative where more are in flight."""
+        return self.gate.room(
+            self.machine.version, self.horizon, self.served, self.pool.num_counted_dead
         )
 
 
 def describe_waits(state: SchedulerState) -> list[str]:
     """Who waits for whom, one line each."""
     counts = state.machine.total()
-    lines = [f"batch {batch} waits for {groups} groups" for batch, groups in state.waiting]
-    if counts.queued:
+    lines = [f"batch {asked.batch} waits for {asked.groups} groups" for asked in state.waiting]
+    if len(state.gate):
+        lines.append(f"{len(state.gate)} groups wait for admission, first {_first(state).id}")
+    queued = counts.queued - sum(len(group.members) for group in state.gate.groups())
+    if queued:
         room = "no free slot of an engine" if state.placement.engines else "no engine"
-        lines.append(f"{counts.queued} samples are queued: there is {room}")
-    lines += [
-        f"engine {engine.id} holds {len(engine.held)} of {engine.capacity} samples, "
-        f"first {next(iter(engine.held))}"
-        for engine in state.placement.engines.values()
-        if engine.held
-    ]
+        if not state.can_start:
+            room = f"no version {state.oldest} of the weights yet"
+        lines.append(f"{queued} samples are queued: there is {room}")
+    lines += [_describe(engine) for engine in state.placement.engines.values() if _busy(engine)]
     if counts.scoring:
         first = next(s.id for s in state.machine.samples.values() if s.state is State.SCORING)
         lines.append(f"{counts.scoring} samples wait for their score, first {first}")
     judging = [group.id for group in state.groups.values() if group.phase is GroupPhase.JUDGING]
     if judging:
         lines.append(f"{len(judging)} groups wait for a verdict, first {judging[0]}")
-    if state.requested:
-        lines.append(f"{state.requested} further groups were asked for and not offered")
+    for source, number in state.gate.requested.items():
+        of = f" of {source}" if source else ""
+        lines.append(f"{number} further groups{of} were asked for and not offered")
     return lines
+
+
+def _first(state: SchedulerState) -> Group:
+    return next(state.gate.groups())
+
+
+def _busy(engine: Engine) -> bool:
+    return bool(engine.held or engine.closed)
+
+
+def _describe(engine: Engine) -> str:
+    text = f"engine {engine.id} holds {len(engine.held)} of {engine.capacity} samples"
+    if engine.held:
+        text += f", first {next(iter(engine.held))}"
+    if engine.asked_version is not None:
+        text += f"; it was asked to load weights {engine.asked_version}"
+    if engine.closed:
+        text += f"; closed: {', '.join(sorted(engine.closed))}"
+    return text

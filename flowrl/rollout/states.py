@@ -15,7 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-__all__ = ["LIVE", "TERMINAL", "Counts", "DropReason", "GroupPhase", "State"]
+__all__ = [
+    "LIVE",
+    "TERMINAL",
+    "Closed",
+    "Counts",
+    "DropReason",
+    "GroupPhase",
+    "State",
+]
 
 
 class State(StrEnum):
@@ -51,9 +59,10 @@ class DropReason(StrEnum):
 
     - `aged`: at consumption it would have been more than `max_staleness` versions old.
     - `retries`: `max_attempts` attempts failed, counting those lost with their engine.
-    - `reward_failed`: its reward raised, hung or returned no number.
-    - `incomplete_group`: another member of its group was dropped, and a delivered group has
-      exactly `group_size` valid members.
+    - `reward_failed`: `max_reward_attempts` times its reward raised, hung or returned no number.
+    - `incomplete_group`: another member of its group was dropped, too few are left, and a
+      delivered group has exactly `group_size` valid members.
+    - `redundant`: it was sampled as a spare one, and others were ready first.
     - `stopped`: the run was stopped.
     """
 
@@ -61,6 +70,7 @@ class DropReason(StrEnum):
     RETRIES = "retries"
     REWARD_FAILED = "reward_failed"
     INCOMPLETE_GROUP = "incomplete_group"
+    REDUNDANT = "redundant"
     STOPPED = "stopped"
 
 
@@ -76,6 +86,25 @@ class GroupPhase(StrEnum):
     READY = "ready"
     FILTERED = "filtered"
     DROPPED = "dropped"
+
+
+class Closed(StrEnum):
+    """Why an engine gets no samples; it can have several reasons at once.
+
+    - `leaving`: it is about to go, and is let go as soon as nothing runs there.
+    - `suspected`: its heartbeat was lost a short while ago.
+    - `quarantined`: it failed again and again.
+    - `updating`: it has not got the latest weights yet.
+    - `asked`: the caller paused it.
+    - `repacked`: the tail of a step was moved off it.
+    """
+
+    LEAVING = "leaving"
+    SUSPECTED = "suspected"
+    QUARANTINED = "quarantined"
+    UPDATING = "updating"
+    ASKED = "asked"
+    REPACKED = "repacked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

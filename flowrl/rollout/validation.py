@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from flowrl.errors import SchedulerError
 from flowrl.rollout.batches import ByDeadline
-from flowrl.rollout.records import Group, Sample
+from flowrl.rollout.policies import AbortRunning
+from flowrl.rollout.records import Engine, Group, Sample
 from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import LIVE, GroupPhase, State
+from flowrl.rollout.states import LIVE, Closed, GroupPhase, State
+from flowrl.rollout.timers import TimerKind
 
 __all__ = ["check_state"]
 
@@ -23,9 +25,11 @@ def check_state(state: SchedulerState) -> None:
     problems = [
         *_counts(state),
         *_engines(state),
-        *_queue(state),
+        *_lines(state),
         *_groups(state),
         *_batches(state),
+        *_demand(state),
+        *_timers(state),
     ]
     if problems:
         raise SchedulerError(
@@ -45,7 +49,7 @@ def _counts(state: SchedulerState) -> Iterator[str]:
         if actual[held]:
             yield f"{actual[held]} samples stay {held} after a step"
     total = machine.total()
-    if not total.conserved or total.admitted != state.num_offered * state.settings.group_size:
+    if not total.conserved or total.admitted != state.num_offered * state.settings.num_members:
         yield f"{state.num_offered} groups were offered, but samples are {total.to_json()}"
     members = sum(len(group.members) for group in state.groups.values())
     if members != len(machine.samples):
@@ -56,68 +60,129 @@ def _engines(state: SchedulerState) -> Iterator[str]:
     held = 0
     for engine in state.placement.engines.values():
         held += len(engine.held)
+        yield from _engine(state, engine)
         for name, sample in engine.held.items():
             if sample.engine is not engine or state.machine.samples.get(name) is not sample:
                 yield f"engine {engine.id} holds {name}, which is not its own"
     if held != state.machine.counts[State.RUNNING]:
         yield f"engines hold {held} samples, {state.machine.counts[State.RUNNING]} are running"
     for sample in state.machine.samples.values():
-        yield from _sample(state, sample)
+        for problem in _sample(state, sample):
+            yield f"{sample.id} ({state.machine.story(sample)}) {problem}"
+
+
+def _engine(state: SchedulerState, engine: Engine) -> Iterator[str]:
+    where = f"engine {engine.id} (closed: {sorted(engine.closed)})"
+    health = state.health.get(engine.id)
+    if engine.limit != engine.limit_now(health):
+        yield f"{where} has limit {engine.limit}"
+    quarantined = health is not None and health.until_s is not None
+    if quarantined != (Closed.QUARANTINED in engine.closed):
+        yield f"{where} is in quarantine: {quarantined}"
+    suspected = (TimerKind.HEARTBEAT, engine.id) in state.timers.pending
+    if suspected != (Closed.SUSPECTED in engine.closed):
+        yield f"{where} has a heartbeat deadline: {suspected}"
+    pausing = {Closed.QUARANTINED, Closed.ASKED, Closed.REPACKED} & engine.closed
+    if engine.paused != bool(pausing):
+        yield f"{where} is paused: {engine.paused}"
+    updating = Closed.UPDATING in engine.closed
+    if engine.asked_version is not None and (engine.held or not updating):
+        yield f"{where} was asked to load weights while {len(engine.held)} samples run"
+    if not engine.held and Closed.LEAVING in engine.closed:
+        yield f"{where} is empty and is not let go"
+    if updating and not engine.held and engine.asked_version is None:
+        yield f"{where} is empty and is not given its weights"
+    if not updating and engine.version < state.machine.version:
+        yield f"{where} serves version {engine.version} and is not updated"
+    aborts = isinstance(state.settings.publication, AbortRunning)
+    if (Closed.REPACKED in engine.closed or quarantined or (updating and aborts)) and not all(
+        sample.aborting for sample in engine.held.values()
+    ):
+        yield f"{where} holds samples that are not aborted"
 
 
 def _sample(state: SchedulerState, sample: Sample) -> Iterator[str]:
-    where = f"{sample.id} ({state.machine.story(sample)})"
+    settings = state.settings
     running = sample.state is State.RUNNING
     if running != (sample.engine is not None) or (sample.aborting and not running):
-        yield f"{where} is {sample.state}, its engine {sample.engine and sample.engine.id}"
+        yield f"is {sample.state}, its engine {sample.engine and sample.engine.id}"
     if sample.engine and state.placement.engines.get(sample.engine.id) is not sample.engine:
-        yield f"{where} runs on a lost engine"
-    if not 0 <= sample.failures < state.settings.max_attempts:
-        yield f"{where} is live after {sample.failures} failures"
+        yield "runs on a lost engine"
+    if not 0 <= sample.failures < settings.max_attempts:
+        yield f"is live after {sample.failures} failures"
+    if not 0 <= sample.reward_failures < settings.max_reward_attempts:
+        yield f"is live after {sample.reward_failures} failed rewards"
     if sum(count for _, count in sample.versions) != sample.kept_tokens:
-        yield f"{where} has {sample.kept_tokens} kept tokens, spans {sample.versions}"
+        yield f"has {sample.kept_tokens} kept tokens, spans {sample.versions}"
     if sample.num_tokens < sample.kept_tokens:
-        yield f"{where} has fewer tokens than it keeps"
+        yield "has fewer tokens than it keeps"
     if sample.versions and sample.first_version != min(sample.versions)[0]:
-        yield f"{where} has first version {sample.first_version}, spans {sample.versions}"
+        yield f"has first version {sample.first_version}, spans {sample.versions}"
     begun = bool(sample.versions) or sample.state is not State.QUEUED
     if begun != (sample.first_version is not None):
-        yield f"{where} has first version {sample.first_version}"
-    oldest = state.machine.version - state.settings.max_staleness
-    if sample.first_version is not None and sample.first_version < oldest:
-        yield f"{where} is live and older than version {oldest}"
+        yield f"has first version {sample.first_version}"
+    if sample.first_version is not None and sample.first_version < state.oldest:
+        yield f"is live and older than version {state.oldest}"
+    if sample.avoids is not None and sample.state is not State.QUEUED:
+        yield "avoids an engine and is not queued"
 
 
-def _queue(state: SchedulerState) -> Iterator[str]:
-    queued = list(state.placement.queued())
-    if len(queued) != state.machine.counts[State.QUEUED] or len(set(queued)) != len(queued):
-        yield f"the queue holds {len(queued)} of {state.machine.counts[State.QUEUED]} samples"
-    if any(sample.attempt >= 0 for sample in state.placement.fresh if sample.state is State.QUEUED):
-        yield "a sample that was dispatched before waits among the fresh ones"
+def _lines(state: SchedulerState) -> Iterator[str]:
+    lined = list(state.placement.lines.samples())
+    held_back = [sample for group in state.gate.groups() for sample in group.members]
+    queued = state.machine.counts[State.QUEUED]
+    if len(set(lined)) != len(lined) or len(lined) + len(held_back) != queued:
+        yield f"{len(lined)} + {len(held_back)} samples wait in line, {queued} are queued"
+    if any(sample.group.admitted or sample.attempt >= 0 for sample in held_back):
+        yield "a sample that may start waits for admission"
+    first = state.placement.lines.first()
+    if first is not (lined[0] if lined else None) and first not in lined:
+        yield "the first sample of the lines is not in them"
     room = [engine.id for engine in state.placement.engines.values() if engine.free > 0]
-    if queued and room:
-        yield f"{len(queued)} samples are queued while {room[0]} has room"
+    if lined and room and state.can_start:
+        yield f"{len(lined)} samples are queued while {room[0]} has room"
+    freed = [
+        engine.id
+        for engine in state.placement.engines.values()
+        if engine.closed == {Closed.REPACKED} and engine.capacity
+    ]
+    if lined and freed and state.can_start:
+        yield f"{len(lined)} samples are queued while {freed[0]} is free after repacking"
 
 
 def _groups(state: SchedulerState) -> Iterator[str]:
     pooled = list(state.pool.groups())
+    waiting = list(state.gate.groups())
     if [g.seq for g in pooled] != sorted({g.seq for g in pooled}):
-        yield "the pool is not in offer order, or holds a group twice"
-    if {g.id for g in pooled if g.alive} != set(state.groups):
-        yield "the pool's alive groups are not the scheduler's"
+        yield "the pool is not in order, or holds a group twice"
+    alive = {g.id for g in pooled if g.alive}
+    if alive | {g.id for g in waiting} != set(state.groups):
+        yield "the groups of pool and gate are not the scheduler's"
+    if len(alive) != state.gate.admitted:
+        yield f"{len(alive)} admitted groups are alive, {state.gate.admitted} counted"
+    dead = 0 if state.settings.refill else len(pooled) - len(alive)
+    if dead != state.pool.num_counted_dead:
+        yield f"{dead} dead groups count, {state.pool.num_counted_dead} are counted"
     for group in pooled:
         yield from _group(state, group)
+    for group in waiting:
+        if group.admitted or group.first_version is not None or not group.members:
+            yield f"group {group.id} waits for admission and is under way"
 
 
 def _group(state: SchedulerState, group: Group) -> Iterator[str]:
-    size = state.settings.group_size
+    size, most = state.settings.group_size, state.settings.num_members
     where = f"group {group.id} ({group.phase})"
-    if len(group.members) != (size if group.alive else 0):
-        yield f"{where} has {len(group.members)} members"
     if group.id not in state.offered:
         yield f"{where} was never offered"
     if not group.alive:
+        if group.members:
+            yield f"{where} has {len(group.members)} members"
         return
+    members = [member.member for member in group.members]
+    most = most if group.phase is GroupPhase.OPEN else size
+    if not size <= len(members) <= most or members != sorted(set(members)):
+        yield f"{where} has members {members}"
     ready = sum(member.state is State.READY for member in group.members)
     if ready != group.num_ready or (ready < size) != (group.phase is GroupPhase.OPEN):
         yield f"{where} has {ready} ready members, {group.num_ready} counted"
@@ -126,8 +191,6 @@ def _group(state: SchedulerState, group: Group) -> Iterator[str]:
     firsts = [m.first_version for m in group.members if m.first_version is not None]
     if group.first_version != min(firsts, default=None):
         yield f"{where} has first version {group.first_version}, its members {firsts}"
-    if [m.member for m in group.members] != list(range(size)):
-        yield f"{where} has its members out of order"
 
 
 def _batches(state: SchedulerState) -> Iterator[str]:
@@ -135,13 +198,42 @@ def _batches(state: SchedulerState) -> Iterator[str]:
         yield "something is alive after the stop"
     if isinstance(state.pool, ByDeadline):
         yield from state.pool.problems()
-    if min(state.lost, state.requested, state.fenced) < 0:
-        yield "a counter is negative"
+    if state.horizon != state.next_horizon() or state.horizon < state.machine.version:
+        yield f"the next batch is for version {state.horizon}, expected {state.next_horizon()}"
     if state.waiting and state.stopped is None:
-        num_groups = state.waiting[0][1]
-        if state.pool.complete(num_groups):
-            yield f"batch {state.waiting[0][0]} waits, but {num_groups} groups are there"
-        if state.settings.refill:
-            asked = sum(groups for _, groups in state.waiting)
-            if min(asked - len(state.groups) - state.requested, state.lost) > 0:
-                yield "a batch can never be filled, and nobody was asked for prompts"
+        asked = state.waiting[0]
+        if state.pool.complete(asked.groups):
+            yield f"batch {asked.batch} waits, but {asked.groups} groups are there"
+
+
+def _demand(state: SchedulerState) -> Iterator[str]:
+    gate = state.gate
+    if min(gate.lost, gate.asked_for_lost, state.fenced, *gate.requested.values()) < 0:
+        yield "a counter is negative"
+    if state.stopped is not None or state.machine.event_id < 0:
+        return
+    if state.settings.budget is not None:
+        room = state.room()
+        if room > 0 and len(gate):
+            yield f"{len(gate)} groups wait while {room} can be admitted"
+        if sum(gate.wanted_by_budget(room).values()):
+            yield "groups can be admitted, and nobody was asked for prompts"
+    elif state.settings.refill and state.waiting:
+        asked = sum(asked.groups for asked in state.waiting)
+        if min(asked - len(state.groups) - gate.requested.total(), gate.lost) > 0:
+            yield "a batch can never be filled, and nobody was asked for prompts"
+
+
+def _timers(state: SchedulerState) -> Iterator[str]:
+    timers = state.timers
+    if not timers.pending:
+        return
+    earliest = min(timers.pending.values())
+    if earliest <= timers.now_s:
+        yield f"a deadline of {earliest} s has passed at {timers.now_s} s"
+    if timers.announced is None or timers.announced > earliest:
+        yield f"nobody is to be woken for the deadline at {earliest} s"
+    for name, health in state.health.items():
+        pending = timers.pending.get((TimerKind.RELEASE, name))
+        if pending != health.until_s:
+            yield f"engine {name} is released at {pending} s, not {health.until_s} s"

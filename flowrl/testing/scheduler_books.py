@@ -1,36 +1,68 @@
 """The books of a `World`: what is true around a scheduler, kept without looking into it.
 
 Every action is carried out here and checked: who runs where and within which capacity, which token
-was made by which weights, what ended how, what every batch holds.
+was made by which weights, what ended how, what every batch holds. Each check belongs to one of the
+invariants of docs/scheduling.md, whose number a `Violation` carries; `checked` counts the checks,
+so that a test can tell that an invariant was really put to the test.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import assert_never
 
 from flowrl.ids import EngineId, GroupId, SampleId, sample_id
 from flowrl.rollout import (
     Abort,
     Action,
+    ContinueEngine,
     Counts,
     Deliver,
     Drop,
     Judge,
     NeedPrompts,
+    PauseEngine,
+    ReleaseEngine,
     SchedulerSettings,
     Score,
     Submit,
+    UpdateEngine,
+    Wake,
 )
+from flowrl.testing.scheduler_starvation import is_there
 
-__all__ = ["Attempt", "Books", "Violation"]
+__all__ = ["INVARIANTS", "Attempt", "Books", "EngineTruth", "Violation"]
+
+INVARIANTS = {
+    1: "conservation",
+    2: "exactly once",
+    3: "age",
+    4: "whole groups",
+    5: "exact batches",
+    6: "nothing starves",
+    7: "a stuck sample blocks its own group only",
+    8: "liveness",
+    9: "no lost wake-up",
+    10: "aborts join exactly",
+    11: "crash and resume",
+    12: "makespan",
+}
+"""Numbers and names of the invariants; 7 and 12 have tests of their own."""
 
 
 class Violation(AssertionError):
-    """The scheduler did what it must never do."""
+    """The scheduler did what it must never do.
+
+    Attributes:
+        invariant: Its number in `INVARIANTS`.
+    """
+
+    def __init__(self, invariant: int, what: str) -> None:
+        super().__init__(f"[{invariant}: {INVARIANTS[invariant]}] {what}")
+        self.invariant = invariant
 
 
 @dataclass(slots=True)
@@ -39,8 +71,41 @@ class Attempt:
 
     attempt: int
     kept: int
+    moved_s: float = 0.0  # when a token was last reported, or it began
+    reported: int = 0  # tokens of this attempt that progress reports told of
     made: list[int] = field(default_factory=list)  # version of each token of this attempt
     abort_asked: bool = False
+    stuck: bool = False  # it will never make another token, nor answer
+
+
+@dataclass(slots=True)
+class EngineTruth:
+    """An engine, as it is."""
+
+    capacity: int
+    version: int
+    running: dict[SampleId, Attempt] = field(default_factory=dict)
+    silent: bool = False  # it says nothing, and the scheduler was told so
+    leaving: bool = False
+    held: bool = False  # the caller paused it
+    paused: bool = False  # the scheduler paused it
+    loading: int | None = None  # weights that it was asked to load
+
+    def clone(self) -> EngineTruth:
+        """An independent copy."""
+        other = EngineTruth(**{of.name: getattr(self, of.name) for of in fields(self)})
+        other.running = {
+            name: Attempt(
+                a.attempt, a.kept, a.moved_s, a.reported, [*a.made], a.abort_asked, a.stuck
+            )
+            for name, a in self.running.items()
+        }
+        return other
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be given samples."""
+        return not (self.silent or self.leaving or self.paused or self.loading is not None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,36 +117,56 @@ class Books:
 
     settings: SchedulerSettings
     max_tokens: int
-    num_offered: int = 0
+    groups: list[GroupId] = field(default_factory=list)  # offered, in order
     version: int = 0
+    now_s: float = 0.0  # the latest time that the scheduler was told
+    wake_s: float | None = None  # when it asked to be woken
     num_asked: int = 0
-    asked: dict[int, int] = field(default_factory=dict)  # batch -> groups, not yet delivered
-    wanted: int = 0  # prompts asked for
+    asked: dict[int, tuple[int, int | None]] = field(default_factory=dict)  # groups, version
+    floor: int = 0  # version that the next batch is at least for
+    served: tuple[int, int] = (0, 0)  # version of the last batch, how many were for it
+    wanted: Counter[str] = field(default_factory=Counter)  # prompts asked for, by source
     untrained: int = 0  # delivered batches whose weights are not published
-    capacity: dict[EngineId, int] = field(default_factory=dict)
-    running: dict[EngineId, dict[SampleId, Attempt]] = field(default_factory=dict)
+    engines: dict[EngineId, EngineTruth] = field(default_factory=dict)
+    # Engines that were paused and have finished nothing since, perhaps on trial.
+    doubtful: dict[EngineId, None] = field(default_factory=dict)
     payload: dict[SampleId, list[int]] = field(default_factory=dict)  # version of each kept token
+    began: dict[SampleId, int] = field(default_factory=dict)  # version at dispatch, without tokens
     attempts: dict[SampleId, int] = field(default_factory=dict)  # latest attempt
     scoring: dict[SampleId, None] = field(default_factory=dict)
-    scored: set[SampleId] = field(default_factory=set)
+    scored: dict[SampleId, None] = field(default_factory=dict)
     judging: dict[GroupId, None] = field(default_factory=dict)
+    ready: dict[GroupId, None] = field(default_factory=dict)  # could be delivered
+    dead: dict[GroupId, None] = field(default_factory=dict)  # ended, and not named in any batch
     end: dict[SampleId, str] = field(default_factory=dict)
-    answered: set[GroupId] = field(default_factory=set)
-    stopped: bool = False
     delivered: list[Deliver] = field(default_factory=list)
+    stopped: bool = False
+    given_up: dict[tuple[EngineId, SampleId], bool] = field(default_factory=dict)  # in this step
+    past: list[tuple[EngineId, SampleId, int, int]] = field(default_factory=list)  # dead attempts
+    checked: Counter[int] = field(default_factory=Counter)  # by invariant; of all clones together
 
     def clone(self) -> Books:
-        """An independent copy."""
-        delivered, self.delivered = self.delivered, []
-        other = copy.deepcopy(self)
-        self.delivered = delivered
-        other.delivered = list(delivered)
+        """An independent copy, but for `checked`."""
+        other = Books(settings=self.settings, max_tokens=self.max_tokens)
+        for of in fields(self):
+            value = getattr(self, of.name)
+            if of.name == "checked":
+                other.checked = value
+            elif isinstance(value, dict | list):
+                setattr(other, of.name, value.copy())
+            else:
+                setattr(other, of.name, value)
+        other.payload = {name: [*tokens] for name, tokens in self.payload.items()}
+        other.engines = {name: engine.clone() for name, engine in self.engines.items()}
         return other
 
-    def check(self, fine: bool, what: str) -> None:
+    def check(self, invariant: int, fine: bool, what: str) -> None:
         """Raises a `Violation` where something is not fine."""
+        self.checked[invariant] += 1
         if not fine:
-            raise Violation(what)
+            raise Violation(invariant, what)
+
+    # What is known
 
     def length(self, sample: SampleId) -> int:
         """Response tokens that the sample ends with."""
@@ -89,18 +174,56 @@ class Books:
         return random.Random(str(sample)).randint(0, self.max_tokens)
 
     def members(self, group: GroupId) -> list[SampleId]:
-        """A group's samples in member order."""
-        return [sample_id(group, member) for member in range(self.settings.group_size)]
+        """A group's samples in member order, spare ones too."""
+        return [sample_id(group, member) for member in range(self.settings.num_members)]
 
-    def num_available(self) -> int:
-        """Groups that batches can still take."""
-        if not self.settings.refill:
-            return self.num_offered - len(self.answered)
-        ended = {sample.rpartition("/")[0] for sample in self.end}
-        return self.num_offered - len(ended)
+    def live(self, group: GroupId) -> list[SampleId]:
+        """A group's samples that have no end yet."""
+        return [sample for sample in self.members(group) if sample not in self.end]
+
+    def first_version(self, sample: SampleId) -> int | None:
+        """The version that the sample's age counts from."""
+        tokens = self.payload.get(sample)
+        return min(tokens) if tokens else self.began.get(sample)
+
+    def horizon(self) -> int:
+        """The version that the next batch is for."""
+        horizon = max(self.floor, self.version)
+        budget = self.settings.budget
+        if budget is not None:
+            version, batches = self.served
+            horizon = max(horizon, version + (batches >= budget.batches_per_version))
+        if self.asked:
+            horizon = max(horizon, next(iter(self.asked.values()))[1] or 0)
+        return horizon
+
+    def forget(self, engine: EngineId) -> None:
+        """The engine is gone; what ran there is over, and its tokens are lost."""
+        truth = self.engines.pop(engine, None)
+        if truth is not None:
+            for sample, attempt in truth.running.items():
+                self.bury(engine, sample, attempt)
+                self.lose_tokens(sample)
+
+    def bury(self, engine: EngineId, sample: SampleId, attempt: Attempt) -> None:
+        """Notes a dead attempt, for late reports."""
+        self.past.append((engine, sample, attempt.attempt, attempt.kept + len(attempt.made)))
+
+    def lose_tokens(self, sample: SampleId) -> None:
+        """An attempt came to nothing; without kept tokens the sample's age begins anew."""
+        if not self.payload.get(sample):
+            self.began.pop(sample, None)
+
+    def running(self) -> Iterable[SampleId]:
+        """Samples that engines have and that have not ended."""
+        for engine in self.engines.values():
+            yield from (sample for sample in engine.running if sample not in self.end)
+
+    # Actions
 
     def carry_out(self, actions: list[Action], counts: Counts) -> None:
         """Carries actions out and checks each of them."""
+        dropped: list[SampleId] = []
         for action in actions:
             match action:
                 case Submit():
@@ -111,103 +234,217 @@ class Books:
                     for sample in samples:
                         length = len(self.payload.get(sample, ()))
                         self.check(
+                            2,
                             sample not in self.end and length == self.length(sample),
                             f"{sample} is scored with {length} tokens",
                         )
                         self.scoring[sample] = None
-                case Judge(groups=groups):
-                    for group in groups:
-                        whole = all(s in self.scored for s in self.members(group))
-                        self.check(whole, f"{group} is judged before it is scored")
+                case Judge(groups=groups, samples=samples):
+                    for group, members in zip(groups, samples, strict=True):
+                        self.check(
+                            4,
+                            len(members) == self.settings.group_size
+                            and all(s in self.scored for s in members),
+                            f"{group} is judged before it is scored",
+                        )
                         self.judging[group] = None
                 case Deliver():
                     self._on_deliver(action)
                 case Drop(sample=sample):
-                    self.finish(sample, "dropped")
-                    runs = any(
-                        sample in running and not running[sample].abort_asked
-                        for running in self.running.values()
-                    )
-                    self.check(not runs, f"{sample} is dropped and runs on")
-                    self.scoring.pop(sample, None)
-                    self.judging.pop(GroupId(sample.rpartition("/")[0]), None)
-                case NeedPrompts(groups=num_groups):
-                    self.check(self.settings.refill and num_groups > 0, "prompts without refill")
-                    self.wanted += num_groups
+                    self._on_drop(sample)
+                    dropped.append(sample)
+                case NeedPrompts(groups=num_groups, source=source):
+                    asks = self.settings.refill or self.settings.budget is not None
+                    self.check(5, asks and num_groups > 0, "prompts that nobody needs")
+                    self.wanted[source] += num_groups
+                case Wake(at_s=at_s):
+                    fine = at_s > self.now_s and (self.wake_s is None or at_s < self.wake_s)
+                    self.check(9, fine, f"wake at {at_s} s: now {self.now_s}, {self.wake_s}")
+                    self.wake_s = at_s
+                case PauseEngine() | ContinueEngine() | UpdateEngine() | ReleaseEngine():
+                    self._on_engine(action)
                 case _:
                     assert_never(action)
+        unheard = [where for where, told in self.given_up.items() if not told]
+        self.check(10, not unheard, f"{unheard} are given up, and run on")
+        self.given_up.clear()
+        for sample in dropped:
+            runs = any(
+                sample in engine.running and not engine.running[sample].abort_asked
+                for engine in self.engines.values()
+            )
+            self.check(10, not runs, f"{sample} is dropped and runs on")
+        self.floor = self.horizon()
         self._check_counts(counts)
 
     def _on_submit(self, submit: Submit) -> None:
-        self.check(submit.engine in self.capacity, f"{submit.engine} is gone")
-        running = self.running[submit.engine]
+        engine = self.engines.get(submit.engine)
+        self.check(8, engine is not None, f"{submit.engine} is gone")
+        assert engine is not None
+        self.check(
+            3,
+            engine.version == self.version,
+            f"{submit.engine} has weights {engine.version} and gets samples at {self.version}",
+        )
         for dispatch in submit.samples:
             sample = dispatch.sample
-            self.check(sample not in self.end, f"{sample} runs after its end")
+            self.check(2, sample not in self.end, f"{sample} runs after its end")
             self.check(
-                not any(sample in others for others in self.running.values()),
+                2,
+                not any(sample in others.running for others in self.engines.values()),
                 f"{sample} runs twice",
             )
             self.check(
+                2,
                 dispatch.attempt > self.attempts.get(sample, -1),
                 f"attempt {dispatch.attempt} of {sample} is not a new one",
             )
             kept = len(self.payload.get(sample, ()))
             self.check(
+                10,
                 dispatch.kept_tokens == kept,
                 f"{sample} goes on from {dispatch.kept_tokens} tokens, but {kept} are kept",
             )
             self.attempts[sample] = dispatch.attempt
-            running[sample] = Attempt(attempt=dispatch.attempt, kept=kept)
-        held = sum(sample not in self.end for sample in running)
-        capacity = self.capacity[submit.engine]
-        self.check(held <= capacity, f"{submit.engine} holds {held} of {capacity}")
+            if not kept:
+                self.began.setdefault(sample, self.version)
+            first = self.first_version(sample)
+            self.check(
+                3,
+                first is not None and first >= self.horizon() - self.settings.max_staleness,
+                f"{sample} starts at {first}, too old for a batch at {self.horizon()}",
+            )
+            engine.running[sample] = Attempt(
+                attempt=dispatch.attempt, kept=kept, moved_s=self.now_s
+            )
+        held = sum(sample not in self.end for sample in engine.running)
+        closed = engine.paused or engine.silent or engine.leaving
+        fine = held <= engine.capacity and not closed
+        self.check(9, fine, f"{submit.engine} holds {held} samples: {engine}")
 
     def _on_abort(self, abort: Abort) -> None:
-        running = self.running.get(abort.engine, {})
+        engine = self.engines.get(abort.engine)
         for sample in abort.samples:
+            if self.given_up.get((abort.engine, sample)) is False:
+                self.given_up[abort.engine, sample] = True
+                continue
+            attempt = engine.running.get(sample) if engine is not None else None
             self.check(
-                sample in running and not running[sample].abort_asked,
+                10,
+                attempt is not None and not attempt.abort_asked,
                 f"{sample} is aborted where it does not run, or twice",
             )
-            running[sample].abort_asked = True
+            if attempt is not None:
+                attempt.abort_asked = True
+                attempt.moved_s = self.now_s
+
+    def _on_engine(
+        self, action: PauseEngine | ContinueEngine | UpdateEngine | ReleaseEngine
+    ) -> None:
+        engine = self.engines.get(action.engine)
+        self.check(8, engine is not None, f"{action} of an engine that is gone")
+        assert engine is not None
+        live = [sample for sample in engine.running if sample not in self.end]
+        match action:
+            case PauseEngine():
+                self.check(9, not engine.paused, f"{action.engine} is paused twice")
+                engine.paused = True
+                self.doubtful[action.engine] = None
+            case ContinueEngine():
+                self.check(9, engine.paused and not engine.held, f"{action.engine} continues")
+                engine.paused = False
+                self.doubtful[action.engine] = None
+                for attempt in engine.running.values():
+                    attempt.moved_s = self.now_s
+            case UpdateEngine(version=version):
+                fine = not live and engine.loading is None and version == self.version
+                self.check(3, fine, f"{action} while {live} run on {engine}")
+                engine.loading = version
+            case ReleaseEngine():
+                fine = engine.silent or (engine.leaving and not live)
+                self.check(8, fine, f"{action} while {live} run")
+                self.forget(action.engine)
 
     def _on_deliver(self, deliver: Deliver) -> None:
-        asked = self.asked.pop(deliver.batch, 0)
-        self.check(asked > 0, f"batch {deliver.batch} was not asked for")
+        expected = self.horizon()
+        self.check(
+            3,
+            deliver.version == expected,
+            f"batch {deliver.batch} is for version {deliver.version}, expected {expected}",
+        )
+        due = next(iter(self.asked), None)
+        self.check(5, deliver.batch == due, f"batch {deliver.batch} is delivered before {due}")
+        there = is_there(self, self.asked[deliver.batch][0], unknown=True)
+        self.check(6, there, f"batch {deliver.batch} should have waited")
+        asked, _ = self.asked.pop(deliver.batch)
         self.untrained += 1
         self.delivered.append(deliver)
+        self.floor = expected
+        version, batches = self.served
+        self.served = (expected, batches + 1 if version == expected else 1)
         counted = len(deliver.groups) + (0 if self.settings.refill else len(deliver.filtered))
-        self.check(counted == asked, f"batch of {asked} has {counted} groups")
+        self.check(5, counted == asked, f"batch of {asked} has {counted} groups")
         for name in deliver.filtered:
             ends = {self.end.get(sample, "live") for sample in self.members(name)}
-            self.check(ends <= {"filtered", "dropped"}, f"{name} is named filtered, but {ends}")
-        names = [*(g.group for g in deliver.groups), *deliver.filtered]
-        self.check(
-            len(set(names)) == len(names) and not self.answered & set(names),
-            f"a group of {names} is answered twice",
-        )
-        self.answered |= set(names)
-        for listed in ([g.group for g in deliver.groups], list(deliver.filtered)):
-            order = [int(g.partition("/")[0]) * 10 + int(g.partition("/")[2]) for g in listed]
-            self.check(order == sorted(order), f"{listed} is not in offer order")
+            self.check(4, ends <= {"filtered", "dropped"}, f"{name} is named filtered, but {ends}")
+            self.check(2, name in self.dead, f"{name} is named a second time")
+            del self.dead[name]
         for group in deliver.groups:
-            self.check(list(group.samples) == self.members(group.group), f"{group} is not whole")
-            for sample in group.samples:
-                self.check(sample in self.scored, f"{sample} is consumed without a score")
-                first = min(self.payload.get(sample, []), default=self.version)
-                age = self.version - first
-                self.check(age <= self.settings.max_staleness, f"{sample} is {age} versions old")
-                self.finish(sample, "consumed")
+            self._check_group(deliver, group.group, group.samples)
+
+    def _check_group(self, deliver: Deliver, group: GroupId, samples: tuple[SampleId, ...]) -> None:
+        self.check(2, group in self.ready, f"{group} is delivered and not ready")
+        self.ready.pop(group)
+        members = [sample for sample in self.members(group) if sample in samples]
+        self.check(
+            4,
+            members == list(samples) and len(members) == self.settings.group_size,
+            f"{group} is delivered with {samples}",
+        )
+        self.check(4, self.live(group) == members, f"{group} has members beside {samples}")
+        for sample in samples:
+            self.check(4, sample in self.scored, f"{sample} is consumed without a score")
+            age = deliver.version - min(self.payload.get(sample, []), default=deliver.version)
+            self.check(3, age <= self.settings.max_staleness, f"{sample} is {age} versions old")
+            self.finish(sample, "consumed")
+
+    def _on_drop(self, sample: SampleId) -> None:
+        group = GroupId(sample.rpartition("/")[0])
+        self.finish(sample, "dropped")
+        self.scoring.pop(sample, None)
+        if len(self.live(group)) < self.settings.group_size:
+            self.judging.pop(group, None)
+            self.ready.pop(group, None)
+            self.dead[group] = None
 
     def finish(self, sample: SampleId, end: str) -> None:
         """The sample has that end; checks that it had no other."""
-        ended = self.end.setdefault(sample, end)
-        self.check(ended is end, f"{sample} ends {end}, but was {ended}")
+        self.check(
+            2, sample not in self.end, f"{sample} ends {end}, but was {self.end.get(sample)}"
+        )
+        self.end[sample] = end
+        self.began.pop(sample, None)
 
     def _check_counts(self, counts: Counts) -> None:
         ends = Counter(self.end.values())
-        admitted = self.num_offered * self.settings.group_size
-        mine = (admitted, ends["consumed"], ends["filtered"], ends["dropped"])
-        told = (counts.admitted, counts.consumed, counts.filtered, counts.dropped)
-        self.check(counts.conserved and mine == told, f"counts are {told}, but should be {mine}")
+        running = sum(1 for _ in self.running())
+        ready = sum(1 for sample in self.scored if sample not in self.end)
+        mine = (
+            len(self.groups) * self.settings.num_members,
+            running,
+            len(self.scoring),
+            ready,
+            ends["consumed"],
+            ends["filtered"],
+            ends["dropped"],
+        )
+        told = (
+            counts.admitted,
+            counts.running,
+            counts.scoring,
+            counts.ready,
+            counts.consumed,
+            counts.filtered,
+            counts.dropped,
+        )
+        self.check(1, counts.conserved and mine == told, f"counts are {told}, but should be {mine}")

@@ -1,11 +1,12 @@
 """Fuzzes the rollout scheduler with a seed of one's own.
 
-    python -m flowrl.testing.scheduler_fuzz --seed 7 --events 1000000
+    python -m flowrl.testing.scheduler_fuzz --seed 7 --events 1000000 --jobs 8
 
-Episodes of a few hundred events each run until so many events have happened; every episode has its
-own settings, engines and faults, all drawn from the seed and the episode's number. Prints a table
-of events, faults and ends. At a violation it looks for a shorter episode that breaks too, prints
-the settings, the last events and what went wrong, and exits with 1.
+Episodes of a few hundred moves each are played until so many events have happened; every episode
+has its own settings, engines and faults, all drawn from the seed and the episode's number. Prints a
+table of events, faults, restarts and checks. At a violation it looks for the shortest episode that
+breaks in the same way, prints the settings, the moves and events and what went wrong, and exits
+with 1. With `--jobs`, seeds that follow are run beside it in processes of their own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields
 
-from flowrl.errors import SchedulerError
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.testing.scheduler_books import Violation
-from flowrl.testing.scheduler_world import CALM, STORMY, World
+from flowrl.rollout import SchedulerSettings
+from flowrl.testing.scheduler_books import INVARIANTS
+from flowrl.testing.scheduler_episodes import Episode, draw_episode, play, without_validator
+from flowrl.testing.scheduler_faults import FAULTS
+from flowrl.testing.scheduler_shrink import shrink
 
-__all__ = ["Failure", "draw_world", "fuzz", "main", "run_episode"]
+__all__ = ["Failure", "Tally", "fuzz", "main"]
+
+RESTARTS = ("crash", "rewrite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,96 +35,138 @@ class Failure:
     """An episode that broke."""
 
     seed: int
-    episode: int
+    number: int
     size: int
+    episode: Episode
     error: Exception
-    world: World
 
     def __str__(self) -> str:
+        world, error = play(self.episode)
+        plain = SchedulerSettings(group_size=1)
+        changed = [
+            f"{of.name}={getattr(self.episode.settings, of.name)}"
+            for of in fields(SchedulerSettings)
+            if getattr(self.episode.settings, of.name) != getattr(plain, of.name)
+        ]
+        moves = " ".join(name for name, _ in self.episode.script) or "none; it shows at the end"
         lines = [
-            f"VIOLATION in episode {self.episode} of seed {self.seed}, size {self.size}:",
-            f"  {type(self.error).__name__}: {self.error}",
-            f"  {self.world.settings}",
-            f"  the last of {len(self.world.events)} events:",
-            *(f"    {event}" for event in self.world.events[-15:]),
-            f"  again: --seed {self.seed} --episode {self.episode} --size {self.size}",
+            f"VIOLATION in episode {self.number} of seed {self.seed}:",
+            f"  {type(error).__name__}: {error}",
+            f"  settings: {', '.join(changed) or 'the defaults'}",
+            f"  moves: {moves}",
+            f"  the last of {len(world.events)} events:",
+            *(f"    {event}" for event in world.events[-15:]),
+            f"  again: --seed {self.seed} --episode {self.number} --size {self.size}",
         ]
         return "\n".join(lines)
 
 
-def draw_world(rng: random.Random, *, validate: bool = True) -> World:
-    """A world with settings drawn from the whole range of rules."""
-    settings = SchedulerSettings(
-        group_size=rng.choice([1, 2, 3, 4, 8]),
-        max_staleness=rng.choice([0, 0, 1, 2, 4]),
-        max_attempts=rng.choice([1, 2, 3, 50]),
-        judges_groups=rng.random() < 0.6,
-        refill=rng.random() < 0.5,
-    )
-    return World(
-        settings,
-        rng,
-        weights=rng.choice([CALM, STORMY, STORMY, STORMY]),
-        batch_groups=rng.randint(1, 4),
-        max_live=rng.choice([8, 24, 48]),
-        lag_rate=rng.choice([0.0, 0.2]),
-        validate=validate,
-    )
+@dataclass(slots=True)
+class Tally:
+    """What was played."""
 
+    seen: Counter[str] = field(default_factory=Counter)  # events by kind, and restarts
+    moves: Counter[str] = field(default_factory=Counter)
+    checked: Counter[int] = field(default_factory=Counter)  # by invariant
+    episodes: int = 0
 
-def run_episode(world: World, num_events: int) -> None:
-    """Runs, drains, and replays the event log where there was no crash.
+    @property
+    def events(self) -> int:
+        """Events that were stepped."""
+        return sum(number for name, number in self.seen.items() if name[:1].isupper())
 
-    Raises:
-        Violation: by the world's books.
-        SchedulerError: by the scheduler's own checks.
-    """
-    world.run(num_events)
-    world.drain()
-    if not world.seen["crash"]:
-        again = RolloutScheduler(world.settings)
-        for event in world.events:
-            again.step(event)
-        if again.to_json() != world.scheduler.to_json():
-            raise Violation("the event log replays to another state")
+    def add(self, other: Tally) -> None:
+        """Counts another tally in."""
+        self.seen += other.seen
+        self.moves += other.moves
+        self.checked += other.checked
+        self.episodes += other.episodes
 
 
 def fuzz(
-    seed: int, num_events: int, size: int, seen: Counter[str], *, validate: bool = True
+    seed: int,
+    num_events: int,
+    size: int,
+    tally: Tally,
+    *,
+    validate: bool = True,
+    shrinks: bool = True,
 ) -> Failure | None:
-    """Runs episodes until so many events have happened, and counts them in `seen`."""
-    episode = 0
-    while seen.total() < num_events:
-        failure = _try(seed, episode, size, seen, validate=validate)
+    """Plays episodes until so many events have happened; stops at the first that breaks."""
+    number = 0
+    while tally.events < num_events:
+        failure = run_episode(seed, number, size, tally, validate=validate, shrinks=shrinks)
         if failure is not None:
-            return _shorter(failure)
-        episode += 1
+            return failure
+        number += 1
     return None
 
 
-def _try(
-    seed: int, episode: int, size: int, seen: Counter[str], *, validate: bool = True
+def run_episode(
+    seed: int, number: int, size: int, tally: Tally, *, validate: bool = True, shrinks: bool = True
 ) -> Failure | None:
-    world = draw_world(random.Random(f"{seed}/{episode}"), validate=validate)
-    try:
-        run_episode(world, size)
-    except (Violation, SchedulerError) as error:
-        return Failure(seed=seed, episode=episode, size=size, error=error, world=world)
-    finally:
-        seen.update(world.seen)
-    return None
+    """Plays one episode."""
+    episode = draw_episode(random.Random(f"{seed}/{number}"), size)
+    if not validate:
+        episode = without_validator(episode)
+    world, error = play(episode)
+    tally.seen += world.seen
+    tally.moves.update(name for name, _ in episode.script)
+    tally.checked += world.books.checked
+    tally.episodes += 1
+    if error is None:
+        return None
+    shortest = shrink(episode, error) if shrinks else episode
+    return Failure(seed=seed, number=number, size=size, episode=shortest, error=error)
 
 
-def _shorter(failure: Failure) -> Failure:
-    """The shortest failing episode among many short ones, or the one that was found."""
-    for size in (10, 20, 40, 80, 160):
-        if size >= failure.size:
-            break
-        for episode in range(150):
-            found = _try(failure.seed, episode, size, Counter())
-            if found is not None:
-                return found
-    return failure
+def _job(options: tuple[int, int, int, bool]) -> tuple[Tally, str | None]:
+    seed, num_events, size, validate = options
+    tally = Tally()
+    failure = fuzz(seed, num_events, size, tally, validate=validate)
+    return tally, None if failure is None else str(failure)
+
+
+def _run(options: argparse.Namespace) -> tuple[Tally, list[str]]:
+    validate = not options.books_only
+    if options.episode is not None:
+        tally = Tally()
+        failure = run_episode(options.seed, options.episode, options.size, tally, validate=validate)
+        return tally, [str(failure)] if failure is not None else []
+    share = -(-options.events // options.jobs)
+    jobs = [(options.seed + job, share, options.size, validate) for job in range(options.jobs)]
+    if options.jobs == 1:
+        results = [_job(jobs[0])]
+    else:
+        with ProcessPoolExecutor(options.jobs) as pool:
+            results = list(pool.map(_job, jobs))
+    total = Tally()
+    for tally, _ in results:
+        total.add(tally)
+    return total, [text for _, text in results if text is not None]
+
+
+def _table(tally: Tally, seconds: float, violations: int) -> str:
+    lines = [f"{'events':32} {tally.events:>14,}"]
+    names = sorted(name for name in tally.seen if name[:1].isupper())
+    lines += [f"  {name:30} {tally.seen[name]:>14,}" for name in names]
+    faults = {name: tally.moves[name] for name in FAULTS if name not in RESTARTS}
+    lines += [f"{'faults tried':32} {sum(faults.values()):>14,}"]
+    lines += [f"  {name:30} {number:>14,}" for name, number in faults.items()]
+    restarts = {name: tally.seen[name] for name in RESTARTS}
+    lines += [f"{'restarts from written state':32} {sum(restarts.values()):>14,}"]
+    lines += [f"  {name:30} {number:>14,}" for name, number in restarts.items()]
+    lines += [f"{'checks of invariants':32} {tally.checked.total():>14,}"]
+    lines += [
+        f"  {f'{number}: {INVARIANTS[number]}':30} {count:>14,}"
+        for number, count in sorted(tally.checked.items())
+    ]
+    lines += [
+        f"{'episodes':32} {tally.episodes:>14,}",
+        f"{'violations':32} {violations:>14,}",
+        f"{'seconds':32} {seconds:>14,.1f}",
+    ]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,28 +174,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="fuzz the rollout scheduler")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--size", type=int, default=300, help="events of an episode")
-    parser.add_argument("--episode", type=int, help="run only this one")
+    parser.add_argument("--size", type=int, default=300, help="moves of an episode")
+    parser.add_argument("--episode", type=int, help="play only this one")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes, each with a seed of its own"
+    )
     parser.add_argument(
         "--books-only", action="store_true", help="skip the scheduler's own validator; faster"
     )
     options = parser.parse_args(arguments)
-    seen: Counter[str] = Counter()
     began = time.perf_counter()
-    if options.episode is not None:
-        failure = _try(options.seed, options.episode, options.size, seen)
-    else:
-        failure = fuzz(
-            options.seed, options.events, options.size, seen, validate=not options.books_only
-        )
-    for name, number in sorted(seen.items()):
-        print(f"{name:24} {number:>10,}")
-    seconds = time.perf_counter() - began
-    print(f"{'total':24} {seen.total():>10,}   {seconds:.1f} s   violations {int(bool(failure))}")
-    if failure is not None:
+    tally, failures = _run(options)
+    print(_table(tally, time.perf_counter() - began, len(failures)))
+    for failure in failures:
         print(failure)
-        return 1
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_a_group_is_judged_once_all_its_members_are_scored(play, only):
     p.offer("0/0", "0/1")
     ask(p, 1)
     assert p.finish_and_score("0/0/0") == []
-    assert p.finish_and_score("0/0/1") == [Judge(groups=("0/0",))]
+    assert p.finish_and_score("0/0/1") == [Judge(groups=("0/0",), samples=(("0/0/0", "0/0/1"),))]
     assert delivered(only(p(GroupsJudged, verdicts=(("0/0", None),)), Deliver)) == ["0/0"]
 
 

@@ -1,0 +1,363 @@
+"""The engines: which are open, why others are closed, and what they are told.
+
+An engine is open, or closed for one or more reasons (`Closed`); it gets samples only while it is
+open. What each reason does to the samples that run there, and when it ends:
+
+| reason      | running samples          | ends with                                    | paused |
+|-------------|--------------------------|----------------------------------------------|--------|
+| leaving     | aborted, or finish       | `ReleaseEngine` once nothing runs            | no     |
+| suspected   | stay                     | a sign of life, or the engine is given up    | no     |
+| quarantined | aborted                  | the release at its deadline, on trial        | yes    |
+| updating    | aborted, or finish       | `EngineUpdated` with the latest weights      | no     |
+| asked       | stay, or aborted         | `EngineContinueAsked`                        | yes    |
+| repacked    | aborted                  | samples are queued that others cannot take   | yes    |
+
+Aborted samples keep their tokens and go on elsewhere.
+"""
+
+from __future__ import annotations
+
+from flowrl.errors import SchedulerError
+from flowrl.ids import EngineId
+from flowrl.rollout import events as ev
+from flowrl.rollout.actions import (
+    Action,
+    ContinueEngine,
+    PauseEngine,
+    ReleaseEngine,
+    UpdateEngine,
+)
+from flowrl.rollout.lives import Lives
+from flowrl.rollout.placement import in_order
+from flowrl.rollout.policies import Quarantine, RepackTail
+from flowrl.rollout.records import Engine, Health, Sample
+from flowrl.rollout.state import SchedulerState
+from flowrl.rollout.states import Closed, State
+from flowrl.rollout.timers import Timer, TimerKind
+
+__all__ = ["Fleet"]
+
+_PAUSING = frozenset({Closed.QUARANTINED, Closed.ASKED, Closed.REPACKED})
+"""Reasons for which an engine makes no tokens."""
+
+_EMPTYING = frozenset({Closed.LEAVING, Closed.UPDATING})
+"""Reasons that wait until nothing runs there."""
+
+_NO_ENGINE = EngineId("")
+
+
+class Fleet:
+    """Opens and closes the engines of a state, and collects what they must be told."""
+
+    __slots__ = ("_emptying", "_lives", "_machine", "_placement", "_settings", "_state", "actions")
+
+    def __init__(self, state: SchedulerState, lives: Lives) -> None:
+        self._state = state
+        self._settings = state.settings
+        self._machine = state.machine
+        self._placement = state.placement
+        self._lives = lives
+        self.actions: list[Action] = []  # of the step being made, to engines; empty between steps
+        # Engines that something is waited for with: those with a reason of _EMPTYING.
+        self._emptying = {e.id: e for e in state.placement.engines.values() if e.closed & _EMPTYING}
+
+    # Coming and going
+
+    def join(self, event: ev.EngineJoined) -> None:
+        """The engine is there."""
+        _require_capacity(event.engine, event.capacity)
+        if event.engine in self._placement.engines:
+            self.lose(event.engine, "joined anew")
+        version = self._machine.version if event.version is None else event.version
+        engine = Engine(
+            id=event.engine,
+            capacity=event.capacity,
+            order=self._placement.num_joins,
+            version=version,
+        )
+        self._placement.num_joins += 1
+        self._placement.add(engine)
+        health = self._state.health.get(engine.id)
+        if health is not None and health.until_s is not None:
+            engine.closed.add(Closed.QUARANTINED)
+        if version < self._machine.version:
+            engine.closed.add(Closed.UPDATING)
+        self._refresh(engine)
+
+    def resize(self, event: ev.EngineCapacityChanged) -> None:
+        """The engine takes another number of samples."""
+        _require_capacity(event.engine, event.capacity)
+        engine = self._known(event.engine)
+        if engine is not None:
+            engine.capacity = event.capacity
+            self._refresh(engine)
+
+    def leave(self, event: ev.EngineLeaving) -> None:
+        """The engine is to go as soon as it is empty."""
+        engine = self._known(event.engine)
+        if engine is not None:
+            self._close(engine, Closed.LEAVING, aborts=event.running == "abort")
+
+    def lost(self, engine: EngineId, reason: str) -> None:
+        """The engine is reported as gone."""
+        if self._known(engine) is not None:
+            self.lose(engine, reason)
+
+    def lose(self, name: EngineId, reason: str) -> None:
+        """The engine is gone, and the tokens of its running attempts with it."""
+        for sample in self._remove(self._placement.engines[name]):
+            # A sample can be gone already: with its group, by an earlier one of this loop.
+            if sample.state is State.RUNNING:
+                self._lives.fail(sample, f"engine lost: {reason}")
+        self.blame(name, f"loss at event {self._machine.event_id}")
+
+    def forget_all(self, at_s: float) -> None:
+        """The process began anew: no engine is there, and nobody is to blame."""
+        for engine in list(self._placement.engines.values()):
+            for sample in self._remove(engine):
+                self._lives.requeue(sample, "resumed")
+        timers = self._state.timers
+        timers.cancel(TimerKind.STALL, _NO_ENGINE)
+        shift = at_s - timers.now_s
+        timers.restart(at_s)
+        for health in self._state.health.values():
+            if health.until_s is not None:
+                health.until_s += shift
+
+    def _remove(self, engine: Engine) -> list[Sample]:
+        self._state.timers.cancel(TimerKind.HEARTBEAT, engine.id)
+        self._emptying.pop(engine.id, None)
+        return self._placement.lose(engine)
+
+    # Silence
+
+    def suspect(self, name: EngineId) -> None:
+        """The heartbeat was lost."""
+        engine = self._known(name)
+        if engine is None:
+            return
+        patience_s = self._settings.patience.heartbeat_s
+        if not patience_s:
+            self._give_up(name)
+        elif Closed.SUSPECTED not in engine.closed:
+            self._state.timers.set(TimerKind.HEARTBEAT, name, self._state.timers.now_s + patience_s)
+            self._close(engine, Closed.SUSPECTED, aborts=False)
+
+    def _give_up(self, name: EngineId) -> None:
+        self.lose(name, "heartbeat lost")
+        self.actions.append(ReleaseEngine(engine=name))
+
+    def seen(self, name: EngineId) -> None:
+        """A sign of life."""
+        engine = self._placement.engines.get(name)
+        if engine is not None and Closed.SUSPECTED in engine.closed:
+            self._state.timers.cancel(TimerKind.HEARTBEAT, name)
+            self._open(engine, Closed.SUSPECTED)
+
+    def watch_stalls(self) -> None:
+        """Sees to it that running attempts are looked at in time."""
+        stall_s, timers = self._settings.patience.stall_s, self._state.timers
+        if (
+            stall_s
+            and self._machine.counts[State.RUNNING]
+            and (TimerKind.STALL, _NO_ENGINE) not in timers.pending
+        ):
+            timers.set(TimerKind.STALL, _NO_ENGINE, timers.now_s + stall_s)
+
+    def _end_stalls(self) -> None:
+        stall_s, timers = self._settings.patience.stall_s, self._state.timers
+        oldest_s = None
+        for engine in list(self._placement.engines.values()):
+            for sample in in_order(engine):
+                if sample.state is not State.RUNNING:
+                    continue  # gone with its group, by an earlier one of this loop
+                if engine.paused and not sample.aborting:
+                    continue  # it is not to make tokens
+                if timers.now_s - sample.moved_s >= stall_s:
+                    # The engine may be at it still; its report will be of a dead attempt.
+                    self._lives.abort(sample, "stalled")
+                    self._lives.fail(sample, f"no token for {stall_s:g} s")
+                    self.blame(engine.id, sample.id)
+                elif oldest_s is None or sample.moved_s < oldest_s:
+                    oldest_s = sample.moved_s
+        if oldest_s is not None:
+            at_s = max(oldest_s + stall_s, timers.now_s + stall_s / 8)
+            timers.set(TimerKind.STALL, _NO_ENGINE, at_s)
+
+    def due(self, timer: Timer) -> None:
+        """A deadline has come."""
+        kind, name = timer
+        match kind:
+            case TimerKind.HEARTBEAT:
+                self._give_up(name)
+            case TimerKind.RELEASE:
+                self._release(name)
+            case TimerKind.STALL:
+                self._end_stalls()
+
+    # Failures
+
+    def blame(self, name: EngineId, failure: str) -> None:
+        """An attempt failed there, or the engine was lost."""
+        policy = self._settings.quarantine
+        if not isinstance(policy, Quarantine):
+            return
+        health = self._state.health.setdefault(name, Health())
+        if health.until_s is not None:
+            return
+        health.failed[failure] = None
+        if not health.on_trial and len(health.failed) < policy.failures:
+            return
+        timers = self._state.timers
+        health.until_s = timers.now_s + policy.duration_s(health.quarantines)
+        health.quarantines += 1
+        health.on_trial = False
+        health.failed.clear()
+        timers.set(TimerKind.RELEASE, name, health.until_s)
+        engine = self._placement.engines.get(name)
+        if engine is not None:
+            self._close(engine, Closed.QUARANTINED, aborts=True)
+
+    def praise(self, name: EngineId) -> None:
+        """A sample finished there."""
+        health = self._state.health.get(name)
+        if health is not None and health.until_s is None:
+            del self._state.health[name]
+            engine = self._placement.engines.get(name)
+            if engine is not None:
+                self._refresh(engine)
+
+    def _release(self, name: EngineId) -> None:
+        engine = self._placement.engines.get(name)
+        if engine is None:
+            del self._state.health[name]  # gone in the meantime, and forgiven
+            return
+        health = self._state.health[name]
+        health.until_s = None
+        health.on_trial = True
+        self._open(engine, Closed.QUARANTINED)
+
+    # Pauses and weights
+
+    def pause(self, event: ev.EnginePauseAsked) -> None:
+        """The caller needs its devices."""
+        engine = self._known(event.engine)
+        if engine is not None:
+            self._close(engine, Closed.ASKED, aborts=event.running == "abort")
+
+    def go_on(self, name: EngineId) -> None:
+        """The caller needs its devices no more."""
+        engine = self._known(name)
+        if engine is not None:
+            self._open(engine, Closed.ASKED)
+
+    def publish(self) -> None:
+        """The machine's version has risen."""
+        policy = self._settings.publication
+        for engine in self._placement.engines.values():
+            if policy.empties:
+                self._close(engine, Closed.UPDATING, aborts=policy.aborts)
+            elif Closed.UPDATING not in engine.closed:
+                engine.version = self._machine.version
+
+    def updated(self, event: ev.EngineUpdated) -> None:
+        """The engine has other weights; perhaps not the latest any more."""
+        engine = self._placement.engines.get(event.engine)
+        if engine is None or engine.asked_version is None:
+            self._state.fenced += 1
+            return
+        engine.asked_version = None
+        engine.version = event.version
+        if event.version >= self._machine.version:
+            self._open(engine, Closed.UPDATING)
+
+    def serve_empty(self) -> None:
+        """Engines that have become empty are let go, or given their weights."""
+        for engine in list(self._emptying.values()):
+            if engine.held:
+                continue
+            if Closed.LEAVING in engine.closed:
+                self._remove(engine)
+                self.actions.append(ReleaseEngine(engine=engine.id))
+            elif engine.asked_version is None:
+                engine.asked_version = self._machine.version
+                self.actions.append(UpdateEngine(engine=engine.id, version=self._machine.version))
+
+    # The tail of a step
+
+    def repack(self) -> bool:
+        """Moves the tail onto fewer engines, if it is time; returns whether it did.
+
+        Nothing is queued when it is called.
+        """
+        policy = self._settings.repack
+        running = self._machine.counts[State.RUNNING]
+        if not isinstance(policy, RepackTail) or not running:
+            return False
+        opened = [engine for engine in self._placement.engines.values() if engine.limit]
+        opened.sort(key=lambda engine: (-len(engine.held), engine.order))
+        in_use = sum(bool(engine.held) for engine in opened)
+        kept, room = 0, 0
+        for engine in opened:
+            if room >= running or not engine.held:
+                break
+            kept += 1
+            room += engine.limit
+        if room < running or kept > policy.share * in_use:
+            return False
+        for engine in opened[kept:]:
+            self._close(engine, Closed.REPACKED, aborts=True)
+        return True
+
+    def unpack(self) -> bool:
+        """Opens an engine that was freed by repacking; returns whether there was one."""
+        for engine in self._placement.engines.values():
+            if engine.closed == {Closed.REPACKED} and engine.capacity:
+                self._open(engine, Closed.REPACKED)
+                return True
+        return False
+
+    # How engines are opened and closed
+
+    def _known(self, name: EngineId) -> Engine | None:
+        engine = self._placement.engines.get(name)
+        if engine is None:
+            self._state.fenced += 1
+        return engine
+
+    def _close(self, engine: Engine, reason: Closed, *, aborts: bool) -> None:
+        engine.closed.add(reason)
+        if aborts:
+            for sample in in_order(engine):
+                self._lives.abort(sample, reason)
+        self._refresh(engine)
+
+    def _open(self, engine: Engine, reason: Closed) -> None:
+        engine.closed.discard(reason)
+        self._refresh(engine)
+
+    def _refresh(self, engine: Engine) -> None:
+        """Brings everything up to date that depends on why the engine is closed."""
+        limit = engine.limit_now(self._state.health.get(engine.id))
+        self._placement.limit(engine, limit)
+        if engine.closed & _EMPTYING:
+            self._emptying[engine.id] = engine
+        else:
+            self._emptying.pop(engine.id, None)
+        reasons = sorted(engine.closed & _PAUSING)
+        if bool(reasons) is engine.paused:
+            return
+        engine.paused = bool(reasons)
+        if reasons:
+            self.actions.append(PauseEngine(engine=engine.id, reason=", ".join(reasons)))
+        else:
+            for sample in engine.held.values():
+                sample.moved_s = self._state.timers.now_s  # it could not make tokens until now
+            self.actions.append(ContinueEngine(engine=engine.id))
+
+
+def _require_capacity(engine: EngineId, capacity: int) -> None:
+    if capacity < 0:
+        raise SchedulerError(
+            "a capacity is negative", where=f"engine {engine}", found=str(capacity)
+        )

@@ -1,0 +1,194 @@
+"""Admission: which offered groups may start, and how many more are wanted.
+
+Groups that are not admitted wait here, where nothing ages and no batch counts on them. Admission is
+of whole groups; the order of admission is the order of batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any
+
+from flowrl.ids import GroupId
+from flowrl.rollout.policies import WeightedShares
+from flowrl.rollout.records import Group
+from flowrl.rollout.settings import SchedulerSettings
+from flowrl.rollout.shares import Shares
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Groups that wait for admission, by source, and the books of what was asked for."""
+
+    __slots__ = (
+        "_settings",
+        "_shares",
+        "_waiting",
+        "admitted",
+        "asked_for_lost",
+        "kept",
+        "lost",
+        "num_admitted",
+        "requested",
+        "settled",
+    )
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        fairness = settings.fairness
+        self._shares = (
+            Shares(fairness)
+            if isinstance(fairness, WeightedShares) and settings.budget is not None
+            else None
+        )
+        self._waiting: dict[str, deque[Group]] = {}  # by source, no empty ones, in offer order
+        self.num_admitted = 0  # groups ever admitted, which is the next one's seq
+        self.admitted = 0  # admitted groups that are alive
+        self.lost = 0  # refill: dead groups for which no replacement was asked for; >= 0
+        self.asked_for_lost = 0  # refill: those for which one was, and has not been offered; >= 0
+        self.requested: Counter[str] = Counter()  # by source, asked for and not yet offered; > 0
+        self.kept = 0.0  # refill: groups that got READY, fading
+        self.settled = 0.0  # refill: groups that got READY or died, fading alike
+
+    # Groups
+
+    def add(self, group: Group) -> None:
+        """The group was offered and waits."""
+        source = self._key(group.source)
+        line = self._waiting.get(source)
+        if line is None:
+            line = self._waiting[source] = deque()
+            if self._shares is not None:
+                self._shares.activate(source)
+        line.append(group)
+
+    def pop(self) -> Group:
+        """Removes the next group; there is one."""
+        source = "" if self._shares is None else self._shares.next(self._waiting)
+        line = self._waiting[source]
+        group = line.popleft()
+        if not line:
+            del self._waiting[source]
+        if self._shares is not None:
+            self._shares.charge(source)
+        return group
+
+    def admit(self, group: Group) -> None:
+        """The group may start."""
+        group.seq = self.num_admitted
+        self.num_admitted += 1
+        self.admitted += 1
+
+    def clear(self) -> None:
+        """Nothing waits and nothing is asked for any more."""
+        self._waiting.clear()
+        self.lost = self.asked_for_lost = 0
+        self.requested.clear()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def groups(self) -> Iterator[Group]:
+        """Waiting groups, source by source."""
+        for line in self._waiting.values():
+            yield from line
+
+    def _key(self, source: str) -> str:
+        return source if self._shares is not None else ""
+
+    # Demand
+
+    def room(self, version: int, horizon: int, served: tuple[int, int], num_dead: int) -> int:
+        """Groups that may be admitted now under the age budget.
+
+        Args:
+            num_dead: Dead groups that batches will count.
+        """
+        budget = self._settings.budget
+        assert budget is not None
+        capacity = budget.capacity(version, self._settings.max_staleness, horizon, served)
+        if capacity:
+            capacity += self._settings.over_sampling.prompts
+        return capacity - self.admitted - num_dead
+
+    def wanted_by_budget(self, room: int) -> dict[str, int]:
+        """Groups to ask for, by source, when so many may be admitted beside those that wait."""
+        budget = self._settings.budget
+        assert budget is not None
+        number = max(0, room) + budget.queue - len(self) - self.requested.total()
+        if number <= 0:
+            return {}
+        if self._shares is None:
+            return {"": number}
+        coming = Counter({source: len(line) for source, line in self._waiting.items()})
+        return self._shares.demand(number, coming + self.requested)
+
+    def wanted_by_batches(self, asked: int, alive: int) -> int:
+        """Groups to ask for where batches that wait for `asked` groups lack some.
+
+        Only what was lost is asked for again: the caller offers the first ones by itself.
+        """
+        missing = min(asked - alive - self.requested.total(), self.lost)
+        if missing <= 0:
+            return 0
+        self.lost -= missing
+        self.asked_for_lost += missing
+        return self._settings.refill_by.ask(missing, self.kept, self.settled)
+
+    def request(self, source: str, number: int) -> None:
+        """So many groups were asked for."""
+        self.requested[source] += number
+
+    def offered(self, source: str, number: int) -> None:
+        """So many groups were offered, whether asked for or not."""
+        source = self._key(source)
+        left = self.requested[source] - number
+        if left > 0:
+            self.requested[source] = left
+        else:
+            del self.requested[source]
+        self.asked_for_lost = min(self.asked_for_lost, self.requested.total())
+
+    def forget_requests(self) -> None:
+        """Nobody remembers what was asked for: it is to be asked for again."""
+        self.lost += self.asked_for_lost
+        self.asked_for_lost = 0
+        self.requested.clear()
+
+    def settle(self, kept: bool) -> None:
+        """A group got READY, or died before."""
+        fading = self._settings.refill_by.fading
+        self.kept = self.kept * fading + kept
+        self.settled = self.settled * fading + 1
+
+    # The state as JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the groups themselves."""
+        return {
+            "num_admitted": self.num_admitted,
+            "waiting": {
+                source: [group.id for group in line] for source, line in self._waiting.items()
+            },
+            "lost": self.lost,
+            "asked_for_lost": self.asked_for_lost,
+            "requested": dict(self.requested),
+            "kept": self.kept,
+            "settled": self.settled,
+            "shares": None if self._shares is None else self._shares.to_json(),
+        }
+
+    def read(self, obj: dict[str, Any], groups: dict[GroupId, Group]) -> None:
+        """Takes what `to_json` wrote; the admitted groups are counted by whoever reads them."""
+        self.num_admitted = obj["num_admitted"]
+        self._waiting = {
+            source: deque(groups[GroupId(name)] for name in names)
+            for source, names in obj["waiting"].items()
+        }
+        self.lost, self.asked_for_lost = obj["lost"], obj["asked_for_lost"]
+        self.requested = Counter(obj["requested"])
+        self.kept, self.settled = obj["kept"], obj["settled"]
+        if self._shares is not None:
+            self._shares.read(obj["shares"])

@@ -1,0 +1,175 @@
+"""One sample's life, told from the journal: when it was admitted, where it ran, how it ended.
+
+>>> from flowrl.rollout import EngineJoined, PromptsOffered, SchedulerSettings
+>>> from flowrl.rollout.journal import Journal
+>>> journal = Journal(
+...     head={"settings": SchedulerSettings(group_size=1).to_json()},
+...     events=(
+...         EngineJoined(id=0, engine="e", capacity=8, at_s=1.0),
+...         PromptsOffered(id=1, groups=("0/0",), at_s=1.5),
+...     ),
+...     rewinds=0,
+...     torn=False,
+... )
+>>> print(sample_story(journal, "0/0/0"))
+sample 0/0/0: still running after 2 events
+     1.500 s  event 1: offered
+     1.500 s  event 1: attempt 0 starts on e, weights 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from flowrl.ids import SampleId
+from flowrl.rollout import events as ev
+from flowrl.rollout.actions import Action, Deliver
+from flowrl.rollout.journal import Journal
+from flowrl.rollout.machine import Transition
+from flowrl.rollout.spans import Spans, joined
+from flowrl.rollout.states import TERMINAL, State
+
+__all__ = ["Moment", "SampleStory", "sample_story"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened to the sample."""
+
+    event_id: int
+    at_s: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:10.3f} s  event {self.event_id}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStory:
+    """A sample's life.
+
+    Attributes:
+        state: Its last one; None where no such sample was offered.
+        spans: Which weights made its tokens, of attempts whose tokens were kept.
+        age: At consumption: the version of the batch minus that of its first token; None for
+            samples that were not consumed, or have no token.
+        moments: In order.
+        num_events: Of the journal.
+    """
+
+    sample: SampleId
+    state: State | None
+    spans: Spans
+    age: int | None
+    moments: tuple[Moment, ...]
+    num_events: int
+
+    def __str__(self) -> str:
+        if self.state is None:
+            return f"sample {self.sample}: never offered in {self.num_events} events"
+        still = "" if self.state in TERMINAL else "still "
+        head = f"sample {self.sample}: {still}{self.state} after {self.num_events} events"
+        if self.spans:
+            parts = ", ".join(f"{count} by weights {version}" for version, count in self.spans)
+            head += f"; tokens: {parts}"
+        if self.age is not None:
+            head += f"; {self.age} versions old when consumed"
+        return "\n".join([head, *map(str, self.moments)])
+
+
+def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
+    """Replays the journal and notes what concerns the sample."""
+    steps: list[Transition] = []
+
+    def observe(step: Transition) -> None:
+        if step.sample == sample:
+            steps.append(step)
+
+    scheduler = journal.open(observer=observe)
+    moments: list[Moment] = []
+    spans: Spans = ()
+    state: State | None = None
+    age: int | None = None
+    for event in journal.events:
+        fenced = scheduler.fenced
+        actions = scheduler.step(event)
+        if isinstance(event, ev.WeightsPublished) and state is State.RUNNING:
+            text = f"weights {event.version} are published while it runs"
+            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
+        for text in _reports(event, sample, ignored=scheduler.fenced > fenced):
+            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
+        for step in steps:
+            if step.before is State.RUNNING:
+                spans = _spans_after(event, step, spans)
+            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=_tell(step)))
+            state = step.after
+            if step.after is State.CONSUMED and spans:
+                age = _batch_version(actions, sample) - min(spans)[0]
+        steps.clear()
+    return SampleStory(
+        sample=sample,
+        state=state,
+        spans=spans,
+        age=age,
+        moments=tuple(moments),
+        num_events=len(journal.events),
+    )
+
+
+def _batch_version(actions: Iterable[Action], sample: SampleId) -> int:
+    """The version that the batch with the sample is for; there is one."""
+    return next(
+        action.version
+        for action in actions
+        if isinstance(action, Deliver) and any(sample in group.samples for group in action.groups)
+    )
+
+
+def _spans_after(event: ev.Event, step: Transition, spans: Spans) -> Spans:
+    """The sample's spans after its attempt ended with the event."""
+    if not isinstance(event, ev.SamplesFinished) or step.after not in (
+        State.PARTIAL,
+        State.GENERATED,
+    ):
+        return spans
+    for end in event.ends:
+        if end.sample == step.sample and end.attempt == step.attempt and end.versions:
+            return joined(spans, end.versions) if spans else end.versions
+    return spans
+
+
+def _reports(event: ev.Event, sample: SampleId, *, ignored: bool) -> Iterator[str]:
+    """What was said about the sample that changes no state."""
+    match event:
+        case ev.RewardFailed(sample=name, error=error) if name == sample and not ignored:
+            yield f"its reward failed: {error}"
+        case ev.SamplesScored(scores=scores) if not ignored:
+            yield from (f"its score is {score:g}" for name, score in scores if name == sample)
+        case ev.SampleFailed(sample=name, attempt=attempt) if name == sample and ignored:
+            yield f"a late report of attempt {attempt} is ignored"
+        case _:
+            return
+
+
+def _tell(step: Transition) -> str:
+    because = f": {step.reason}" if step.reason else ""
+    match step.before, step.after:
+        case None, _:
+            return "offered"
+        case _, State.RUNNING:
+            return f"attempt {step.attempt} starts on {step.engine}, weights {step.version}"
+        case _, State.GENERATED:
+            return f"attempt {step.attempt} finished on {step.engine}"
+        case _, State.PARTIAL:
+            return f"attempt {step.attempt} on {step.engine} was aborted{because}"
+        case State.RUNNING, State.QUEUED:
+            return f"attempt {step.attempt} on {step.engine} failed{because}"
+        case State.PARTIAL, State.QUEUED:
+            return "waits to go on from its tokens"
+        case _, State.SCORING:
+            return "waits for its score"
+        case _, State.READY:
+            return "is ready"
+        case _:
+            return f"{step.after}{because}"
