@@ -47,3 +47,25 @@ def test_an_example_runs_to_its_last_line(
     assert {placement["role"] for placement in plan["placements"]} == roles
     assert f"graph {name}" in (folder / "graph.grpo.txt").read_text()
     assert (folder / "model" / "model.safetensors").is_file()
+
+
+def test_the_guessing_game_runs_to_its_last_line(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    run = fl.run
+
+    def short(workflow: fl.Workflow, config: str) -> Any:
+        shorter = ["train.steps=2", "train.prompts_per_step=8", "eval.num=16"]
+        return run(workflow, config, overrides=[*shorter, f"runtime.runs={tmp_path}"])
+
+    monkeypatch.setattr(fl, "run", short, raising=False)
+    monkeypatch.chdir(repository)
+
+    runpy.run_path("examples/guessing_game.py", run_name="__main__")
+
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("held-out sampled solved: before ")
+    assert "turns=4" in (tmp_path / "guess" / "graph.guess.txt").read_text().replace(" ", "")
