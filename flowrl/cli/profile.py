@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -66,13 +65,13 @@ def _calibrated(
     compiled: Compiled, stage: CompiledStage, profile: Profile, folder: Path
 ) -> Profile:
     from flowrl import api
-    from flowrl.observe.display import PlainDisplay
+    from flowrl.observe.display import SilentDisplay
     from flowrl.observe.run_folder import RunFolder
     from flowrl.sim.calibrate import calibration_of, calibration_values
     from flowrl.sim.scorers import ScoreTimes
 
     values = calibration_values(compiled.config, stage, folder)
-    result = api.compile(None, values).run(display=PlainDisplay(io.StringIO()))
+    result = api.compile(None, values).run(display=SilentDisplay())
     found = calibration_of(list(RunFolder.open(result.folder).steps()))
     scorers = tuple(
         replace(

@@ -62,7 +62,11 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     compiled = api.compile(None, config, overrides=overrides)
     stage = _stage(compiled, options.stage)
     times = _times(compiled, stage, options.profile)
-    model = model_of_stage(stage, times, num_engines=options.engines)
+    engines = {
+        role: options.engines or config_of.num_engines
+        for role, config_of in compiled.config.roles.items()
+    }
+    model = model_of_stage(stage, times, num_engines=engines)
     faults = Faults()
     if options.faults is not None:
         faults = read_faults(options.faults, num_engines=len(model.engines))

@@ -179,6 +179,8 @@ class SimEngine:
     _published: list[tuple[int, float]] = field(default_factory=list)  # (version, load seconds)
     _stretch: _Stretch | None = None
     _stamp: int = 0  # calls of the clock with another one are void
+    _paused: bool = False
+    _mute: bool = False
     _away: bool = False  # between two stretches: reporting, or waiting for the lane
     _poll_left: int = 0  # steps left in this poll; 0 between polls
 
@@ -223,6 +225,37 @@ class SimEngine:
         self._published.append((version, load_s))
         self._stir(wants=True)
 
+    def pause(self) -> None:
+        """Makes no tokens from the next step on; aborts and weights are taken all the same."""
+        self._paused = True
+        self._stir(wants=True)
+
+    def go_on(self) -> None:
+        """Makes tokens again."""
+        self._paused = self._mute = False
+        self._stir(wants=False)
+
+    def hush(self) -> None:
+        """Does and says nothing, from the next step on until `go_on`."""
+        self._mute = True
+        self._stir(wants=True)
+
+    def progress(self) -> list[tuple[SampleId, int, int]]:
+        """`(sample, attempt, tokens of the attempt)` of every row, after the last whole step."""
+        steps = self._decoded
+        stretch = self._stretch
+        if stretch is not None and self.clock.now >= stretch.end_s:
+            steps += stretch.steps
+        elif stretch is not None and self.clock.now > stretch.prefill_end_s:
+            share = self.clock.now - stretch.prefill_end_s
+            share /= stretch.end_s - stretch.prefill_end_s
+            steps += int(share * stretch.steps)
+        return [
+            (request.sample, request.attempt, request.drawn + steps - request.began_at + 1)
+            for request in self._live.values()
+            if request.row >= 0
+        ]
+
     def slow_down(self, factor: float) -> None:
         """Changes `slow` from the next step on."""
         self.slow = factor
@@ -236,6 +269,7 @@ class SimEngine:
             self.lane.done("generate", stretch.begin_s, now)
         self._stamp += 1
         self._stretch, self._away, self._poll_left = None, False, 0
+        self._paused = self._mute = False
         for request in self._live.values():
             request.row = -1
         for held in (self._live, self._waiting, self._rows, self._by_length, self._ended):
@@ -257,6 +291,8 @@ class SimEngine:
     def _begin(self) -> None:
         """At a boundary: takes up what came from outside, reports, and begins a stretch."""
         while True:
+            if self._mute:
+                return
             load_s = self._take_up()
             if not (self._ended and self._poll_left <= 0):
                 break
@@ -266,7 +302,7 @@ class SimEngine:
             self._away = False
         if load_s:
             self.lane.work("load weights", self.clock.now, load_s)
-        if not self._live:
+        if not self._live or self._paused:
             self._poll_left = 0
         elif self.lane.free_s > self.clock.now:
             self._away = True

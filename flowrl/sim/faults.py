@@ -77,13 +77,14 @@ class ScriptedFault(Section):
     """One fault at a time of one's own.
 
     Attributes:
-        kind: `lost`: gone with all it holds. `slow`: takes `factor` times as long.
+        kind: `lost`: gone with all it holds. `slow`: takes `factor` times as long. `silent`: does
+            and says nothing; what becomes of it depends on the scheduler's patience.
         for_s: Seconds that it lasts; None is for good.
     """
 
     at_s: Float = Field(ge=0)
     engine: Int = Field(ge=0)
-    kind: Literal["lost", "slow"]
+    kind: Literal["lost", "slow", "silent"]
     for_s: Annotated[Float, Field(ge=0)] | None = None
     factor: Float = Field(default=2.0, gt=0)
 

@@ -240,7 +240,8 @@ class _Engine:
         self.engine.abort([SampleId(f"{self.num_calls}/1/0")])
         ended = self._drain()
         made = max((len(end.tokens) for end in ended), default=tokens)
-        return PollRule(steps=max(1, steps), after_end=max(1, made - 2))
+        # The prefill has drawn one token of each.
+        return PollRule(steps=max(1, steps - 1), after_end=max(1, made - 2))
 
     def _progress_of_a_poll(self, most: int) -> int:
         outputs = self.engine.poll(_POLL_S)

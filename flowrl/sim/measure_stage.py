@@ -37,7 +37,7 @@ from flowrl.plan.schema import Placement
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.measure import EngineQuestion, Timer, measure_engine, repeated, timed
 from flowrl.sim.measure_train import TrainQuestion, measure_op
-from flowrl.sim.of_plan import MAIN
+from flowrl.sim.of_plan import EXPORT, MAIN
 from flowrl.sim.profile import (
     PROFILE_VERSION,
     EngineProfile,
@@ -183,6 +183,7 @@ class _Stage:
                 assert opened.generate is not None
                 self._measure_engine(opened.generate, node, shared=opened.shared)
             self._measure_sync(opened, roles)
+            self._measure_folder(opened, roles, folder, fresh=fresh)
             if updates:
                 opened.train.begin(AdamW(learning_rate=1e-9), 1_000_000)
             for node in updates:
@@ -292,6 +293,30 @@ class _Stage:
             assert node.role is not None
             cost = LinearCost(call_s=_short(repeated(once)))
             self.ops.append(OpProfile(role=node.role, op=str(Op.SYNC), cost=cost))
+
+    def _measure_folder(
+        self, opened: _Open, roles: Sequence[str], folder: Path, *, fresh: bool
+    ) -> None:
+        """The way of weights to an engine in a process of its own, by a folder."""
+        for number, engine in enumerate(self.engines):
+            if engine.role not in roles or not self.stage.graph.of_op(Op.SYNC):
+                continue
+            self.tell(f"{engine.role}: weights by a folder")
+            scratch = self.folder / f"folder of {engine.role}"
+            scratch.mkdir()
+            export_s = repeated(lambda: timed(self.timer, lambda: opened.train.export(scratch)))  # noqa: B023
+            placement = self.plan.placement(engine.role)
+            context = self._context(engine.role, placement, folder, fresh=fresh, trainable=False)
+            other = find(placement.backend).open_generate(context, None)
+            try:
+                load_s = repeated(
+                    lambda: timed(self.timer, lambda: other.publish(0, scratch))  # noqa: B023
+                )
+            finally:
+                other.close()
+            self.engines[number] = replace(engine, load_folder_s=_short(load_s))
+            cost = LinearCost(call_s=_short(export_s))
+            self.ops.append(OpProfile(role=engine.role, op=EXPORT, cost=cost))
 
     def _measure_switches(self, opened: _Open, roles: Sequence[str]) -> None:
         """Only those that the plan has."""

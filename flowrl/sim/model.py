@@ -69,6 +69,8 @@ class RolloutModel:
         groups: Of a step.
         settings: Of its scheduler.
         scorers: What scores its samples as they end.
+        tells_lengths: Prompts are offered with the mean length of their responses, as if somebody
+            knew it.
     """
 
     name: str
@@ -76,6 +78,7 @@ class RolloutModel:
     groups: int
     settings: SchedulerSettings
     scorers: tuple[ScorerModel, ...] = ()
+    tells_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,8 @@ class SimModel:
     """A stage.
 
     Attributes:
-        driver: Lane of the driver.
+        driver: Lane of what drives rollouts: a step's samples cost it time.
+        trainer: Lane of what makes the batches: steps and rows cost it time. Often the same.
         rollouts: In the order in which they are collected.
         ops: In an order in which each comes after those that it waits for.
         ahead: Batches of prompts that are offered beyond the one that is asked for; 0 where a step
@@ -135,6 +139,7 @@ class SimModel:
     rollouts: tuple[RolloutModel, ...]
     ops: tuple[OpModel, ...]
     driver: str
+    trainer: str = ""
     host: HostCost = field(default_factory=HostCost)
     ahead: int = 0
     times: str = "given"

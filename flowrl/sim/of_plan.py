@@ -4,8 +4,11 @@ What happens sample by sample (generation, rewards, filters on them) is left to 
 other operation of the plan works on whole batches, in the plan's order, on the lanes of its role.
 
 Lanes: a process on a CPU is one, and so is the main process with all that it holds, wherever its
-models are, for it does one thing at a time. Of other processes each accelerator is one; devices
-that one engine needs together are one lane together.
+models are, for it does one thing at a time. Of other processes each accelerator is one.
+
+Engines are in the main process where there is one of a role and the stage is synchronous. Otherwise
+they are a *fleet*: each has a process and weights of its own, which it loads from a folder that the
+trainer writes. An asynchronous rollout is driven beside the trainer, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.policies import AbortRunning, FinishRunning, KeepRunning, PublicationPolicy
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.model import (
     EngineModel,
@@ -29,9 +33,20 @@ from flowrl.sim.model import (
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.times import EngineTimes, StageTimes
 
-__all__ = ["MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
+__all__ = ["EXPORT", "MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
 
 MAIN = "main"
+DRIVER = "rollout"
+"""The thread of an asynchronous rollout."""
+
+EXPORT = "export"
+"""The cost of a sync that writes weights into a folder."""
+
+_PUBLICATIONS: Mapping[str, PublicationPolicy] = {
+    "keep": KeepRunning(),
+    "abort": AbortRunning(),
+    "finish": FinishRunning(),
+}
 
 QUEUED_IN_ENGINE = 2
 """Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
@@ -52,27 +67,30 @@ def longest_response(stage: CompiledStage, node: Node) -> int:
 
 
 def model_of_stage(
-    stage: CompiledStage, times: StageTimes, *, num_engines: int | None = None
+    stage: CompiledStage, times: StageTimes, *, num_engines: Mapping[str, int] | None = None
 ) -> SimModel:
     """What is simulated of a stage.
 
     Args:
-        num_engines: Engines of each generating role; None takes the plan's replicas. Other engines
-            than the plan's have lanes of their own.
+        num_engines: Engines of each generating role (`roles.ROLE.num_engines`); those that are not
+            named have as many as the plan has replicas.
 
     Raises:
         ConfigError: a stage with episodes, whose environment's times nobody knows.
     """
-    return _Maker(stage, times, num_engines).make()
+    return _Maker(stage, times, num_engines or {}).make()
 
 
 class _Maker:
-    def __init__(self, stage: CompiledStage, times: StageTimes, num_engines: int | None) -> None:
+    def __init__(
+        self, stage: CompiledStage, times: StageTimes, num_engines: Mapping[str, int]
+    ) -> None:
         self.stage = stage
         self.graph = stage.graph
         self.plan: PlacementPlan = stage.plan
         self.times = times
         self.num_engines = num_engines
+        self.staleness = stage.context.max_staleness
         self.lanes: dict[str, LaneModel] = {}
         self.of_role = {
             placement.role: self._lanes_of(placement) for placement in self.plan.placements
@@ -93,16 +111,18 @@ class _Maker:
                 )
         engines = [engine for role in self._generating() for engine in self._engines(role)]
         drawn = tuple(self._rollout(node) for node in rollouts)
-        stale = self.stage.context.max_staleness
+        ahead = self.staleness if drawn else 0
+        driver = self._lane(DRIVER, self.lanes[MAIN].device) if ahead else MAIN
         return SimModel(
             name=self.stage.name,
             lanes=tuple(self.lanes.values()),
             engines=tuple(engines),
             rollouts=drawn,
             ops=self._ops(),
-            driver=MAIN,
+            driver=driver,
+            trainer=MAIN,
             host=self.times.host,
-            ahead=stale if drawn else 0,
+            ahead=ahead,
             times=self.times.source,
         )
 
@@ -136,8 +156,7 @@ class _Maker:
 
     def _engines(self, role: str) -> list[EngineModel]:
         placement = self.plan.placement(role)
-        planned = max(1, placement.replicas)
-        number = planned if self.num_engines is None else self.num_engines
+        number, planned = self._num_engines(role), max(1, placement.replicas)
         times = self.times.engines.get(role)
         if times is None:
             raise ConfigError(
@@ -146,16 +165,32 @@ class _Maker:
                 found=self.times.source,
                 hint="measure them with `flowrl profile CONFIG`",
             )
-        if number == planned:
+        if number == planned and not self._is_fleet(role):
             lanes = [replica[0] for replica in self.of_role[role]]
         else:
             lanes = [
-                self._lane(f"{role}.generate[{i}]", f"engine {i} of {role}") for i in range(number)
+                self._lane(f"{role}.generate[{i}]", self._device_of_engine(role, i))
+                for i in range(number)
             ]
         return [
             self._engine(role, f"{role}.generate[{i}]", lane, placement.num_slots, times)
             for i, lane in enumerate(lanes)
         ]
+
+    def _num_engines(self, role: str) -> int:
+        return self.num_engines.get(role, max(1, self.plan.placement(role).replicas))
+
+    def _is_fleet(self, role: str) -> bool:
+        """Whether the engines of a role are in processes of their own."""
+        embedded = self.plan.placement(role).process == MAIN
+        return embedded and (self._num_engines(role) > 1 or self.staleness > 0)
+
+    def _device_of_engine(self, role: str, number: int) -> str:
+        """A CPU is shared; of an accelerator, engines beyond the plan's need further ones."""
+        device = self.plan.placement(role).devices[0]
+        if self.plan.pool.device(device).type == "cpu" or number == 0:
+            return device
+        return f"{device} + {number}"
 
     def _engine(
         self, role: str, name: str, lane: str, num_slots: int, times: EngineTimes
@@ -166,10 +201,19 @@ class _Maker:
             lane=lane,
             times=times.step,
             num_slots=num_slots,
-            capacity=QUEUED_IN_ENGINE * num_slots,
-            load_s=times.load_s,
+            capacity=self._capacity(num_slots),
+            load_s=times.load_folder_s if self._is_fleet(role) else times.load_s,
             poll=times.poll,
         )
+
+    def _capacity(self, num_slots: int) -> int:
+        """What waits inside an engine would begin with weights that it is to finish with."""
+        finishes = self._publication().kind == FinishRunning.kind
+        return num_slots if finishes else QUEUED_IN_ENGINE * num_slots
+
+    def _publication(self) -> PublicationPolicy:
+        asked = self.stage.config.train.at_publication if self.staleness else "keep"
+        return _PUBLICATIONS[asked]
 
     def _rollout(self, node: Node) -> RolloutModel:
         number = node.attr("n")
@@ -184,8 +228,10 @@ class _Maker:
             groups=self.plan.sizes.prompts_per_step,
             settings=SchedulerSettings(
                 group_size=number,
-                max_staleness=self.stage.context.max_staleness,
+                max_staleness=self.staleness,
                 judges_groups=judges,
+                refill=self.stage.config.train.refill,
+                publication=self._publication(),
             ),
             scorers=tuple(
                 self._scorer(operation)
@@ -226,11 +272,12 @@ class _Maker:
         share = operation.num_samples / made if made and operation.num_samples else 1.0
         replicas = max(1, operation.replicas)
         sync = operation.op == Op.SYNC
+        kind = EXPORT if sync and role in self._generating() and self._is_fleet(role) else None
         return OpModel(
             name=operation.node,
             op=operation.op,
             lanes=tuple(lane for replica in self.of_role.get(role, ()) for lane in replica),
-            cost=self.times.ops.get((role, operation.op), LinearCost()),
+            cost=self.times.ops.get((role, kind or operation.op), LinearCost()),
             after=tuple(before for before in operation.after if before in names),
             rollout=origin if drawn else None,
             share=share / replicas,

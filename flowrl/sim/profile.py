@@ -81,7 +81,8 @@ class EngineProfile:
         longest_share: How far a step depends on its longest row and not on the mean one.
         leave_s: Seconds that a step takes longer because rows end with it.
         poll: Of an engine that a driver polls; None for a server.
-        load_s: Seconds in which it loads new weights.
+        load_s: What it takes to go on with weights that changed in place.
+        load_folder_s: Seconds in which an engine of its own process loads weights from a folder.
     """
 
     role: str
@@ -91,11 +92,14 @@ class EngineProfile:
     leave_s: float = 0.0
     poll: PollRule | None = None
     load_s: float = 0.0
+    load_folder_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpProfile:
-    """An operation on whole batches: `update`, `logprobs`, `values`, `score`, `sync`.
+    """An operation on whole batches: `update`, `logprobs`, `values`, `score`, `sync`, `export`.
+
+    `export` writes weights into a folder, for engines in processes of their own.
 
     Attributes:
         fit: Largest relative error of the line at what was measured.
@@ -250,4 +254,5 @@ def _engine_times(engine: EngineProfile) -> EngineTimes:
         step=TableStep(decode=table, prefill=engine.prefill, longest_share=engine.longest_share),
         poll=engine.poll,
         load_s=engine.load_s,
+        load_folder_s=engine.load_folder_s,
     )

@@ -23,15 +23,23 @@ from flowrl.rollout import (
     Abort,
     Action,
     BatchAsked,
+    ContinueEngine,
+    DeadlineReached,
     Deliver,
     Drop,
     EngineJoined,
     EngineLost,
+    EngineUpdated,
     Event,
     GroupsJudged,
+    HeartbeatLost,
+    HeartbeatSeen,
     Judge,
     NeedPrompts,
+    PauseEngine,
+    Progressed,
     PromptsOffered,
+    ReleaseEngine,
     RewardFailed,
     RolloutScheduler,
     SampleEnd,
@@ -42,6 +50,8 @@ from flowrl.rollout import (
     Score,
     StopAsked,
     Submit,
+    UpdateEngine,
+    Wake,
     WeightsPublished,
 )
 from flowrl.sim.clock import Clock
@@ -103,6 +113,8 @@ class SimRollout:
         driver: Lane of the driver.
         host_s: Seconds of the driver for each sample that ends.
         capacity: Samples that an engine is given at once.
+        load_s: Seconds in which an engine loads weights.
+        tells_lengths: Groups are offered with the mean length that their samples will have.
         batches: Delivered ones that nobody has taken yet, by number.
         dropped: Samples that ended unused, by reason.
         filtered: Samples of filtered groups, by reason.
@@ -116,6 +128,8 @@ class SimRollout:
     host_s: float = 0.0
     faults: RolloutFaults | None = None
     capacity: Callable[[SimEngine], int] = field(default=lambda engine: engine.num_slots)
+    load_s: Callable[[SimEngine], float] = field(default=lambda engine: 0.0)
+    tells_lengths: bool = False
     scheduler: RolloutScheduler = field(init=False)
     batches: dict[int, Batch] = field(default_factory=dict)
     engines: dict[EngineId, SimEngine] = field(default_factory=dict)
@@ -133,33 +147,61 @@ class SimRollout:
 
     def __post_init__(self) -> None:
         self.scheduler = RolloutScheduler(self.settings)
+        if self.settings.patience.stall_s:
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Says how far samples are, often enough for the scheduler's patience."""
+        for engine in list(self.engines.values()):
+            lives = self._lives
+            told = tuple(
+                (sample, attempt, lives[sample].tokens + drawn)
+                for sample, attempt, drawn in engine.progress()
+                if sample in lives and lives[sample].attempt == attempt
+            )
+            if told:
+                event = Progressed(
+                    id=self._next(), at_s=self.clock.now, engine=engine.id, progress=told
+                )
+                self._emit(event)
+        if self.scheduler.stopped is None:
+            next_s = self.clock.now + self.settings.patience.stall_s / 4
+            self.clock.at(next_s, self._tell_progress)
 
     # What the trainer does
 
     def offer(self, num_groups: int) -> None:
         """Offers the next groups of the workload."""
-        groups = []
-        size = self.settings.group_size
+        groups, expected = [], []
+        size = self.settings.num_members
         for number in range(self.num_offered, self.num_offered + num_groups):
             group = group_id(0, number)
             draw = self._draws[group] = self.workload.group(number, size)
             for member, length in enumerate(draw.lengths):
                 self._lives[sample_id(group, member)] = _Life(group, draw, length)
             groups.append(group)
+            expected.append(sum(draw.lengths) / size)
         self.num_offered += num_groups
-        self._emit(PromptsOffered(id=self._next(), groups=tuple(groups)))
+        self._emit(
+            PromptsOffered(
+                id=self._next(),
+                at_s=self.clock.now,
+                groups=tuple(groups),
+                expected_tokens=tuple(expected) if self.tells_lengths else (),
+            )
+        )
 
     def ask(self, batch: int, num_groups: int) -> None:
         """Asks for a batch; it is in `batches` once it is delivered."""
-        self._emit(BatchAsked(id=self._next(), batch=batch, groups=num_groups))
+        self._emit(BatchAsked(id=self._next(), at_s=self.clock.now, batch=batch, groups=num_groups))
 
     def publish(self, version: int) -> None:
         """The engines serve weights `version`."""
-        self._emit(WeightsPublished(id=self._next(), version=version))
+        self._emit(WeightsPublished(id=self._next(), at_s=self.clock.now, version=version))
 
     def stop(self) -> None:
         """Ends every live sample."""
-        self._emit(StopAsked(id=self._next(), reason="the simulation ends"))
+        self._emit(StopAsked(id=self._next(), at_s=self.clock.now, reason="the simulation ends"))
 
     # What happens to engines
 
@@ -167,13 +209,30 @@ class SimRollout:
         """An engine takes samples from now on."""
         self.engines[engine.id] = engine
         capacity = self.capacity(engine)
-        self._emit(EngineJoined(id=self._next(), engine=engine.id, capacity=capacity))
+        self._emit(
+            EngineJoined(id=self._next(), at_s=self.clock.now, engine=engine.id, capacity=capacity)
+        )
+
+    def silence(self, engine: SimEngine) -> None:
+        """An engine says nothing, and does nothing."""
+        engine.hush()
+        self._emit(HeartbeatLost(id=self._next(), at_s=self.clock.now, engine=engine.id))
+
+    def speak(self, engine: SimEngine) -> None:
+        """A silent engine is there again; it joins anew where it was given up meanwhile."""
+        if self.engines.get(engine.id) is engine:
+            engine.go_on()
+            self._emit(HeartbeatSeen(id=self._next(), at_s=self.clock.now, engine=engine.id))
+        else:
+            self.join(engine)
 
     def lose(self, engine: SimEngine, reason: str) -> None:
         """An engine is gone."""
         del self.engines[engine.id]
         engine.lose()
-        self._emit(EngineLost(id=self._next(), engine=engine.id, reason=reason))
+        self._emit(
+            EngineLost(id=self._next(), at_s=self.clock.now, engine=engine.id, reason=reason)
+        )
 
     def ended(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         """Attempts are over: the driver takes its time, and the scheduler learns of them."""
@@ -193,6 +252,7 @@ class SimRollout:
                 self._emit(
                     SampleFailed(
                         id=self._next(),
+                        at_s=self.clock.now,
                         engine=engine.id,
                         sample=request.sample,
                         attempt=request.attempt,
@@ -215,7 +275,11 @@ class SimRollout:
                 )
             )
         if told:
-            self._emit(SamplesFinished(id=self._next(), engine=engine.id, ends=tuple(told)))
+            self._emit(
+                SamplesFinished(
+                    id=self._next(), at_s=self.clock.now, engine=engine.id, ends=tuple(told)
+                )
+            )
 
     def scored(self, sample: SampleId) -> None:
         """A scorer answered."""
@@ -226,9 +290,11 @@ class SimRollout:
         if life.due > 0:
             return
         if self.faults is not None and self.faults.reward_fails(sample):
-            self._emit(RewardFailed(id=self._next(), sample=sample, error="simulated"))
+            self._emit(
+                RewardFailed(id=self._next(), at_s=self.clock.now, sample=sample, error="simulated")
+            )
         else:
-            self._emit(SamplesScored(id=self._next(), scores=((sample, 0.0),)))
+            self._emit(SamplesScored(id=self._next(), at_s=self.clock.now, scores=((sample, 0.0),)))
 
     # The scheduler
 
@@ -265,8 +331,39 @@ class SimRollout:
                 self._drop(action)
             case NeedPrompts():
                 self.offer(action.groups)
+            case PauseEngine():
+                self.engines[action.engine].pause()
+            case ContinueEngine():
+                self.engines[action.engine].go_on()
+            case UpdateEngine():
+                self._update(action)
+            case ReleaseEngine():
+                # Given up for its silence: whatever it still does, nobody listens.
+                self.engines.pop(action.engine).lose()
+            case Wake():
+                self.clock.at(action.at_s, self._reach, action.at_s)
             case _:
                 assert_never(action)
+
+    def _update(self, action: UpdateEngine) -> None:
+        """An engine that was emptied loads the weights, and says so."""
+        engine = self.engines[action.engine]
+        load_s = self.load_s(engine)
+        engine.publish(action.version, load_s)
+        self.clock.at(self.clock.now + load_s, self._updated, action)
+
+    def _updated(self, action: UpdateEngine) -> None:
+        if action.engine in self.engines:
+            event = EngineUpdated(
+                id=self._next(),
+                at_s=self.clock.now,
+                engine=action.engine,
+                version=action.version,
+            )
+            self._emit(event)
+
+    def _reach(self, at_s: float) -> None:
+        self._emit(DeadlineReached(id=self._next(), at_s=at_s))
 
     def _submit(self, action: Submit) -> None:
         requests = []
@@ -304,7 +401,7 @@ class SimRollout:
 
     def _scored_at_once(self, samples: Iterable[SampleId]) -> None:
         scores = tuple((sample, 0.0) for sample in samples)
-        self._pending.append(SamplesScored(id=self._next(), scores=scores))
+        self._pending.append(SamplesScored(id=self._next(), at_s=self.clock.now, scores=scores))
 
     def _judge(self, groups: Sequence[GroupId]) -> None:
         verdicts = []
@@ -314,10 +411,12 @@ class SimRollout:
                 self._judged[group] = draw
                 self.filtered[draw.filtered] += len(draw.lengths)
             verdicts.append((group, draw.filtered))
-        self._pending.append(GroupsJudged(id=self._next(), verdicts=tuple(verdicts)))
+        self._pending.append(
+            GroupsJudged(id=self._next(), at_s=self.clock.now, verdicts=tuple(verdicts))
+        )
 
     def _deliver(self, action: Deliver) -> None:
-        version, ages = self.scheduler.version, Counter[int]()
+        version, ages = action.version, Counter[int]()
         delivered = []
         for group in action.groups:
             lives = [self._lives.pop(sample) for sample in group.samples]

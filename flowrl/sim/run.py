@@ -87,6 +87,7 @@ class _Simulation:
             for lane in model.lanes
         }
         self.driver = self.lanes[model.driver]
+        self.trainer = self.lanes[model.trainer or model.driver]
         self.engines = [self._engine(engine) for engine in model.engines]
         self.specs = {
             engine.id: spec for engine, spec in zip(self.engines, model.engines, strict=True)
@@ -98,6 +99,8 @@ class _Simulation:
         self.rollouts = [
             self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
         ]
+        # A rollout that no update reads (a baseline) is consumed, but not learned from.
+        self.learned = {op.rollout for op in model.ops if op.op == "update"}
         self._script()
 
     # Parts
@@ -129,6 +132,8 @@ class _Simulation:
             host_s=self.model.host.sample_s,
             faults=self._rollout_faults(),
             capacity=lambda engine: self.specs[engine.id].capacity,
+            load_s=lambda engine: self.specs[engine.id].load_s,
+            tells_lengths=model.tells_lengths,
         )
         rollout.scorers = [self._scorers(scorer, rollout) for scorer in model.scorers]
         self.collecting.setdefault(model.role, rollout)
@@ -174,6 +179,8 @@ class _Simulation:
                 self.clock.at(fault.at_s, engine.slow_down, fault.factor)
                 if fault.for_s is not None:
                     self.clock.at(fault.at_s + fault.for_s, engine.slow_down, 1.0)
+            elif fault.kind == "silent":
+                self.clock.at(fault.at_s, self._silence, engine, fault.for_s)
             else:
                 self.clock.at(fault.at_s, self._lose, engine, fault.for_s, None)
         if self.faults.engines.mean_time_between_s:
@@ -199,6 +206,13 @@ class _Simulation:
         if back_after_s is not None:
             self.clock.at(self.clock.now + back_after_s, self._join, engine, own, rng)
 
+    def _silence(self, engine: SimEngine, for_s: float | None) -> None:
+        own = [rollout for rollout in self.rollouts if engine.id in rollout.engines]
+        for rollout in own:
+            rollout.silence(engine)
+            if for_s is not None:
+                self.clock.at(self.clock.now + for_s, rollout.speak, engine)
+
     def _join(
         self, engine: SimEngine, rollouts: Sequence[SimRollout], rng: np.random.Generator | None
     ) -> None:
@@ -213,29 +227,30 @@ class _Simulation:
 
     def run(self, steps: int) -> SimReport:
         model = self.model
-        if model.ahead and steps:
+        if model.ahead and steps and not self._offers_itself(model.rollouts[0]):
             self.rollouts[0].offer(model.ahead * model.rollouts[0].groups)
         rows: list[SimStep] = []
         ages: Counter[int] = Counter()
         for number in range(1, steps + 1):
             row, batches = self._step(number)
             rows.append(row)
-            for batch in batches:
-                ages.update(batch.ages)
+            for name, batch in batches.items():
+                if name in self.learned:
+                    ages.update(batch.ages)
         end_s = self.clock.now
         for rollout in self.rollouts:
             rollout.stop()
         return self._report(rows, ages, end_s)
 
-    def _step(self, number: int) -> tuple[SimStep, list[Batch]]:
+    def _step(self, number: int) -> tuple[SimStep, dict[str, Batch]]:
         clock, version = self.clock, sum(self.versions.values())
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
-        host_s = self.driver.spent("host")
+        host_s = self._host_s()
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
-            clock.run_to(self.driver.work("host", clock.now, self.model.host.step_s)[1])
-        batches = {}
+            clock.run_to(self.trainer.work("host", clock.now, self.model.host.step_s)[1])
+        batches: dict[str, Batch] = {}
         for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
             batches[spec.name] = self._collect(rollout, spec, number, seconds)
         self._learn(number, batches, seconds)
@@ -248,15 +263,26 @@ class _Simulation:
                 default=0.0,
             )
         if self.model.host != HostCost():
-            seconds["host"] = self.driver.spent("host") - host_s
-        return _row(number, version, begin_s, clock.now, seconds, batches), [*batches.values()]
+            seconds["host"] = self._host_s() - host_s
+        learned = [batch for name, batch in batches.items() if name in self.learned]
+        return _row(number, version, begin_s, clock.now, seconds, learned), batches
+
+    def _host_s(self) -> float:
+        own = [self.driver] if self.driver is self.trainer else [self.driver, self.trainer]
+        return sum(lane.spent("host") for lane in own)
+
+    @staticmethod
+    def _offers_itself(spec: RolloutModel) -> bool:
+        """Whether the scheduler asks for prompts as its age budget allows."""
+        return spec.settings.budget is not None
 
     def _collect(
         self, rollout: SimRollout, spec: RolloutModel, number: int, seconds: dict[str, float]
     ) -> Batch:
         """Waits for the batch of a step."""
         self.collecting[spec.role] = rollout
-        rollout.offer(spec.groups)
+        if not self._offers_itself(spec):
+            rollout.offer(spec.groups)
         rollout.ask(number, spec.groups)
         self._wait_for(rollout, number)
         if not self.model.ahead and spec.scorers:
@@ -292,7 +318,7 @@ class _Simulation:
         }
         if host.row_s:
             rows = sum(work.rows for work in kept.values())
-            clock.run_to(self.driver.work("host", clock.now, host.row_s * rows)[1])
+            clock.run_to(self.trainer.work("host", clock.now, host.row_s * rows)[1])
         finished: dict[str, float] = {}
         published: list[tuple[float, str]] = []
         for op in self.model.ops:
@@ -319,11 +345,17 @@ class _Simulation:
     def _publish(self, role: str) -> None:
         self.versions[role] += 1
         version = self.versions[role]
-        for engine in self._of_role(role):
-            engine.publish(version, self.specs[engine.id].load_s)
-        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
-            if spec.role == role:
-                rollout.publish(version)
+        own = [
+            rollout
+            for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True)
+            if spec.role == role
+        ]
+        # Engines that are emptied first are told by the scheduler when it is their turn.
+        if not any(rollout.settings.publication.empties for rollout in own):
+            for engine in self._of_role(role):
+                engine.publish(version, self.specs[engine.id].load_s)
+        for rollout in own:
+            rollout.publish(version)
         if self.trace is not None:
             self.trace.moment(self.driver, f"{role} version {version}", self.clock.now)
 
@@ -377,10 +409,10 @@ def _row(
     begin_s: float,
     end_s: float,
     seconds: Mapping[str, float],
-    batches: Mapping[str, Batch],
+    batches: Sequence[Batch],
 ) -> SimStep:
-    delivered = [group for batch in batches.values() for group in batch.delivered]
-    filtered = [group for batch in batches.values() for group in batch.filtered]
+    delivered = [group for batch in batches for group in batch.delivered]
+    filtered = [group for batch in batches for group in batch.filtered]
     lengths = [n for group in (*delivered, *filtered) for n in group.lengths]
     return SimStep(
         step=number,

@@ -37,12 +37,14 @@ class EngineTimes:
 
     Attributes:
         poll: How a driver polls it where it is embedded.
-        load_s: Seconds in which it loads weights that were published.
+        load_s: What it takes to go on with weights that changed in place.
+        load_folder_s: Seconds in which it loads weights from a folder.
     """
 
     step: StepTime
     poll: PollRule | None = None
     load_s: float = 0.0
+    load_folder_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

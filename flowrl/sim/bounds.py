@@ -1,0 +1,263 @@
+"""Bounds that no schedule of samples may break, checked by simulation over a grid.
+
+K slots work on N samples a step. A sample of n tokens takes n decode steps of its slot, m on
+average and L at most; learning from a sample takes E t of a slot, and a samples' weights may be so
+many publications old. Then
+
+1. one batch takes at most `sum / K + L` (list scheduling: Graham, 1966);
+2. a sample takes at most `m / K + L / Q` on average, with Q = N, or (a + 1) N when asynchronous;
+3. a step takes at most `N (m + E t) / K + L / (a + 1)`, where an asynchronous run shares the slots
+   between drawing and learning as the two need them;
+4. an asynchronous run is at most `1 + K L / (N (m + E t))` times as fast as a synchronous one.
+
+2 to 4 are those of "ROLL Flash", 2025, with realised means and maxima. Times are decode steps.
+
+    python -m flowrl.sim.bounds            a part of the grid, as the tests run it
+    python -m flowrl.sim.bounds --whole    all of it, a few minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from flowrl.rollout import SchedulerSettings
+from flowrl.sim.costs import LinearCost
+from flowrl.sim.lengths import Lognormal
+from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
+from flowrl.sim.report import SimReport
+from flowrl.sim.run import simulate
+from flowrl.sim.step_time import ConstantStep
+from flowrl.sim.workload import Assumed, GroupDraw, PromptLengths
+
+__all__ = ["PART", "WHOLE", "BoundCase", "BoundCheck", "check_case", "main"]
+
+_MEAN, _LONGEST = 200.0, 4000
+_STEPS = 8
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCase:
+    """One point of the grid.
+
+    Attributes:
+        slots: K.
+        samples: N, of a step.
+        staleness: a; 0 is synchronous.
+        sigma: Of the lognormal lengths.
+        group_size: Samples of a prompt.
+        slots_per_engine: The slots are those of so many engines.
+    """
+
+    slots: int
+    samples: int
+    staleness: int
+    sigma: float
+    group_size: int = 8
+    slots_per_engine: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCheck:
+    """A bound and what the simulation did."""
+
+    name: str
+    found: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is kept."""
+        return self.found <= self.bound * (1 + _ROUNDING)
+
+
+def _grid(
+    slots: Sequence[int], samples: Sequence[int], ages: Sequence[int], sigmas: Sequence[float]
+) -> tuple[BoundCase, ...]:
+    return tuple(
+        BoundCase(slots=k, samples=n, staleness=a, sigma=sigma)
+        for k, n, a, sigma in product(slots, samples, ages, sigmas)
+    )
+
+
+WHOLE = _grid((8, 16, 64, 256), (64, 256, 1024, 4096), (0, 1, 2, 4, 8), (0.0, 0.25, 0.5, 1.0, 1.5))
+PART = _grid((8, 64), (64, 256), (0, 1, 8), (0.0, 1.5))
+
+
+class _Steps:
+    """Lengths as decode steps: the first token of a sample comes with its prefill, for nothing."""
+
+    def __init__(self, case: BoundCase) -> None:
+        self._inner = Assumed(
+            Lognormal(mean=_MEAN, sigma=case.sigma),
+            seed=case.seed,
+            prompts=PromptLengths(values=(1,)),
+            longest=_LONGEST,
+        )
+
+    def group(self, number: int, size: int) -> GroupDraw:
+        draw = self._inner.group(number, size)
+        return GroupDraw(prompt_tokens=1, lengths=tuple(n + 1 for n in draw.lengths))
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def steps_of(self, num_groups: int, size: int) -> list[int]:
+        """Decode steps of all samples of the first groups."""
+        return [n for g in range(num_groups) for n in self._inner.group(g, size).lengths]
+
+
+def check_case(case: BoundCase) -> list[BoundCheck]:
+    """Simulates a case, and compares it with every bound that speaks of it."""
+    groups = case.samples // case.group_size
+    workload = _Steps(case)
+    first = workload.steps_of(groups, case.group_size)
+    one = _run(case, workload, slots=case.slots, learn_s=0.0, steps=1)
+    checks = [
+        BoundCheck(
+            name="one batch",
+            found=one.sim_s,
+            bound=sum(first) / case.slots + max(first),
+        )
+    ]
+    lengths = workload.steps_of(groups * (_STEPS + case.staleness), case.group_size)
+    m, longest = sum(lengths) / len(lengths), max(lengths)
+    n, k, a = case.samples, case.slots, case.staleness
+    work = n * (m + m) / k  # E t = m: drawing and learning need half of the slots each
+    synchronous = _run(case, workload, slots=k, learn_s=n * m / k, steps=_STEPS, synchronous=True)
+    if a == 0:
+        # Over many steps the means are those of the steps, and L the longest of each.
+        bound = work + longest
+        return [
+            *checks,
+            BoundCheck(name="step", found=_mean_step(synchronous), bound=bound),
+            BoundCheck(
+                name="sample",
+                found=(_mean_step(synchronous) - n * m / k) / n,
+                bound=m / k + longest / n,
+            ),
+        ]
+    drawing = _run(case, workload, slots=k, learn_s=0.0, steps=_STEPS)
+    shared = _run(case, workload, slots=k // 2, learn_s=n * m / (k - k // 2), steps=_STEPS)
+    return [
+        *checks,
+        BoundCheck(
+            name="sample",
+            found=_mean_step(drawing) / n,
+            bound=m / k + longest / ((a + 1) * n),
+        ),
+        BoundCheck(name="step", found=_later_step(shared), bound=work + longest / (a + 1)),
+        BoundCheck(
+            name="speed-up",
+            found=_mean_step(synchronous) / _mean_step(shared),
+            bound=1 + longest / work,
+        ),
+    ]
+
+
+def _mean_step(report: SimReport) -> float:
+    return report.sim_s / len(report.steps)
+
+
+def _later_step(report: SimReport) -> float:
+    """Without the first: there is nothing to learn from while its samples are drawn."""
+    return (report.sim_s - report.steps[0].wall_s) / (len(report.steps) - 1)
+
+
+def _run(
+    case: BoundCase,
+    workload: _Steps,
+    *,
+    slots: int,
+    learn_s: float,
+    steps: int,
+    synchronous: bool = False,
+) -> SimReport:
+    staleness = 0 if synchronous else case.staleness
+    each = min(case.slots_per_engine, slots)
+    names = [f"engine[{i}]" for i in range(slots // each)]
+    model = SimModel(
+        name="bounds",
+        lanes=tuple(LaneModel(name=name, device=name) for name in (*names, "trainer")),
+        engines=tuple(
+            EngineModel(
+                name=name,
+                role="actor",
+                lane=name,
+                times=ConstantStep(step_s=1.0, prefill=0.0),
+                num_slots=each,
+                capacity=each,
+            )
+            for name in names
+        ),
+        rollouts=(
+            RolloutModel(
+                name="generate",
+                role="actor",
+                groups=case.samples // case.group_size,
+                settings=SchedulerSettings(group_size=case.group_size, max_staleness=staleness),
+            ),
+        ),
+        ops=(
+            OpModel(
+                name="update",
+                op="update",
+                lanes=("trainer",),
+                cost=LinearCost(call_s=learn_s),
+                rollout="generate",
+                publishes=("actor",),
+            ),
+        ),
+        driver="trainer",
+        ahead=staleness,
+    )
+    return simulate(model, steps=steps, workloads={"generate": workload})
+
+
+def _lines(cases: Sequence[BoundCase]) -> Iterator[tuple[str, bool]]:
+    """A line for each bound: cases, broken ones, and the nearest that one came."""
+    nearest: dict[str, float] = {}
+    broken: dict[str, list[str]] = {}
+    number: dict[str, int] = {}
+    for case in cases:
+        for check in check_case(case):
+            number[check.name] = number.get(check.name, 0) + 1
+            share = check.found / check.bound
+            nearest[check.name] = max(nearest.get(check.name, 0.0), share)
+            if not check.holds:
+                broken.setdefault(check.name, []).append(
+                    f"K={case.slots} N={case.samples} a={case.staleness} sigma={case.sigma:g}: "
+                    f"{check.found:.6g} > {check.bound:.6g}"
+                )
+    for name, cases_of in number.items():
+        found = broken.get(name, [])
+        yield (
+            f"{name:<10} {cases_of:>4} cases, {len(found)} broken, nearest {nearest[name]:.4f}",
+            not found,
+        )
+        for text in found:
+            yield f"  {text}", False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks the grid and prints a table; 1 where a bound is broken."""
+    parser = argparse.ArgumentParser(description="Checks the bounds of schedules by simulation.")
+    parser.add_argument("--whole", action="store_true", help="the whole grid")
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    held = True
+    for line, good in _lines(WHOLE if options.whole else PART):
+        print(line)
+        held = held and good
+    print(f"{time.monotonic() - began:.0f} s")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

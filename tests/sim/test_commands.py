@@ -1,0 +1,134 @@
+"""`flowrl simulate` and `flowrl profile` as people use them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from flowrl.cli import main
+from flowrl.sim.profile import load_profile
+from tests.runtime.tiny_runs import tiny_config, write_config
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path, runtime={"runs": "runs"})
+    return tmp_path
+
+
+def flowrl(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(str(end.value.code))
+
+
+def told(capsys, *arguments: str) -> dict:
+    assert flowrl("simulate", "tiny.yaml", "--json", *arguments) == 0
+    out = capsys.readouterr().out
+    return json.loads(out) | {"text": out}
+
+
+def test_a_config_is_simulated_without_a_profile_and_says_so(place, capsys):
+    assert flowrl("simulate", "tiny.yaml", "--steps", "5") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("simulation of grpo: 5 steps, 1 engine, seed 7\n")
+    assert "step time: " in out
+    assert "samples: 160 = 160 consumed" in out
+    assert "trace: runs/tiny.trace.json" in out
+    assert "step times are assumed" in err
+    assert "every response is assumed to have 6 tokens" in err
+    assert json.loads((place / "runs" / "tiny.trace.json").read_text())["traceEvents"]
+
+
+def test_equal_seeds_print_equal_json(place, capsys):
+    words = ["--lengths", "lognormal:mean=3,sigma=1", "--steps", "6"]
+    first, again = told(capsys, *words), told(capsys, *words)
+    other = told(capsys, *words, "seed=8")
+    assert first["text"] == again["text"]
+    assert first["steps"] != other["steps"]
+    assert first["samples"]["admitted"] == 6 * 32
+
+
+def test_lengths_faults_and_engines_are_taken_from_the_command_line(place, capsys):
+    (place / "lengths.jsonl").write_text("2\n2\n")
+    (place / "faults.yaml").write_text(
+        "script: [{at_s: 0.001, engine: 2, kind: lost, for_s: 0.01}]\n"
+    )
+    words = ["--lengths", "lengths.jsonl", "--engines", "3", "--faults", "faults.yaml"]
+    report = told(capsys, *words, "--trace", "here.json")
+    assert report["num_engines"] == 3
+    assert report["engines"]["lost"] == 1
+    assert report["workload"] == "lengths.jsonl (2 lengths)"
+    assert {step["num_tokens"] for step in report["steps"]} == {64}
+    assert (place / "here.json").is_file()
+    assert not (place / "runs").exists()
+
+
+def test_a_stage_but_the_last_can_be_named(place, capsys):
+    assert told(capsys, "--stage", "sft")["stage"] == "sft"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "0"], "--steps: too small a number"),
+        (["--engines", "0"], "--engines: too small a number"),
+        (["--stage", "ppo"], "--stage: no such stage"),
+        (["--lengths", "normal:3"], "no such file, and no distribution of lengths either"),
+        (["--lengths", "constant:x"], "no such distribution of lengths"),
+        (["--faults", "nothing.yaml"], "the file of faults cannot be read"),
+        (["--profile", "nothing.json"], "the profile cannot be read"),
+        (["--trace", "tiny.yaml/trace.json"], "the trace cannot be written"),
+    ],
+)
+def test_mistakes_end_with_2_and_say_what_to_do(place, capsys, words, said):
+    assert flowrl("simulate", "tiny.yaml", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_simulating_imports_no_tensor_library(place):
+    program = (
+        "import sys; from flowrl.cli import main\n"
+        "try: main(['simulate', 'tiny.yaml', '--steps', '2'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=place, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_and_then_used(place, capsys):
+    assert flowrl("profile", "tiny.yaml") == 0
+    out, err = capsys.readouterr()
+    assert "profile of tiny" in out
+    assert out.endswith("written to runs/tiny.profile.json\n")
+    assert "measuring: actor: update" in err
+    profile = load_profile(place / "runs" / "tiny.profile.json")
+    assert {engine.role for engine in profile.engines} == {"actor"}
+    assert {(op.role, op.op) for op in profile.ops} == {
+        ("actor", "export"),
+        ("actor", "sync"),
+        ("actor", "update"),
+        ("reference", "logprobs"),
+    }
+    assert all(point.seconds > 0 for point in profile.engines[0].decode)
+    assert profile.engines[0].load_folder_s > 0
+    assert profile.host.sample_s > 0
+    assert set(profile.prompts) == {6}
+    report = told(capsys)
+    assert report["times"] == "runs/tiny.profile.json"
+    assert report["seconds"]["host"] > 0
+    # Another model than the one that was measured is no longer the profile's.
+    config = tiny_config(place / "runs")
+    config["roles"]["actor"]["model"]["hidden_size"] = 32
+    (place / "other.yaml").write_text(yaml.safe_dump(config))
+    assert flowrl("simulate", "other.yaml") == 2
+    assert "the profile is of another model for role 'actor'" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""Profiles as files, and what a stage's times are with one and without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from flowrl import api
+from flowrl.errors import ConfigError
+from flowrl.observe.rows import StepMetrics
+from flowrl.sim.calibrate import calibration_of, calibration_values, can_calibrate
+from flowrl.sim.costs import HostCost, LinearCost
+from flowrl.sim.engine import PollRule
+from flowrl.sim.profile import (
+    PROFILE_VERSION,
+    DecodePoint,
+    EngineProfile,
+    MachineNote,
+    OpProfile,
+    Profile,
+    ScorerProfile,
+    load_profile,
+    model_notes,
+    profile_times,
+    save_profile,
+)
+from flowrl.sim.profile_text import profile_text
+from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.step_time import LinearPrefill
+from flowrl.sim.times import assumed_times
+from tests.runtime.tiny_runs import tiny_config
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return api.compile(None, tiny_config(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="module")
+def stage(compiled):
+    return compiled.stages[-1]
+
+
+def profile_of(stage) -> Profile:
+    return Profile(
+        version=PROFILE_VERSION,
+        name="tiny",
+        engines=(
+            EngineProfile(
+                role="actor",
+                decode=(
+                    DecodePoint(batch=1, context=10, seconds=0.001),
+                    DecodePoint(batch=8, context=10, seconds=0.0024),
+                ),
+                prefill=LinearPrefill(call_s=0.002, token_s=0.0001),
+                poll=PollRule(steps=32, after_end=8),
+            ),
+        ),
+        ops=(
+            OpProfile(role="actor", op="update", cost=LinearCost(call_s=0.01, row_s=0.001)),
+            OpProfile(role="reference", op="logprobs", cost=LinearCost(token_s=1e-5), fit=0.03),
+        ),
+        scorers=(ScorerProfile(role="verifier", times=ScoreTimes(sample_s=1e-5)),),
+        host=HostCost(step_s=0.001, sample_s=2e-5),
+        prompts=(6, 6, 7),
+        models=model_notes(stage),
+        machine=MachineNote(devices=("a CPU",), num_cores=2, load=(0.5, 3.5)),
+    )
+
+
+def test_a_profile_is_read_as_it_was_written(stage, tmp_path):
+    profile = profile_of(stage)
+    path = tmp_path / "runs" / "tiny.profile.json"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+    assert json.loads(path.read_text())["version"] == PROFILE_VERSION
+
+
+def test_the_times_of_a_stage_are_the_profiles(stage):
+    times = profile_times(profile_of(stage), stage, source="here")
+    assert times.engines["actor"].step.decode_s(8, 10, 10) == 0.0024
+    assert times.engines["actor"].poll == PollRule(steps=32, after_end=8)
+    assert times.ops["reference", "logprobs"] == LinearCost(token_s=1e-5)
+    assert times.scorers["verifier"].sample_s == 1e-5
+    assert times.prompts.values == (6, 6, 7)
+
+
+def test_a_profile_of_another_model_is_refused(stage):
+    other = replace(profile_of(stage), models={"actor": "torch on cuda, bfloat16, 7 parameters"})
+    with pytest.raises(ConfigError, match="another model for role 'actor'") as told:
+        profile_times(other, stage, source="other.json")
+    assert told.value.found == "torch on cuda, bfloat16, 7 parameters"
+    assert "parameters" in told.value.expected
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "what"),
+    [
+        ({"version": 99}, "version", "not a profile of this format"),
+        ({"colour": "red"}, "colour", "unknown key"),
+        ({"engines": 3}, "engines", "valid array"),
+    ],
+)
+def test_a_file_that_is_no_profile_names_the_key(stage, tmp_path, change, where, what):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(asdict(profile_of(stage)) | change))
+    with pytest.raises(ConfigError, match=what) as told:
+        load_profile(path)
+    assert told.value.where == f"{path}: {where}"
+
+
+def test_a_missing_profile_says_how_to_get_one(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read") as told:
+        load_profile(tmp_path / "nothing.json")
+    assert "flowrl profile" in told.value.hint
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        load_profile(tmp_path / "bad.json")
+
+
+def test_a_profile_for_people(stage):
+    lines = profile_text(profile_of(stage)).splitlines()
+    assert lines[0] == "profile of tiny"
+    assert any("the machine was busy" in line for line in lines)
+    assert "  rows          10" in lines
+    assert "     8      2.4 ms" in lines
+    assert "  reference.logprobs  10 us a token  (within 3%)" in lines
+    assert "driver: 1.0 ms a step, 20 us a sample" in lines
+
+
+def test_without_a_profile_larger_models_are_assumed_to_take_longer(stage, tmp_path):
+    config = tiny_config(tmp_path)
+    config["roles"]["actor"]["model"] |= {"hidden_size": 64, "num_layers": 4}
+    small = assumed_times(stage)
+    large = assumed_times(api.compile(None, config).stages[-1])
+    assert small.source == "assumed, not measured (cpu)"
+    for rows in (1, 64):
+        step, larger = small.engines["actor"].step, large.engines["actor"].step
+        assert larger.decode_s(rows, 100, 100) > step.decode_s(rows, 100, 100)
+    assert large.ops["actor", "update"].token_s > small.ops["actor", "update"].token_s
+    assert small.ops["actor", "update"].token_s == 3 * small.ops["reference", "logprobs"].token_s
+
+
+# Calibration
+
+
+def test_a_calibration_runs_the_same_program_at_two_sizes(compiled, stage, tmp_path):
+    values = calibration_values(compiled.config, stage, tmp_path)
+    made = api.compile(None, values)
+    small, large = (s.plan.sizes for s in made.stages)
+    assert large.prompts_per_step == 8
+    assert small.prompts_per_step == 2
+    assert [s.workflow.name for s in made.stages] == ["grpo", "grpo"]
+    assert made.config.data.eval is None
+    ops = [[op.op for op in s.plan.operations] for s in (*made.stages, stage)]
+    assert ops[0] == ops[1] == ops[2]
+    assert can_calibrate(stage)
+
+
+def metrics(stage: str, step: int, samples: int, **seconds: float) -> StepMetrics:
+    wall = seconds.pop("wall")
+    return StepMetrics(
+        stage=stage,
+        step=step,
+        num_tokens=4 * samples,
+        length_mean=4.0,
+        seconds=seconds,
+        wall_s=wall,
+    )
+
+
+def test_what_is_left_of_a_step_is_the_drivers():
+    rows = [
+        # The first steps warm up, and are not looked at.
+        *(metrics("calibrate_small", n, 16, generate=9.0, wall=20.0) for n in (1, 2, 3)),
+        *(metrics("calibrate_small", n, 16, generate=1.0, score=0.2, wall=2.0) for n in (4, 5)),
+        *(metrics("calibrate_large", n, 64, generate=3.0, score=0.5, wall=5.0) for n in (4, 5)),
+    ]
+    found = calibration_of(rows)
+    # Left over: 0.8 s of 16 samples, 1.5 s of 64.
+    assert found.host.sample_s == pytest.approx(0.7 / 48, rel=1e-4)
+    assert found.host.step_s == pytest.approx(0.8 - 16 * 0.7 / 48, rel=1e-4)
+    assert found.score.sample_s == pytest.approx(0.3 / 48, rel=1e-4)
+    assert found.score.latency_s == pytest.approx(0.1, rel=1e-4)
+    assert found.steps["generate"] == 3.0
+    assert found.num_samples == 64
