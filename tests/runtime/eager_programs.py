@@ -29,7 +29,8 @@ def rewarded(program: str, runs: Path, reward: str = "digits", **changes: Any) -
     config["workflow"] = f"{__file__}:{program}"
     config["data"] = {**config["data"], "eval": None}
     config["rewards"] = {
-        "terms": [{"kind": "python", "name": "digit", "function": f"{REWARDS}:{reward}"}]
+        "terms": [{"kind": "python", "name": "digit", "function": f"{REWARDS}:{reward}"}],
+        "timeout_s": 60.0,
     }
     return {**config, **changes}
 
