@@ -128,10 +128,9 @@ class TrainConfig(Section):
     """A stage's schedule; the module says what each size means.
 
     Attributes:
-        at_publication: What becomes of samples that are being drawn when new weights are published,
-            where `max_staleness` is above 0: `keep` lets them go on with the new weights, `abort`
-            stops them and has them go on from their tokens with keys and values made anew, `finish`
-            has engines end them before they load the new weights.
+        policies: Rules of the rollout scheduler by name, each as the kind of a policy or as its
+            options; `flowrl.compiler.scheduling` says which there are, docs/scheduling.md what they
+            do.
         refill: Draws further prompts in the place of groups that a filter took out, so that a step
             has exactly `prompts_per_step` groups (dynamic sampling). Otherwise a step learns from
             those of its prompts that are left.
@@ -149,7 +148,7 @@ class TrainConfig(Section):
     mini_batches: Int = Field(default=1, ge=1)
     micro_batch: Int = Field(default=32, ge=1)
     max_staleness: Int = Field(default=0, ge=0)
-    at_publication: Literal["keep", "abort", "finish"] = "keep"
+    policies: dict[str, str | Args] = Field(default_factory=dict)
     refill: bool = False
     refill_limit: Int = Field(default=10, ge=1)
     truncated: Literal["refuse", "ignore", "repeat"] = "refuse"
@@ -349,6 +348,8 @@ class RuntimeConfig(Section):
             Ctrl-C only.
         keep_checkpoints: Older ones are removed.
         log_samples: Samples of each step written to samples.jsonl; 0 writes all.
+        journal_mb: Megabytes of the journal that each rollout may keep, which `flowrl why` reads; the
+            oldest part goes first. 0 writes none.
         num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
             the number to the library.
     """
@@ -358,6 +359,7 @@ class RuntimeConfig(Section):
     checkpoint_every: Int = Field(default=0, ge=0)
     keep_checkpoints: Int = Field(default=2, ge=1)
     log_samples: Int = Field(default=0, ge=0)
+    journal_mb: Int = Field(default=64, ge=0)
     num_threads: Int = Field(default=1, ge=0, le=1024)
 
 

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -37,12 +36,8 @@ from flowrl.runtime.sources import Source
 from flowrl.runtime.stage import OpenRollout, Stage, handed_over
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 from flowrl.runtime.streaming_driver import StreamingDriver
-from flowrl.runtime.unused_samples import UnusedSamples, write_unused
 
-__all__ = ["UNUSED", "AsynchronousStage", "ages_of"]
-
-UNUSED = "unused-samples"
-"""The folder of a checkpoint that holds samples which no step has used. No role has this name."""
+__all__ = ["AsynchronousStage", "ages_of"]
 
 
 class AsynchronousStage(Stage):
@@ -51,6 +46,7 @@ class AsynchronousStage(Stage):
     Args:
         rollout: The only one of the stage, with a fleet of engines.
         thread: Runs its driver; of the whole run.
+        publish: Publishes the weights that its engines draw with.
         stop: A true value gives up waiting for a batch.
         timeout_s: Seconds that the thread may take to come to a call.
     """
@@ -64,6 +60,7 @@ class AsynchronousStage(Stage):
         failures: FailureBudget,
         report: StepReport,
         thread: RolloutThread,
+        publish: Callable[[], None],
         stop: Callable[[], bool],
         timeout_s: float,
     ) -> None:
@@ -73,9 +70,9 @@ class AsynchronousStage(Stage):
         self._fleet: EngineFleet = rollout.fleet
         self._part: RolloutPart = rollout.part
         self._thread = thread
+        self._publish = publish
         self._stop = stop
         self._timeout_s = timeout_s
-        self._unused = UnusedSamples()
         super().__init__(
             program=program,
             sources=sources,
@@ -107,7 +104,11 @@ class AsynchronousStage(Stage):
         )
         ages = self._checked_ages(collected)
         receive_rollout(self._program.parts, self._part, step, handed_over(drawn))
+        version = self._driver.scheduler.version
         self._program.run(step)
+        if self._driver.scheduler.version == version:
+            # Nothing was learned, but the budget of ages counts a publication for each batch.
+            self._publish()
         return self._told(self._end(step, [drawn], started), ages, collected, waited_s)
 
     def _collect(self, number: int) -> Collected:
@@ -167,7 +168,11 @@ class AsynchronousStage(Stage):
 
     def _observe(self, drawn: Sequence[Drawn]) -> None:
         # The cursor is the other thread's, which takes prompts from it.
-        self._call(lambda: super(AsynchronousStage, self)._observe(drawn))
+        observe = super()._observe
+        self._call(lambda: observe(drawn))
+
+    def _flush_journals(self) -> None:
+        self._call(super()._flush_journals)
 
     # -- weights -----------------------------------------------------------------------------
 
@@ -199,22 +204,16 @@ class AsynchronousStage(Stage):
 
     def state(self) -> dict[str, object]:
         """JSON of the stage now; `save` writes the samples that belong to it."""
-        written: list[dict[str, object]] = []
+        node = self._part.node.id
 
-        def write() -> None:
-            scheduler, self._unused = self._driver.written()
-            schedulers: Mapping[str, object] = {self._part.node.id: scheduler}
-            written.append({**self._written_sources(), "schedulers": schedulers})
+        def write() -> dict[str, object]:
+            scheduler, self._unused[node] = self._driver.written()
+            return {**self._written_sources(), "schedulers": {node: scheduler}}
 
-        self._call(write)
-        return written[0]
+        return self._thread.call(write, self._timeout_s)
 
     def _written(self) -> dict[str, object]:
         return {}  # there are no boundaries: something is always under way
-
-    def save(self, folder: Path) -> None:
-        """Writes the samples of the last `state`."""
-        write_unused(folder / UNUSED, self._unused)
 
     def close(self) -> None:
         """Ends rounds and engines; idempotent."""

@@ -12,7 +12,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
 from flowrl.graph import Node
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId
-from flowrl.rollout import RolloutScheduler
+from flowrl.rollout import Event, RolloutScheduler
 from flowrl.runtime.environments import EnvironmentPool
 from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
@@ -23,6 +23,7 @@ from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import RolloutPart
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.runtime.workers import require
 from flowrl.specs import Grammar, Sampling
 
@@ -99,6 +100,8 @@ class DriverMaker:
         kind: Callable[..., RolloutDriver] = RolloutDriver,
         supply: PromptSupply | None = None,
         engines: Mapping[EngineId, GenerateBackend] | None = None,
+        unused: UnusedSamples | None = None,
+        journal: Callable[[Event], None] | None = None,
     ) -> RolloutDriver:
         """A driver that goes on where its scheduler stands.
 
@@ -106,6 +109,8 @@ class DriverMaker:
             kind: Makes the driver.
             supply: Further prompts, where batches are refilled.
             engines: What draws; by default the policy's engine in this process.
+            unused: Samples that the scheduler knows of already, where it was written before.
+            journal: Is told of every event.
         """
         worker = self._policies[spec.role]
         seed, purpose = self._config.seed, spec.purpose
@@ -140,6 +145,8 @@ class DriverMaker:
             reported=spec.reported,
             store=store,
             supply=supply,
+            unused=unused,
+            journal=journal,
         )
         if worker.version > scheduler.version:
             driver.publish(worker.version)

@@ -25,13 +25,15 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.evaluation import evaluation_metrics
+from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
-from flowrl.runtime.open_stage import StageMaker, rollout_spec
+from flowrl.runtime.open_stage import StageMaker
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
+from flowrl.runtime.rollout_maker import rollout_spec
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
 from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
@@ -216,6 +218,10 @@ class OpenRun:
             beat=lambda: self.beat(),
             stop=self._stop,
             thread=self._rollout_thread,
+            journals=RolloutJournals(
+                folder=self._folder.path,
+                max_bytes=self._config.runtime.journal_mb << 20,
+            ),
         )
 
     def _published(self, engine: EngineId, version: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from flowrl.backend.batch import Ints
@@ -15,64 +14,32 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
-from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.asynchronous_stage import UNUSED, AsynchronousStage
+from flowrl.runtime.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.batch_program import BatchProgram, Surroundings
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_rollout import Shown
 from flowrl.runtime.eager_stage import EagerStage
 from flowrl.runtime.engine_fleet import EngineFleet
-from flowrl.runtime.judge import RunNode, group_judge
+from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
-from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
+from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
-from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.residency import Residency
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollout_maker import RolloutMaker
+from flowrl.runtime.rollout_parts import GraphParts
 from flowrl.runtime.rollout_thread import RolloutThread
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.sources import Responses, Source
-from flowrl.runtime.stage import OpenRollout, Stage, part_of
-from flowrl.runtime.step_report import StepReport, told_score
-from flowrl.runtime.streaming_driver import Publication, StreamingDriver
-from flowrl.runtime.unused_samples import read_unused
-from flowrl.specs import AdvantageSpec, Grammar, Sampling
+from flowrl.runtime.stage import Stage, part_of
+from flowrl.runtime.step_report import StepReport
+from flowrl.specs import Sampling
 
-__all__ = ["StageMaker", "rollout_spec"]
+__all__ = ["StageMaker"]
 
 State = Mapping[str, object]
-
-
-def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutSpec:
-    """How a rollout of a graph is driven."""
-    group_size = part.player.attr("n")
-    assert isinstance(group_size, int)  # lowering fills it
-    grammar = part.player.attr("grammar")
-    assert grammar is None or isinstance(grammar, Grammar)
-    told = told_score(parts, part.node.id)
-    by_turns = any(
-        isinstance(spec := node.attr("spec"), AdvantageSpec) and "turns" in spec.needs
-        for node in parts.graph.of_op(Op.ADVANTAGE)
-        if parts.origin(node.id) == part.node.id
-    )
-    return RolloutSpec(
-        role=role_of(part.player),
-        episodes=part.node if part.node.op is Op.INTERACT else None,
-        sampling=sampling_of_rollout(part),
-        group_size=group_size,
-        purpose=purpose,
-        reported=role_of(told) if told is not None and _scores_samples(told) else None,
-        needs_states=by_turns,
-        grammar=grammar,
-    )
-
-
-def _scores_samples(node: Node) -> bool:
-    """Whether a score is there as soon as its sample is finished."""
-    return node.op is Op.INTERACT or is_rule_score(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +50,7 @@ class StageMaker:
         beat: Called whenever something moved.
         stop: A true value ends a rollout, or a line of an eager program.
         thread: Gives the thread that asynchronous rollouts run in.
+        journals: Where rollouts note what happens.
     """
 
     config: RunConfig
@@ -94,6 +62,7 @@ class StageMaker:
     beat: Callable[[], None]
     stop: Callable[[], bool]
     thread: Callable[[], RolloutThread]
+    journals: RolloutJournals
 
     def make(
         self, stage: CompiledStage, state: State | None, checkpoint: Path | None = None
@@ -113,6 +82,19 @@ class StageMaker:
             program.restore(part_of(state, "kl_coefficients"))
         sources = self._sources(stage, state)
         report = StepReport(stage.name, parts, self.policies.use.policy)
+        maker = RolloutMaker(
+            config=self.config,
+            stage=stage,
+            program=program,
+            sources=sources,
+            residency=residency,
+            policies=self.policies,
+            scorers=self.scorers,
+            drivers=self.drivers,
+            state=state,
+            checkpoint=checkpoint,
+            journals=self.journals,
+        )
         if self.config.executor == "eager":
             shown = Shown(program)
             return EagerStage(
@@ -120,8 +102,7 @@ class StageMaker:
                 program=program,
                 sources=sources,
                 rollouts=[
-                    self._rollout(stage, program, part, residency, state, shown.run_map, HeldDriver)
-                    for part in parts.rollouts
+                    maker.make(part, shown.run_map, kind=HeldDriver) for part in parts.rollouts
                 ],
                 failures=self.failures,
                 report=report,
@@ -130,81 +111,40 @@ class StageMaker:
                 stop=self.stop,
             )
         with ExitStack() as stack:  # of processes, where something fails before the stage is made
-            fleets = self._fleets(stage, parts, stack)
-            made: Stage
-            if stage.context.max_staleness and parts.rollouts:
-                made = self._asynchronous(
-                    stage, program, sources, residency, report, fleets, state, checkpoint
-                )
-            else:
-                made = Stage(
-                    program=program,
-                    sources=sources,
-                    rollouts=[
-                        self._rollout(
-                            *(stage, program, part, residency, state, program.run_node),
-                            supply=self._supply(stage, part, sources),
-                            fleet=fleets.get(role_of(part.player)),
-                        )
-                        for part in parts.rollouts
-                    ],
-                    failures=self.failures,
-                    report=report,
-                )
+            fleets = maker.fleets(stack)
+            made = self._made(program, maker, fleets, sources, report)
             stack.pop_all()
         return made
 
-    def _fleets(
-        self, stage: CompiledStage, parts: GraphParts, stack: ExitStack
-    ) -> dict[RoleName, EngineFleet]:
-        """Engines in processes of their own, of the roles that need them."""
-        fleets: dict[RoleName, EngineFleet] = {}
-        for part in parts.rollouts:
-            role = role_of(part.player)
-            num = self.config.roles[role].num_engines
-            if role in fleets or (num == 1 and not stage.context.max_staleness):
-                continue
-            fleets[role] = fleet = self.policies.open_fleet(role, num)
-            stack.callback(fleet.close)
-        return fleets
-
-    def _asynchronous(
+    def _made(
         self,
-        stage: CompiledStage,
         program: BatchProgram,
-        sources: Sequence[Source],
-        residency: Residency,
-        report: StepReport,
+        maker: RolloutMaker,
         fleets: Mapping[RoleName, EngineFleet],
-        state: State | None,
-        checkpoint: Path | None,
-    ) -> AsynchronousStage:
+        sources: Sequence[Source],
+        report: StepReport,
+    ) -> Stage:
+        if not maker.streams:
+            return Stage(
+                program=program,
+                sources=sources,
+                rollouts=[
+                    maker.in_steps(part, program.run_node, fleets.get(role_of(part.player)))
+                    for part in program.parts.rollouts
+                ],
+                failures=self.failures,
+                report=report,
+            )
         (part,) = program.parts.rollouts
-        fleet = fleets[role_of(part.player)]
-        train = stage.config.train
-        source = next(source for source in sources if source.node == part.source)
-        unused = None
-        if state is not None and checkpoint is not None:
-            unused = read_unused(checkpoint / UNUSED, source.item_of)
-        rollout = self._rollout(
-            *(stage, program, part, residency, state, program.run_node),
-            kind=partial(
-                StreamingDriver,
-                fleet=fleet,
-                batch_groups=train.prompts_per_step,
-                publication=Publication(train.at_publication),
-                unused=unused,
-            ),
-            supply=self._supply(stage, part, sources, always=True),
-            fleet=fleet,
-        )
+        role = role_of(part.player)
         return AsynchronousStage(
             program=program,
             sources=sources,
-            rollout=rollout,
+            rollout=maker.ahead(part, program.run_node, fleets[role]),
             failures=self.failures,
             report=report,
             thread=self.thread(),
+            publish=lambda: self.policies.publish(role),
             stop=self.stop,
             timeout_s=self.config.runtime.stall_timeout_s,
         )
@@ -291,75 +231,3 @@ class StageMaker:
     def _pair(self, item: PromptItem) -> Sequence[Ints]:
         assert self.materials.pairs is not None
         return self.materials.pairs.of(item)
-
-    def _supply(
-        self,
-        stage: CompiledStage,
-        part: RolloutPart,
-        sources: Sequence[Source],
-        *,
-        always: bool = False,
-    ) -> PromptSupply | None:
-        """Further prompts for a rollout; None where its batches are not refilled.
-
-        Args:
-            always: The rollout takes all of its prompts that way.
-        """
-        train = stage.config.train
-        if not (train.refill or always):
-            return None
-        source = next(source for source in sources if source.node == part.source)
-        prefix = "" if stage.name == self.config.stages[-1] else f"stage.{stage.name}."
-        return PromptSupply(
-            take=source.take_further,
-            limit=train.refill_limit * train.prompts_per_step,
-            where=f"{prefix}train.refill_limit={train.refill_limit}",
-        )
-
-    def _rollout(
-        self,
-        stage: CompiledStage,
-        program: BatchProgram,
-        part: RolloutPart,
-        residency: Residency,
-        state: State | None,
-        run: RunNode,
-        kind: Callable[..., RolloutDriver] = RolloutDriver,
-        supply: PromptSupply | None = None,
-        fleet: EngineFleet | None = None,
-    ) -> OpenRollout:
-        """A rollout and its driver.
-
-        Args:
-            run: Runs the maps that its filters read.
-            kind: Makes the driver.
-            supply: Further prompts, where batches are refilled.
-            fleet: Its engines, where they are in processes of their own.
-        """
-        several = len(program.parts.rollouts) > 1
-        purpose = f"rollout/{stage.name}/{part.node.id}" if several else f"rollout/{stage.name}"
-        spec = rollout_spec(program.parts, part, purpose)
-        judge = group_judge(program.parts, part, run)
-        if state is None:
-            settings = SchedulerSettings(
-                group_size=spec.group_size,
-                max_staleness=stage.context.max_staleness,
-                judges_groups=judge is not None,
-                refill=stage.config.train.refill,
-            )
-            scheduler = RolloutScheduler(settings)
-        else:
-            written = part_of(part_of(state, "schedulers"), part.node.id)
-            scheduler = RolloutScheduler.from_json(dict(written))
-        driver: RolloutDriver = self.drivers.make(
-            *(spec, scheduler, self.scorers.of_rollout(part), judge),
-            kind=kind,
-            supply=supply,
-            engines=None if fleet is None else fleet.engines,
-        )
-        return OpenRollout(
-            part=part,
-            driver=driver,
-            begin=lambda: residency.switch(part.player.id),
-            fleet=fleet,
-        )

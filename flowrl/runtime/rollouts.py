@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypedDict, assert_never
 
 from flowrl.backend.protocols import (
     Finished,
@@ -38,17 +39,23 @@ from flowrl.rollout import (
     Abort,
     Action,
     BatchAsked,
+    ContinueEngine,
+    DeadlineReached,
     Deliver,
     Drop,
     DropReason,
     EngineJoined,
     EngineLost,
+    EngineUpdated,
     Event,
     GroupsJudged,
     Judge,
     NeedPrompts,
+    PauseEngine,
     Progressed,
     PromptsOffered,
+    ReleaseEngine,
+    Resumed,
     RewardFailed,
     RolloutScheduler,
     SampleEnd,
@@ -56,6 +63,8 @@ from flowrl.rollout import (
     SamplesScored,
     Score,
     Submit,
+    UpdateEngine,
+    Wake,
     WeightsPublished,
 )
 from flowrl.runtime.collecting import (
@@ -76,6 +85,7 @@ from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
+from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [
@@ -91,6 +101,11 @@ __all__ = [
 
 POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
+
+
+class _Stamp(TypedDict):
+    id: int
+    at_s: float
 
 
 class RolloutDriver:
@@ -114,6 +129,8 @@ class RolloutDriver:
         stop: Asked between polls; a true value raises KeyboardInterrupt there.
         stall_timeout_s: Seconds without any event after which `collect` gives up.
         supply: Further prompts, for a scheduler that refills batches.
+        unused: What `unused` gave when the scheduler was written; None with a new scheduler.
+        journal: Is told of every event before the scheduler is.
     """
 
     def __init__(
@@ -135,6 +152,8 @@ class RolloutDriver:
         store: PayloadStore | None = None,
         grammar: Grammar | None = None,
         supply: PromptSupply | None = None,
+        unused: UnusedSamples | None = None,
+        journal: Callable[[Event], None] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -154,6 +173,7 @@ class RolloutDriver:
         self._stall_timeout_s = stall_timeout_s
         self._supply = supply
         self._clock = clock
+        self._began = clock()
         self._event = scheduler.last_event_id
         self._pending: deque[Event] = deque()
         self._running: dict[EngineId, set[SampleId]] = {engine: set() for engine in engines}
@@ -162,18 +182,33 @@ class RolloutDriver:
         self._batches: dict[int, Collected] = {}
         self._dropped: list[tuple[SampleId, Payload, str]] = []
         self._verdicts: dict[GroupId, str] = {}
+        self._judged: dict[GroupId, tuple[SampleId, ...]] = {}  # of those groups
+        self._wake_s: float | None = None  # when the scheduler is to be told the time
         self._short = 0  # groups that the scheduler misses in a batch
         self._further: list[PromptItem] = []  # offered in their place
         self._deaths = EngineDeaths(self._engines)
-        self._begin()
-
-    def _begin(self) -> None:
+        self._journal = journal
+        if unused is not None:
+            self.store.restore(unused.payloads)
+            self._verdicts = dict(unused.verdicts)
+            self._judged = dict(unused.judged)
+            self._dropped = list(unused.dropped)
+            self._emit(Resumed(**self._stamp()))
         for engine_id in self._engines:
             self._join(engine_id)
 
+    def unused(self) -> UnusedSamples:
+        """Samples that no batch has used yet, and what no batch has reported."""
+        return UnusedSamples(
+            payloads=self.store.all(),
+            verdicts=self._verdicts,
+            judged=self._judged,
+            dropped=self._dropped,
+        ).copy()
+
     def _join(self, engine_id: EngineId) -> None:
         capacity = self._capacity(engine_id)
-        self._emit(EngineJoined(id=self._next(), engine=engine_id, capacity=capacity))
+        self._emit(EngineJoined(**self._stamp(), engine=engine_id, capacity=capacity))
 
     def _capacity(self, engine_id: EngineId) -> int:
         """Samples to give to an engine: twice its slots, so that a freed one is filled at once."""
@@ -181,10 +216,11 @@ class RolloutDriver:
 
     def offer(self, items: Sequence[PromptItem]) -> None:
         """Offers prompts; each becomes a group."""
+        num_members = self.scheduler.settings.num_members
         for item in items:
-            for member in range(self._group_size):
+            for member in range(num_members):
                 self.store.add(sample_id(item.group, member), item)
-        self._emit(PromptsOffered(id=self._next(), groups=tuple(item.group for item in items)))
+        self._emit(PromptsOffered(**self._stamp(), groups=tuple(item.group for item in items)))
 
     def serves(self, engine: EngineId) -> bool:
         """Whether it is the engine that this driver's samples come from."""
@@ -192,7 +228,7 @@ class RolloutDriver:
 
     def publish(self, version: int) -> None:
         """Tells the scheduler that the engines serve weights `version`."""
-        self._emit(WeightsPublished(id=self._next(), version=version))
+        self._emit(WeightsPublished(**self._stamp(), version=version))
 
     def collect(self, batch: int, groups: int) -> Collected:
         """Asks for a batch and runs engines and scorers until it is delivered.
@@ -212,7 +248,7 @@ class RolloutDriver:
         if self._supply is not None:
             self._supply.begin()
             self._supply.taken = groups
-        self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
+        self._emit(BatchAsked(**self._stamp(), batch=batch, groups=groups))
         try:
             self._run(lambda: self._is_delivered(batch), seconds)
         except BaseException:
@@ -246,16 +282,31 @@ class RolloutDriver:
 
     def _round(self, seconds: Seconds) -> int:
         """Looks once after everyone; what moved."""
-        moved = self._mend_engines() + self._poll_engines(seconds)
+        moved = self._tell_time() + self._mend_engines() + self._poll_engines(seconds)
         idle = not any(self._running.values())
         moved += self._poll_scoring(seconds, wait=idle)
         if idle and self._short and not self._answers_due:
             moved += self._refill()
-        if not moved and not idle and not self._deaths.broken:
-            started = self._clock()
-            self._wait()
-            seconds.generate += self._clock() - started
+        if not moved and not self._deaths.broken:
+            if not idle:
+                started = self._clock()
+                self._wait()
+                seconds.generate += self._clock() - started
+            elif self._wake_s is not None and not self._answers_due:
+                wait_for_any((), min(POLL_S, self._seconds_to_wake()))
         return moved
+
+    def _tell_time(self) -> int:
+        """Steps the scheduler at the time that it wants to be woken at."""
+        if self._wake_s is None or self._seconds_to_wake() > 0:
+            return 0
+        self._wake_s = None
+        self._emit(DeadlineReached(**self._stamp()))
+        return 1
+
+    def _seconds_to_wake(self) -> float:
+        assert self._wake_s is not None
+        return max(0.0, self._wake_s - (self._clock() - self._began))
 
     def _wait(self, *extra: int) -> None:
         """Waits for engines in other processes; those in this one have decoded in their poll.
@@ -305,6 +356,10 @@ class RolloutDriver:
         self._event += 1
         return self._event
 
+    def _stamp(self) -> _Stamp:
+        """Of an event that happens now."""
+        return {"id": self._next(), "at_s": self._clock() - self._began}
+
     def _emit(self, event: Event) -> None:
         """Steps the scheduler with `event` and with all events that its actions cause."""
         self._pending.append(event)
@@ -313,7 +368,10 @@ class RolloutDriver:
     def _settle(self) -> None:
         """Steps the scheduler with the events that wait."""
         while self._pending:
-            for action in self.scheduler.step(self._pending.popleft()):
+            event = self._pending.popleft()
+            if self._journal is not None:
+                self._journal(event)
+            for action in self.scheduler.step(event):
                 self._perform(action)
 
     def _poll_engines(self, seconds: Seconds) -> int:
@@ -332,7 +390,7 @@ class RolloutDriver:
                 (o.sample, o.attempt, o.num_tokens) for o in outputs if isinstance(o, Progress)
             )
             if progress:
-                self._emit(Progressed(id=self._next(), engine=engine_id, progress=progress))
+                self._emit(Progressed(**self._stamp(), engine=engine_id, progress=progress))
             finished = [o for o in outputs if isinstance(o, Finished)]
             if finished:
                 self._finish(engine_id, finished)
@@ -344,7 +402,7 @@ class RolloutDriver:
         for engine_id, error in broken.items():
             self._running[engine_id].clear()
             reason = described(error)
-            self._emit(EngineLost(id=self._next(), engine=engine_id, reason=reason))
+            self._emit(EngineLost(**self._stamp(), engine=engine_id, reason=reason))
             if self._deaths.restart(engine_id):
                 self._join(engine_id)
         return len(broken)
@@ -369,7 +427,7 @@ class RolloutDriver:
                     versions=end.versions,
                 )
             )
-        self._emit(SamplesFinished(id=self._next(), engine=engine_id, ends=tuple(ends)))
+        self._emit(SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
 
     def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
         if not self._answers_due:
@@ -396,7 +454,7 @@ class RolloutDriver:
                 else:
                     self._emit(self._failed(result, payload))
         if scored:
-            self._emit(SamplesScored(id=self._next(), scores=tuple(scored)))
+            self._emit(SamplesScored(**self._stamp(), scores=tuple(scored)))
         return sum(len(results) for _, results in answers)
 
     def _note_score(self, payload: Payload, role: RoleName, result: ScoreResult) -> None:
@@ -419,7 +477,7 @@ class RolloutDriver:
     def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> RewardFailed:
         self._failures.spend(failure, payload)
         payload.failure = failure.message
-        return RewardFailed(id=self._next(), sample=failure.sample, error=failure.message)
+        return RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
 
     # -- actions out -------------------------------------------------------------------------
 
@@ -444,7 +502,23 @@ class RolloutDriver:
                     self._supply.note(payload.item.group, str(action.reason))
                 self._dropped.append((sample, payload, reason))
             case NeedPrompts():
-                self._short += action.groups
+                self._need_prompts(action)
+            case Wake():
+                self._wake_s = action.at_s
+            case UpdateEngine():
+                self._update_engine(action.engine)
+            case PauseEngine() | ContinueEngine() | ReleaseEngine():
+                pass  # an engine makes no token without a request, and is told of each by itself
+            case _:
+                assert_never(action)
+
+    def _need_prompts(self, action: NeedPrompts) -> None:
+        self._short += action.groups
+
+    def _update_engine(self, engine_id: EngineId) -> None:
+        """The engine is empty, and may load new weights; here it has them already."""
+        version = self.scheduler.version
+        self._pending.append(EngineUpdated(**self._stamp(), engine=engine_id, version=version))
 
     def _submit(self, action: Submit) -> None:
         requests = []
@@ -481,7 +555,7 @@ class RolloutDriver:
         elif payloads:
             # The scheduler counts a sample as scored when it is told so; nobody reads the 0.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
-            self._pending.append(SamplesScored(id=self._next(), scores=scores))
+            self._pending.append(SamplesScored(**self._stamp(), scores=scores))
 
     def _decode(self, payloads: Sequence[Payload]) -> None:
         texts = self._tokenizer.decode_many(
@@ -500,22 +574,23 @@ class RolloutDriver:
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:
             raise SchedulerError("a group is to be judged, but the workflow has no filter")
+        members = dict(zip(action.groups, action.samples, strict=True))
         groups: list[GroupRows] = [
-            (group, [(sample, self.store[sample]) for sample in self._members(group)])
-            for group in action.groups
+            (group, [(sample, self.store[sample]) for sample in samples])
+            for group, samples in members.items()
         ]
         verdicts = tuple(zip(action.groups, self._judge(groups), strict=True))
-        self._verdicts.update((group, reason) for group, reason in verdicts if reason is not None)
+        for group, reason in verdicts:
+            if reason is not None:
+                self._verdicts[group] = reason
+                self._judged[group] = members[group]
         if self._supply is not None:
             for group, reason in verdicts:
                 self._supply.note(group, reason)
-        self._pending.append(GroupsJudged(id=self._next(), verdicts=verdicts))
-
-    def _members(self, group: GroupId) -> list[SampleId]:
-        return [sample_id(group, member) for member in range(self._group_size)]
+        self._pending.append(GroupsJudged(**self._stamp(), verdicts=verdicts))
 
     def _deliver(self, action: Deliver) -> None:
-        collected = Collected(dropped=self._dropped, further=self._further)
+        collected = Collected(dropped=self._dropped, further=self._further, version=action.version)
         self._dropped, self._further = [], []
         for delivered in action.groups:
             collected.groups.append((delivered.group, self.store.take(delivered.samples)))
@@ -524,6 +599,6 @@ class RolloutDriver:
             if reason is None:
                 continue  # the group was dropped; its samples are among those already
             collected.num_filtered_groups += 1
-            for sample, payload in self.store.take(self._members(group)):
+            for sample, payload in self.store.take(self._judged.pop(group)):
                 collected.filtered.append((sample, payload, reason))
         self._batches[action.batch] = collected

@@ -15,7 +15,8 @@ from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Node, Op
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
-from flowrl.runtime.rollout_parts import GraphParts, is_rule_score
+from flowrl.runtime.rollout_maker import settings_of, train_key
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
 
 __all__ = ["require_runnable"]
 
@@ -25,15 +26,15 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
 
     Raises:
         PlanError: the plan is for devices that are not here.
-        ConfigError: a stage asks for asynchronous training or for refilled batches where neither
-            can be, scores data by rules, has a reward without terms, or stops by a policy that it
-            does not train.
+        ConfigError: a stage asks for drawing ahead, for refilled batches or for policies of the
+            scheduler where they cannot be, scores data by rules, has a reward without terms, or
+            stops by a policy that it does not train.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
-        _require_asynchronous(config, stage)
+        _require_schedulable(config, stage)
         _require_refillable(config, stage)
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
@@ -80,11 +81,33 @@ def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None
                 )
 
 
-def _require_asynchronous(config: RunConfig, stage: CompiledStage) -> None:
-    """Where samples may be old, one rollout runs beside the trainer."""
-    staleness, rollouts = stage.context.max_staleness, GraphParts(stage.graph).rollouts
-    if not staleness or not rollouts:
-        return
+def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
+    """Policies are such, and what they ask for can be done here."""
+    parts, key = GraphParts(stage.graph).rollouts, train_key(config, stage)
+    all_settings = [settings_of(config, stage, part) for part in parts]
+    if any(settings.budget is not None for settings in all_settings):
+        _require_ahead(config, stage, parts)
+    for part, settings in zip(parts, all_settings, strict=True):
+        if config.executor == "eager" and settings.over_sampling.members:
+            raise ConfigError(
+                "a program that runs line by line draws exactly what its lines say",
+                where=f"{key}.policies.over_sampling",
+                found=f"members={settings.over_sampling.members}",
+                expected="0",
+            )
+        if part.node.op is Op.INTERACT and settings.publication.aborts:
+            raise ConfigError(
+                "an episode that is stopped begins anew, so long ones would never end",
+                where=f"{key}.policies.publication",
+                found=f"{settings.publication.kind}, for {part.node.id} ({_line(part.node)})",
+                expected="keep or finish",
+            )
+
+
+def _require_ahead(
+    config: RunConfig, stage: CompiledStage, rollouts: Sequence[RolloutPart]
+) -> None:
+    """One rollout may run ahead of the trainer."""
     if config.executor == "eager":
         problem = "a program that runs line by line draws what its lines ask for, when they do"
     elif len(rollouts) > 1:
@@ -92,12 +115,16 @@ def _require_asynchronous(config: RunConfig, stage: CompiledStage) -> None:
         problem = f"only a single rollout can run ahead of the trainer, and it has {nodes}"
     else:
         return
-    prefix = "" if stage.name == config.stages[-1] else f"stage.{stage.name}."
-    own = stage.workflow.max_staleness
+    staleness, own = stage.context.max_staleness, stage.workflow.max_staleness
+    key = train_key(config, stage)
+    where, found = f"{key}.policies.over_sampling", "spare prompts"
+    if staleness:
+        where = f"{key}.max_staleness" if own is None else str(stage.workflow.source)
+        found = str(staleness)
     raise ConfigError(
-        f"stage {stage.name!r} allows samples of older weights: {problem}",
-        where=f"{prefix}train.max_staleness" if own is None else str(stage.workflow.source),
-        found=str(staleness),
+        f"stage {stage.name!r} is to be drawn ahead of the trainer: {problem}",
+        where=where,
+        found=found,
         expected="0",
         hint="set it to 0 to run here; `flowrl graph` and `flowrl plan` take any value",
     )
@@ -121,10 +148,9 @@ def _require_refillable(config: RunConfig, stage: CompiledStage) -> None:
         problem = f"{late[0].id} reads what is known of whole batches only ({_line(late[0])})"
     else:
         return
-    prefix = "" if stage.name == config.stages[-1] else f"stage.{stage.name}."
     raise ConfigError(
         f"the batches of stage {stage.name!r} cannot be refilled: {problem}",
-        where=f"{prefix}train.refill",
+        where=f"{train_key(config, stage)}.refill",
         found="true",
         expected="false",
     )

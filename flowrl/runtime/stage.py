@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +24,7 @@ from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.journal_files import RolloutJournal
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
@@ -31,6 +32,7 @@ from flowrl.runtime.rollouts import Collected, FailureBudget, RolloutDriver
 from flowrl.runtime.sample_set import GroupRows, StepBatch
 from flowrl.runtime.sources import Source
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
+from flowrl.runtime.unused_samples import UNUSED, UnusedSamples, write_unused
 
 __all__ = [
     "NO_COUNTERPART",
@@ -55,12 +57,14 @@ class OpenRollout:
     Attributes:
         begin: Called before each collection (the plan's residency switches).
         fleet: Its engines, where they are in processes of their own.
+        journal: Where it notes what happens.
     """
 
     part: RolloutPart
     driver: RolloutDriver
     begin: Callable[[], None]
     fleet: EngineFleet | None = None
+    journal: RolloutJournal | None = None
 
 
 class Stage:
@@ -98,6 +102,7 @@ class Stage:
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
         self._beside = side_by_side(program.parts)
         self._collecting: RolloutDriver | None = None
+        self._unused: dict[NodeId, UnusedSamples] = {}  # at the last boundary
         self._boundary = self._written()
 
     def publish(self, engine: EngineId, version: int) -> None:
@@ -119,13 +124,19 @@ class Stage:
         yield
 
     def save(self, folder: Path) -> None:
-        """Writes what belongs to the last `state` and is no JSON into a checkpoint's folder."""
+        """Writes the samples that belong to the last `state` into a checkpoint's folder."""
+        for node, unused in self._unused.items():
+            if unused:
+                write_unused(folder / UNUSED / node, unused)
 
     def close(self) -> None:
-        """Ends the engines of the stage; idempotent."""
-        for rollout in self._rollouts:
-            if rollout.fleet is not None:
-                rollout.fleet.close()
+        """Ends the engines and journals of the stage; idempotent."""
+        with ExitStack() as stack:
+            for rollout in self._rollouts:
+                if rollout.fleet is not None:
+                    stack.callback(rollout.fleet.close)
+                if rollout.journal is not None:
+                    stack.callback(rollout.journal.close)
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
@@ -163,13 +174,20 @@ class Stage:
         self._report.tell_scores(step, drawn)
         self._observe(drawn)
         self._boundary = self._written()
+        self._flush_journals()
         return self._report.result(step, drawn, started)
+
+    def _flush_journals(self) -> None:
+        for rollout in self._rollouts:
+            if rollout.journal is not None:
+                rollout.journal.flush()
 
     def state(self) -> dict[str, object]:
         """JSON of the last boundary: after the last whole step, also in the middle of the next."""
         return self._boundary
 
     def _written(self) -> dict[str, object]:
+        self._unused = {rollout.part.node.id: rollout.driver.unused() for rollout in self._rollouts}
         schedulers = {
             rollout.part.node.id: rollout.driver.scheduler.to_json() for rollout in self._rollouts
         }

@@ -1,32 +1,28 @@
 """A rollout driver whose engines go on while the trainer learns.
 
-Prompts are offered ahead of the trainer, as many as the age of samples allows. With n groups a
-batch and samples that may be `a` publications old, a group that begins now at version v can be in
-the batches of versions v to v + a. The next batch is of version v while the trainer waits for it or
-has published, and of v + 1 while it still learns from the batch before. So at most (a + 1) n groups
-are under way in the first case and a n in the second: then batches in the order of age consume all
-of them in time, and nothing is drawn in vain. (Fu et al., 2025, arXiv:2505.24298, equation 3, in
-groups.)
+How many prompts are under way is the scheduler's business: with admission by age budget it asks for
+as many as later batches can still take before they are too old, and this driver takes them from the
+data. What ends early waits as surplus; a batch takes what is ready, oldest first, and waits for a
+sample only where going on without it would make it too old.
 
-What ends early waits as surplus; a batch takes what is ready, oldest first, and waits for a sample
-only where going on without it would make it too old.
+New weights reach each engine between decode steps. With `publication=keep` all engines load them at
+once, and running samples go on with them; otherwise each loads them when the scheduler says that it
+is empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId
 from flowrl.rollout import (
-    AbortAsked,
     BatchAsked,
     Deliver,
-    EngineCapacityChanged,
-    Resumed,
+    EngineContinueAsked,
+    EnginePauseAsked,
 )
 from flowrl.runtime.collecting import Collected, Seconds
 from flowrl.runtime.engine_fleet import EngineFleet
@@ -35,20 +31,7 @@ from flowrl.runtime.readiness import wait_for_any
 from flowrl.runtime.rollouts import POLL_S, RolloutDriver
 from flowrl.runtime.unused_samples import UnusedSamples
 
-__all__ = ["Publication", "StreamingDriver"]
-
-
-class Publication(StrEnum):
-    """What becomes of running samples when new weights are published.
-
-    - `keep`: they go on, with the new weights from the next token on.
-    - `abort`: they are stopped and go on from their tokens, whose keys and values are made anew.
-    - `finish`: each engine ends them with the old weights before it loads the new ones.
-    """
-
-    KEEP = "keep"
-    ABORT = "abort"
-    FINISH = "finish"
+__all__ = ["StreamingDriver"]
 
 
 class StreamingDriver(RolloutDriver):
@@ -58,51 +41,27 @@ class StreamingDriver(RolloutDriver):
         fleet: The engines' processes.
         supply: Prompts, without end.
         batch_groups: Groups of a batch.
-        publication: What becomes of running samples when new weights are published.
-        unused: Samples of a checkpoint; the scheduler is the one that was written with them.
-        arguments: Of `RolloutDriver`.
+        arguments: Of `RolloutDriver`; the scheduler admits by age budget.
     """
 
     def __init__(
-        self,
-        *,
-        fleet: EngineFleet,
-        supply: PromptSupply,
-        batch_groups: int,
-        publication: Publication = Publication.KEEP,
-        unused: UnusedSamples | None = None,
-        **arguments: Any,
+        self, *, fleet: EngineFleet, supply: PromptSupply, batch_groups: int, **arguments: Any
     ) -> None:
         self._fleet = fleet
         self._prompts = supply
         self._batch_groups = batch_groups
-        self._publication = publication
-        self._unused = unused
-        self._learning = False  # a batch was delivered, and its publication is still to come
         self._asked: tuple[int, float] | None = None  # the batch that is waited for, and since when
         self._moved = 0.0  # when something last did
-        self._held = False  # engines are given nothing
-        self._draining: set[EngineId] = set()  # end their samples before they load new weights
         self._spent = Seconds()
         self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
         super().__init__(supply=supply, **arguments)
-
-    def _begin(self) -> None:
-        if self._unused is not None:
-            self.store.restore(self._unused.payloads)
-            self._verdicts = dict(self._unused.verdicts)
-            self._dropped = list(self._unused.dropped)
-            self._unused = None
-            self._emit(Resumed(id=self._next()))
-        super()._begin()
 
     # -- what the trainer asks for -----------------------------------------------------------
 
     def ask(self, batch: int) -> None:
         """The trainer is free, and waits for a batch."""
-        self._learning = False
         self._asked = (batch, self._clock())
-        self._emit(BatchAsked(id=self._next(), batch=batch, groups=self._batch_groups))
+        self._emit(BatchAsked(**self._stamp(), batch=batch, groups=self._batch_groups))
 
     def is_delivered(self, batch: int) -> bool:
         """Whether `take` gives it. May be asked in any thread."""
@@ -119,18 +78,14 @@ class StreamingDriver(RolloutDriver):
             folder: What `EngineFleet.written` wrote.
         """
         self._fleet.announce(version, folder)
-        busy = [engine for engine, samples in self._running.items() if samples]
-        if self._publication is Publication.FINISH:
-            self._draining.update(busy)
-            for engine in busy:
-                self._resize(engine)
-        elif self._publication is Publication.ABORT:
-            self._abort_running()
-        for engine in self._engines:
-            if engine not in self._draining:
+        if not self.scheduler.settings.publication.empties:
+            for engine in self._engines:
                 self._fleet.load(engine)
         self.publish(version)
-        self._learning = False
+
+    def _update_engine(self, engine_id: EngineId) -> None:
+        self._fleet.load(engine_id)
+        super()._update_engine(engine_id)  # what is sent behind the weights is drawn from them
 
     # -- rounds ------------------------------------------------------------------------------
 
@@ -141,9 +96,9 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
-        moved = self._mend_engines() + self._poll_engines(self._spent)
+        moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
         moved += self._poll_scoring(self._spent, wait=False)
-        moved += self._load_drained() + self._top_up()
+        moved += self._offer_more()
         now = self._clock()
         if moved:
             self._moved = now
@@ -162,34 +117,26 @@ class StreamingDriver(RolloutDriver):
         assert self._asked is not None
         return now - max(self._moved, self._asked[1])
 
-    def _top_up(self) -> int:
-        """Offers as many prompts as the age of samples allows; how many."""
-        staleness = self.scheduler.settings.max_staleness
-        allowed = (staleness + (not self._learning)) * self._batch_groups
-        missing = allowed - self._under_way()
-        if missing <= 0:
+    def _offer_more(self) -> int:
+        """Offers what the scheduler asked for; how many groups.
+
+        Raises:
+            BatchNotFilled: the batch that is waited for costs more prompts than it may.
+        """
+        if not self._short:
             return 0
-        if self.scheduler.settings.refill and self._prompts.ended >= self._prompts.limit:
+        settings = self.scheduler.settings
+        if settings.refill and self._prompts.ended >= self._prompts.limit:
             if self._asked is None:
                 return 0  # the filter takes out nearly all: the next weights may do better
             raise self._prompts.exhausted(max(0, self._batch_groups - self._prompts.kept))
-        self.offer(self._prompts.take(missing))
-        return missing
-
-    def _under_way(self) -> int:
-        """Groups that later batches will be made of, or will answer."""
-        state = self.scheduler.state
-        # With refill, groups that were filtered or dropped fill no batch.
-        return len(state.groups) if state.settings.refill else sum(1 for _ in state.pool.groups())
-
-    def _refill(self) -> int:
-        self._short = 0  # `_top_up` offers more than the batch is short of
-        return 0
+        number, self._short = self._short, 0
+        self.offer(self._prompts.take(number))
+        return number
 
     def _deliver(self, action: Deliver) -> None:
         super()._deliver(action)
         collected, counts = self._batches[action.batch], self.scheduler.counts
-        collected.version = self.scheduler.version
         collected.ready = counts.ready
         collected.under_way = counts.live - counts.ready
         busy_s = self._fleet.busy_s
@@ -197,40 +144,8 @@ class StreamingDriver(RolloutDriver):
             generate=busy_s - self._busy_s, score_wait=self._spent.score_wait
         )
         self._busy_s, self._spent = busy_s, Seconds()
-        self._learning, self._asked = True, None
+        self._asked = None
         self._prompts.begin()
-
-    # -- engines -----------------------------------------------------------------------------
-
-    def _capacity(self, engine_id: EngineId) -> int:
-        if self._held or engine_id in self._draining:
-            return 0
-        if self._publication is Publication.FINISH:
-            # What waits inside an engine would begin with the old weights.
-            return self._engines[engine_id].num_slots
-        return super()._capacity(engine_id)
-
-    def _resize(self, engine_id: EngineId) -> None:
-        capacity = self._capacity(engine_id)
-        self._emit(EngineCapacityChanged(id=self._next(), engine=engine_id, capacity=capacity))
-
-    def _join(self, engine_id: EngineId) -> None:
-        self._draining.discard(engine_id)  # one that is opened loads the newest weights
-        super()._join(engine_id)
-
-    def _load_drained(self) -> int:
-        """Has engines load new weights that have ended all they had; how many."""
-        empty = [engine for engine in self._draining if not self._running[engine]]
-        for engine in empty:
-            self._fleet.load(engine)
-            self._draining.discard(engine)
-            self._resize(engine)
-        return len(empty)
-
-    def _abort_running(self) -> None:
-        running = tuple(sample for samples in self._running.values() for sample in samples)
-        if running:
-            self._emit(AbortAsked(id=self._next(), samples=running))
 
     # -- standing still ----------------------------------------------------------------------
 
@@ -249,20 +164,14 @@ class StreamingDriver(RolloutDriver):
 
         Running samples are stopped with their tokens, so that these are in it, and go on.
         """
-        self._held = True
+        for engine in self._engines:
+            self._emit(EnginePauseAsked(**self._stamp(), engine=engine, running="abort"))
         try:
-            for engine in self._engines:
-                self._resize(engine)
-            self._abort_running()
             self._wait_for(lambda: not any(self._running.values()), self._look_after_engines)
-            unused = UnusedSamples(
-                payloads=self.store.all(), verdicts=self._verdicts, dropped=self._dropped
-            )
-            return self.scheduler.to_json(), unused.copy()
+            return self.scheduler.to_json(), self.unused()
         finally:
-            self._held = False
             for engine in self._engines:
-                self._resize(engine)
+                self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
     def _look_after_engines(self) -> int:
         moved = self._mend_engines() + self._poll_engines(self._spent)

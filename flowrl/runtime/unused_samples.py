@@ -28,7 +28,10 @@ from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import Array
 from flowrl.specs import FinishReason
 
-__all__ = ["UnusedSamples", "read_unused", "write_unused"]
+__all__ = ["UNUSED", "UnusedSamples", "read_unused", "write_unused"]
+
+UNUSED = "unused-samples"
+"""The folder of a checkpoint that holds them, one folder a rollout; no role has this name."""
 
 _ROWS, _ARRAYS = "samples.json", "samples.safetensors"
 
@@ -50,18 +53,24 @@ class UnusedSamples:
     Attributes:
         payloads: Of every live sample, and of filtered ones that no batch has named yet.
         verdicts: Why those groups were filtered.
+        judged: Their samples.
         dropped: Samples that were dropped since the last batch, with the reason.
     """
 
     payloads: dict[SampleId, Payload] = field(default_factory=dict)
     verdicts: dict[GroupId, str] = field(default_factory=dict)
+    judged: dict[GroupId, tuple[SampleId, ...]] = field(default_factory=dict)
     dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.payloads or self.dropped)
 
     def copy(self) -> UnusedSamples:
         """As it is now: payloads go on growing, and their arrays never change."""
         return UnusedSamples(
             payloads={sample: _copy(payload) for sample, payload in self.payloads.items()},
             verdicts=dict(self.verdicts),
+            judged=dict(self.judged),
             dropped=[(sample, _copy(payload), reason) for sample, payload, reason in self.dropped],
         )
 
@@ -81,6 +90,7 @@ def write_unused(folder: Path, unused: UnusedSamples) -> None:
             "num_dropped": len(unused.dropped),
             "reasons": [reason for _, _, reason in unused.dropped],
             "verdicts": unused.verdicts,
+            "judged": unused.judged,
         },
     )
     payloads = [payload for _, payload in rows]
@@ -135,6 +145,10 @@ def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> Unuse
         return UnusedSamples(
             payloads=dict(rows[:first_dropped]),
             verdicts={GroupId(group): str(reason) for group, reason in value["verdicts"].items()},
+            judged={
+                GroupId(group): tuple(map(SampleId, samples))
+                for group, samples in value["judged"].items()
+            },
             dropped=[(sample, payload, str(reason)) for (sample, payload), reason in dropped],
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

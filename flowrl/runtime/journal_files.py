@@ -1,0 +1,201 @@
+"""The journal of a run's rollouts: every event of every scheduler, in files of bounded size.
+
+    journal/STAGE/ROLLOUT/000001.jsonl
+    journal/STAGE/ROLLOUT/000002.jsonl      begins with the whole state, so each file stands alone
+    ...
+
+What happened in a step is written at its end with one call, so a file holds whole steps, but for a
+run that ended with an error: then what led to it is there. When a file is full the next one begins;
+when there are too many the oldest goes. A resumed run begins a new file with the state that it goes
+on from, and what the files before say of later events is void.
+
+`sample_journal` reads back what is needed to tell of one sample.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.errors import SchedulerError
+from flowrl.ids import NodeId, SampleId
+from flowrl.rollout import RolloutScheduler
+from flowrl.rollout.events import Event, PromptsOffered
+from flowrl.rollout.journal import Journal, JournalWriter, read_journal
+
+__all__ = ["JOURNALS", "RolloutJournal", "RolloutJournals", "SampleFiles", "rollout_journals"]
+
+JOURNALS = "journal"
+"""The folder of a run that holds them."""
+
+_NUM_FILES = 16
+
+
+class RolloutJournal:
+    """The journal of one rollout of a stage.
+
+        note (before each step of the scheduler) ... flush (at the end of a step) ... close
+
+    Args:
+        folder: Where its files lie.
+        max_bytes: Of all of its files together, roughly.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._file_bytes = max_bytes // _NUM_FILES
+        self._text = io.StringIO()
+        self._writer = JournalWriter(self._text)
+        self._descriptor: int | None = None
+        self._size = 0
+        self._scheduler: RolloutScheduler | None = None
+
+    def begin(self, scheduler: RolloutScheduler) -> None:
+        """Begins a file; the scheduler has made no step that is not in its state."""
+        self._scheduler = scheduler
+        self._folder.mkdir(parents=True, exist_ok=True)
+        numbers = [int(path.stem) for path in self._files()]
+        path = self._folder / f"{max(numbers, default=0) + 1:06d}.jsonl"
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._size = 0
+        for old in self._files()[:-_NUM_FILES]:
+            old.unlink(missing_ok=True)
+        self._writer.begin(scheduler if scheduler.last_event_id >= 0 else scheduler.settings)
+
+    def note(self, event: Event) -> None:
+        """The event is stepped next."""
+        self._writer.event(event)
+
+    def flush(self) -> None:
+        """A step is over: writes what happened, and begins another file if this one is full."""
+        text = self._text.getvalue()
+        if not text or self._descriptor is None:
+            return
+        self._text.seek(0)
+        self._text.truncate()
+        data = memoryview(text.encode())
+        self._size += len(data)
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+        if self._size > self._file_bytes:
+            assert self._scheduler is not None
+            self.begin(self._scheduler)
+
+    def close(self) -> None:
+        """Writes what is left; idempotent."""
+        self.flush()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _files(self) -> list[Path]:
+        return _files(self._folder)
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutJournals:
+    """The journals of a run.
+
+    Attributes:
+        folder: Of the run.
+        max_bytes: Of one rollout's files; 0 writes none.
+    """
+
+    folder: Path
+    max_bytes: int
+
+    def open(self, stage: str, rollout: NodeId) -> RolloutJournal | None:
+        """The journal of a rollout; None where none is written."""
+        if not self.max_bytes:
+            return None
+        return RolloutJournal(self.folder / JOURNALS / stage / rollout, self.max_bytes)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFiles:
+    """The journal files of one rollout.
+
+    Attributes:
+        stage: Of the run.
+        rollout: The node that draws.
+        files: Oldest first.
+    """
+
+    stage: str
+    rollout: str
+    files: Sequence[Path]
+
+    def of_sample(self, sample: SampleId) -> Journal | None:
+        """The part of the journal that tells of a sample; None where nothing does.
+
+        Only files from the offer of its group to the last word on it are read.
+        """
+        group = sample.rpartition("/")[0]
+        words = (f'"{group}"'.encode(), f'"{sample}"'.encode())
+        told = [number for number, path in enumerate(self.files) if _mentions(path, words)]
+        return _joined(self.files[told[0] : told[-1] + 1]) if told else None
+
+    def groups(self) -> Iterator[tuple[str, int]]:
+        """Groups that were offered, and how many members they began with."""
+        for path in self.files:
+            with path.open(encoding="utf-8") as file:
+                journal = read_journal(file)
+            members = journal.open().settings.num_members
+            for event in journal.events:
+                if isinstance(event, PromptsOffered):
+                    for group in event.groups:
+                        yield group, members
+
+
+def rollout_journals(folder: Path) -> list[SampleFiles]:
+    """The journals in a run's folder."""
+    found = []
+    for path in sorted((folder / JOURNALS).glob("*/*")):
+        files = _files(path)
+        if files:
+            found.append(SampleFiles(stage=path.parent.name, rollout=path.name, files=files))
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+
+
+def _mentions(path: Path, words: Sequence[bytes]) -> bool:
+    data = path.read_bytes()
+    return any(word in data for word in words)
+
+
+def _joined(files: Sequence[Path]) -> Journal:
+    """Files that follow each other, as one journal.
+
+    Raises:
+        SchedulerError: a file that cannot be read; names it.
+    """
+    head: dict[str, object] = {}
+    events: list[Event] = []
+    torn = False
+    for path in files:
+        try:
+            with path.open(encoding="utf-8") as file:
+                part = read_journal(file)
+        except SchedulerError as error:
+            error.where = f"{path}: {error.where}" if error.where else str(path)
+            raise
+        state = part.head.get("state")
+        last = -1 if state is None else int(state["last_event_id"])
+        while events and events[-1].id > last:
+            events.pop()  # of a process that was stopped later than what it left behind
+        if not events:
+            head = part.head
+        events += part.events
+        torn = part.torn
+    return Journal(head=head, events=tuple(events), rewinds=0, torn=torn)

@@ -1,0 +1,218 @@
+"""Makes the rollouts of a stage: scheduler, engines, prompts, what a checkpoint holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flowrl.compiler import CompiledStage
+from flowrl.compiler.scheduling import scheduler_settings
+from flowrl.config.schema import RunConfig
+from flowrl.graph import Node, Op
+from flowrl.ids import NodeId, RoleName
+from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.journal_files import RolloutJournals
+from flowrl.runtime.judge import RunNode, group_judge
+from flowrl.runtime.open_policies import OpenPolicies
+from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
+from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.prompt_supply import PromptSupply
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.residency import Residency
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollouts import RolloutDriver
+from flowrl.runtime.sources import Source
+from flowrl.runtime.stage import OpenRollout, part_of
+from flowrl.runtime.step_report import told_score
+from flowrl.runtime.streaming_driver import StreamingDriver
+from flowrl.runtime.unused_samples import UNUSED, UnusedSamples, read_unused
+from flowrl.specs import AdvantageSpec, Grammar
+
+__all__ = ["RolloutMaker", "rollout_spec", "settings_of", "train_key"]
+
+State = Mapping[str, object]
+
+
+def train_key(config: RunConfig, stage: CompiledStage) -> str:
+    """The config key of a stage's `train`."""
+    return "train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train"
+
+
+def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> SchedulerSettings:
+    """The rules of a rollout's scheduler.
+
+    Raises:
+        ConfigError: the configuration's policies are none.
+    """
+    return scheduler_settings(
+        stage.config.train,
+        group_size=_group_size(part),
+        max_staleness=stage.context.max_staleness,
+        judges_groups=bool(part.ends),
+        num_engines=config.roles[role_of(part.player)].num_engines,
+        key=train_key(config, stage),
+    )
+
+
+def _group_size(part: RolloutPart) -> int:
+    group_size = part.player.attr("n")
+    assert isinstance(group_size, int)  # lowering fills it
+    return group_size
+
+
+def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutSpec:
+    """How a rollout of a graph is driven."""
+    grammar = part.player.attr("grammar")
+    assert grammar is None or isinstance(grammar, Grammar)
+    told = told_score(parts, part.node.id)
+    by_turns = any(
+        isinstance(spec := node.attr("spec"), AdvantageSpec) and "turns" in spec.needs
+        for node in parts.graph.of_op(Op.ADVANTAGE)
+        if parts.origin(node.id) == part.node.id
+    )
+    return RolloutSpec(
+        role=role_of(part.player),
+        episodes=part.node if part.node.op is Op.INTERACT else None,
+        sampling=sampling_of_rollout(part),
+        group_size=_group_size(part),
+        purpose=purpose,
+        reported=role_of(told) if told is not None and _scores_samples(told) else None,
+        needs_states=by_turns,
+        grammar=grammar,
+    )
+
+
+def _scores_samples(node: Node) -> bool:
+    """Whether a score is there as soon as its sample is finished."""
+    return node.op is Op.INTERACT or is_rule_score(node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMaker:
+    """Of one stage.
+
+    Attributes:
+        state: A checkpoint's state of the stage; None at its beginning.
+        checkpoint: The folder that `state` comes from.
+        journals: Where each rollout notes what happens.
+    """
+
+    config: RunConfig
+    stage: CompiledStage
+    program: BatchProgram
+    sources: Sequence[Source]
+    residency: Residency
+    policies: OpenPolicies
+    scorers: OpenScorers
+    drivers: DriverMaker
+    state: State | None
+    checkpoint: Path | None
+    journals: RolloutJournals
+
+    @property
+    def streams(self) -> bool:
+        """Whether prompts are drawn ahead of the trainer."""
+        return any(
+            settings_of(self.config, self.stage, part).budget is not None
+            for part in self.program.parts.rollouts
+        )
+
+    def fleets(self, stack: ExitStack) -> dict[RoleName, EngineFleet]:
+        """Engines in processes of their own, of the roles that need them.
+
+        Args:
+            stack: Closes them.
+        """
+        fleets: dict[RoleName, EngineFleet] = {}
+        for part in self.program.parts.rollouts:
+            role = role_of(part.player)
+            num = self.config.roles[role].num_engines
+            if role in fleets or (num == 1 and not self.streams):
+                continue
+            fleets[role] = fleet = self.policies.open_fleet(role, num)
+            stack.callback(fleet.close)
+        return fleets
+
+    def make(
+        self,
+        part: RolloutPart,
+        run: RunNode,
+        *,
+        kind: Callable[..., RolloutDriver] = RolloutDriver,
+        fleet: EngineFleet | None = None,
+        supply: PromptSupply | None = None,
+    ) -> OpenRollout:
+        """A rollout and its driver.
+
+        Args:
+            run: Runs the maps that its filters read.
+            kind: Makes the driver.
+            fleet: Its engines, where they are in processes of their own.
+            supply: Further prompts.
+        """
+        several = len(self.program.parts.rollouts) > 1
+        name = self.stage.name
+        purpose = f"rollout/{name}/{part.node.id}" if several else f"rollout/{name}"
+        scheduler, unused = self._scheduler(part)
+        journal = self.journals.open(name, part.node.id)
+        if journal is not None:
+            journal.begin(scheduler)
+        driver = self.drivers.make(
+            rollout_spec(self.program.parts, part, purpose),
+            scheduler,
+            self.scorers.of_rollout(part),
+            group_judge(self.program.parts, part, run),
+            kind=kind,
+            supply=supply,
+            engines=None if fleet is None else fleet.engines,
+            unused=unused,
+            journal=None if journal is None else journal.note,
+        )
+        return OpenRollout(
+            part=part,
+            driver=driver,
+            begin=lambda: self.residency.switch(part.player.id),
+            fleet=fleet,
+            journal=journal,
+        )
+
+    def ahead(self, part: RolloutPart, run: RunNode, fleet: EngineFleet) -> OpenRollout:
+        """A rollout that is driven ahead of the trainer."""
+        kind = partial(
+            StreamingDriver,
+            fleet=fleet,
+            batch_groups=self.stage.config.train.prompts_per_step,
+        )
+        return self.make(part, run, kind=kind, fleet=fleet, supply=self._supply(part))
+
+    def in_steps(self, part: RolloutPart, run: RunNode, fleet: EngineFleet | None) -> OpenRollout:
+        """A rollout that is driven step by step."""
+        refills = self.stage.config.train.refill
+        return self.make(part, run, fleet=fleet, supply=self._supply(part) if refills else None)
+
+    def _supply(self, part: RolloutPart) -> PromptSupply:
+        train = self.stage.config.train
+        return PromptSupply(
+            take=self._source(part.source).take_further,
+            limit=train.refill_limit * train.prompts_per_step,
+            where=f"{train_key(self.config, self.stage)}.refill_limit={train.refill_limit}",
+        )
+
+    def _source(self, node: NodeId) -> Source:
+        return next(source for source in self.sources if source.node == node)
+
+    def _scheduler(self, part: RolloutPart) -> tuple[RolloutScheduler, UnusedSamples | None]:
+        """A rollout's scheduler, and the samples of a checkpoint that belong to it."""
+        if self.state is None:
+            return RolloutScheduler(settings_of(self.config, self.stage, part)), None
+        written = part_of(part_of(self.state, "schedulers"), part.node.id)
+        scheduler = RolloutScheduler.from_json(dict(written))
+        folder = None if self.checkpoint is None else self.checkpoint / UNUSED / part.node.id
+        if folder is None or not folder.is_dir():
+            return scheduler, UnusedSamples()
+        return scheduler, read_unused(folder, self._source(part.source).item_of)
