@@ -1,6 +1,6 @@
 """The command line.
 
-Reading commands (`graph`, `plan`, `backends`, `doctor`) print to standard output, and with `--json`
+Reading commands (`graph`, `plan`, `why`, `backends`, `doctor`) print to standard output, and with `--json`
 nothing but JSON. Errors go to standard error in one to four lines. Exit codes: 0 done, 2 a mistake
 of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
 """
@@ -183,6 +183,10 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Where the trace goes.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RUN", help="A run to put beside the prediction."),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -197,6 +201,7 @@ def simulate(
         profile=profile,
         stage=stage,
         trace=trace,
+        against=against,
         as_json=json,
     )
     command.run(_config_file(config, "simulate"), overrides or [], options)
@@ -216,6 +221,19 @@ def profile(
     from flowrl.cli import profile as command
 
     command.run(_config_file(config, "profile"), overrides or [], output, as_json=json)
+
+
+@app.command()
+def why(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="EPOCH/PROMPT/MEMBER.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what happened to one sample of a run."""
+    from flowrl.cli import why as command
+
+    command.run(run, sample, as_json=json)
 
 
 @app.command()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FlowError
+
+if TYPE_CHECKING:
+    from flowrl.api import Compiled
 
 __all__ = ["resume", "run"]
 
@@ -35,7 +39,7 @@ def run(config: Path, overrides: Sequence[str]) -> None:
     from flowrl import api
 
     compiled = api.compile(None, config, overrides=overrides)
-    _interruptible(compiled.run)
+    _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
 
 
 def resume(path: Path, overrides: Sequence[str]) -> None:
@@ -59,6 +63,21 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     RunFolder.open(path)
     compiled = api.compile(None, path / "config.yaml", overrides=overrides)
     _interruptible(lambda: api.resume(compiled, path))
+
+
+def _tell_beside(compiled: Compiled, folder: Path) -> None:
+    """Where there is a profile: what the simulator predicts of the last stage, and what it was.
+
+    On standard error, for the last line of standard output is the run's own.
+    """
+    from flowrl.cli.simulate import beside_run
+
+    try:
+        text = beside_run(compiled, folder)
+    except FlowError as reason:
+        text = f"no prediction to put beside: {reason.what}"
+    if text:
+        print(text, file=sys.stderr)
 
 
 def _interruptible(work: Callable[[], object]) -> None:

@@ -13,10 +13,13 @@ from flowrl.errors import ConfigError
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
+    from flowrl.observe.rows import StepMetrics
+    from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
+    from flowrl.sim.trace import Trace
     from flowrl.sim.workload import Workload
 
-__all__ = ["SimulateOptions", "run"]
+__all__ = ["SimulateOptions", "beside_run", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,8 @@ class SimulateOptions:
         profile: Measured times; None looks where `flowrl profile` writes them.
         stage: Which stage; None takes the last.
         trace: Where the trace goes; None is `RUNS/NAME.trace.json`.
+        against: A run folder whose steps are shown beside the prediction; lengths are taken from it
+            unless they are named.
         as_json: Print JSON and nothing else.
     """
 
@@ -41,6 +46,7 @@ class SimulateOptions:
     profile: Path | None = None
     stage: str | None = None
     trace: Path | None = None
+    against: Path | None = None
     as_json: bool = False
 
 
@@ -52,34 +58,15 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
             simulated, or one in which nothing moves any more.
     """
     from flowrl import api
-    from flowrl.sim.faults import Faults, read_faults
-    from flowrl.sim.of_plan import model_of_stage
     from flowrl.sim.report import report_json, report_text
-    from flowrl.sim.run import simulate
     from flowrl.sim.trace import Trace
 
     _check(options)
     compiled = api.compile(None, config, overrides=overrides)
     stage = _stage(compiled, options.stage)
-    times = _times(compiled, stage, options.profile)
-    engines = {
-        role: options.engines or config_of.num_engines
-        for role, config_of in compiled.config.roles.items()
-    }
-    model = model_of_stage(stage, times, num_engines=engines)
-    faults = Faults()
-    if options.faults is not None:
-        faults = read_faults(options.faults, num_engines=len(model.engines))
+    measured = [] if options.against is None else _measured(options.against, stage.name)
     trace = Trace()
-    seed = compiled.config.seed
-    report = simulate(
-        model,
-        steps=options.steps,
-        workloads=_workloads(stage, times, options.lengths, seed),
-        faults=faults,
-        seed=seed,
-        trace=trace,
-    )
+    report = _simulated(compiled, stage, options, trace)
     path = options.trace or compiled.config.runtime.runs / f"{compiled.config.name}.trace.json"
     try:
         trace.write(path)
@@ -91,8 +78,74 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         sys.stdout.write(report_json(report))
         return
     print(report_text(report), end="")
+    if measured:
+        from flowrl.sim.compare import beside, beside_text
+
+        print(f"\nbeside {options.against}\n{beside_text(beside(report, measured))}")
     left_out = f", {trace.num_left_out:,} events left out" if trace.num_left_out else ""
     print(f"trace: {path}{left_out} (open it at https://ui.perfetto.dev)")
+
+
+def beside_run(compiled: Compiled, folder: Path) -> str | None:
+    """The prediction of a run's last stage beside what it measured; None without a profile.
+
+    Raises:
+        FlowError: the stage cannot be simulated, or the profile is of another model.
+    """
+    from flowrl.cli.profile import profile_path
+    from flowrl.sim.compare import beside, beside_text
+
+    stage = compiled.stages[-1]
+    profile = profile_path(compiled.config.runtime.runs, compiled.config.name)
+    if not profile.is_file():
+        return None
+    measured = _measured(folder, stage.name)
+    options = SimulateOptions(against=folder, profile=profile)
+    report = _simulated(compiled, stage, options, None)
+    return f"{stage.name}, by {profile}\n{beside_text(beside(report, measured))}"
+
+
+def _simulated(
+    compiled: Compiled, stage: CompiledStage, options: SimulateOptions, trace: Trace | None
+) -> SimReport:
+    from flowrl.sim.faults import Faults, read_faults
+    from flowrl.sim.of_plan import model_of_stage
+    from flowrl.sim.run import simulate
+
+    times = _times(compiled, stage, options.profile)
+    engines = {
+        role: options.engines or config.num_engines
+        for role, config in compiled.config.roles.items()
+    }
+    model = model_of_stage(stage, times, num_engines=engines)
+    faults = Faults()
+    if options.faults is not None:
+        faults = read_faults(options.faults, num_engines=len(model.engines))
+    lengths = options.lengths
+    if lengths is None and options.against is not None:
+        lengths = str(options.against)
+    seed = compiled.config.seed
+    return simulate(
+        model,
+        steps=options.steps,
+        workloads=_workloads(stage, times, lengths, seed),
+        faults=faults,
+        seed=seed,
+        trace=trace,
+    )
+
+
+def _measured(folder: Path, stage: str) -> list[StepMetrics]:
+    from flowrl.observe.run_folder import RunFolder
+
+    rows = [row for row in RunFolder.open(folder).steps() if row.stage == stage]
+    if not rows:
+        raise ConfigError(
+            "the run has no step of this stage to compare with",
+            where=f"--against {folder}",
+            expected=f"steps of stage {stage!r}",
+        )
+    return rows
 
 
 def _check(options: SimulateOptions) -> None:

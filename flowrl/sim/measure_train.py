@@ -79,7 +79,10 @@ def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpPro
 
 
 def _shapes(question: TrainQuestion) -> list[tuple[int, int, float]]:
-    """(rows, response tokens, share of them that the members of a group have in common)."""
+    """(rows, response tokens, share of them that the members of a group have in common).
+
+    Up to twice the rows of a call: a profile is to hold for larger steps, too.
+    """
     size = question.group_size
     most = max(size, question.max_rows // size * size)
     one = max(size, min(question.micro_batch, most) // size * size)
@@ -94,6 +97,8 @@ def _shapes(question: TrainQuestion) -> list[tuple[int, int, float]]:
         (most, short, 0.0),
         (half, long, 0.3),
         (most, long, 0.4),
+        (2 * most, long, 0.4),
+        (2 * most, short, 0.0),
         (most, long, 0.0),
     ]
     return list(dict.fromkeys(shapes))

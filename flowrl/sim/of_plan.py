@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flowrl.compiler import CompiledStage
+from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
-from flowrl.rollout.policies import AbortRunning, FinishRunning, KeepRunning, PublicationPolicy
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.model import (
     EngineModel,
@@ -41,12 +41,6 @@ DRIVER = "rollout"
 
 EXPORT = "export"
 """The cost of a sync that writes weights into a folder."""
-
-_PUBLICATIONS: Mapping[str, PublicationPolicy] = {
-    "keep": KeepRunning(),
-    "abort": AbortRunning(),
-    "finish": FinishRunning(),
-}
 
 QUEUED_IN_ENGINE = 2
 """Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
@@ -201,38 +195,38 @@ class _Maker:
             lane=lane,
             times=times.step,
             num_slots=num_slots,
-            capacity=self._capacity(num_slots),
+            capacity=self._capacity(role, num_slots),
             load_s=times.load_folder_s if self._is_fleet(role) else times.load_s,
             poll=times.poll,
         )
 
-    def _capacity(self, num_slots: int) -> int:
+    def _capacity(self, role: str, num_slots: int) -> int:
         """What waits inside an engine would begin with weights that it is to finish with."""
-        finishes = self._publication().kind == FinishRunning.kind
-        return num_slots if finishes else QUEUED_IN_ENGINE * num_slots
+        drawn = [self._settings(node) for node in rollout_nodes(self.graph) if node.role == role]
+        empties = any(settings.publication.empties for settings in drawn)
+        return num_slots if empties else QUEUED_IN_ENGINE * num_slots
 
-    def _publication(self) -> PublicationPolicy:
-        asked = self.stage.config.train.at_publication if self.staleness else "keep"
-        return _PUBLICATIONS[asked]
-
-    def _rollout(self, node: Node) -> RolloutModel:
+    def _settings(self, node: Node) -> SchedulerSettings:
         number = node.attr("n")
         assert isinstance(number, int)  # lowering fills it
-        judges = any(
-            operation.start is StartUnit.GROUP and self.origins[operation.node] == node.id
-            for operation in self.plan.operations
+        return scheduler_settings(
+            self.stage.config.train,
+            group_size=number,
+            max_staleness=self.staleness,
+            judges_groups=any(
+                operation.start is StartUnit.GROUP and self.origins[operation.node] == node.id
+                for operation in self.plan.operations
+            ),
+            num_engines=self._num_engines(node.role or ""),
+            key=self.stage.context.train_key,
         )
+
+    def _rollout(self, node: Node) -> RolloutModel:
         return RolloutModel(
             name=node.id,
             role=node.role or "",
             groups=self.plan.sizes.prompts_per_step,
-            settings=SchedulerSettings(
-                group_size=number,
-                max_staleness=self.staleness,
-                judges_groups=judges,
-                refill=self.stage.config.train.refill,
-                publication=self._publication(),
-            ),
+            settings=self._settings(node),
             scorers=tuple(
                 self._scorer(operation)
                 for operation in self.plan.operations

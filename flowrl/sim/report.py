@@ -248,11 +248,13 @@ def _sample_lines(report: SimReport) -> list[str]:
 def seconds_text(value: float) -> str:
     """Seconds with a unit that suits them.
 
-    >>> [seconds_text(x) for x in (0.00005, 0.0123, 4.5, 300.0)]
-    ['50 us', '12.3 ms', '4.50 s', '300 s']
+    >>> [seconds_text(x) for x in (0.0, 0.00005, 0.0123, 0.123, 4.5, 300.0)]
+    ['0', '50 us', '12.3 ms', '123 ms', '4.50 s', '300 s']
     """
+    if value < 1e-9:
+        return "0"
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     if value < 1.0:
-        return f"{value * 1e3:.1f} ms"
+        return f"{value * 1e3:.{1 if value < 0.1 else 0}f} ms"
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"

@@ -84,6 +84,7 @@ def test_a_stage_but_the_last_can_be_named(place, capsys):
         (["--faults", "nothing.yaml"], "the file of faults cannot be read"),
         (["--profile", "nothing.json"], "the profile cannot be read"),
         (["--trace", "tiny.yaml/trace.json"], "the trace cannot be written"),
+        (["--against", "runs"], "this is no run folder"),
     ],
 )
 def test_mistakes_end_with_2_and_say_what_to_do(place, capsys, words, said):
@@ -126,9 +127,21 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     report = told(capsys)
     assert report["times"] == "runs/tiny.profile.json"
     assert report["seconds"]["host"] > 0
+    # A run of a config that was profiled ends with the prediction, and can be asked for it later.
+    assert flowrl("run", "tiny.yaml", "eval.every=0") == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("held-out ")
+    assert "grpo, by runs/tiny.profile.json\nmedians" in err
+    assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny") == 0
+    out = capsys.readouterr().out
+    assert "lengths  tiny/samples.jsonl (32 groups)" in out
+    assert "\nbeside runs/tiny\nmedians" in out
+    assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny", "--stage", "sft") == 0
     # Another model than the one that was measured is no longer the profile's.
     config = tiny_config(place / "runs")
     config["roles"]["actor"]["model"]["hidden_size"] = 32
     (place / "other.yaml").write_text(yaml.safe_dump(config))
     assert flowrl("simulate", "other.yaml") == 2
     assert "the profile is of another model for role 'actor'" in capsys.readouterr().err
+    assert flowrl("run", "other.yaml") == 0
+    assert "no prediction to put beside: the profile is of another model" in capsys.readouterr().err

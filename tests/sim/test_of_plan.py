@@ -106,7 +106,10 @@ def test_ages_keep_within_the_staleness_of_the_config(tmp_path):
 
 
 def test_an_asynchronous_engine_is_beside_the_trainer_and_loads_a_folder(tmp_path):
-    train = tiny_config(tmp_path)["train"] | {"max_staleness": 1, "at_publication": "finish"}
+    train = tiny_config(tmp_path)["train"] | {
+        "max_staleness": 1,
+        "policies": {"publication": "finish"},
+    }
     stage = stage_of(tmp_path, workflow="async_grpo", train=train, args={})
     times = assumed_times(stage)
     engine = replace(times.engines["actor"], load_s=1.0, load_folder_s=2.0)
@@ -117,6 +120,7 @@ def test_an_asynchronous_engine_is_beside_the_trainer_and_loads_a_folder(tmp_pat
     assert (drawn.lane, drawn.load_s, drawn.capacity) == ("actor.generate[0]", 2.0, 8)
     assert (model.driver, model.trainer, model.ahead) == ("rollout", "main", 1)
     assert rollout.settings.publication.kind == "finish"
+    assert rollout.settings.budget.groups == 8
     [sync] = [op for op in model.ops if op.op == "sync"]
     assert sync.cost.call_s == 4.0
 
