@@ -1,8 +1,8 @@
 """The command line.
 
-Reading commands (`graph`, `plan`, `why`, `backends`, `doctor`) print to standard output, and with `--json`
-nothing but JSON. Errors go to standard error in one to four lines. Exit codes: 0 done, 2 a mistake
-of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
+Reading commands (`graph`, `plan`, `why`, `backends`, `doctor`) print to standard output, and with
+`--json` nothing but JSON. Errors go to standard error in one to four lines. Exit codes: 0 done, 2 a
+mistake of the user's, 1 a fault of ours, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations

@@ -15,15 +15,16 @@ on from, and what the files before say of later events is void.
 from __future__ import annotations
 
 import io
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import NodeId, SampleId
 from flowrl.rollout import RolloutScheduler
-from flowrl.rollout.events import Event, PromptsOffered
+from flowrl.rollout.events import Event
 from flowrl.rollout.journal import Journal, JournalWriter, read_journal
 
 __all__ = ["JOURNALS", "RolloutJournal", "RolloutJournals", "SampleFiles", "rollout_journals"]
@@ -143,23 +144,26 @@ class SampleFiles:
         told = [number for number, path in enumerate(self.files) if _mentions(path, words)]
         return _joined(self.files[told[0] : told[-1] + 1]) if told else None
 
-    def groups(self) -> Iterator[tuple[str, int]]:
-        """Groups that were offered, and how many members they began with."""
+    def groups(self) -> dict[str, int]:
+        """Groups that were offered, with the number of members that they began with."""
+        found: dict[str, int] = {}
         for path in self.files:
             with path.open(encoding="utf-8") as file:
-                journal = read_journal(file)
-            members = journal.open().settings.num_members
-            for event in journal.events:
-                if isinstance(event, PromptsOffered):
-                    for group in event.groups:
-                        yield group, members
+                head = read_journal([file.readline()])
+                members = head.open().settings.num_members
+                for line in file:
+                    # Most lines are of other events, and there may be a million.
+                    if '"PromptsOffered"' in line and line.endswith("\n"):
+                        for group in json.loads(line)["groups"]:
+                            found[group] = members
+        return found
 
 
 def rollout_journals(folder: Path) -> list[SampleFiles]:
     """The journals in a run's folder."""
     found = []
     for path in sorted((folder / JOURNALS).glob("*/*")):
-        files = _files(path)
+        files = _written(path)
         if files:
             found.append(SampleFiles(stage=path.parent.name, rollout=path.name, files=files))
     return found
@@ -167,6 +171,11 @@ def rollout_journals(folder: Path) -> list[SampleFiles]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+
+
+def _written(folder: Path) -> list[Path]:
+    """Files that hold something; the last one may have just been begun."""
+    return [path for path in _files(folder) if path.stat().st_size]
 
 
 def _mentions(path: Path, words: Sequence[bytes]) -> bool:

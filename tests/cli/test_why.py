@@ -1,0 +1,121 @@
+"""`flowrl why` tells one sample's story, and helps who asks for one that there is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl import api
+from flowrl.cli import why
+from flowrl.errors import CheckpointError, ConfigError
+from flowrl.files import read_json_lines
+from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with filtered groups."""
+    config = {**tiny_config(tmp_path_factory.mktemp("runs")), "stages": ["grpo"], "stage": {}}
+    config["train"] = {**config["train"], "steps": 2}
+    return api.run(None, config, display=WatchedDisplay()).folder
+
+
+def rows(run: Path, end: str) -> list[dict[str, Any]]:
+    return [row for row in read_json_lines(run / "samples.jsonl") if row["end"] == end]
+
+
+def test_a_consumed_sample_is_told_from_its_offer_to_its_batch(
+    made: Path, capsys: pytest.CaptureFixture[str]
+):
+    row = next(row for row in rows(made, "consumed") if row["step"] == 2)
+    why.run(made, row["sample"], as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "grpo, actor.generate"
+    assert lines[1].startswith(f"sample {row['sample']}: consumed after ")
+    assert f"tokens: {row['num_tokens']} by weights 1; 0 versions old when consumed" in lines[1]
+    told = [line.partition(": ")[2] for line in lines[2:] if "event" in line]
+    assert told == [
+        "offered",
+        "attempt 0 starts on actor.generate[0], weights 1",
+        "attempt 0 finished on actor.generate[0]",
+        "waits for its score",
+        f"its score is {row['score']:g}",
+        "is ready",
+        "consumed: batch 2, trained on at version 1",
+    ]
+    assert f"step 2: consumed; {row['num_tokens']} tokens, score {row['score']:g}" in lines[-3]
+    assert lines[-2].endswith(repr(row["prompt"]))
+    assert lines[-1].endswith(repr(row["response"]))
+
+
+def test_a_filtered_sample_says_by_what(made: Path, capsys: pytest.CaptureFixture[str]):
+    row = rows(made, "filtered")[0]
+    why.run(made, row["sample"], as_json=False)
+    out = capsys.readouterr().out
+    assert "filtered: zero_variance" in out
+    assert f"step {row['step']}: filtered (zero_variance)" in out
+
+
+def test_json_holds_the_same_for_scripts(made: Path, capsys: pytest.CaptureFixture[str]):
+    row = rows(made, "consumed")[0]
+    why.run(made, row["sample"], as_json=True)
+    value = json.loads(capsys.readouterr().out)
+    (told,) = value["told"]
+    assert (told["state"], told["age"], told["spans"]) == ("consumed", 0, row["versions"])
+    assert told["row"]["response"] == row["response"]
+    assert [moment["event"] for moment in told["moments"]] == sorted(
+        moment["event"] for moment in told["moments"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("{group}", "this is a group of samples"),
+        ("{group}/9", "has no member 9"),
+        ("0/9999999/0", "no such sample"),
+        ("nonsense", "no such sample"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is_near(made: Path, asked: str, message: str):
+    group = rows(made, "consumed")[0]["sample"].rpartition("/")[0]
+    with pytest.raises(ConfigError, match=message) as caught:
+        why.run(made, asked.format(group=group), as_json=False)
+    told = str(caught.value)
+    assert str(made) in told
+    if "group" in asked:
+        assert f"{group}/0 to {group}/3" in told
+    elif "/" in asked:
+        offered = {
+            row["sample"].split("/")[1]
+            for end in ("consumed", "filtered")
+            for row in rows(made, end)
+        }
+        assert f"the nearest are 0/{max(map(int, offered))}/0" in told
+    else:
+        assert "the first is 0/" in told
+    assert caught.value.exit_code == 2
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="no run folder"):
+        why.run(tmp_path, "0/0/0", as_json=False)
+
+
+def test_without_a_journal_the_row_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = {**tiny_config(tmp_path), "stages": ["grpo"], "stage": {}}
+    config["train"] = {**config["train"], "steps": 1}
+    config["runtime"]["journal_mb"] = 0
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    assert not (run / "journal").exists()
+    row = rows(run, "consumed")[0]
+    why.run(run, row["sample"], as_json=False)
+    out = capsys.readouterr().out
+    assert "the journal does not go back to it" in out
+    assert "step 1: consumed" in out
+    with pytest.raises(ConfigError, match="no such sample") as caught:
+        why.run(run, "0/9999999/0", as_json=False)
+    assert "journal_mb" in str(caught.value)
