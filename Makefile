@@ -1,6 +1,7 @@
 # make demo     the main job: a tiny model learns addition on this machine
 # make test     all tests          make check    format, lint, types, layers
 # make learn    every program learns from a warm start (the tests have two of them)
+# make soak     ten million events against the rollout scheduler, on all cores
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -25,7 +26,11 @@ PIP = $(BIN)/python -m pip --quiet
 # Seconds after which a test run that hangs is stopped.
 TEST_LIMIT_S ?= 1800
 
-.PHONY: demo test learn check format bench bench-trl lock set-up clean
+# What `make soak` plays; another seed plays other events.
+SOAK_EVENTS ?= 10000000
+SOAK_SEED ?= 0
+
+.PHONY: demo test learn soak check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
@@ -35,6 +40,11 @@ test: set-up
 
 learn: set-up
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q tests/learning
+
+# About 40 minutes of processor time, shared out over the cores.
+soak: set-up
+	$(BIN)/python -m flowrl.testing.scheduler_fuzz --events $(SOAK_EVENTS) --seed $(SOAK_SEED) \
+	  --jobs "$$(nproc)"
 
 check: set-up
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from flowrl.ids import SampleId
+from flowrl.ids import GroupId, SampleId
 from flowrl.rollout import events as ev
 from flowrl.rollout.actions import Action, Deliver
 from flowrl.rollout.journal import Journal
@@ -50,12 +50,13 @@ class SampleStory:
     """A sample's life.
 
     Attributes:
-        state: Its last one; None where no such sample was offered.
+        state: Its last one; None where no such sample was offered, or it had ended before.
         spans: Which weights made its tokens, of attempts whose tokens were kept.
         age: At consumption: the version of the batch minus that of its first token; None for
             samples that were not consumed, or have no token.
         moments: In order.
         num_events: Of the journal.
+        earlier: Whether it was offered before the journal begins.
     """
 
     sample: SampleId
@@ -64,10 +65,12 @@ class SampleStory:
     age: int | None
     moments: tuple[Moment, ...]
     num_events: int
+    earlier: bool = False
 
     def __str__(self) -> str:
         if self.state is None:
-            return f"sample {self.sample}: never offered in {self.num_events} events"
+            what = "ended before this journal begins" if self.earlier else "never offered"
+            return f"sample {self.sample}: {what}; it has {self.num_events} events"
         still = "" if self.state in TERMINAL else "still "
         head = f"sample {self.sample}: {still}{self.state} after {self.num_events} events"
         if self.spans:
@@ -91,6 +94,18 @@ def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
     spans: Spans = ()
     state: State | None = None
     age: int | None = None
+    record = scheduler.state.machine.samples.get(sample)
+    if record is not None:
+        spans, state = record.versions, record.state
+        moments.append(
+            Moment(
+                event_id=scheduler.last_event_id,
+                at_s=scheduler.state.timers.now_s,
+                text=f"the journal begins: {scheduler.story(sample)}",
+            )
+        )
+    group = GroupId(sample.rpartition("/")[0])
+    earlier = group.count("/") == 1 and group in scheduler.state.offered
     for event in journal.events:
         fenced = scheduler.fenced
         actions = scheduler.step(event)
@@ -114,6 +129,7 @@ def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
         age=age,
         moments=tuple(moments),
         num_events=len(journal.events),
+        earlier=earlier,
     )
 
 

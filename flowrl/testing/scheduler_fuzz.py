@@ -6,7 +6,8 @@ Episodes of a few hundred moves each are played until so many events have happen
 has its own settings, engines and faults, all drawn from the seed and the episode's number. Prints a
 table of events, faults, restarts and checks. At a violation it looks for the shortest episode that
 breaks in the same way, prints the settings, the moves and events and what went wrong, and exits
-with 1. With `--jobs`, seeds that follow are run beside it in processes of their own.
+with 1. Events beyond the first 100,000 are of the seeds that follow, so they can be played by
+several processes at once (`--jobs`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from multiprocessing import get_context
 
 from flowrl.rollout import SchedulerSettings
 from flowrl.testing.scheduler_books import INVARIANTS
@@ -28,6 +31,9 @@ from flowrl.testing.scheduler_shrink import shrink
 __all__ = ["Failure", "Tally", "fuzz", "main"]
 
 RESTARTS = ("crash", "rewrite")
+
+PIECE = 100_000
+"""Events of one seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ def run_episode(
     return Failure(seed=seed, number=number, size=size, episode=shortest, error=error)
 
 
-def _job(options: tuple[int, int, int, bool]) -> tuple[Tally, str | None]:
+def _piece(options: tuple[int, int, int, bool]) -> tuple[Tally, str | None]:
     seed, num_events, size, validate = options
     tally = Tally()
     failure = fuzz(seed, num_events, size, tally, validate=validate)
@@ -128,22 +134,43 @@ def _job(options: tuple[int, int, int, bool]) -> tuple[Tally, str | None]:
 
 
 def _run(options: argparse.Namespace) -> tuple[Tally, list[str]]:
-    validate = not options.books_only
+    """Plays all pieces, or up to the first that breaks."""
     if options.episode is not None:
         tally = Tally()
-        failure = run_episode(options.seed, options.episode, options.size, tally, validate=validate)
+        failure = run_episode(
+            options.seed, options.episode, options.size, tally, validate=not options.books_only
+        )
         return tally, [str(failure)] if failure is not None else []
-    share = -(-options.events // options.jobs)
-    jobs = [(options.seed + job, share, options.size, validate) for job in range(options.jobs)]
-    if options.jobs == 1:
-        results = [_job(jobs[0])]
-    else:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            results = list(pool.map(_job, jobs))
-    total = Tally()
-    for tally, _ in results:
-        total.add(tally)
-    return total, [text for _, text in results if text is not None]
+    pieces = [
+        (options.seed + number, events, options.size, not options.books_only)
+        for number, events in enumerate(_cut(options.events))
+    ]
+    total, failures, began = Tally(), list[str](), time.perf_counter()
+    fresh = get_context("spawn")
+    several = options.jobs > 1
+    with ProcessPoolExecutor(options.jobs, fresh) if several else nullcontext() as pool:
+        played = map(_piece, pieces) if pool is None else pool.map(_piece, pieces)
+        for tally, story in played:
+            total.add(tally)
+            if story is not None:
+                failures.append(story)
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
+                break
+            if len(pieces) > 1:
+                _tell(total.events, options.events, time.perf_counter() - began)
+    return total, failures
+
+
+def _cut(num_events: int) -> list[int]:
+    """Events of each piece. What is played does not depend on the number of processes."""
+    whole, rest = divmod(num_events, PIECE)
+    return [PIECE] * whole + [rest] * bool(rest)
+
+
+def _tell(done: int, asked: int, seconds: float) -> None:
+    left = max(0.0, seconds / done * (asked - done))
+    print(f"{done:,} of {asked:,} events; about {left:,.0f} s to go", file=sys.stderr, flush=True)
 
 
 def _table(tally: Tally, seconds: float, violations: int) -> str:
@@ -176,9 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=300, help="moves of an episode")
     parser.add_argument("--episode", type=int, help="play only this one")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="processes, each with a seed of its own"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes to play in")
     parser.add_argument(
         "--books-only", action="store_true", help="skip the scheduler's own validator; faster"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,9 @@ import pytest
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.rollout import (
     Action,
+    DeadlineReached,
     EngineJoined,
+    Event,
     PromptsOffered,
     RolloutScheduler,
     SampleEnd,
@@ -20,6 +23,7 @@ from flowrl.rollout import (
     Submit,
     Transition,
 )
+from flowrl.rollout.placement import in_order
 from flowrl.specs import FinishReason
 
 A = TypeVar("A")
@@ -28,7 +32,10 @@ E0, E1 = EngineId("e0"), EngineId("e1")
 
 
 class Play:
-    """A validated scheduler; events get their ids, and attempts are remembered."""
+    """A validated scheduler; events get their ids and the time, and attempts are remembered.
+
+    After each event the state is written, read and written again.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.journal: list[Transition] = []
@@ -38,20 +45,33 @@ class Play:
             observer=self.journal.append,
         )
         self.attempts: dict[SampleId, tuple[EngineId, int, int]] = {}
+        self.now_s = 0.0
+        self.events: list[Event] = []
 
     def __call__(self, kind: Callable[..., Any], **fields: Any) -> list[Action]:
-        actions = self.scheduler.step(kind(id=self.scheduler.last_event_id + 1, **fields))
+        fields = {"at_s": self.now_s, **fields}
+        event = kind(id=self.scheduler.last_event_id + 1, **fields)
+        self.events.append(event)
+        actions = self.scheduler.step(event)
+        written = self.scheduler.to_json()
+        again = RolloutScheduler.from_json(json.loads(json.dumps(written)), validate=True)
+        assert again.to_json() == written
         for action in actions:
             if isinstance(action, Submit):
                 for d in action.samples:
                     self.attempts[d.sample] = (action.engine, d.attempt, d.kept_tokens)
         return actions
 
-    def join(self, engine: EngineId = E0, capacity: int = 8) -> list[Action]:
-        return self(EngineJoined, engine=engine, capacity=capacity)
+    def join(self, engine: EngineId = E0, capacity: int = 8, **how: Any) -> list[Action]:
+        return self(EngineJoined, engine=engine, capacity=capacity, **how)
 
-    def offer(self, *groups: str) -> list[Action]:
-        return self(PromptsOffered, groups=tuple(GroupId(g) for g in groups))
+    def offer(self, *groups: str, **how: Any) -> list[Action]:
+        return self(PromptsOffered, groups=tuple(GroupId(g) for g in groups), **how)
+
+    def wait(self, seconds: float) -> list[Action]:
+        """Time passes, and the scheduler is told."""
+        self.now_s += seconds
+        return self(DeadlineReached)
 
     def end(
         self, sample: str, *, tokens: int = 3, version: int | None = None, reason: str = "stop"
@@ -84,6 +104,10 @@ class Play:
         """The states that the sample went through."""
         return [str(step.after) for step in self.journal if step.sample == sample]
 
+    def runs(self, engine: str) -> list[str]:
+        """Samples that the scheduler has on the engine, in order of admission."""
+        return [s.id for s in in_order(self.scheduler.state.placement.engines[EngineId(engine)])]
+
     def drops(self) -> dict[str, str]:
         """Reasons of dropped samples."""
         return {step.sample: step.reason for step in self.journal if step.after == "dropped"}
@@ -92,6 +116,20 @@ class Play:
 @pytest.fixture
 def play() -> type[Play]:
     return Play
+
+
+@pytest.fixture
+def where() -> Callable[[list[Action]], dict[str, list[str]]]:
+    """Engine -> samples, of the submissions."""
+
+    def find(actions: list[Action]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for action in actions:
+            if isinstance(action, Submit):
+                found.setdefault(action.engine, []).extend(d.sample for d in action.samples)
+        return found
+
+    return find
 
 
 @pytest.fixture

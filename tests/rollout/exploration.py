@@ -1,4 +1,4 @@
-"""Plays many random episodes for a test, and says what broke in the shortest story found."""
+"""Many random episodes for a test, told in the shortest story if one breaks; and two runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from flowrl.rollout import SchedulerSettings
+from flowrl.ids import group_id
+from flowrl.rollout import (
+    EngineJoined,
+    PromptsOffered,
+    RolloutScheduler,
+    SampleEnd,
+    SamplesFinished,
+    SchedulerSettings,
+    Submit,
+)
+from flowrl.specs import FinishReason
 from flowrl.testing.scheduler_episodes import MOVES, Rates, draw_episode, draw_settings, play
 from flowrl.testing.scheduler_fuzz import Failure, Tally
 from flowrl.testing.scheduler_shrink import shrink
 from flowrl.testing.scheduler_world import World, WorldRules
 
-__all__ = ["consumed", "explore"]
+__all__ = ["consumed", "explore", "makespan"]
 
 # Stories are shortened by the fuzzer's own shrinker, which knows what a move is.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -98,3 +108,59 @@ def consumed(
             break
     assert not world.books.asked, world.scheduler.waits()
     return [(d.batch, d.groups, d.filtered) for d in world.books.delivered]
+
+
+def makespan(lengths, capacities, rules, sources=(), then=()):
+    """Decode steps until every sample is finished; each running one makes a token a step.
+
+    With `then`, these are the lengths of a second epoch of the prompts, and only its steps count.
+    """
+    scheduler = RolloutScheduler(rules, validate=True)
+    running: dict[str, dict[str, int]] = {}
+    todo = {f"{group_id(0, n)}/0": length for n, length in enumerate(lengths)}
+    event = 0
+
+    def carry_out(actions):
+        for action in actions:
+            if isinstance(action, Submit):
+                running[action.engine].update({d.sample: todo[d.sample] for d in action.samples})
+
+    for number, capacity in enumerate(capacities):
+        running[f"e{number}"] = {}
+        carry_out(scheduler.step(EngineJoined(id=event, engine=f"e{number}", capacity=capacity)))
+        event += 1
+    steps = 0
+    for epoch, lengths_of in enumerate([lengths, then] if then else [lengths]):
+        steps = 0
+        todo |= {f"{group_id(epoch, n)}/0": length for n, length in enumerate(lengths_of)}
+        # Engines are full from the beginning on, so what is offered first has no head start.
+        by_source: dict[str, list[str]] = {}
+        for number in range(len(lengths_of)):
+            source = sources[number % len(sources)] if sources else ""
+            by_source.setdefault(source, []).append(group_id(epoch, number))
+        for source, names in by_source.items():
+            offer = PromptsOffered(id=event, groups=tuple(names), source=source)
+            carry_out(scheduler.step(offer))
+            event += 1
+        while any(running.values()):
+            steps += 1
+            for engine, samples in list(running.items()):
+                for sample in samples:
+                    samples[sample] -= 1
+                done = [sample for sample, left in samples.items() if not left]
+                for sample in done:
+                    del samples[sample]
+                ends = tuple(
+                    SampleEnd(
+                        sample=s,
+                        attempt=0,
+                        reason=FinishReason.STOP,
+                        num_tokens=todo[s],
+                        versions=((0, todo[s]),),
+                    )
+                    for s in done
+                )
+                carry_out(scheduler.step(SamplesFinished(id=event, engine=engine, ends=ends)))
+                event += 1
+    assert scheduler.counts.scoring == len(todo)
+    return steps

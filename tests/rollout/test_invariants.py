@@ -15,16 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.ids import EngineId, group_id
+from flowrl.ids import EngineId
 from flowrl.rollout import (
     DeadlineReached,
-    EngineJoined,
-    PromptsOffered,
-    RolloutScheduler,
-    SampleEnd,
-    SamplesFinished,
     SchedulerSettings,
-    Submit,
 )
 from flowrl.rollout.policies import (
     AbortRunning,
@@ -44,10 +38,9 @@ from flowrl.rollout.policies import (
     RepackTail,
     WeightedShares,
 )
-from flowrl.specs import FinishReason
 from flowrl.testing.scheduler_episodes import CALM, STORMY
 from flowrl.testing.scheduler_world import World, WorldRules
-from tests.rollout.exploration import consumed, explore
+from tests.rollout.exploration import consumed, explore, makespan
 
 
 def test_1_every_admitted_sample_is_in_exactly_one_state():
@@ -216,55 +209,6 @@ def test_a_synchronous_run_consumes_the_same_batches_whoever_finishes_first_or_d
     names = ("lose", "fail", "fail_often", "refuse", "late", "repeat", "abort", "rewrite")
     stormy = {**CALM_RUN, **{name: STORMY[name] for name in names}, "pause": 0.5, "go_on": 2}
     assert consumed(rules, seed, stormy) == calm
-
-
-def makespan(lengths, capacities, rules, sources=()):
-    """Decode steps until every sample is finished; each running one makes a token a step."""
-    scheduler = RolloutScheduler(rules, validate=True)
-    running: dict[str, dict[str, int]] = {}
-    todo = dict(enumerate(lengths))
-    event = 0
-
-    def carry_out(actions):
-        for action in actions:
-            if isinstance(action, Submit):
-                running[action.engine].update(
-                    {d.sample: todo[int(d.sample.split("/")[1])] for d in action.samples}
-                )
-
-    for number, capacity in enumerate(capacities):
-        running[f"e{number}"] = {}
-        carry_out(scheduler.step(EngineJoined(id=event, engine=f"e{number}", capacity=capacity)))
-        event += 1
-    for number in todo:
-        source = sources[number % len(sources)] if sources else ""
-        groups = (group_id(0, number),)
-        carry_out(scheduler.step(PromptsOffered(id=event, groups=groups, source=source)))
-        event += 1
-    steps = 0
-    while any(running.values()):
-        steps += 1
-        for engine, samples in list(running.items()):
-            for sample in samples:
-                samples[sample] -= 1
-            done = [sample for sample, left in samples.items() if not left]
-            for sample in done:
-                del samples[sample]
-            length = {s: todo[int(s.split("/")[1])] for s in done}
-            ends = tuple(
-                SampleEnd(
-                    sample=s,
-                    attempt=0,
-                    reason=FinishReason.STOP,
-                    num_tokens=length[s],
-                    versions=((0, length[s]),),
-                )
-                for s in done
-            )
-            carry_out(scheduler.step(SamplesFinished(id=event, engine=engine, ends=ends)))
-            event += 1
-    assert scheduler.counts.scoring == len(lengths)
-    return steps
 
 
 @settings(max_examples=80, deadline=None)

@@ -282,10 +282,16 @@ def test_the_command_ends_with_0_when_nothing_breaks(capsys):
     assert {"faults tried", "restarts from written state", "checks of invariants"} <= set(lines)
 
 
-def test_the_command_runs_several_seeds_in_processes_of_their_own(capsys):
-    assert main(["--events", "600", "--size", "60", "--jobs", "2", "--books-only"]) == 0
-    lines = dict(line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert int(lines["events"].replace(",", "")) >= 600
+def test_what_is_played_does_not_depend_on_the_number_of_processes(monkeypatch, capsys):
+    monkeypatch.setattr("flowrl.testing.scheduler_fuzz.PIECE", 400)
+    shown = []
+    for jobs in ("1", "2"):
+        assert main(["--events", "1000", "--size", "60", "--jobs", jobs, "--books-only"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown.append([line for line in lines if not line.startswith("seconds")])
+    assert shown[0] == shown[1]
+    events = int(shown[0][0].rsplit(None, 1)[1].replace(",", ""))
+    assert events >= 1000
 
 
 def test_the_command_ends_with_1_and_says_how_to_see_it_again(monkeypatch, capsys):
