@@ -195,16 +195,10 @@ class _Maker:
             lane=lane,
             times=times.step,
             num_slots=num_slots,
-            capacity=self._capacity(role, num_slots),
+            capacity=QUEUED_IN_ENGINE * num_slots,
             load_s=times.load_folder_s if self._is_fleet(role) else times.load_s,
             poll=times.poll,
         )
-
-    def _capacity(self, role: str, num_slots: int) -> int:
-        """What waits inside an engine would begin with weights that it is to finish with."""
-        drawn = [self._settings(node) for node in rollout_nodes(self.graph) if node.role == role]
-        empties = any(settings.publication.empties for settings in drawn)
-        return num_slots if empties else QUEUED_IN_ENGINE * num_slots
 
     def _settings(self, node: Node) -> SchedulerSettings:
         number = node.attr("n")

@@ -117,7 +117,7 @@ def test_an_asynchronous_engine_is_beside_the_trainer_and_loads_a_folder(tmp_pat
     ops |= {("actor", "export"): LinearCost(call_s=4.0)}
     model = model_of_stage(stage, replace(times, engines={"actor": engine}, ops=ops))
     [drawn], [rollout] = model.engines, model.rollouts
-    assert (drawn.lane, drawn.load_s, drawn.capacity) == ("actor.generate[0]", 2.0, 8)
+    assert (drawn.lane, drawn.load_s, drawn.capacity) == ("actor.generate[0]", 2.0, 16)
     assert (model.driver, model.trainer, model.ahead) == ("rollout", "main", 1)
     assert rollout.settings.publication.kind == "finish"
     assert rollout.settings.budget.groups == 8
