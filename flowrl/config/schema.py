@@ -348,8 +348,8 @@ class RuntimeConfig(Section):
             Ctrl-C only.
         keep_checkpoints: Older ones are removed.
         log_samples: Samples of each step written to samples.jsonl; 0 writes all.
-        journal_mb: Megabytes of the journal that each rollout may keep, which `flowrl why` reads; the
-            oldest part goes first. 0 writes none.
+        journal_mb: Megabytes of the journal that each rollout may keep, which `flowrl why` reads;
+            the oldest part goes first. 0 writes none.
         num_threads: CPU threads of a worker, at most 1024; 1 is best for small models, 0 leaves
             the number to the library.
     """
