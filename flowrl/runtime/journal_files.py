@@ -42,7 +42,7 @@ class RolloutJournal:
 
     Args:
         folder: Where its files lie.
-        max_bytes: Of all of its files together, roughly.
+        max_bytes: Of the events in all of its files together, roughly.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -51,7 +51,8 @@ class RolloutJournal:
         self._text = io.StringIO()
         self._writer = JournalWriter(self._text)
         self._descriptor: int | None = None
-        self._size = 0
+        self._size = 0  # of the events in the file
+        self._head = 0  # characters of the head, while it is not written
         self._scheduler: RolloutScheduler | None = None
 
     def begin(self, scheduler: RolloutScheduler) -> None:
@@ -67,6 +68,8 @@ class RolloutJournal:
         for old in self._files()[:-_NUM_FILES]:
             old.unlink(missing_ok=True)
         self._writer.begin(scheduler if scheduler.last_event_id >= 0 else scheduler.settings)
+        # Not counted, or files of a rollout with a large state would hold nothing else.
+        self._head = self._text.tell()
 
     def note(self, event: Event) -> None:
         """The event is stepped next."""
@@ -80,7 +83,8 @@ class RolloutJournal:
         self._text.seek(0)
         self._text.truncate()
         data = memoryview(text.encode())
-        self._size += len(data)
+        self._size += len(data) - self._head
+        self._head = 0
         while data:
             data = data[os.write(self._descriptor, data) :]
         if self._size > self._file_bytes:

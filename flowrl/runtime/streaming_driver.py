@@ -134,6 +134,13 @@ class StreamingDriver(RolloutDriver):
         self.offer(self._prompts.take(number))
         return number
 
+    def _capacity(self, engine_id: EngineId) -> int:
+        publication = self.scheduler.settings.publication
+        if publication.empties and not publication.aborts:
+            # What waits inside an engine would begin with the old weights.
+            return self._engines[engine_id].num_slots
+        return super()._capacity(engine_id)
+
     def _deliver(self, action: Deliver) -> None:
         super()._deliver(action)
         collected, counts = self._batches[action.batch], self.scheduler.counts

@@ -1,7 +1,8 @@
 """A plug-in whose engine does what the prompts say; its trainer's "weights" are one number.
 
-Responses have `sampling.max_tokens` tokens, one more at each poll, and each token is the number of
-the weights that drew it. A prompt that begins with one of the numbers below is obeyed instead.
+Responses have as many tokens as the prompt's second number says, one more at each poll, and each
+token is the number of the weights that drew it. A prompt that begins with one of the numbers below
+is obeyed instead.
 """
 
 from __future__ import annotations
@@ -31,7 +32,18 @@ from flowrl.errors import BackendError
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
 
-__all__ = ["DIE", "FAIL", "HANG", "PLUGIN", "RAISE", "context", "plugin", "weights"]
+__all__ = [
+    "BLOCK",
+    "DIE",
+    "FAIL",
+    "HANG",
+    "PLUGIN",
+    "RAISE",
+    "ScriptedEngine",
+    "context",
+    "plugin",
+    "weights",
+]
 
 PLUGIN = "tests.runtime.scripted_engine:plugin"
 
@@ -94,7 +106,7 @@ class ScriptedEngine:
                 spans[-1][1] += 1
             else:
                 spans.append([self._version, 1])
-            done = len(request.response) + len(tokens) >= request.sampling.max_tokens
+            done = len(request.response) + len(tokens) >= _length(request)
             if done and request.prompt[0] != HANG:
                 self._end(sample, FinishReason.LENGTH)
         ended, self._ended = self._ended, []
@@ -149,6 +161,10 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self._runs.clear()
+
+
+def _length(request: GenerateRequest) -> int:
+    return min(int(request.prompt[1]), request.sampling.max_tokens)
 
 
 class ScriptedPlugin:
