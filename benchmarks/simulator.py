@@ -1,6 +1,7 @@
 """How well the simulator predicts runs of this machine, and how large a job it can simulate.
 
-    python benchmarks/simulator.py predict [--rounds 2] [--clock wall|processor] [--only quickstart]
+    python benchmarks/simulator.py predict [--rounds 2] [--clock wall|processor] [--work FOLDER]
+                                           [--only quickstart] [--case "another seed"]
     python benchmarks/simulator.py scale
     python benchmarks/simulator.py report            results/simulator.json as a document
 
@@ -8,6 +9,9 @@
 base config and runs configs that nobody profiled: another seed, twice the prompts, two engines, a
 trainer that learns while an engine draws. Each is predicted from the latest profile and the base
 run's lengths. Numbers are medians of steps, the first three left out, then of rounds.
+
+With `--work` the warm model, the base run and results stay in a folder, and further calls go on
+from there, so that rounds can be made one by one, when the machine is quiet.
 
 A machine that others use makes every time longer, and short measurements less than long steps. With
 `--clock processor` all times, of profiles and of runs, are processor seconds of the main process:
@@ -83,12 +87,12 @@ SUBJECTS = {
     ),
     "gsm8k_tiny": Subject(
         config="configs/gsm8k_tiny.yaml",
-        common=(*_DATA, "eval.num=8", "eval.every=0"),
-        warm=("train.steps=1", "stage.sft.train.steps=150", "stage.sft.stop=null"),
-        steps=9,
+        common=(*_DATA, "eval.num=4", "eval.every=0", "train.prompts_per_step=8"),
+        warm=("train.steps=1", "stage.sft.train.steps=120", "stage.sft.stop=null"),
+        steps=8,
         cases={
             "another seed": ("seed=11",),
-            "twice the prompts": ("train.prompts_per_step=32",),
+            "twice the prompts": ("train.prompts_per_step=16",),
             "two engines": ("roles.actor.num_engines=2", "roles.actor.num_slots=128"),
             "asynchronous": ("workflow=async_grpo", "train.max_staleness=1"),
         },
@@ -120,53 +124,60 @@ def measured(folder: Path, stage: str) -> dict[str, float]:
     return {"step": median(row.wall_s for row in rows), **found, "host": rest}
 
 
-def predict(name: str, rounds: int, clock: str) -> Iterator[dict[str, Any]]:
-    """Rows of one subject: a case, its round, prediction and measurement."""
+def predict(
+    name: str, rounds: int, clock: str, runs: Path, only: str | None
+) -> Iterator[dict[str, Any]]:
+    """Rows of one subject: a case, its prediction and what was measured.
+
+    Args:
+        runs: Where the warm model and the base run are, or will be.
+        only: One case, in place of all.
+    """
     subject = SUBJECTS[name]
     program = ON_PROCESSOR if clock == "processor" else MAIN
-    with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as scratch:
-        runs = Path(scratch)
-        common = [*subject.common, f"runtime.runs={runs}"]
+    common = [*subject.common, f"runtime.runs={runs}"]
+    if not (runs / "warm" / "summary.json").exists():
         flowrl(MAIN, "run", subject.config, *common, *subject.warm, "name=warm")
-        common += ['stages=["grpo"]', f"roles.actor.model={runs / 'warm' / 'model'}"]
-        common += ["roles.actor.tokenizer=null", f"train.steps={subject.steps}"]
-        base = [*common, "name=base"]
-        for turn in range(rounds):
-            profile = runs / f"profile-{turn}.json"
-            load = os.getloadavg()[0]
-            flowrl(program, "profile", subject.config, *base, "--output", str(profile))
-            if not turn:
-                flowrl(program, "run", subject.config, *base)
-            for number, (case, changes) in enumerate({"base": (), **subject.cases}.items()):
-                alone = "two engines" not in case and "asynchronous" not in case
-                if clock == "processor" and not alone:
-                    continue
-                words = [subject.config, *common, *changes, f"name=case-{turn}-{number}"]
-                flowrl(program, "run", *words)
-                report = json.loads(
-                    flowrl(
-                        MAIN,
-                        *("simulate", *words, "--json", "--steps", str(subject.steps)),
-                        *("--profile", str(profile), "--lengths", str(runs / "base")),
-                        *("--trace", str(runs / "trace.json")),
-                    )
+    common += ["stages=[grpo]", f"roles.actor.model={runs / 'warm' / 'model'}"]
+    common += ["roles.actor.tokenizer=null", f"train.steps={subject.steps}"]
+    if not (runs / "base" / "summary.json").exists():
+        flowrl(MAIN, "run", subject.config, *common, "name=base")
+    cases = {"base": (), **subject.cases}
+    if clock == "processor":
+        cases = {case: cases[case] for case in ("base", "another seed", "twice the prompts")}
+    for _ in range(rounds):
+        profile = runs / "base.profile.json"
+        load = os.getloadavg()[0]
+        flowrl(program, "profile", subject.config, *common, "--output", str(profile))
+        for case, changes in cases.items():
+            if only not in (None, case):
+                continue
+            words = [subject.config, *common, *changes, "name=case"]
+            told = flowrl(program, "run", *words)
+            folder = runs / told.split(f"{runs}/")[1].split()[0]
+            report = json.loads(
+                flowrl(
+                    MAIN,
+                    *("simulate", *words, "--json", "--steps", str(subject.steps)),
+                    *("--profile", str(profile), "--lengths", str(runs / "base")),
+                    *("--trace", str(runs / "trace.json")),
                 )
-                steps = report["steps"][WARM_UP:]
-                yield {
-                    "subject": name,
-                    "case": case,
-                    "round": turn,
-                    "clock": clock,
-                    "load": [round(load, 2), round(os.getloadavg()[0], 2)],
-                    "predicted": {
-                        "step": median(step["wall_s"] for step in steps),
-                        **{
-                            kind: median(step["seconds"].get(kind, 0.0) for step in steps)
-                            for kind in report["seconds"]
-                        },
+            )
+            steps = report["steps"][WARM_UP:]
+            yield {
+                "subject": name,
+                "case": case,
+                "clock": clock,
+                "load": [round(load, 2), round(os.getloadavg()[0], 2)],
+                "predicted": {
+                    "step": median(step["wall_s"] for step in steps),
+                    **{
+                        kind: median(step["seconds"].get(kind, 0.0) for step in steps)
+                        for kind in report["seconds"]
                     },
-                    "measured": measured(runs / f"case-{turn}-{number}", "grpo"),
-                }
+                },
+                "measured": measured(folder, "grpo"),
+            }
 
 
 # Scale
@@ -326,6 +337,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--only", choices=tuple(SUBJECTS))
+    parser.add_argument("--case")
+    parser.add_argument("--work", type=Path)
     options = parser.parse_args()
     if options.what == "scale":
         rows = []
@@ -334,18 +347,27 @@ def main() -> None:
             rows.append(row)
         record("scale", rows)
     elif options.what == "predict":
-        rows = []
-        for name in [options.only] if options.only else SUBJECTS:
-            for row in predict(name, options.rounds, options.clock):
-                guess, found = row["predicted"]["step"], row["measured"]["step"]
-                print(
-                    f"{row['subject']}, {row['case']}: predicted {1e3 * guess:.1f} ms, measured "
-                    f"{1e3 * found:.1f} ms ({guess / found - 1:+.1%}), load {row['load']}",
-                    flush=True,
-                )
-                rows.append(row)
-        record(f"predict, {options.clock}", rows)
+        with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as scratch:
+            _predict_all(options, options.work or Path(scratch))
     (RESULTS / "simulator.md").write_text(report())
+
+
+def _predict_all(options: argparse.Namespace, work: Path) -> None:
+    log = work / f"rows-{options.clock}.jsonl"
+    for name in [options.only] if options.only else SUBJECTS:
+        runs = work / name
+        runs.mkdir(parents=True, exist_ok=True)
+        for row in predict(name, options.rounds, options.clock, runs, options.case):
+            guess, found = row["predicted"]["step"], row["measured"]["step"]
+            print(
+                f"{row['subject']}, {row['case']}: predicted {1e3 * guess:.1f} ms, measured "
+                f"{1e3 * found:.1f} ms ({guess / found - 1:+.1%}), load {row['load']}",
+                flush=True,
+            )
+            with log.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    record(f"predict, {options.clock}", rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ What happens sample by sample (generation, rewards, filters on them) is left to 
 other operation of the plan works on whole batches, in the plan's order, on the lanes of its role.
 
 Lanes: a process on a CPU is one, and so is the main process with all that it holds, wherever its
-models are, for it does one thing at a time. Of other processes each accelerator is one.
+models are, for it does one thing at a time. Of other processes each accelerator is one, but those
+that an engine needs together are one lane together.
 
 Engines are in the main process where there is one of a role and the stage is synchronous. Otherwise
 they are a *fleet*: each has a process and weights of its own, which it loads from a folder that the
@@ -86,6 +87,7 @@ class _Maker:
         self.num_engines = num_engines
         self.staleness = stage.context.max_staleness
         self.lanes: dict[str, LaneModel] = {}
+        self.together = self._devices_of_engines()
         self.of_role = {
             placement.role: self._lanes_of(placement) for placement in self.plan.placements
         }
@@ -131,17 +133,25 @@ class _Maker:
         replicas = max(1, placement.replicas)
         if placement.process == MAIN and replicas == 1:
             return ((self._lane(MAIN, ", ".join(placement.devices)),),)
-        share = max(1, len(placement.devices) // replicas)
         found: list[tuple[str, ...]] = []
-        for number in range(replicas):
-            devices = placement.devices[number * share : (number + 1) * share]
-            devices = devices or placement.devices
+        for number, devices in enumerate(_devices_of_replicas(placement)):
             if all(self.plan.pool.device(device).type == "cpu" for device in devices):
                 process = placement.process if replicas == 1 else f"{placement.process}[{number}]"
                 found.append((self._lane(process, devices[0]),))
             else:
-                found.append(tuple(self._lane(device, device) for device in devices))
+                names = dict.fromkeys(self.together.get(device, device) for device in devices)
+                found.append(tuple(self._lane(name, name) for name in names))
         return tuple(found)
+
+    def _devices_of_engines(self) -> dict[str, str]:
+        """The lane of each accelerator that an engine needs together with others."""
+        found: dict[str, str] = {}
+        for placement in self.plan.placements:
+            if placement.num_slots and placement.process != MAIN:
+                for devices in _devices_of_replicas(placement):
+                    for device in devices:
+                        found.setdefault(device, "+".join(devices))
+        return found
 
     # Engines and rollouts
 
@@ -196,6 +206,7 @@ class _Maker:
             times=times.step,
             num_slots=num_slots,
             capacity=QUEUED_IN_ENGINE * num_slots,
+            kv_tokens=times.kv_tokens,
             load_s=times.load_folder_s if self._is_fleet(role) else times.load_s,
             poll=times.poll,
         )
@@ -304,6 +315,16 @@ class _Maker:
             for switch in self.plan.residency
             if switch.before == node
         )
+
+
+def _devices_of_replicas(placement: Placement) -> list[tuple[str, ...]]:
+    """The devices of each replica, in order; where they are fewer, all share them."""
+    replicas = max(1, placement.replicas)
+    share = max(1, len(placement.devices) // replicas)
+    return [
+        placement.devices[number * share : (number + 1) * share] or placement.devices
+        for number in range(replicas)
+    ]
 
 
 def _origins(graph: Graph) -> Mapping[str, str]:

@@ -83,6 +83,7 @@ class EngineProfile:
         poll: Of an engine that a driver polls; None for a server.
         load_s: What it takes to go on with weights that changed in place.
         load_folder_s: Seconds in which an engine of its own process loads weights from a folder.
+        kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
     """
 
     role: str
@@ -93,6 +94,7 @@ class EngineProfile:
     poll: PollRule | None = None
     load_s: float = 0.0
     load_folder_s: float = 0.0
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,4 +257,5 @@ def _engine_times(engine: EngineProfile) -> EngineTimes:
         poll=engine.poll,
         load_s=engine.load_s,
         load_folder_s=engine.load_folder_s,
+        kv_tokens=engine.kv_tokens,
     )

@@ -75,6 +75,7 @@ class _Life:
     tokens: int = 0  # of ended attempts
     first_version: int | None = None  # of those tokens
     due: int = 0  # scorers that have not answered
+    num_scored: int = 0  # times that all of them have answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class RolloutFaults:
     """Which attempts and which rewards fail."""
 
     attempt_fails: Callable[[SampleId, int], bool]
-    reward_fails: Callable[[SampleId], bool]
+    reward_fails: Callable[[SampleId, int], bool]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -170,7 +171,7 @@ class SimRollout:
 
     # What the trainer does
 
-    def offer(self, num_groups: int) -> None:
+    def offer(self, num_groups: int, source: str = "") -> None:
         """Offers the next groups of the workload."""
         groups, expected = [], []
         size = self.settings.num_members
@@ -187,6 +188,7 @@ class SimRollout:
                 id=self._next(),
                 at_s=self.clock.now,
                 groups=tuple(groups),
+                source=source,
                 expected_tokens=tuple(expected) if self.tells_lengths else (),
             )
         )
@@ -224,6 +226,7 @@ class SimRollout:
             engine.go_on()
             self._emit(HeartbeatSeen(id=self._next(), at_s=self.clock.now, engine=engine.id))
         else:
+            engine.publish(self.scheduler.version)
             self.join(engine)
 
     def lose(self, engine: SimEngine, reason: str) -> None:
@@ -289,7 +292,8 @@ class SimRollout:
         life.due -= 1
         if life.due > 0:
             return
-        if self.faults is not None and self.faults.reward_fails(sample):
+        life.num_scored += 1
+        if self.faults is not None and self.faults.reward_fails(sample, life.num_scored):
             self._emit(
                 RewardFailed(id=self._next(), at_s=self.clock.now, sample=sample, error="simulated")
             )
@@ -330,7 +334,7 @@ class SimRollout:
             case Drop():
                 self._drop(action)
             case NeedPrompts():
-                self.offer(action.groups)
+                self.offer(action.groups, action.source)
             case PauseEngine():
                 self.engines[action.engine].pause()
             case ContinueEngine():

@@ -164,7 +164,7 @@ class _Simulation:
             attempt_fails=lambda sample, attempt: (
                 chance(self.seed, "attempt", sample, attempt) < attempts
             ),
-            reward_fails=lambda sample: chance(self.seed, "reward", sample) < rewards,
+            reward_fails=lambda sample, time: chance(self.seed, "reward", sample, time) < rewards,
         )
 
     def _of_role(self, role: str) -> list[SimEngine]:

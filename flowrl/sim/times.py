@@ -39,12 +39,14 @@ class EngineTimes:
         poll: How a driver polls it where it is embedded.
         load_s: What it takes to go on with weights that changed in place.
         load_folder_s: Seconds in which it loads weights from a folder.
+        kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
     """
 
     step: StepTime
     poll: PollRule | None = None
     load_s: float = 0.0
     load_folder_s: float = 0.0
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 import flowrl as fl
 from flowrl import api
 from flowrl.errors import ConfigError
+from flowrl.plan.schema import DeviceSummary, Layout
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
 from flowrl.sim.run import simulate
@@ -52,6 +53,40 @@ def test_what_one_process_does_is_on_one_lane(stage):
     assert (engine.name, engine.lane, engine.num_slots) == ("actor.generate[0]", "main", 8)
     assert engine.capacity == 16
     assert model.driver == "main"
+
+
+def test_devices_that_an_engine_needs_together_are_one_lane_for_everyone(stage):
+    """Two engines of two cards each, and a trainer on all four."""
+    cards = tuple(
+        DeviceSummary(
+            address=f"cuda:{i}",
+            node="n",
+            type="cuda",
+            name="a card",
+            memory_bytes=1 << 36,
+            budget_bytes=1 << 36,
+            num_cores=0,
+        )
+        for i in range(4)
+    )
+    names = tuple(card.address for card in cards)
+    plan = stage.plan
+    placements = tuple(
+        replace(p, devices=names, process="engines", replicas=2, layout=Layout(tp=2))
+        if p.role == "actor"
+        else replace(p, devices=names, process="reference")
+        if p.role == "reference"
+        else p
+        for p in plan.placements
+    )
+    pool = replace(plan.pool, devices=(*plan.pool.devices, *cards))
+    placed = replace(stage, plan=replace(plan, pool=pool, placements=placements))
+    model = model_of_stage(placed, assumed_times(placed))
+    assert [engine.lane for engine in model.engines] == ["cuda:0+cuda:1", "cuda:2+cuda:3"]
+    ops = {op.name: op for op in model.ops}
+    assert ops["reference.logprobs"].lanes == ("cuda:0+cuda:1", "cuda:2+cuda:3")
+    report = simulated(placed)
+    assert {lane.device for lane in report.lanes} >= {"cuda:0+cuda:1", "cuda:2+cuda:3"}
 
 
 def test_the_scheduler_has_the_stages_settings(stage):

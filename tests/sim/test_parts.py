@@ -338,7 +338,11 @@ def test_faults_are_read_from_yaml(tmp_path):
     [
         ("engine: {repair_s: 3}", "engine", "unknown key"),
         ("rewards: {fail_share: 2}", "rewards.fail_share", "less than or equal to 1"),
-        ("script: [{at_s: 1, engine: 0, kind: gone}]", "script.0.kind", "'lost', 'slow' or 'silent'"),
+        (
+            "script: [{at_s: 1, engine: 0, kind: gone}]",
+            "script.0.kind",
+            "'lost', 'slow' or 'silent'",
+        ),
         ("script: [{at_s: 1, engine: 2, kind: lost}]", "script.0.engine", "no such engine"),
         ("script: [", "--faults", "cannot be read"),
     ],

@@ -56,6 +56,7 @@ def profile_of(stage) -> Profile:
                 ),
                 prefill=LinearPrefill(call_s=0.002, token_s=0.0001),
                 poll=PollRule(steps=32, after_end=8),
+                kv_tokens=4096,
             ),
         ),
         ops=(
@@ -82,6 +83,7 @@ def test_the_times_of_a_stage_are_the_profiles(stage):
     times = profile_times(profile_of(stage), stage, source="here")
     assert times.engines["actor"].step.decode_s(8, 10, 10) == 0.0024
     assert times.engines["actor"].poll == PollRule(steps=32, after_end=8)
+    assert times.engines["actor"].kv_tokens == 4096
     assert times.ops["reference", "logprobs"] == LinearCost(token_s=1e-5)
     assert times.scorers["verifier"].sample_s == 1e-5
     assert times.prompts.values == (6, 6, 7)
