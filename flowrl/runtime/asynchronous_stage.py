@@ -39,6 +39,9 @@ from flowrl.runtime.streaming_driver import StreamingDriver
 
 __all__ = ["AsynchronousStage", "ages_of"]
 
+_CLOSE_S = 10.0
+"""Seconds that a thread which may hang has to let go of a stage."""
+
 
 class AsynchronousStage(Stage):
     """See the module; the driver runs in the thread from the beginning until `close`.
@@ -188,12 +191,14 @@ class AsynchronousStage(Stage):
     def quiet(self) -> Iterator[None]:
         """Nothing uses scorers while the block runs; engines go on with what they have.
 
-        What has ended the rounds is told by the next step.
+        Raises:
+            BaseException: what has ended the rounds, which nobody has waited for since.
         """
 
         def settle() -> None:
-            if self._thread.failure is None:
-                self._driver.settle_scores()
+            if self._thread.failure is not None:
+                raise self._thread.failure
+            self._driver.settle_scores()
             self._thread.rest()
 
         self._call(settle)
@@ -217,8 +222,10 @@ class AsynchronousStage(Stage):
 
     def close(self) -> None:
         """Ends rounds and engines; idempotent."""
-        self._call(lambda: self._thread.serve(None))
-        super().close()
+        try:
+            self._thread.call(lambda: self._thread.serve(None), _CLOSE_S)
+        finally:
+            super().close()
 
 
 def _items_of(collected: Collected) -> Sequence[PromptItem]:

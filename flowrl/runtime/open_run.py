@@ -203,7 +203,9 @@ class OpenRun:
         That step must have changed no weights, and have left nothing in the engines.
         """
         assert self._stage is not None
-        self._stage = self._maker().make(self._stages[index], self._stage.state())
+        state = self._stage.state()
+        self._stage.close()
+        self._stage = self._maker().make(self._stages[index], state)
         return self._stage
 
     def _maker(self) -> StageMaker:

@@ -9,9 +9,9 @@ some are right and some wrong,
     J    = 1 / sum_i |o_i|  sum_i sum_t  min(w_it A_i, clip(w_it, 1 - clip_low, 1 + clip_high) A_i)
 
 Its four parts and where they are here: clip-higher (section 3.1) is `clip_high > clip_low`; dynamic
-sampling (section 3.2) is the filter, which removes groups of equal scores but does not draw others
-in their place; the loss of tokens (section 3.3) is `token-mean`. The soft overlong punishment
-(section 3.4, equation 13) is a term of the reward, not of this program. There is no KL penalty.
+sampling (section 3.2) is the filter, which removes groups of equal scores, and `train.refill=true`
+in the config, which draws others in their place; the loss of tokens (section 3.3) is `token-mean`.
+The soft overlong punishment (3.4, equation 13) is a term of the reward. There is no KL penalty.
 """
 
 from __future__ import annotations
