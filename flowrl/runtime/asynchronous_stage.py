@@ -74,6 +74,7 @@ class AsynchronousStage(Stage):
         self._part: RolloutPart = rollout.part
         self._thread = thread
         self._publish = publish
+        self._has_published = False  # in this step
         self._stop = stop
         self._timeout_s = timeout_s
         super().__init__(
@@ -107,9 +108,9 @@ class AsynchronousStage(Stage):
         )
         ages = self._checked_ages(collected)
         receive_rollout(self._program.parts, self._part, step, handed_over(drawn))
-        version = self._driver.scheduler.version
+        self._has_published = False
         self._program.run(step)
-        if self._driver.scheduler.version == version:
+        if not self._has_published:
             # Nothing was learned, but the budget of ages counts a publication for each batch.
             self._publish()
         return self._told(self._end(step, [drawn], started), ages, collected, waited_s)
@@ -183,7 +184,8 @@ class AsynchronousStage(Stage):
         """Sends new weights to the engines, and tells the scheduler."""
         if self._driver.serves(engine):
             folder = self._fleet.written(version)
-            self._call(lambda: self._driver.load(version, folder))
+            self._thread.post(lambda: self._driver.load(version, folder))
+            self._has_published = True
 
     # -- standing still ----------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class PromptSupply:
 
     Attributes:
         take: The next prompts of its source.
-        limit: Prompts that one batch may cost.
+        limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
+            lost between two batches.
         where: The config key of the limit.
         kept: Groups that the filter kept since the last batch.
         lost: Groups that it took out since then, and those dropped, with the first reason.
@@ -49,11 +50,6 @@ class PromptSupply:
         else:
             self.lost.setdefault(group, reason)
 
-    @property
-    def ended(self) -> int:
-        """Groups that ended one way or the other since the last batch."""
-        return self.kept + len(self.lost)
-
     def begin(self) -> None:
         """Another batch begins."""
         self.kept = self.taken = 0
@@ -73,7 +69,7 @@ class PromptSupply:
 
     def exhausted(self, missing: int) -> BatchNotFilled:
         """The error of a batch that cannot be filled."""
-        ended = self.ended
+        ended = self.kept + len(self.lost)
         counted = Counter(self.lost.values()).most_common()
         reasons = ", ".join(f"{number} {reason}" for reason, number in counted)
         rate = f" ({self.kept / ended:.1%})" if ended else ""

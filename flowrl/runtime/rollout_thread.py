@@ -3,6 +3,7 @@
     trainer's thread                      this thread
     call(act) -------------------------> acts, between two rounds of what it serves
     <------------------ result or error
+    post(act) -------------------------> the same, and nobody waits
     wait_until(condition) <------------- something moved
 
 What is served belongs to this thread alone, and is spoken to by `call`. A round that raises ends
@@ -56,7 +57,7 @@ class RolloutThread:
     """
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any] | None, Callable[[], Any]]] = deque()
         self._served: Served | None = None
         self._resting = False
         self._closing = False
@@ -91,6 +92,11 @@ class RolloutThread:
                 f"the rollout's thread has not answered for {timeout_s:g} s",
                 hint="raise runtime.stall_timeout_s if a worker that it waits for is slow",
             ) from None
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Has `act` done in the thread, before every later call; what it raises ends the rounds."""
+        self._calls.append((None, act))
+        self._wake()
 
     def wait_until(self, done: Callable[[], bool], stop: Callable[[], bool]) -> bool:
         """Waits until `done`; False where `stop` said so first.
@@ -165,6 +171,12 @@ class RolloutThread:
         while self._calls:
             future, act = self._calls.popleft()
             try:
-                future.set_result(act())
+                result = act()
             except BaseException as error:
-                future.set_exception(error)
+                if future is not None:
+                    future.set_exception(error)
+                else:
+                    self.failure = self.failure or error
+            else:
+                if future is not None:
+                    future.set_result(result)

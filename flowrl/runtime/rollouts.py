@@ -173,7 +173,8 @@ class RolloutDriver:
         self._stall_timeout_s = stall_timeout_s
         self._supply = supply
         self._clock = clock
-        self._began = clock()
+        # The time of a resumed run goes on from that of the run before.
+        self._began = clock() - scheduler.state.timers.now_s
         self._event = scheduler.last_event_id
         self._pending: deque[Event] = deque()
         self._running: dict[EngineId, set[SampleId]] = {engine: set() for engine in engines}

@@ -126,7 +126,7 @@ class StreamingDriver(RolloutDriver):
         if not self._short:
             return 0
         settings = self.scheduler.settings
-        if settings.refill and self._prompts.ended >= self._prompts.limit:
+        if settings.refill and len(self._prompts.lost) >= self._prompts.limit:
             if self._asked is None:
                 return 0  # the filter takes out nearly all: the next weights may do better
             raise self._prompts.exhausted(max(0, self._batch_groups - self._prompts.kept))

@@ -108,6 +108,23 @@ def test_an_error_of_a_round_is_raised_by_whoever_waits_and_calls_are_still_answ
     assert thread.failure is None
 
 
+def test_what_is_posted_is_done_before_later_calls_and_what_it_raises_ends_the_rounds(
+    thread: RolloutThread,
+):
+    done: list[int] = []
+    for number in range(3):
+        thread.post(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert thread.call(lambda: list(done), DEADLINE_S) == [0, 1, 2]
+    served = Counting()
+    thread.call(lambda: thread.serve(served), DEADLINE_S)
+    thread.post(lambda: done[9])
+    with pytest.raises(IndexError):
+        thread.wait_until(never, never)
+    before = served.rounds
+    thread.call(lambda: None, DEADLINE_S)
+    assert served.rounds == before
+
+
 def test_a_wait_ends_when_it_is_asked_to_stop(thread: RolloutThread):
     asked: list[int] = []
 

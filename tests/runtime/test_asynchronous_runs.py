@@ -1,0 +1,336 @@
+"""Whole runs that learn while they draw: ages, accounts, stops, resumptions, dead engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl import api
+from flowrl.errors import ConfigError, WorkerDied
+from flowrl.files import read_json_lines
+from flowrl.observe.rows import StepMetrics
+from flowrl.rollout import PromptsOffered, RolloutScheduler
+from flowrl.rollout.journal import replay
+from flowrl.runtime.asynchronous_stage import ages_of
+from flowrl.runtime.engine_process import EngineProcess
+from flowrl.runtime.journal_files import _joined, rollout_journals
+from tests.runtime.many_programs import CONFIGS
+from tests.runtime.test_resume import resumed
+from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, tiny_config
+
+DEADLINE_S = 240.0
+
+
+def config_of(runs: Path, *, staleness: int = 2, **train: Any) -> dict[str, Any]:
+    config = {**tiny_config(runs), "stages": ["async_grpo"], "stage": {}, "args": {}}
+    del config["roles"]["reference"]
+    config["train"] = {**config["train"], "steps": 6, "max_staleness": staleness, **train}
+    return config
+
+
+def steps_of(run: Path) -> list[StepMetrics]:
+    return list(map(StepMetrics.from_json, read_json_lines(run / "metrics.jsonl")))
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return list(read_json_lines(run / "samples.jsonl"))
+
+
+def at_the_end(run: Path) -> tuple[RolloutScheduler, set[str]]:
+    """The scheduler at the end of a run's journal, and every sample that was ever offered."""
+    (files,) = rollout_journals(run)
+    journal = _joined(files.files)
+    size = journal.open().settings.num_members
+    offered = {
+        f"{group}/{member}"
+        for event in journal.events
+        if isinstance(event, PromptsOffered)
+        for group in event.groups
+        for member in range(size)
+    }
+    return replay(journal), offered
+
+
+def check_ages(run: Path, staleness: int) -> None:
+    """No consumed sample is too old, by the versions of its own tokens."""
+    versions = {step.step: step.version for step in steps_of(run)}
+    ages: dict[int, Counter[int]] = {}
+    for row in rows_of(run):
+        if row["end"] == "consumed":
+            first = min(version for version, _ in row["versions"])
+            ages.setdefault(row["step"], Counter())[versions[row["step"]] - first] += 1
+    assert max(max(of_step) for of_step in ages.values()) <= staleness
+    # And the metrics say the same.
+    for step in steps_of(run):
+        assert ages_of(step.extra) == dict(ages.get(step.step, {}))
+        assert sum(ages_of(step.extra).values()) == step.num_samples
+
+
+def check_accounts(run: Path) -> None:
+    """Every sample that was offered has at most one end, and the rest are live."""
+    ends = Counter(row["sample"] for row in rows_of(run))
+    assert set(ends.values()) == {1}
+    scheduler, offered = at_the_end(run)
+    assert set(ends) <= offered
+    counts = scheduler.counts
+    assert counts.conserved
+    assert counts.admitted == len(offered)
+    by_end = Counter(row["end"] for row in rows_of(run))
+    assert by_end["consumed"] == counts.consumed
+    # Filtered and dropped ones are told with the next batch.
+    assert by_end["filtered"] <= counts.filtered
+    assert len(offered - set(ends)) == counts.live + counts.filtered - by_end["filtered"]
+
+
+def test_samples_are_of_bounded_age_and_each_has_one_end(tmp_path: Path):
+    display = WatchedDisplay()
+    run = api.run(None, config_of(tmp_path), display=display).folder
+    assert [step for _, step in display.steps] == list(range(1, 7))
+    steps = steps_of(run)
+    assert [step.version for step in steps] == list(range(6))
+    assert steps[0].extra["age_max"] == 0.0
+    assert steps[-1].extra["age_mean"] > 0.0
+    assert all(step.seconds["wait"] >= 0.0 for step in steps)
+    assert any(step.seconds["generate"] > 0.0 for step in steps)
+    assert any(step.filtered_groups for step in steps)
+    check_ages(run, 2)
+    check_accounts(run)
+    assert len(list(read_json_lines(run / "evaluations.jsonl"))) >= 3
+    # Nothing is left behind in memory.
+    left = [p for p in Path("/dev/shm").glob("flowrl-weights-*") if not (p / "lock").exists()]
+    assert left == []
+
+
+@pytest.mark.parametrize("publication", ["abort", "finish"])
+def test_running_samples_can_be_stopped_or_finished_when_weights_come(
+    tmp_path: Path, publication: str
+):
+    config = config_of(tmp_path, policies={"publication": publication}, refill=True)
+    config["roles"]["actor"]["num_engines"] = 2
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    assert [step.num_samples for step in steps_of(run)] == [32] * 6
+    check_ages(run, 2)
+    check_accounts(run)
+    engines = {step.engine for step in _starts(run)}
+    assert engines == {"actor.generate[0]", "actor.generate[1]"}
+    if publication == "finish":
+        assert all(len(row["versions"]) <= 1 for row in rows_of(run))
+
+
+def _starts(run: Path) -> list[Any]:
+    (files,) = rollout_journals(run)
+    seen: list[Any] = []
+    journal = _joined(files.files)
+    replay(journal, observer=lambda step: seen.append(step) if step.engine else None)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "ctrl_c",
+    [
+        pytest.param(lambda: CtrlC("async_grpo", 2), id="at a boundary"),
+        pytest.param(lambda: CtrlC("async_grpo", 3, in_scoring=True, after=4), id="in a rollout"),
+    ],
+)
+def test_a_stopped_run_goes_on_with_what_it_had_drawn(
+    tmp_path: Path, ctrl_c: Callable[[], CtrlC], keyboard: list[CtrlC]
+):
+    display = ctrl_c()
+    keyboard.append(display)
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config_of(tmp_path), display=display)
+    run = tmp_path / "tiny"
+    assert "--resume" in display.notes[-1]
+    before = {row["sample"] for row in rows_of(run)}
+    unused = max((run / "checkpoints").iterdir()) / "unused-samples"
+    assert (unused / "actor.generate" / "samples.safetensors").stat().st_size > 0
+    keyboard.clear()
+
+    resumed(run)
+
+    assert [step.step for step in steps_of(run)] == list(range(1, 7))
+    check_ages(run, 2)
+    check_accounts(run)
+    after = rows_of(run)
+    assert before < {row["sample"] for row in after}
+    # Some of what was drawn before the stop was learned from after it.
+    first = min(row["step"] for row in after if row["sample"] not in before)
+    early = [row for row in after if row["step"] == first and row["end"] == "consumed"]
+    assert any(version < first - 1 for row in early for version, _ in row["versions"])
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
+    """Has the displays in it told of every batch that goes to the scorers."""
+    from flowrl.runtime.streaming_driver import StreamingDriver
+
+    displays: list[CtrlC] = []
+    ask = StreamingDriver._ask_scorers
+
+    def watched(driver: StreamingDriver, payloads: Any) -> None:
+        ask(driver, payloads)
+        for display in displays:
+            if display.armed:
+                # Signals reach the main thread, wherever they are raised.
+                display.armed = False
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StreamingDriver, "_ask_scorers", watched)
+    return displays
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
+    script = f"""
+import os, signal
+from pathlib import Path
+from flowrl import api
+from tests.runtime.test_asynchronous_runs import config_of
+from tests.runtime.tiny_runs import WatchedDisplay
+
+class Killed(WatchedDisplay):
+    def step(self, metrics, eta_s=None):
+        if metrics.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+config = config_of(Path({str(tmp_path)!r}))
+config["runtime"]["checkpoint_every"] = 2
+api.run(None, config, display=Killed())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=DEADLINE_S
+    )
+    assert ended.returncode == -signal.SIGKILL
+    run = tmp_path / "tiny"
+    display = WatchedDisplay()
+    resumed(run, display=display)
+    assert display.steps == [("async_grpo", 5), ("async_grpo", 6)]
+    check_ages(run, 2)
+    check_accounts(run)
+
+
+class Killer(WatchedDisplay):
+    """Kills an engine's process after a step."""
+
+    def __init__(self, processes: list[EngineProcess], after: int) -> None:
+        super().__init__()
+        self._processes = processes
+        self._after = after
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        super().step(metrics, eta_s)
+        if metrics.step == self._after:
+            os.kill(self._processes[0]._process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
+    """Every engine's process that is started."""
+    started: list[EngineProcess] = []
+    init = EngineProcess.__init__
+
+    def watched(engine: EngineProcess, *args: Any, **kwargs: Any) -> None:
+        init(engine, *args, **kwargs)
+        started.append(engine)
+
+    monkeypatch.setattr(EngineProcess, "__init__", watched)
+    return started
+
+
+def test_a_run_goes_on_when_its_only_engine_is_killed(
+    tmp_path: Path, processes: list[EngineProcess]
+):
+    run = api.run(None, config_of(tmp_path), display=Killer(processes, 2)).folder
+    assert len(processes) == 2
+    assert [step.step for step in steps_of(run)] == list(range(1, 7))
+    check_ages(run, 2)
+    check_accounts(run)
+
+
+def test_an_engine_that_cannot_stay_alive_ends_the_run_with_a_typed_error(
+    tmp_path: Path, processes: list[EngineProcess], monkeypatch: pytest.MonkeyPatch
+):
+    submit = EngineProcess.submit
+
+    def killing(engine: EngineProcess, requests: Any) -> None:
+        submit(engine, requests)
+        os.kill(engine._process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(EngineProcess, "submit", killing)
+    with pytest.raises(WorkerDied, match="without ending a sample") as caught:
+        api.run(None, config_of(tmp_path), display=WatchedDisplay())
+    assert "actor.generate[0]" in str(caught.value)
+    assert "SIGKILL" in str(caught.value)
+
+
+def test_several_engines_draw_for_a_synchronous_run(tmp_path: Path):
+    config = config_of(tmp_path, staleness=0)
+    config["roles"]["actor"]["num_engines"] = 2
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    ages = [
+        step.version - version
+        for step in steps_of(run)
+        for row in rows_of(run)
+        if row["step"] == step.step
+        for version, _ in row["versions"]
+    ]
+    assert set(ages) == {0}
+    assert all(step.seconds["generate"] > 0 for step in steps_of(run))
+
+
+@pytest.mark.parametrize("program", ["guessing", "best_of_n"])
+def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, program: str):
+    config = CONFIGS[program](tmp_path)
+    config["train"]["max_staleness"] = 1
+    config["train"]["steps"] = 3
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    steps = steps_of(run)
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert all(step.extra["age_max"] <= 1.0 for step in steps)
+    assert {row["end"] for row in rows_of(run)} == {"consumed"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"executor": "eager"}, "draws what its lines ask for"),
+        ({"train": {"policies": {"publication": "abrot"}}}, "no kind of publication 'abrot'"),
+        ({"train": {"policies": {"publicaton": "abort"}}}, "no rule of the scheduler"),
+        (
+            {"train": {"policies": {"order": {"kind": "longest_first", "windw": 3}}}},
+            "no option of longest_first 'windw'",
+        ),
+        ({"train": {"policies": {"order": {"kind": "longest_first", "window": "x"}}}}, "window"),
+        ({"train": {"policies": {"over_sampling": {"prompts": 2}}}}, "redundant prompts need"),
+        ({"train": {"policies": {"admission": {"groups": 2}}}}, "age budget follows"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], message: str
+):
+    config = config_of(tmp_path / "runs")
+    config["train"] |= changes.pop("train", {})
+    with pytest.raises(ConfigError, match=message):
+        api.run(None, {**config, **changes}, display=WatchedDisplay())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_aborted_episodes_would_never_end_and_are_refused(tmp_path: Path):
+    config = CONFIGS["guessing"](tmp_path / "runs")
+    config["train"] |= {"max_staleness": 1, "policies": {"publication": "abort"}}
+    with pytest.raises(ConfigError, match="begins anew"):
+        api.run(None, config, display=WatchedDisplay())
+
+
+def test_several_rollouts_cannot_run_ahead(tmp_path: Path):
+    config = CONFIGS["self_play"](tmp_path / "runs")
+    config["train"]["max_staleness"] = 1
+    with pytest.raises(ConfigError, match="only a single rollout can run ahead"):
+        api.run(None, config, display=WatchedDisplay())
