@@ -2,6 +2,7 @@
 # make test     all tests          make check    format, lint, types, layers
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
+# make bounds   the bounds of schedules by simulation, over the whole grid (the tests run a part)
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -45,6 +46,9 @@ learn: set-up
 soak: set-up
 	$(BIN)/python -m flowrl.testing.scheduler_fuzz --events $(SOAK_EVENTS) --seed $(SOAK_SEED) \
 	  --jobs "$$(nproc)"
+
+bounds: set-up
+	$(BIN)/python -m flowrl.sim.bounds --whole
 
 check: set-up
 	$(BIN)/ruff format --check .

@@ -12,7 +12,14 @@ from statistics import median
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
 
-__all__ = ["REPORT_VERSION", "SimReport", "SimStep", "report_json", "report_text"]
+__all__ = [
+    "REPORT_VERSION",
+    "SimReport",
+    "SimStep",
+    "report_json",
+    "report_text",
+    "seconds_text",
+]
 
 REPORT_VERSION = 1
 
