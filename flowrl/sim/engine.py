@@ -217,7 +217,7 @@ class SimEngine:
 
     def abort(self, samples: Iterable[SampleId]) -> None:
         """Ends requests with the tokens they have; unknown ones are ignored."""
-        self._aborting.extend(samples)
+        self._aborting.extend(sample for sample in samples if sample in self._live)
         self._stir(wants=True)
 
     def publish(self, version: int, load_s: float = 0.0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import SchedulerError
@@ -266,6 +266,7 @@ SUBMITS = st.lists(
     longest=st.sampled_from([0.0, 0.03125]),
     prefill=st.sampled_from([0.0, 0.0625]),
 )
+@example([(5.55, 1, 1, 0), (0.05, 12, 1, 0)], [(5.0, 0)], 1, 0.0, 0.0, 0.0, 0.0)
 @settings(max_examples=150, deadline=None)
 def test_stretches_come_to_the_same_as_single_steps(
     submits, aborts, slots, row, token, longest, prefill
