@@ -285,7 +285,7 @@ def test_several_engines_draw_for_a_synchronous_run(tmp_path: Path):
     assert all(step.seconds["generate"] > 0 for step in steps_of(run))
 
 
-@pytest.mark.parametrize("program", ["guessing", "best_of_n"])
+@pytest.mark.parametrize("program", ["guessing"])
 def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, program: str):
     config = CONFIGS[program](tmp_path)
     config["train"]["max_staleness"] = 1
