@@ -118,7 +118,8 @@ class NeedPrompts:
     """Offer so many further groups: the waiting batch cannot be filled, or engines have room.
 
     Attributes:
-        source: Where from; empty where sources have no shares.
+        source: Where from; empty where sources have no shares. A source that has none left may be
+            stood in for by another.
     """
 
     groups: int

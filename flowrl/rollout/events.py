@@ -116,13 +116,18 @@ class EngineJoined(Happening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapacityChanged(Happening):
-    """The engine takes another number of samples; those above it stay until they end.
+    """The engine takes another number of samples.
 
     A capacity of 0 lets an engine run dry.
+
+    Attributes:
+        excess: Whether samples above the capacity stay until they end, or are aborted and go on
+            elsewhere: those with the fewest tokens, which cost the least to compute again.
     """
 
     engine: EngineId
     capacity: int
+    excess: Literal["stay", "abort"] = "stay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,16 @@ _NO_ENGINE = EngineId("")
 class Fleet:
     """Opens and closes the engines of a state, and collects what they must be told."""
 
-    __slots__ = ("_emptying", "_lives", "_machine", "_placement", "_settings", "_state", "actions")
+    __slots__ = (
+        "_emptying",
+        "_lives",
+        "_machine",
+        "_placement",
+        "_repacked",
+        "_settings",
+        "_state",
+        "actions",
+    )
 
     def __init__(self, state: SchedulerState, lives: Lives) -> None:
         self._state = state
@@ -59,7 +68,10 @@ class Fleet:
         self._lives = lives
         self.actions: list[Action] = []  # of the step being made, to engines; empty between steps
         # Engines that something is waited for with: those with a reason of _EMPTYING.
-        self._emptying = {e.id: e for e in state.placement.engines.values() if e.closed & _EMPTYING}
+        engines = state.placement.engines.values()
+        self._emptying = {engine.id: engine for engine in engines if engine.closed & _EMPTYING}
+        # Engines that were freed: those that are closed as repacked.
+        self._repacked = {e.id: e for e in engines if Closed.REPACKED in e.closed}
 
     # Coming and going
 
@@ -88,9 +100,15 @@ class Fleet:
         """The engine takes another number of samples."""
         _require_capacity(event.engine, event.capacity)
         engine = self._known(event.engine)
-        if engine is not None:
-            engine.capacity = event.capacity
-            self._refresh(engine)
+        if engine is None:
+            return
+        engine.capacity = event.capacity
+        self._refresh(engine)
+        if event.excess == "abort":
+            running = [sample for sample in in_order(engine) if not sample.aborting]
+            running.sort(key=lambda sample: sample.num_tokens)
+            for sample in running[: max(0, len(running) - event.capacity)]:
+                self._lives.abort(sample, "engine over-full")
 
     def leave(self, event: ev.EngineLeaving) -> None:
         """The engine is to go as soon as it is empty."""
@@ -127,6 +145,7 @@ class Fleet:
     def _remove(self, engine: Engine) -> list[Sample]:
         self._state.timers.cancel(TimerKind.HEARTBEAT, engine.id)
         self._emptying.pop(engine.id, None)
+        self._repacked.pop(engine.id, None)
         return self._placement.lose(engine)
 
     # Silence
@@ -309,13 +328,24 @@ class Fleet:
             self._close(engine, Closed.REPACKED, aborts=True)
         return True
 
-    def unpack(self) -> bool:
-        """Opens an engine that was freed by repacking; returns whether there was one."""
-        for engine in self._placement.engines.values():
+    def unpack(self, waiting: int) -> None:
+        """Opens engines that were freed by repacking, if samples wait that others cannot take.
+
+        As many as there are samples, so that new work is spread over the engines again.
+        """
+        if not self._repacked:
+            return
+        room = sum(max(0, engine.free) for engine in self._placement.engines.values())
+        if waiting <= room:
+            return
+        opened = 0
+        for engine in sorted(self._repacked.values(), key=lambda engine: engine.order):
+            if opened >= waiting and room >= waiting:
+                return
             if engine.closed == {Closed.REPACKED} and engine.capacity:
                 self._open(engine, Closed.REPACKED)
-                return True
-        return False
+                opened += 1
+                room += max(0, engine.free)
 
     # How engines are opened and closed
 
@@ -344,6 +374,10 @@ class Fleet:
             self._emptying[engine.id] = engine
         else:
             self._emptying.pop(engine.id, None)
+        if Closed.REPACKED in engine.closed:
+            self._repacked[engine.id] = engine
+        else:
+            self._repacked.pop(engine.id, None)
         reasons = sorted(engine.closed & _PAUSING)
         if bool(reasons) is engine.paused:
             return

@@ -142,13 +142,17 @@ class Gate:
         self.requested[source] += number
 
     def offered(self, source: str, number: int) -> None:
-        """So many groups were offered, whether asked for or not."""
+        """So many groups were offered, whether asked for or not.
+
+        What is more than was asked for of the source stands in for others, which may have none.
+        """
         source = self._key(source)
-        left = self.requested[source] - number
-        if left > 0:
-            self.requested[source] = left
-        else:
-            del self.requested[source]
+        for name in sorted(self.requested, key=lambda name: (name != source, name)):
+            taken = min(number, self.requested[name])
+            number -= taken
+            self.requested[name] -= taken
+            if not self.requested[name]:
+                del self.requested[name]
         self.asked_for_lost = min(self.asked_for_lost, self.requested.total())
 
     def forget_requests(self) -> None:

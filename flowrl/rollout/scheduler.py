@@ -245,11 +245,11 @@ class RolloutScheduler:
     def _start(self, actions: list[Action]) -> None:
         """Starts what can start, and gathers what runs if nothing more can come."""
         placement, fleet = self._placement, self._fleet
-        submits: list[Action] = [*placement.place(self._lives.start)]
-        while placement.lines.first() is not None and fleet.unpack():
-            submits += fleet.actions
+        if placement.lines.first() is not None:
+            fleet.unpack(self.state.num_startable)
+            actions += fleet.actions
             fleet.actions.clear()
-            submits += placement.place(self._lives.start)
+        submits = placement.place(self._lives.start)
         actions += submits
         # While work still comes in it is not the tail.
         comes = submits or placement.lines.first() is not None or self._gate.requested

@@ -63,6 +63,12 @@ class SchedulerState:
         """Whether what starts now is not too old from the beginning."""
         return self.machine.version >= self.oldest
 
+    @property
+    def num_startable(self) -> int:
+        """Queued samples of admitted groups."""
+        held_back = len(self.gate) * self.settings.num_members
+        return self.machine.counts[State.QUEUED] - held_back
+
     def next_horizon(self) -> int:
         """The version that the next batch is for."""
         horizon = max(self.horizon, self.machine.version)
@@ -95,7 +101,7 @@ def describe_waits(state: SchedulerState) -> list[str]:
     lines = [f"batch {asked.batch} waits for {asked.groups} groups" for asked in state.waiting]
     if len(state.gate):
         lines.append(f"{len(state.gate)} groups wait for admission, first {_first(state).id}")
-    queued = counts.queued - sum(len(group.members) for group in state.gate.groups())
+    queued = state.num_startable
     if queued:
         room = "no free slot of an engine" if state.placement.engines else "no engine"
         if not state.can_start:

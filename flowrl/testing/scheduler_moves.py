@@ -119,7 +119,12 @@ def resize(world: World, rng: random.Random) -> None:
     if engine is not None:
         capacity = rng.choice([0, 1, 2, 3, 5, 8])
         world.books.engines[engine].capacity = capacity
-        world.tell(lambda **k: EngineCapacityChanged(engine=engine, capacity=capacity, **k))
+        aborts = rng.random() < 0.3
+        world.tell(
+            lambda **k: EngineCapacityChanged(
+                engine=engine, capacity=capacity, excess="abort" if aborts else "stay", **k
+            )
+        )
 
 
 def leave(world: World, rng: random.Random) -> None:

@@ -34,7 +34,7 @@ def explore(
     rates: Rates,
     *,
     examples: int = 30,
-    at_least: int = 8_500,
+    at_least: int = 10_500,
     fits=lambda rules: True,
     **changes,
 ) -> Tally:

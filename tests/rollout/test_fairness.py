@@ -70,6 +70,16 @@ def test_with_an_age_budget_each_source_is_asked_for_its_share(play):
     }
 
 
+def test_a_source_may_stand_in_for_another_that_has_none_left(play):
+    p = play(group_size=1, fairness=SHARES, admission=AgeBudget(groups=4))
+    assert set(p.join()) == {
+        NeedPrompts(groups=3, source="math"),
+        NeedPrompts(groups=1, source="code"),
+    }
+    assert p.offer("0/0", "0/1", "0/2", "0/3", source="math")
+    assert p.scheduler.state.gate.requested == {}
+
+
 def test_with_an_age_budget_admissions_are_shared_out_by_weight(play):
     p = two_sources(play, admission=AgeBudget(groups=4))
     p.join(capacity=4)

@@ -9,10 +9,12 @@ import pytest
 
 from flowrl.ids import EngineId, group_id
 from flowrl.rollout import (
+    Abort,
     AbortAsked,
     EngineCapacityChanged,
     EngineJoined,
     EngineLost,
+    Progressed,
     PromptsOffered,
     RolloutScheduler,
     SampleFailed,
@@ -71,6 +73,19 @@ def test_samples_can_be_moved_off_an_engine_with_their_tokens(play, where):
     p.join("e1", 2)
     p(AbortAsked, samples=("0/0/0",))
     assert where(p.finish("0/0/0", tokens=2, reason="abort")) == {"e1": ["0/0/0"]}
+
+
+def test_what_is_too_much_for_an_engine_can_be_moved_off_it(play, where):
+    p = play(group_size=1)
+    p.join("e0", 4)
+    p.offer("0/0", "0/1", "0/2", "0/3")
+    p.join("e1", 4)
+    p(Progressed, engine="e0", progress=(("0/0/0", 0, 9), ("0/2/0", 0, 5), ("0/3/0", 0, 7)))
+    p(AbortAsked, samples=("0/0/0",))
+    # Of the three others one may stay: the one with the most tokens.
+    actions = p(EngineCapacityChanged, engine="e0", capacity=1, excess="abort")
+    assert actions == [Abort(engine="e0", samples=("0/1/0", "0/2/0"))]
+    assert where(p.finish("0/2/0", tokens=5, reason="abort")) == {"e1": ["0/2/0"]}
 
 
 def test_returned_samples_go_before_fresh_ones(play, where):

@@ -65,6 +65,28 @@ def test_freed_engines_come_back_when_there_is_work_for_them(play, where):
     assert where(actions) == {"e1": ["1/0/0", "1/1/0"]}
 
 
+def test_new_work_is_spread_over_all_engines_again(play, where):
+    p = tail(play)
+    for engine in ("e0", "e1", "e2", "e3"):
+        finish_on(p, engine)
+    p.finish(p.runs("e2")[0], tokens=1, reason="abort")
+    p.finish(p.runs("e3")[0], tokens=1, reason="abort")
+    actions = p.offer("1/0", "1/1", "1/2")
+    assert [a.engine for a in actions if isinstance(a, ContinueEngine)] == ["e2", "e3"]
+    assert {name: len(samples) for name, samples in where(actions).items()} == {"e2": 2, "e3": 1}
+
+
+def test_one_sample_opens_one_engine(play, where):
+    p = tail(play)
+    for engine in ("e0", "e1", "e2", "e3"):
+        finish_on(p, engine)
+    p.finish(p.runs("e2")[0], tokens=1, reason="abort")
+    p.finish(p.runs("e3")[0], tokens=1, reason="abort")
+    actions = p.offer("1/0")
+    assert [a.engine for a in actions if isinstance(a, ContinueEngine)] == ["e2"]
+    assert where(actions) == {"e2": ["1/0/0"]}
+
+
 def test_freed_engines_come_back_when_another_one_dies(play, where):
     p = tail(play, engines=2)
     finish_on(p, "e0")

@@ -142,8 +142,8 @@ def ask_for_no_second_score(self, sample):
         self.drop(sample, DropReason.REWARD_FAILED)
 
 
-def leave_the_freed_engines_closed(self):
-    return False
+def leave_the_freed_engines_closed(self, waiting):
+    return
 
 
 def keep_the_slot(self, sample):

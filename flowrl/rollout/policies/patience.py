@@ -24,8 +24,9 @@ class Patience(Spec):
             gives it up at once.
         stall_s: An attempt that made no token for so long has failed: it is aborted and begins
             again, elsewhere if there is another engine. An abort that is not answered counts
-            alike. 0 waits for ever. Looked at every `stall_s / 8`, so it takes up to an eighth
-            longer.
+            alike. 0 waits for ever. An engine may hold samples that it does not decode yet; then
+            it must be longer than they wait there. Looked at every `stall_s / 8`, so it takes up
+            to an eighth longer.
     """
 
     family: ClassVar[str] = "patience"
