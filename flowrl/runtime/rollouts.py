@@ -194,6 +194,7 @@ class RolloutDriver:
             self._verdicts = dict(unused.verdicts)
             self._judged = dict(unused.judged)
             self._dropped = list(unused.dropped)
+            self._batches = dict(unused.batches)
             self._emit(Resumed(**self._stamp()))
         for engine_id in self._engines:
             self._join(engine_id)
@@ -205,6 +206,7 @@ class RolloutDriver:
             verdicts=self._verdicts,
             judged=self._judged,
             dropped=self._dropped,
+            batches=self._batches,
         ).copy()
 
     def _join(self, engine_id: EngineId) -> None:

@@ -60,6 +60,8 @@ class StreamingDriver(RolloutDriver):
 
     def ask(self, batch: int) -> None:
         """The trainer is free, and waits for a batch."""
+        if batch in self._batches:
+            return  # delivered to a process that was stopped before it took it
         self._asked = (batch, self._clock())
         self._emit(BatchAsked(**self._stamp(), batch=batch, groups=self._batch_groups))
 

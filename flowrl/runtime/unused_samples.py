@@ -1,6 +1,6 @@
 """Samples that are drawn, or begun, and that no step has used yet, as files of a checkpoint.
 
-    samples.json           a row a sample, and what became of groups that no step has reported yet
+    samples.json           a row a sample; batches and ends that no step has reported yet, by its id
     samples.safetensors    tokens, logprobs and what else has a length, of all samples together
 
 Prompts are not written: a sample's group names the data row, and the data is checked by the cursor.
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
+from flowrl.runtime.collecting import Collected
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import Array
 from flowrl.specs import FinishReason
@@ -34,6 +35,9 @@ UNUSED = "unused-samples"
 """The folder of a checkpoint that holds them, one folder a rollout; no role has this name."""
 
 _ROWS, _ARRAYS = "samples.json", "samples.safetensors"
+
+EndedSample: TypeAlias = tuple[SampleId, Payload, str]
+"""A sample that ended unused, and the reason."""
 
 _NUMBERS: Mapping[str, type[np.generic]] = {
     "tokens": np.int64,
@@ -55,15 +59,17 @@ class UnusedSamples:
         verdicts: Why those groups were filtered.
         judged: Their samples.
         dropped: Samples that were dropped since the last batch, with the reason.
+        batches: Delivered ones that the trainer has not taken, by number.
     """
 
     payloads: dict[SampleId, Payload] = field(default_factory=dict)
     verdicts: dict[GroupId, str] = field(default_factory=dict)
     judged: dict[GroupId, tuple[SampleId, ...]] = field(default_factory=dict)
-    dropped: list[tuple[SampleId, Payload, str]] = field(default_factory=list)
+    dropped: list[EndedSample] = field(default_factory=list)
+    batches: dict[int, Collected] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.payloads or self.dropped)
+        return bool(self.payloads or self.dropped or self.batches)
 
     def copy(self) -> UnusedSamples:
         """As it is now: payloads go on growing, and their arrays never change."""
@@ -72,7 +78,19 @@ class UnusedSamples:
             verdicts=dict(self.verdicts),
             judged=dict(self.judged),
             dropped=[(sample, _copy(payload), reason) for sample, payload, reason in self.dropped],
+            batches=dict(self.batches),  # nothing in them changes any more
         )
+
+    def rows(self) -> list[tuple[SampleId, Payload]]:
+        """Every sample, once."""
+        found = [
+            *self.payloads.items(),
+            *((sample, payload) for sample, payload, _ in self.dropped),
+        ]
+        for batch in self.batches.values():
+            found += [row for _, members in batch.groups for row in members]
+            found += [(s, payload) for s, payload, _ in (*batch.filtered, *batch.dropped)]
+        return found
 
 
 def _copy(payload: Payload) -> Payload:
@@ -82,15 +100,16 @@ def _copy(payload: Payload) -> Payload:
 def write_unused(folder: Path, unused: UnusedSamples) -> None:
     """Writes them into a folder, which is made."""
     folder.mkdir(parents=True)
-    rows = [*unused.payloads.items(), *((sample, payload) for sample, payload, _ in unused.dropped)]
+    rows = unused.rows()
     write_json_atomic(
         folder / _ROWS,
         {
             "samples": [_row(sample, payload) for sample, payload in rows],
-            "num_dropped": len(unused.dropped),
-            "reasons": [reason for _, _, reason in unused.dropped],
+            "live": list(unused.payloads),
+            "dropped": _ends(unused.dropped),
             "verdicts": unused.verdicts,
             "judged": unused.judged,
+            "batches": [_batch(number, batch) for number, batch in unused.batches.items()],
         },
     )
     payloads = [payload for _, payload in rows]
@@ -101,6 +120,23 @@ def write_unused(folder: Path, unused: UnusedSamples) -> None:
     kept = KeptTokens.joined([payload.kept for payload in payloads if payload.kept is not None])
     arrays |= {"kept.ids": kept.ids, "kept.counts": kept.counts}
     save_file(arrays, folder / _ARRAYS)
+
+
+def _ends(ended: Sequence[EndedSample]) -> list[list[str]]:
+    return [[sample, reason] for sample, _, reason in ended]
+
+
+def _batch(number: int, batch: Collected) -> dict[str, object]:
+    return {
+        "batch": number,
+        "groups": [[group, [sample for sample, _ in members]] for group, members in batch.groups],
+        "filtered": _ends(batch.filtered),
+        "num_filtered_groups": batch.num_filtered_groups,
+        "dropped": _ends(batch.dropped),
+        "version": batch.version,
+        "ready": batch.ready,
+        "under_way": batch.under_way,
+    }
 
 
 def _row(sample: SampleId, payload: Payload) -> dict[str, object]:
@@ -138,18 +174,17 @@ def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> Unuse
     """
     try:
         value = json.loads((folder / _ROWS).read_text(encoding="utf-8"))
-        arrays = load_file(folder / _ARRAYS)
-        rows = _Reader(arrays, item_of).rows(value["samples"])
-        first_dropped = len(rows) - int(value["num_dropped"])
-        dropped = zip(rows[first_dropped:], value["reasons"], strict=True)
+        rows = _Reader(load_file(folder / _ARRAYS), item_of).rows(value["samples"])
+        payloads = dict(rows)
         return UnusedSamples(
-            payloads=dict(rows[:first_dropped]),
+            payloads={SampleId(sample): payloads[sample] for sample in value["live"]},
             verdicts={GroupId(group): str(reason) for group, reason in value["verdicts"].items()},
             judged={
                 GroupId(group): tuple(map(SampleId, samples))
                 for group, samples in value["judged"].items()
             },
-            dropped=[(sample, payload, str(reason)) for (sample, payload), reason in dropped],
+            dropped=_read_ends(value["dropped"], payloads),
+            batches={batch["batch"]: _read_batch(batch, payloads) for batch in value["batches"]},
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
@@ -157,6 +192,27 @@ def read_unused(folder: Path, item_of: Callable[[GroupId], PromptItem]) -> Unuse
             where=str(folder),
             found=f"{type(error).__name__}: {error}",
         ) from error
+
+
+def _read_ends(
+    ended: Sequence[Sequence[str]], payloads: Mapping[SampleId, Payload]
+) -> list[EndedSample]:
+    return [(SampleId(name), payloads[SampleId(name)], reason) for name, reason in ended]
+
+
+def _read_batch(value: dict[str, Any], payloads: Mapping[SampleId, Payload]) -> Collected:
+    return Collected(
+        groups=[
+            (GroupId(group), [(SampleId(name), payloads[SampleId(name)]) for name in samples])
+            for group, samples in value["groups"]
+        ],
+        filtered=_read_ends(value["filtered"], payloads),
+        num_filtered_groups=value["num_filtered_groups"],
+        dropped=_read_ends(value["dropped"], payloads),
+        version=value["version"],
+        ready=value["ready"],
+        under_way=value["under_way"],
+    )
 
 
 class _Reader:

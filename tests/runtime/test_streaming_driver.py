@@ -370,6 +370,20 @@ def test_a_driver_goes_on_from_what_was_written_without_losing_or_repeating_anyt
     assert not set(ended) & live
 
 
+def test_a_batch_that_nobody_took_is_written_too_and_is_there_when_it_is_asked_for_again(
+    tmp_path: Path,
+):
+    rollout = Rollout(tmp_path)
+    rollout.rounds(12)
+    rollout.driver.ask(1)
+    assert rollout.driver.is_delivered(1)
+    state, unused = rollout.driver.written()
+    again = Rollout(tmp_path, state=state, unused=unused, prompts=rollout.prompts)
+    again.driver.ask(1)
+    assert [group for group, _ in again.driver.take(1).groups] == [f"0/{i}" for i in range(N)]
+    assert again.driver.scheduler.counts.consumed == N * SIZE
+
+
 def test_scorers_are_free_for_others_once_they_have_answered(tmp_path: Path):
     rollout = Rollout(tmp_path, lengths=[1])
     rollout.rounds(2)

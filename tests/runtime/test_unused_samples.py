@@ -14,6 +14,7 @@ from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
+from flowrl.runtime.collecting import Collected
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.specs import FinishReason
@@ -72,6 +73,30 @@ def unused() -> UnusedSamples:
         verdicts={GroupId("0/1"): "zero_variance"},
         judged={GroupId("0/1"): (SampleId("0/1/0"),)},
         dropped=[(SampleId("0/2/1"), dropped, "reward_failed: raised KeyError")],
+        batches={7: batch()},
+    )
+
+
+def batch() -> Collected:
+    """A delivered batch with samples of every end."""
+    payloads = [
+        Payload(
+            item=item_of(group_id(1, i)),
+            tokens=np.array([i], np.int64),
+            logprobs=np.array([-float(i)], np.float32),
+            versions=((3, 1),),
+            score=float(i),
+        )
+        for i in range(3)
+    ]
+    return Collected(
+        groups=[(GroupId("1/0"), [(SampleId("1/0/0"), payloads[0])])],
+        filtered=[(SampleId("1/1/0"), payloads[1], "zero_variance")],
+        num_filtered_groups=1,
+        dropped=[(SampleId("1/2/0"), payloads[2], "aged")],
+        version=4,
+        ready=5,
+        under_way=6,
     )
 
 
@@ -115,6 +140,15 @@ def test_everything_comes_back_as_it_was(tmp_path: Path):
     ((sample, payload, reason),) = read.dropped
     assert (sample, reason) == ("0/2/1", "reward_failed: raised KeyError")
     assert facts(payload) == facts(written.dropped[0][1])
+    (found,) = read.batches.values()
+    assert list(read.batches) == [7]
+    for field in ("num_filtered_groups", "version", "ready", "under_way"):
+        assert getattr(found, field) == getattr(batch(), field)
+    for ended, same in ((found.filtered, batch().filtered), (found.dropped, batch().dropped)):
+        assert [(s, facts(p), r) for s, p, r in ended] == [(s, facts(p), r) for s, p, r in same]
+    ((group, members),) = found.groups
+    assert (group, [sample for sample, _ in members]) == ("1/0", ["1/0/0"])
+    assert facts(members[0][1]) == facts(batch().groups[0][1][0][1])
 
 
 def test_nothing_at_all_comes_back_too(tmp_path: Path):
