@@ -159,12 +159,11 @@ class RolloutScheduler:
         delivers = self._deliver_all()
         self._fleet.serve_empty()
         actions = self._lives.collect()
+        actions += self._fleet.actions
+        self._fleet.actions.clear()
         actions += delivers
         self._admit()
         actions += self._needs()
-        if self._fleet.actions:
-            actions += self._fleet.actions
-            self._fleet.actions.clear()
         if self.state.can_start:
             self._start(actions)
         self._fleet.watch_stalls()
