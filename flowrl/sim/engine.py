@@ -256,6 +256,10 @@ class SimEngine:
             if request.row >= 0
         ]
 
+    def give_way(self) -> None:
+        """Ends what it does with the current step, for someone who wants its lane."""
+        self._stir(wants=True)
+
     def slow_down(self, factor: float) -> None:
         """Changes `slow` from the next step on."""
         self.slow = factor

@@ -285,9 +285,11 @@ class _Simulation:
             rollout.offer(spec.groups)
         rollout.ask(number, spec.groups)
         self._wait_for(rollout, number)
+        # The driver still has the samples in hand that made the batch whole.
+        self.clock.run_to(self.driver.free_s)
         if not self.model.ahead and spec.scorers:
             drawn_s = max((engine.drawn_s for engine in self._of_role(spec.role)), default=0.0)
-            waited = self.clock.now - max(drawn_s, min(self.driver.free_s, self.clock.now))
+            waited = self.clock.now - max(drawn_s, self.driver.free_s)
             seconds["score"] = seconds.get("score", 0.0) + max(0.0, waited)
         return rollout.batches.pop(number)
 
@@ -330,9 +332,7 @@ class _Simulation:
             if not work.rows and op.op != "sync":
                 continue
             spent = op.fixed_s + op.cost(work)
-            begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
-            for lane in op.lanes:
-                self.lanes[lane].work(op.op, begin, spent)
+            begin = self._take_lanes(op, start, spent) if spent else start
             finished[op.name] = begin + spent
             seconds[op.op] = seconds.get(op.op, 0.0) + spent
             if op.publishes and (op.rollout is None or kept[op.rollout].rows):
@@ -341,6 +341,16 @@ class _Simulation:
             clock.run_to(at_s)
             self._publish(role)
         clock.run_to(max([clock.now, *finished.values()]))
+
+    def _take_lanes(self, op: OpModel, start: float, spent: float) -> float:
+        """All lanes of an operation at once, as soon as all are free; when that is."""
+        for engine in self.engines:
+            if engine.lane.name in op.lanes:
+                engine.give_way()
+        begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
+        for lane in op.lanes:
+            self.lanes[lane].work(op.op, begin, spent)
+        return begin
 
     def _publish(self, role: str) -> None:
         self.versions[role] += 1

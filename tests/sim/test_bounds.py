@@ -26,10 +26,10 @@ def test_the_grid_covers_what_is_claimed_of_it():
 
 def test_bounds_are_near_where_nothing_is_left_to_chance():
     """Equal lengths and full slots: a batch takes exactly its share, and no bound is idle talk."""
-    case = next(c for c in PART if (c.slots, c.samples, c.staleness, c.sigma) == (8, 256, 1, 0.0))
+    case = next(c for c in PART if (c.slots, c.samples, c.staleness, c.sigma) == (8, 512, 1, 0.0))
     checks = {check.name: check for check in check_case(case)}
-    assert checks["one batch"].found == 256 * 200 / 8
-    assert checks["step"].found == 256 * 200 / 4
+    assert checks["one batch"].found == 512 * 200 / 8
+    assert checks["step"].found == 2 * 512 * 200 / 8
 
 
 def test_a_broken_bound_is_told_and_ends_with_1(monkeypatch, capsys):

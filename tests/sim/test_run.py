@@ -74,6 +74,14 @@ def test_what_shares_a_lane_takes_turns():
     assert report.lanes[0].idle_share < 0.02
 
 
+def test_a_trainer_that_shares_lanes_has_them_with_the_next_step():
+    # A batch is ready at 8; the other samples of the engine have drawn 8 of 20 tokens by then.
+    work = assumed(Listed(values=(8, 20), source="two"), seed=1)
+    model = small_model(learn_s=5.0, staleness=1, shared=True, groups=1, group_size=1, slots=2)
+    report = run(model, workload=work, steps=6)
+    assert report.sim_s < 6 * 5.0 + sum(step.length_max for step in report.steps) + 6
+
+
 def test_filtered_groups_are_not_learned_from_and_are_counted():
     model = small_model(groups=8, judges=True, slots=16)
     per_row = tuple(
