@@ -21,6 +21,8 @@ from tests.learning import language_programs
 
 pytestmark = pytest.mark.learn
 
+STEPS = 200
+
 RISE = 0.1
 
 REFERENCE = "roles.reference={backend: torch, copy_of: actor}"
@@ -47,17 +49,15 @@ class Lesson:
         self._config = repository / "configs" / "quickstart.yaml"
         self._record = record
 
-    def __call__(
-        self, program: str, *overrides: str, steps: int = 100, learning_rate: float = 1e-3
-    ) -> RunResult:
-        """One run."""
+    def __call__(self, program: str, *overrides: str, learning_rate: float = 1e-3) -> RunResult:
+        """One run of `STEPS` steps; the config's learning rate is for ten times as many."""
         return fl.run(
             getattr(language_programs, program),
             self._config,
             overrides=[
                 *self._shared,
                 f"name={program}",
-                f"train.steps={steps}",
+                f"train.steps={STEPS}",
                 f"train.optimizer.learning_rate={learning_rate}",
                 *overrides,
             ],
@@ -148,7 +148,8 @@ def test_imitating_the_best_of_its_own_answers_learns(lesson: Lesson) -> None:
 
 
 def test_preferences_among_its_own_answers_teach_a_policy(lesson: Lesson) -> None:
-    result = lesson("online_dpo", REFERENCE, steps=200, learning_rate=5e-4)
+    # A pair of each group is little to go by: more of them, in smaller steps.
+    result = lesson("online_dpo", REFERENCE, "train.prompts_per_step=128", learning_rate=5e-4)
     assert lesson.rise(result) >= RISE
 
 
