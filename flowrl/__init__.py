@@ -63,6 +63,7 @@ from flowrl.program import (
 )
 from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
 from flowrl.specs import Sampling, grammar, kl, loss
+from flowrl.specs.names import raise_missing
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled, compile, eager, run  # noqa: A004  (read as fl.compile)
@@ -124,16 +125,18 @@ __all__ = [
 _LAZY = ("Compiled", "compile", "eager", "run")
 
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        import importlib
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
-        return getattr(importlib.import_module("flowrl.api"), name)
-    if name == "__version__":
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            import importlib
+
+            return getattr(importlib.import_module("flowrl.api"), name)
+        if name != "__version__":
+            raise_missing(__name__, name, __all__)
         from importlib.metadata import version
 
         return version("flowrl")
-    raise AttributeError(f"module 'flowrl' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ class Prompts(Handle):
 
     __slots__ = ()
     kind = "the prompts"
+    _shown = "print(prompts.value[0])"
     data: ClassVar[str] = "prompts"
     produces: ClassVar[tuple[Field, ...]] = (PROMPT,)
 
@@ -42,5 +43,9 @@ class Pairs(Samples):
 
     __slots__ = ()
     kind = "the pairs"
+    _one_thing = (
+        "write pairs = ...; the preferred sample of each pair and the other one stay together: "
+        "reference.logprobs(pairs), actor.update(pairs, reference=..., loss=fl.loss.dpo(0.1))"
+    )
     data: ClassVar[str] = "pairs"
     produces: ClassVar[tuple[Field, ...]] = (TOKENS, RESPONSE_MASK, PREFERRED)

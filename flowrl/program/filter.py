@@ -10,6 +10,8 @@ It is decided group by group, as soon as the last member of a group has its scor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowrl.graph.signatures import SCORE
 from flowrl.graph.types import Op
 from flowrl.program.handles import Rollout, Scores
@@ -21,8 +23,14 @@ from flowrl.program.operation import (
     refuse_argument,
 )
 from flowrl.specs import Difficulty, FilterSpec, ZeroVariance
+from flowrl.specs.names import raise_missing
 
 __all__ = ["difficulty", "zero_variance"]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
 
 
 @operation

@@ -8,6 +8,8 @@ compiled program could not do it.
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
@@ -43,6 +45,9 @@ _ON_NUMBERS = (
 )
 
 
+_UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
+
+
 class Handle:
     """Base of handles.
 
@@ -54,6 +59,10 @@ class Handle:
     __slots__ = ("_tracer", "fields", "node")
 
     kind: ClassVar[str] = "a handle"
+    _shown: ClassVar[str] = "print(handle.value)"
+    """How a program that runs with `executor=eager` looks at the data."""
+    _one_thing: ClassVar[str] = "keep it in one variable; operations pick the fields they need"
+    """What to do where somebody takes it for several."""
 
     _tracer: Tracer
     node: NodeId
@@ -92,6 +101,14 @@ class Handle:
     __hash__ = object.__hash__
 
     def _refuse(self, use: str, hint: str) -> NoReturn:
+        if self._tracer.executes:
+            raise TraceError(
+                f"{self.kind} of '{self.node}' cannot be used {use}: what is computed with handles "
+                "must be in the compiled program too",
+                where=str(user_line()),
+                hint=f"the data itself is .value, to look at and compute with ({self._shown}); in "
+                f"the program, {hint}",
+            )
         raise TraceError(
             f"{self.kind} of '{self.node}' cannot be used {use}: there are no values "
             "while the workflow is traced",
@@ -108,7 +125,15 @@ class Handle:
         )
 
     def __iter__(self) -> NoReturn:
-        self._refuse("in a loop or unpacked", _ON_DATA)
+        caller = sys._getframe(1)
+        # The instruction that asks: `a, b = handle` and `for each in handle` are told apart.
+        if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
+            raise TraceError(
+                f"{self.kind} of '{self.node}' cannot be unpacked: it is one thing",
+                where=str(user_line()),
+                hint=self._one_thing,
+            )
+        self._refuse("in a loop or with *", _ON_DATA)
 
     def __contains__(self, item: object) -> bool:
         self._refuse("with `in`", _ON_DATA)
@@ -227,6 +252,11 @@ class Samples(Handle):
 
     __slots__ = ()
     kind = "samples"
+    _shown = "print(rollout.value[0])"
+    _one_thing = (
+        "tokens, mask and logprobs are its fields: pass it whole to reward.score(rollout) and "
+        "actor.update(rollout, ...)"
+    )
 
     @property
     def value(self) -> SamplesValue:
@@ -246,6 +276,7 @@ class Scores(Handle):
 
     __slots__ = ()
     kind = "the scores"
+    _shown = "print(scores.value > 0.5)"
 
     @property
     def value(self) -> Array:
@@ -258,6 +289,7 @@ class Logprobs(Handle):
 
     __slots__ = ()
     kind = "the logprobs"
+    _shown = "print(logprobs.value.mean())"
 
     @property
     def value(self) -> Array:
@@ -270,6 +302,11 @@ class Advantages(Handle):
 
     __slots__ = ()
     kind = "the advantages"
+    _shown = "print(advantages.value.mean())"
+    _one_thing = (
+        "write advantages = ...; a critic's returns come beside the advantages of fl.advantage.gae "
+        "and of fl.advantage.own(returns=True) alone"
+    )
 
     @property
     def value(self) -> Array:
@@ -282,6 +319,7 @@ class Values(Handle):
 
     __slots__ = ()
     kind = "the values"
+    _shown = "print(values.value.mean())"
 
     @property
     def value(self) -> Array:
@@ -294,6 +332,7 @@ class Returns(Handle):
 
     __slots__ = ()
     kind = "the returns"
+    _shown = "print(returns.value.mean())"
 
     @property
     def value(self) -> Array:
@@ -306,6 +345,7 @@ class Mapped(Handle):
 
     __slots__ = ()
     kind = "what a map gave"
+    _one_thing = "its fields stay together: pass it whole to fl.log, another map or extra=[...]"
 
     @property
     def value(self) -> Array | Mapping[str, Array]:

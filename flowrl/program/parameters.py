@@ -17,6 +17,7 @@ from flowrl.program.handles import Handle
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar
+from flowrl.specs.names import missing_name
 
 __all__ = [
     "ROLE_KINDS",
@@ -120,11 +121,13 @@ def read_parameters(
     try:
         hints = get_type_hints(function, localns=dict(local_names))
     except Exception as error:
+        hint = _misspelt(error) or "import what they name: import flowrl as fl"
+        text = str(error).removesuffix(f": {hint}")
         raise TraceError(
             f"the annotations of workflow '{function.__name__}' cannot be read",
             where=str(where),
-            found=f"{type(error).__name__}: {error}",
-            hint=_misspelt(error) or "import what they name: import flowrl as fl",
+            found=f"{type(error).__name__}: {text}",
+            hint=hint,
         ) from error
     roles: list[RoleParameter] = []
     data: list[DataParameter] = []
@@ -151,7 +154,8 @@ def read_parameters(
 
 def _misspelt(error: Exception) -> str | None:
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
-        return suggestion(str(error.name), list(getattr(error.obj, "__all__", ())))
+        owner = error.obj
+        return missing_name(owner.__name__, str(error.name), getattr(owner, "__all__", ())).hint
     return None
 
 

@@ -149,10 +149,14 @@ class Policy(Role):
             )
         update = tracer.last_update(source.name)
         if update is None:
+            reversed_ = tracer.last_update(self.name) is not None
             raise TraceError(
                 f"{name} takes the weights of '{source.name}', which nothing has updated yet",
                 where=str(user_line()),
-                hint=f"write it after {source.name}.update(...)",
+                hint=f"the role that takes weights comes first: {source.name}.sync({self.name})"
+                if reversed_
+                else f"write it after {source.name}.update(...); the role that takes weights comes "
+                f"first, so that {source.name}.sync({self.name}) is the other way round",
             )
         tracer.add(
             Op.SYNC,

@@ -11,7 +11,7 @@ from types import ModuleType
 from flowrl.config.nearest import listing, nearest, suggestion
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.source import innermost_user_line, user_frames
-from flowrl.program.workflow import Workflow
+from flowrl.program.workflow import Workflow, name_what_there_is
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
 
@@ -138,4 +138,6 @@ def _file_raised(path: Path, error: BaseException) -> TraceError:
         where=str(line) if line else None,
     )
     wrapped.user_frames = user_frames(error)
+    if isinstance(error, AttributeError):
+        name_what_there_is(error, wrapped)
     return wrapped

@@ -8,6 +8,8 @@ A selection makes another set of samples, as a filter does; it is made when the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowrl.graph.signatures import PREFERRED, SCORE
 from flowrl.graph.types import Op
 from flowrl.ids import NodeId
@@ -22,9 +24,15 @@ from flowrl.program.operation import (
 )
 from flowrl.program.tracer import Tracer
 from flowrl.specs import SelectSpec
+from flowrl.specs.names import raise_missing
 from flowrl.specs.select import BestAndWorst, RandomK, Top
 
 __all__ = ["best_and_worst", "random", "top"]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
 
 
 @operation

@@ -8,12 +8,20 @@ equation, stand at their functions in `flowrl.algo.shaping`. The same are terms 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.maps import add_map
 from flowrl.program.operation import check_handle, is_number, operation, refuse_argument
 from flowrl.specs import CosineLength, MapSpec, Repetition, SoftOverlong, StopProperly
+from flowrl.specs.names import raise_missing
 
 __all__ = ["cosine_length", "repetition", "soft_overlong", "stop_properly"]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
 
 
 @operation

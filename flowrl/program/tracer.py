@@ -214,6 +214,10 @@ class Tracer:
         """
         self.closed = True
         self._refuse_unused()
+        return self.graph()
+
+    def graph(self) -> Graph:
+        """What was recorded so far."""
         return Graph(
             name=self.name,
             level=Level.TRACED,

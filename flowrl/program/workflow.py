@@ -40,8 +40,9 @@ from flowrl.program.roles import Environment, Role
 from flowrl.program.source import innermost_user_line, user_frames, user_line
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
+from flowrl.specs.names import missing_name
 
-__all__ = ["Workflow", "workflow"]
+__all__ = ["Workflow", "name_what_there_is", "workflow"]
 
 
 class Workflow:
@@ -114,7 +115,17 @@ class Workflow:
             raise
         except Exception as error:
             raise self.raised(error) from error
-        graph = tracer.finish()
+        return self._checked(tracer)
+
+    def _checked(self, tracer: Tracer) -> Graph:
+        try:
+            graph = tracer.finish()
+        except TraceError as unused:
+            # What an update lacks is often what nothing uses, and says more.
+            update = tracer.graph()
+            if update.of_op(Op.UPDATE):
+                verify(update)
+            raise unused
         if not graph.of_op(Op.UPDATE):
             raise TraceError(
                 f"workflow '{self.name}' updates nothing",
@@ -319,11 +330,11 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
     wrapped = TraceError(what.rstrip(": "), where=str(where))
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
-        _name_what_there_is(error, wrapped)
+        name_what_there_is(error, wrapped)
     return wrapped
 
 
-def _name_what_there_is(error: AttributeError, told: TraceError) -> None:
+def name_what_there_is(error: AttributeError, told: TraceError) -> None:
     """What a role or a module of flowrl does have, and what was probably meant."""
     owner, asked = error.obj, str(error.name)
     if isinstance(owner, Role):
@@ -337,9 +348,10 @@ def _name_what_there_is(error: AttributeError, told: TraceError) -> None:
         if isinstance(owner, Environment):
             told.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
     elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
-        names = [n for n in getattr(owner, "__all__", dir(owner)) if not n.startswith("_")]
-        told.expected = f"one of {listing(names)}"
-        told.hint = suggestion(asked, names)
+        missing = missing_name(owner.__name__, asked, getattr(owner, "__all__", dir(owner)))
+        told.what = missing.what
+        told.expected = f"one of {listing(missing.names)}"
+        told.hint = missing.hint
 
 
 def _operations(kind: type[Role]) -> list[str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from json import dumps
+from typing import TYPE_CHECKING, ClassVar
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec
 from flowrl.specs.function import caller
+from flowrl.specs.names import raise_missing
 
 __all__ = ["Grammar", "JsonSchema", "Regex", "json_schema", "regex"]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,7 @@ def json_schema(schema: Mapping[str, object]) -> JsonSchema:
             hint="fl.grammar.json_schema(json.loads(text))" if isinstance(schema, str) else None,
         )
     try:
-        text = json.dumps(dict(schema), sort_keys=True, allow_nan=False)
+        text = dumps(dict(schema), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceError(
             f"JSON cannot hold this schema: {error}", where=caller(), found=repr(schema)

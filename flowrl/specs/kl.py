@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
 from flowrl.specs.function import caller, nearest_hint
+from flowrl.specs.names import raise_missing
 
 __all__ = [
     "KL",
@@ -21,6 +22,12 @@ __all__ = [
     "k3",
     "kl_abs",
 ]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)
+
 
 Estimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 """Per-token estimators of KL(policy || reference), d = logprob - reference logprob

@@ -4,6 +4,8 @@ Most read the scores alone. Those that look at tokens read the rollout too, the 
 scored or what a filter left of both.
 """
 
+from typing import TYPE_CHECKING
+
 from flowrl.program.advantage.own import own
 from flowrl.program.advantage.scores import (
     gpg,
@@ -15,6 +17,7 @@ from flowrl.program.advantage.scores import (
     pass_at_k,
 )
 from flowrl.program.advantage.tokens import distill, gae, group_in_group, reinforce_pp, remax
+from flowrl.specs.names import raise_missing
 
 __all__ = [
     "distill",
@@ -31,3 +34,8 @@ __all__ = [
     "reinforce_pp",
     "remax",
 ]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)

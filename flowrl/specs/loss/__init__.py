@@ -11,6 +11,8 @@ plans and configs hold. Formulas, with paper and equation, stand at their implem
     loss.dpo(beta=0.1)                                       # pairs of answers
 """
 
+from typing import TYPE_CHECKING
+
 from flowrl.specs.loss.base import (
     Aggregation,
     CrossEntropy,
@@ -49,6 +51,7 @@ from flowrl.specs.loss.policy import (
 )
 from flowrl.specs.loss.preference import DPO, BradleyTerry, PairLoss, bradley_terry, dpo
 from flowrl.specs.loss.value import ValueClip, value_clip
+from flowrl.specs.names import raise_missing
 
 __all__ = [
     "CISPO",
@@ -97,3 +100,8 @@ __all__ = [
     "value_clip",
     "vespo",
 ]
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise_missing(__name__, name, __all__)

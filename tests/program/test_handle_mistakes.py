@@ -1,0 +1,86 @@
+"""Handles taken for what they are not: several things, data, the wrong way round."""
+
+from __future__ import annotations
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import GraphError
+
+
+def refusal(program) -> fl.FlowError:
+    with pytest.raises(fl.FlowError) as caught:
+        fl.workflow(program).trace()
+    return caught.value
+
+
+def test_pairs_are_one_thing():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        _best, _worst = fl.select.best_and_worst(rollout, reward.score(rollout))
+
+    error = refusal(program)
+    assert error.what == "the pairs of 'select' cannot be unpacked: it is one thing"
+    assert error.hint.startswith("write pairs = ...; ")
+    assert "actor.update(pairs, reference=..., loss=fl.loss.dpo(0.1))" in error.hint
+
+
+def test_a_rollout_and_its_logprobs_are_one_thing():
+    def program(prompts: fl.Prompts, actor: fl.Policy):
+        _rollout, *_rest = actor.generate(prompts)
+
+    error = refusal(program)
+    assert "cannot be unpacked" in error.what
+    assert error.hint.startswith("tokens, mask and logprobs are its fields")
+
+
+def test_advantages_without_returns_are_one_thing():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        _advantages, _returns = fl.advantage.group_relative(reward.score(rollout))
+
+    error = refusal(program)
+    assert "cannot be unpacked" in error.what
+    assert "fl.advantage.gae" in error.hint
+
+
+def test_a_loop_is_no_unpacking():
+    def program(prompts: fl.Prompts, actor: fl.Policy):
+        for _ in actor.generate(prompts):
+            pass
+
+    error = refusal(program)
+    assert "cannot be used in a loop or with *" in error.what
+
+
+def test_a_loss_of_pairs_on_a_rollout_is_told_before_scores_that_nothing_uses():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
+        rollout = actor.generate(prompts)
+        reward.score(rollout)
+        actor.update(rollout, reference=reference.logprobs(rollout), loss=fl.loss.dpo(0.1))
+
+    error = refusal(program)
+    assert isinstance(error, GraphError)
+    assert "update(loss=dpo) needs 'preferred' per sample" in error.what
+    assert error.hint == "pass pairs: fl.Pairs, or what fl.select.best_and_worst returned"
+
+
+def test_what_an_update_lacks_is_told_before_logprobs_that_nothing_uses():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
+        rollout = actor.generate(prompts)
+        reference.logprobs(rollout)
+        actor.update(rollout, reward.score(rollout), kl=fl.kl.k3(0.1))
+
+    error = refusal(program)
+    assert "needs 'reference' logprobs" in error.what
+
+
+def test_a_refresh_the_wrong_way_round_is_turned():
+    def program(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, reference: fl.Policy):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        actor.update(rollout, scores, reference=reference.logprobs(rollout), kl=fl.kl.k3(0.1))
+        actor.sync(reference, every=10)
+
+    error = refusal(program)
+    assert error.hint == "the role that takes weights comes first: reference.sync(actor)"
