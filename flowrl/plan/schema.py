@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import write_text_atomic
@@ -130,17 +131,6 @@ class PlanSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A parallel layout; the product of tp, pp, cp and dp is the number of devices."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where a role lives.
 
@@ -161,7 +151,7 @@ class Placement:
     devices: tuple[str, ...]
     process: str
     dtype: str
-    layout: Layout = Layout()
+    layout: Layout = ONE_DEVICE
     replicas: int = 1
     num_slots: int = 0
     trainable: bool = False
@@ -241,8 +231,8 @@ class WeightRoute:
     destination: str
     after: str
     transport: Transport
-    source_layout: Layout = Layout()
-    destination_layout: Layout = Layout()
+    source_layout: Layout = ONE_DEVICE
+    destination_layout: Layout = ONE_DEVICE
     parameter_classes: tuple[str, ...] = ("embedding", "attention", "mlp", "norm", "head")
     every: int = 1
 

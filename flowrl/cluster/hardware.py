@@ -1,0 +1,196 @@
+"""Figures of devices: the catalogue in `configs/hardware`, and machines made of its devices.
+
+The catalogue holds what a data sheet says and, where somebody measured it, what a device reaches.
+Every entry names its source; figures that no source gives are estimates, and say so. A wheel
+carries the files of `configs/hardware`; from a checkout they are read where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flowrl.config.nearest import listing, nearest
+from flowrl.errors import ConfigError
+
+__all__ = ["DeviceSpec", "Machine", "catalogue", "device_spec", "find_spec"]
+
+GIB = 1 << 30
+
+_FOLDERS = (
+    Path(__file__).parent / "catalogue",
+    Path(__file__).parents[2] / "configs" / "hardware",
+)
+"""Where a wheel and where a checkout has the catalogue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """What a device can do. Rates are peaks; `measured_*` is what a program reached.
+
+    Attributes:
+        name: In the catalogue.
+        type: `cuda`, `npu` or `cpu`.
+        flops: Dense bfloat16 operations a second; of a CPU, those of one core in float32.
+        memory_bytes: Of the device; of a CPU nominal, for the machine's own is known better.
+        memory_bytes_per_s: Read or written.
+        intra_bytes_per_s: From one device to the others of its node, in one direction.
+        inter_bytes_per_s: From one device to other nodes.
+        host_bytes_per_s: Between the device and the memory of its host, in one direction.
+        measured_flops: Of large matrix products.
+        measured_memory_bytes_per_s: Of copies, bytes read and written.
+        sibling_bytes_per_s: To the other die of the same card, where a card has two.
+        source: Of the figures.
+        aliases: Other names, as drivers and schedulers report them.
+    """
+
+    name: str
+    type: Literal["cuda", "npu", "cpu"]
+    flops: float
+    memory_bytes: int
+    memory_bytes_per_s: float
+    intra_bytes_per_s: float
+    inter_bytes_per_s: float
+    host_bytes_per_s: float
+    measured_flops: float | None = None
+    measured_memory_bytes_per_s: float | None = None
+    sibling_bytes_per_s: float | None = None
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Equal devices in equal nodes, as far as times follow from them.
+
+    Attributes:
+        node_size: Devices of a node.
+    """
+
+    spec: DeviceSpec
+    node_size: int
+
+
+def catalogue() -> Mapping[str, DeviceSpec]:
+    """Every device that is known, by name.
+
+    Raises:
+        ConfigError: a file of the catalogue is broken or absent.
+    """
+    return _read()[0]
+
+
+def device_spec(name: str, *, where: str | None = None) -> DeviceSpec:
+    """The figures of a device by its name, or by one that drivers give it.
+
+    Args:
+        where: The file and key that name it, for messages.
+
+    Raises:
+        ConfigError: the catalogue has no such device.
+    """
+    spec = find_spec(name)
+    if spec is not None:
+        return spec
+    near = nearest(name, [*catalogue(), *_read()[1]])
+    raise ConfigError(
+        "no such device in the hardware catalogue",
+        where=where,
+        found=repr(name),
+        expected=f"one of {listing(catalogue())}" + (f" (nearest {near})" if near else ""),
+        hint="add it to configs/hardware, or give its figures where it is named",
+    )
+
+
+def find_spec(name: str) -> DeviceSpec | None:
+    """The figures of a device, or None where the catalogue has none. Case makes no difference."""
+    by_name, by_alias = _read()
+    return by_name.get(name) or by_alias.get(name.casefold())
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Measured(_Section):
+    bf16_tflops: float | None = Field(default=None, gt=0)
+    memory_tb_per_s: float | None = Field(default=None, gt=0)
+
+
+class _Entry(_Section):
+    """One device as a file has it, in the units that data sheets use (GB are 1e9 bytes)."""
+
+    type: Literal["cuda", "npu", "cpu"]
+    bf16_tflops: float = Field(gt=0)
+    memory_gib: float = Field(gt=0)
+    memory_tb_per_s: float = Field(gt=0)
+    intra_node_gb_per_s: float = Field(gt=0)
+    inter_node_gb_per_s: float = Field(gt=0)
+    host_gb_per_s: float = Field(gt=0)
+    sibling_gb_per_s: float | None = Field(default=None, gt=0)
+    measured: _Measured = _Measured()
+    source: str = Field(min_length=1)
+    aliases: tuple[str, ...] = ()
+
+
+class _File(_Section):
+    devices: dict[str, _Entry] = Field(min_length=1)
+
+
+@cache
+def _read() -> tuple[Mapping[str, DeviceSpec], Mapping[str, DeviceSpec]]:
+    """Devices by name, and by every name in lower case."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    if folder is None:
+        raise ConfigError(
+            "the hardware catalogue is missing from this installation",
+            where=str(_FOLDERS[0]),
+            hint="install flowrl again, from a wheel or a checkout with configs/hardware",
+        )
+    by_name: dict[str, DeviceSpec] = {}
+    by_alias: dict[str, DeviceSpec] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        for name, entry in _read_file(path).devices.items():
+            spec = _spec(name, entry)
+            by_name[name] = spec
+            for alias in (name, *entry.aliases):
+                if by_alias.setdefault(alias.casefold(), spec) is not spec:
+                    raise ConfigError(f"two devices are named {alias!r}", where=str(path))
+    return MappingProxyType(by_name), MappingProxyType(by_alias)
+
+
+def _read_file(path: Path) -> _File:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _File.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(
+            f"a file of the hardware catalogue is broken: {error}", where=str(path)
+        ) from (error)
+
+
+def _spec(name: str, entry: _Entry) -> DeviceSpec:
+    flops, memory = entry.measured.bf16_tflops, entry.measured.memory_tb_per_s
+    sibling = entry.sibling_gb_per_s
+    return DeviceSpec(
+        name=name,
+        type=entry.type,
+        flops=entry.bf16_tflops * 1e12,
+        memory_bytes=int(entry.memory_gib * GIB),
+        memory_bytes_per_s=entry.memory_tb_per_s * 1e12,
+        intra_bytes_per_s=entry.intra_node_gb_per_s * 1e9,
+        inter_bytes_per_s=entry.inter_node_gb_per_s * 1e9,
+        host_bytes_per_s=entry.host_gb_per_s * 1e9,
+        measured_flops=None if flops is None else flops * 1e12,
+        measured_memory_bytes_per_s=None if memory is None else memory * 1e12,
+        sibling_bytes_per_s=None if sibling is None else sibling * 1e9,
+        source=entry.source,
+        aliases=entry.aliases,
+    )
