@@ -1,0 +1,357 @@
+"""Every parallel layout of a role on so many devices, and why the others are none.
+
+    rules = LayoutRules(kinds=TRAINER_KINDS, node_size=8, rows=512, max_length=4096)
+    found = layouts(shape, 16, rules)
+    found.possible            # (Layout(dp=16), Layout(tp=2, dp=8), ...)
+    found.refused[0]          # tp=8 does not divide 28 query heads; nearest 4, 7
+
+What must divide, with t, p, c, d, e for tp, pp, cp, dp, ep:
+- t p c d = devices; d follows from the others.
+- t: query heads and MLP columns (of the experts, where there are any); rows of the vocabulary after
+  padding; key heads, or key heads divide t where a library copies them (`kv_copies`). A tensor
+  group stays inside a node: it exchanges activations twice a layer, which links between nodes are
+  9 to 18 times too slow for (configs/hardware).
+- p: layers.
+- c: a sample is cut into 2 c pieces (one early and one late piece a rank balances the causal mask);
+  where heads travel instead of keys (`cp_splits_heads`), query heads per tensor rank.
+- e: experts, and t c d, for an expert group lies inside a stage; and t, or t divides it.
+- d: rows of an optimizer update. A rollout has no such rule: samples are routed one by one, so
+  replicas need not get equal numbers, and a replica without one is all that is refused.
+
+A refusal is told once for each value that a constraint rules out, whatever else a layout has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flowrl.cost.layout import Layout
+from flowrl.cost.models import ModelShape
+from flowrl.plan.schema import Rejection
+
+__all__ = [
+    "ENGINE_KINDS",
+    "FSDP_KINDS",
+    "MEGATRON_KINDS",
+    "FoundLayouts",
+    "LayoutRules",
+    "check_layout",
+    "layouts",
+    "nearest_divisors",
+]
+
+MEGATRON_KINDS = frozenset({"tp", "pp", "dp", "cp", "ep"})
+FSDP_KINDS = frozenset({"dp", "cp", "fsdp"})
+ENGINE_KINDS = frozenset({"tp", "pp", "dp", "ep"})
+
+MIN_PIECE = 256
+"""Tokens of a piece of a sample below which context parallelism exchanges more than it computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRules:
+    """What a library and a task allow.
+
+    Attributes:
+        kinds: Dimensions that the library has, of `tp pp dp cp ep fsdp`; what it lacks stays 1.
+        node_size: Devices of a node.
+        rows: Samples of an optimizer update, which data-parallel ranks share evenly; None where
+            nothing must be even.
+        samples: Samples of a step: more replicas than these would idle.
+        max_length: Tokens of the longest sample.
+        kv_copies: Key heads may be copied to several tensor ranks.
+        vocabulary_step: Rows of the vocabulary are padded to a multiple of it, then split;
+            0 pads to whatever a layout needs.
+        cp_splits_heads: Context-parallel ranks exchange heads (Ulysses) instead of keys (ring).
+        max_pp: Stages at most.
+    """
+
+    kinds: frozenset[str]
+    node_size: int
+    rows: int | None = None
+    samples: int | None = None
+    max_length: int = 1 << 20
+    kv_copies: bool = True
+    vocabulary_step: int = 64
+    cp_splits_heads: bool = False
+    max_pp: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLayouts:
+    """What there is on so many devices.
+
+    Attributes:
+        possible: Fewest split dimensions first.
+        refused: One entry for each value that a constraint rules out.
+    """
+
+    num_devices: int
+    possible: tuple[Layout, ...]
+    refused: tuple[Rejection, ...]
+
+
+def layouts(shape: ModelShape, num_devices: int, rules: LayoutRules) -> FoundLayouts:
+    """All layouts of a model on exactly `num_devices` devices.
+
+    Args:
+        num_devices: At least 1.
+    """
+    sizes = _sizes(shape, rules)
+    possible: list[Layout] = []
+    refused = list(sizes.refused)
+    seen_dp: set[int] = set()
+    for tp in sizes.tp:
+        for pp in sizes.pp:
+            for cp in sizes.cp:
+                replica = tp * pp * cp
+                if num_devices % replica:
+                    continue
+                dp = num_devices // replica
+                for ep in sizes.ep:
+                    # An expert group lies inside a stage, and holds tensor groups or lies in one.
+                    if (tp * cp * dp) % ep or (ep % tp and tp % ep):
+                        continue
+                    layout = Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
+                    problem = _combined_problem(shape, layout, rules)
+                    if problem is None:
+                        possible.append(layout)
+                    elif problem.choice.startswith("dp=") and dp not in seen_dp:
+                        seen_dp.add(dp)
+                        refused.append(problem)
+    possible.sort(key=_plainness)
+    return FoundLayouts(num_devices=num_devices, possible=tuple(possible), refused=tuple(refused))
+
+
+def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple[Rejection, ...]:
+    """Every constraint that one layout breaks; nothing where it is possible."""
+    found = [
+        problem
+        for name in ("tp", "pp", "cp", "ep")
+        for problem in _problems_of(shape, rules, name, getattr(layout, name))
+    ]
+    combined = _combined_problem(shape, layout, rules)
+    return tuple(found) if combined is None else (*found, combined)
+
+
+def nearest_divisors(number: int, size: int) -> str:
+    """The two numbers nearest to `size` that divide `number`: `4, 7` for 28 and 8."""
+    divisors = [other for other in _divisors(number) if other != size]
+    near = sorted(divisors, key=lambda other: (abs(other - size), other))[:2]
+    return ", ".join(str(other) for other in sorted(near))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Sizes of each dimension that are possible on their own."""
+
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+    cp: tuple[int, ...]
+    ep: tuple[int, ...]
+    refused: tuple[Rejection, ...]
+
+
+@lru_cache(maxsize=256)
+def _sizes(shape: ModelShape, rules: LayoutRules) -> _Sizes:
+    asked = {
+        "tp": {*_powers(2 * rules.node_size), *_divisors(shape.num_heads, rules.node_size)},
+        "pp": {*_powers(rules.max_pp), *_divisors(shape.num_layers, rules.max_pp)},
+        "cp": set(_powers(2 * rules.node_size)),
+        "ep": set(_powers(shape.experts.num_experts)) if shape.experts is not None else {1},
+    }
+    possible: dict[str, tuple[int, ...]] = {}
+    refused: list[Rejection] = []
+    for name, sizes in asked.items():
+        if name not in rules.kinds:
+            possible[name] = (1,)
+            continue
+        good = []
+        for size in sorted(sizes):
+            problems = _problems_of(shape, rules, name, size)
+            refused += problems[:1]
+            if not problems:
+                good.append(size)
+        possible[name] = tuple(good)
+    return _Sizes(
+        tp=possible["tp"],
+        pp=possible["pp"],
+        cp=possible["cp"],
+        ep=possible["ep"],
+        refused=tuple(refused),
+    )
+
+
+def _problems_of(
+    shape: ModelShape, rules: LayoutRules, name: str, size: int
+) -> tuple[Rejection, ...]:
+    """What is wrong with one size of one dimension, whatever the others are."""
+    if size == 1:
+        return ()
+    if name not in rules.kinds:
+        has = ", ".join(sorted(rules.kinds)) or "none"
+        return (
+            Rejection(
+                choice=f"{name}={size}",
+                constraint=f"the library splits {has} only",
+                nearest="1",
+            ),
+        )
+    return tuple(problem for check in _CHECKS[name] if (problem := check(shape, rules, size)))
+
+
+def _undivided(name: str, size: int, number: int, what: str) -> Rejection | None:
+    if number % size == 0:
+        return None
+    return Rejection(
+        choice=f"{name}={size}",
+        constraint=f"does not divide {number} {what}",
+        nearest=nearest_divisors(number, size),
+    )
+
+
+def _tp_in_node(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    if tp <= rules.node_size:
+        return None
+    return Rejection(
+        choice=f"tp={tp}",
+        constraint="its exchanges in every layer would leave the node",
+        found=f"{tp} devices",
+        limit=f"{rules.node_size} of a node",
+        nearest=str(rules.node_size),
+    )
+
+
+def _tp_heads(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    return _undivided("tp", tp, shape.num_heads, "query heads")
+
+
+def _tp_kv_heads(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    heads = shape.num_kv_heads
+    if shape.latent is not None:
+        return None  # one latent serves all heads; every rank holds it
+    if heads % tp == 0 or (rules.kv_copies and tp % heads == 0):
+        return None
+    how = "and is no multiple of them" if rules.kv_copies else "and the library copies none"
+    return Rejection(
+        choice=f"tp={tp}",
+        constraint=f"does not divide {heads} key heads, {how}",
+        nearest=nearest_divisors(heads, tp),
+    )
+
+
+def _tp_mlp(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    experts = shape.experts
+    if experts is not None:
+        wide = experts.expert_size, "columns of an expert"
+        if problem := _undivided("tp", tp, *wide):
+            return problem
+        if experts.num_dense_layers == 0:
+            return None
+    return _undivided("tp", tp, shape.intermediate_size, "columns of the MLP")
+
+
+def _tp_vocabulary(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    step = rules.vocabulary_step
+    rows = -(-shape.vocab_size // step) * step if step else 0
+    return _undivided("tp", tp, rows, f"rows of the vocabulary ({shape.vocab_size}, padded)")
+
+
+def _pp_layers(shape: ModelShape, rules: LayoutRules, pp: int) -> Rejection | None:
+    return _undivided("pp", pp, shape.num_layers, "layers")
+
+
+def _cp_pieces(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | None:
+    piece = rules.max_length // (2 * cp)
+    if piece >= MIN_PIECE:
+        return None
+    most = max(1, rules.max_length // (2 * MIN_PIECE))
+    return Rejection(
+        choice=f"cp={cp}",
+        constraint=f"cuts the longest sample of {rules.max_length} tokens into too short pieces",
+        found=f"{piece} tokens",
+        limit=f"at least {MIN_PIECE}",
+        nearest=str(1 << (most.bit_length() - 1)),
+    )
+
+
+def _cp_heads(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | None:
+    return _undivided("cp", cp, shape.num_heads, "query heads") if rules.cp_splits_heads else None
+
+
+def _cp_in_node(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | None:
+    if cp <= rules.node_size:
+        return None
+    return Rejection(
+        choice=f"cp={cp}",
+        constraint="its exchanges in every layer would leave the node",
+        found=f"{cp} devices",
+        limit=f"{rules.node_size} of a node",
+        nearest=str(rules.node_size),
+    )
+
+
+def _ep_experts(shape: ModelShape, rules: LayoutRules, ep: int) -> Rejection | None:
+    if shape.experts is None:
+        return Rejection(choice=f"ep={ep}", constraint="the model has no experts", nearest="1")
+    return _undivided("ep", ep, shape.experts.num_experts, "experts")
+
+
+_Check = Callable[[ModelShape, LayoutRules, int], Rejection | None]
+
+_CHECKS: dict[str, tuple[_Check, ...]] = {
+    "tp": (_tp_heads, _tp_kv_heads, _tp_mlp, _tp_vocabulary, _tp_in_node),
+    "pp": (_pp_layers,),
+    "cp": (_cp_pieces, _cp_heads, _cp_in_node),
+    "ep": (_ep_experts,),
+}
+
+
+def _combined_problem(shape: ModelShape, layout: Layout, rules: LayoutRules) -> Rejection | None:
+    """What is wrong with sizes that are possible one by one."""
+    if layout.tp > 1 and layout.cp > 1 and layout.tp * layout.cp > rules.node_size:
+        return Rejection(
+            choice=f"tp={layout.tp} cp={layout.cp}",
+            constraint="their exchanges in every layer would leave the node",
+            found=f"{layout.tp * layout.cp} devices",
+            limit=f"{rules.node_size} of a node",
+        )
+    if rules.cp_splits_heads and (shape.num_heads // layout.tp) % layout.cp:
+        return Rejection(
+            choice=f"tp={layout.tp} cp={layout.cp}",
+            constraint=f"cp does not divide the {shape.num_heads // layout.tp} heads of a rank",
+        )
+    if layout.dp > 1 and "dp" not in rules.kinds and "fsdp" not in rules.kinds:
+        return Rejection(
+            choice=f"dp={layout.dp}", constraint="the library runs one replica only", nearest="1"
+        )
+    if rules.rows is not None and rules.rows % layout.dp:
+        return _undivided("dp", layout.dp, rules.rows, "samples of an update")
+    if rules.samples is not None and layout.dp > rules.samples:
+        return Rejection(
+            choice=f"dp={layout.dp}",
+            constraint="is more than the samples of a step",
+            found=str(layout.dp),
+            limit=str(rules.samples),
+            nearest=str(rules.samples),
+        )
+    return None
+
+
+def _plainness(layout: Layout) -> tuple[int, int, int, int, int]:
+    return (layout.tp * layout.pp * layout.cp, layout.pp, layout.cp, layout.tp, layout.ep)
+
+
+def _powers(most: int) -> Iterable[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+@lru_cache(maxsize=256)
+def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
+    limit = number if most is None else min(number, most)
+    return tuple(size for size in range(1, limit + 1) if number % size == 0)

@@ -1,0 +1,171 @@
+"""Layouts: each dimension against the size that it must divide, and all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrl.cost.layout import Layout
+from flowrl.cost.models import Experts, ModelShape
+from flowrl.plan.layouts import (
+    ENGINE_KINDS,
+    FSDP_KINDS,
+    MEGATRON_KINDS,
+    LayoutRules,
+    check_layout,
+    layouts,
+    nearest_divisors,
+)
+from flowrl.plan.schema import Rejection
+
+QWEN25_7B = ModelShape(
+    family="qwen2",
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_layers=28,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    tied=False,
+    qkv_bias=True,
+)
+
+MOE = replace(
+    QWEN25_7B,
+    num_heads=32,
+    num_layers=48,
+    experts=Experts(num_experts=128, num_active=8, expert_size=768),
+)
+
+TRAINER = LayoutRules(kinds=MEGATRON_KINDS, node_size=8, rows=512, kv_copies=False)
+ENGINE = LayoutRules(kinds=ENGINE_KINDS, node_size=8)
+
+
+def refused(found: tuple[Rejection, ...], choice: str) -> Rejection:
+    return next(item for item in found if item.choice == choice)
+
+
+def test_a_tensor_size_that_no_head_count_allows_names_both_numbers_and_the_nearest():
+    found = layouts(QWEN25_7B, 8, ENGINE)
+    problem = refused(found.refused, "tp=8")
+    assert problem.constraint == "does not divide 28 query heads"
+    assert problem.nearest == "4, 7"
+    assert {layout.tp for layout in found.possible} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("layout", "constraint"),
+    [
+        (Layout(tp=7), "does not divide 4 key heads, and is no multiple of them"),
+        (Layout(tp=3), "does not divide 28 query heads"),
+        (Layout(pp=8), "does not divide 28 layers"),
+        (Layout(dp=24), "does not divide 512 samples of an update"),
+        (Layout(ep=2, dp=2), "the model has no experts"),
+        (Layout(cp=16), "its exchanges in every layer would leave the node"),
+        (Layout(tp=4, cp=4), "their exchanges in every layer would leave the node"),
+    ],
+)
+def test_each_constraint_names_itself(layout: Layout, constraint: str):
+    rules = replace(TRAINER, kv_copies=True)
+    assert constraint in [item.constraint for item in check_layout(QWEN25_7B, layout, rules)]
+
+
+def test_key_heads_are_copied_where_the_library_copies_them():
+    shape = replace(QWEN25_7B, num_heads=32)
+    assert check_layout(shape, Layout(tp=8), ENGINE) == ()
+    (problem,) = check_layout(shape, Layout(tp=8), TRAINER)
+    assert problem.constraint == "does not divide 4 key heads, and the library copies none"
+    assert problem.nearest == "2, 4"
+
+
+def test_a_tensor_group_stays_inside_its_node():
+    shape = replace(QWEN25_7B, num_heads=32, num_kv_heads=32)
+    (problem,) = check_layout(shape, Layout(tp=16), ENGINE)
+    assert (problem.found, problem.limit) == ("16 devices", "8 of a node")
+    assert check_layout(shape, Layout(tp=16), replace(ENGINE, node_size=16)) == ()
+
+
+def test_the_vocabulary_is_padded_before_it_is_split():
+    odd = replace(QWEN25_7B, vocab_size=1000, num_heads=20, num_kv_heads=20)
+    # 1,000 rows become 1,024, which five ranks cannot share.
+    (problem,) = [
+        item for item in check_layout(odd, Layout(tp=5), ENGINE) if "vocabulary" in item.constraint
+    ]
+    assert problem.constraint == "does not divide 1024 rows of the vocabulary (1000, padded)"
+    padded = replace(ENGINE, vocabulary_step=0)
+    assert not [p for p in check_layout(odd, Layout(tp=5), padded) if "vocab" in p.constraint]
+
+
+def test_samples_too_short_to_be_cut_refuse_context_parallelism():
+    (problem,) = check_layout(QWEN25_7B, Layout(cp=8), replace(TRAINER, max_length=2048))
+    assert problem.found == "128 tokens"
+    assert problem.nearest == "4"
+
+
+def test_heads_that_travel_must_divide_too():
+    rules = LayoutRules(kinds=FSDP_KINDS, node_size=8, cp_splits_heads=True)
+    assert [item.nearest for item in check_layout(QWEN25_7B, Layout(cp=8), rules)] == ["4, 7", ""]
+    assert check_layout(QWEN25_7B, Layout(cp=4, dp=2), rules) == ()
+
+
+def test_experts_are_split_within_a_stage():
+    found = layouts(MOE, 16, TRAINER)
+    assert Layout(dp=16, ep=16) in found.possible
+    assert max(layout.ep for layout in found.possible if layout.pp == 2) == 8
+    odd = replace(MOE, experts=Experts(num_experts=60, num_active=4, expert_size=768))
+    (problem,) = check_layout(odd, Layout(dp=16, ep=8), TRAINER)
+    assert problem.constraint == "does not divide 60 experts"
+    assert problem.nearest == "6, 10"
+
+
+def test_a_library_without_a_dimension_says_what_it_splits():
+    rules = LayoutRules(kinds=FSDP_KINDS, node_size=8)
+    assert {layout.tp for layout in layouts(QWEN25_7B, 8, rules).possible} == {1}
+    (problem,) = check_layout(QWEN25_7B, Layout(tp=2), rules)
+    assert problem.constraint == "the library splits cp, dp, fsdp only"
+
+
+def test_more_replicas_than_samples_would_idle():
+    found = layouts(QWEN25_7B, 64, replace(ENGINE, samples=32))
+    assert all(layout.dp <= 32 for layout in found.possible)
+    assert refused(found.refused, "dp=64").limit == "32"
+
+
+def test_nearest_divisors_are_two_of_either_side():
+    assert nearest_divisors(28, 8) == "4, 7"
+    assert nearest_divisors(7, 2) == "1, 7"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.sampled_from([8, 14, 28, 32, 40]),
+    num_layers=st.integers(1, 60),
+    devices=st.integers(1, 96),
+    rows=st.sampled_from([96, 500, 512]),
+    node=st.sampled_from([1, 4, 8]),
+)
+def test_all_possible_layouts_are_found_and_no_other(
+    heads: int, num_layers: int, devices: int, rows: int, node: int
+):
+    shape = replace(QWEN25_7B, num_heads=heads, num_kv_heads=2, num_layers=num_layers)
+    rules = replace(TRAINER, rows=rows, node_size=node)
+    found = layouts(shape, devices, rules)
+    # By hand, without the module's tables: every product that gives the devices.
+    expected = {
+        (tp, pp, devices // (tp * pp * cp), cp)
+        for tp in range(1, node + 1)
+        for pp in range(1, 17)
+        for cp in (1, 2, 4, 8)
+        if devices % (tp * pp * cp) == 0
+        and heads % tp == 0
+        and 2 % tp == 0
+        and num_layers % pp == 0
+        and tp * cp <= node
+        and rows % (devices // (tp * pp * cp)) == 0
+    }
+    assert {(one.tp, one.pp, one.dp, one.cp) for one in found.possible} == expected
+    assert all(check_layout(shape, one, rules) == () for one in found.possible)
