@@ -50,8 +50,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
+from flowrl.cost.activations import (
+    DTYPE_BYTES,
+    AttentionKind,
+    attention_kept,
+    forward_tensors,
+    mlp_kept,
+    norm_kept,
+)
 from flowrl.cost.models import ModelShape
 
 __all__ = [
@@ -65,12 +72,9 @@ __all__ = [
     "format_bytes",
     "phase_memory",
     "resident_memory",
+    "softmax_bytes",
     "working_memory",
 ]
-
-AttentionKind = Literal["eager", "sdpa"]
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 SOFTMAX_PIECE = 1 << 22
 STACKED_LIMIT_BYTES = 256 << 20
@@ -191,30 +195,12 @@ def phase_memory(role: str, shape: ModelShape, work: Workload, phase: Phase) -> 
 def activation_bytes(shape: ModelShape, work: Workload) -> int:
     """Kept for the backward pass of one micro-batch, without the logits."""
     width = DTYPE_BYTES[work.dtype]
-    tokens = work.micro_batch * work.max_length
-    h, q, k = shape.hidden_size, shape.query_size, shape.kv_size
-    # RMSNorm works on a float32 copy of its input whatever the parameter type.
-    norm = h * 4 + 2 * h * width
-    layer = 2 * norm + (2 * q + 3 * shape.attention_size) * width
-    if shape.qk_norm:
-        layer += (q + k) * (4 + width)
-    if shape.latent is not None:
-        layer += (shape.latent.kv_rank + (shape.latent.query_rank or 0)) * (4 + width)
-    # Eager softmax is float32 too; below that its cast is kept beside it.
-    probability = 4 if width == 4 else 4 + width
-    eager = work.attention == "eager"
-    layer += shape.num_heads * (work.max_length * probability if eager else 4)
-    return tokens * (shape.num_layers * layer + _mlp_elements(shape) * width + norm)
-
-
-def _mlp_elements(shape: ModelShape) -> int:
-    """Kept of one token by the MLPs of all layers."""
     sparse = shape.num_expert_layers
-    elements = (shape.num_layers - sparse) * 4 * shape.intermediate_size
-    if shape.experts is not None:
-        copies = 2 * shape.experts.num_active * shape.hidden_size + shape.experts.num_experts
-        elements += sparse * (4 * shape.experts.active_size + copies)
-    return elements
+    attention = attention_kept(shape, width=width, attention=work.attention, length=work.max_length)
+    dense = mlp_kept(shape, width=width, with_experts=False)
+    experts = mlp_kept(shape, width=width, with_experts=True)
+    kept = shape.num_layers * attention + (shape.num_layers - sparse) * dense + sparse * experts
+    return int(work.micro_batch * work.max_length * (kept + norm_kept(shape, width)))
 
 
 def _engine_weights(shape: ModelShape, work: Workload) -> int:
@@ -231,7 +217,7 @@ def _update_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
     return {
         "gradients": count * (4 if width == 4 else 4 + width),
         "activations": activation_bytes(shape, work),
-        "logits": 2 * width * elements + _softmax_bytes(elements),
+        "logits": 2 * width * elements + softmax_bytes(elements),
     }
 
 
@@ -240,7 +226,7 @@ def _logprobs_parts(shape: ModelShape, work: Workload) -> dict[str, int]:
     elements = rows * work.max_response_tokens * shape.output_size
     return _larger(
         activations=_layer_bytes(shape, work, rows * work.max_length, work.max_length),
-        logits=DTYPE_BYTES[work.dtype] * elements + _softmax_bytes(elements),
+        logits=DTYPE_BYTES[work.dtype] * elements + softmax_bytes(elements),
     )
 
 
@@ -261,15 +247,14 @@ def _larger(*, activations: int, logits: int) -> dict[str, int]:
 
 def _layer_bytes(shape: ModelShape, work: Workload, tokens: int, length: int) -> int:
     """The largest tensors alive at once inside one layer, without gradients."""
-    width = DTYPE_BYTES[work.dtype]
-    h, f, q = shape.hidden_size, shape.active_intermediate_size, shape.query_size
-    nbytes = tokens * (3 * h + 3 * q + 3 * f) * width
-    if work.attention == "eager":
-        nbytes += tokens * shape.num_heads * length * width
-    return nbytes
+    token = forward_tensors(
+        shape, width=DTYPE_BYTES[work.dtype], attention=work.attention, length=length
+    )
+    return int(tokens * token)
 
 
-def _softmax_bytes(elements: int) -> int:
+def softmax_bytes(elements: int) -> int:
+    """Three float32 copies of the pieces that softmax runs over."""
     return 3 * 4 * min(elements, SOFTMAX_PIECE)
 
 
