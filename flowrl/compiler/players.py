@@ -122,15 +122,16 @@ class Players:
         """What says how the model of a role looks: a file, or a key of the config."""
         source = self.source(role)
         model = self.roles[source].model
-        return str(Path(model) / "config.json") if isinstance(model, str) else f"roles.{source}"
+        return str(config_file(model)) if isinstance(model, str) else f"roles.{source}"
 
     def vocabulary(self, role: str) -> Vocabulary:
         """What token ids mean to a role; raises as `shape` does."""
         source, size = self.source(role), self.shape(role).vocab_size
         config = self.roles[source]
         if isinstance(config.model, str):
-            folder = Path(config.model)
-            return Vocabulary(size=size, origin=str(folder / "config.json"), folder=folder)
+            file = config_file(config.model)
+            folder = None if config.model.endswith(".json") else file.parent
+            return Vocabulary(size=size, origin=str(file), folder=folder)
         key = f"roles.{source}.tokenizer"
         return Vocabulary(size=size, origin=key, tokenizer=config.tokenizer)
 
@@ -154,15 +155,17 @@ class Players:
                 expected="a Hugging Face model folder, the fields of a new model, or copy_of",
             )
         if isinstance(config.model, str):
-            path = str(Path(config.model) / "config.json")
+            path = str(config_file(config.model))
             shape = ModelShape.from_hf_config(self._read(config.model, role), where=path)
-            if shape.experts is not None or shape.latent is not None:
+            here = self._loaded.config.cluster == "auto"
+            if here and (shape.experts is not None or shape.latent is not None):
                 raise PlanError(
                     "experts and latent attention can be counted, but no backend here is known to "
                     "need the memory that is counted for them",
                     where=f"roles.{role}.model",
                     found=f"model_type {shape.family!r}",
                     expected="llama, mistral, qwen2 or qwen3",
+                    hint="with --cluster FILE it is planned for other machines",
                 )
             return shape
         if config.tokenizer is None:
@@ -175,10 +178,15 @@ class Players:
         return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
 
     def _read(self, folder: str, role: str) -> Mapping[str, object]:
-        """The `config.json` of a folder."""
+        """The `config.json` of a folder, or the file that is named."""
         if folder not in self._files:
-            self._files[folder] = _read_json(Path(folder) / "config.json", role)
+            self._files[folder] = _read_json(config_file(folder), role)
         return self._files[folder]
+
+
+def config_file(model: str) -> Path:
+    """The `config.json` of a model: the file itself, or what is in the folder."""
+    return Path(model) if model.endswith(".json") else Path(model) / "config.json"
 
 
 def _read_json(path: Path, role: str) -> Mapping[str, object]:

@@ -31,8 +31,11 @@ def workflow_files_exist(loaded: LoadedConfig) -> Problems:
 
 
 def data_files_exist(loaded: LoadedConfig) -> Problems:
-    """Of training and held-out data."""
+    """Of training and held-out data; a plan for other machines is made without them."""
     data = loaded.config.data
+    cluster = loaded.config.cluster
+    if cluster != "auto" and Path(cluster).is_file():
+        return
     for key, source in (("data.train", data.train), ("data.eval", data.eval)):
         match source:
             case str():
@@ -57,9 +60,14 @@ def _missing_data(path: Path, data_key: str, path_key: str, loaded: LoadedConfig
 
 
 def model_folders_exist(loaded: LoadedConfig) -> Problems:
-    """Of roles whose model is a folder."""
+    """Of roles whose model is a folder, or the shape of one in a JSON file."""
     for name, role in loaded.config.roles.items():
         if not isinstance(role.model, str):
+            continue
+        if role.model.endswith(".json"):
+            yield from _missing_file(
+                Path(role.model), "model config", loaded.where(f"roles.{name}.model")
+            )
             continue
         where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
         if not folder.is_dir():

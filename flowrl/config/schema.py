@@ -28,6 +28,7 @@ from flowrl.config.data import (
     DifficultyConfig,
     JsonlData,
 )
+from flowrl.config.plan import PlanConfig
 from flowrl.config.rewards import (
     CosineLengthTerm,
     ExactMatch,
@@ -65,6 +66,7 @@ __all__ = [
     "OptimizerChanges",
     "OptimizerConfig",
     "OverlongTerm",
+    "PlanConfig",
     "PythonReward",
     "RepetitionTerm",
     "RewardTerm",
@@ -267,7 +269,8 @@ class RoleConfig(Section):
     Attributes:
         backend: Name of a plug-in (`flowrl backends`).
         model: A Hugging Face model folder, or a new model; none for scorers and for a role that
-            begins as a copy of another one (`copy_of`).
+            begins as a copy of another one (`copy_of`). The path of a `config.json` alone can be
+            planned and simulated, not run.
         copy_of: A role whose weights this role begins the stage with. A reference keeps them; a
             role that the workflow updates, such as a critic, goes on from them.
         tokenizer: Of a new model; a folder brings its own.
@@ -390,6 +393,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     executor: Literal["local", "eager"] = "local"
     cluster: str = "auto"
+    plan: PlanConfig = PlanConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @field_validator("stages")

@@ -26,12 +26,13 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
 
     Raises:
         PlanError: the plan is for devices that are not here.
-        ConfigError: a stage asks for drawing ahead, for refilled batches or for policies of the
-            scheduler where they cannot be, scores data by rules, has a reward without terms, or
-            stops by a policy that it does not train.
+        ConfigError: a model without weights; a stage asks for drawing ahead, for refilled batches
+            or for policies of the scheduler where they cannot be, scores data by rules, has a
+            reward without terms, or stops by a policy that it does not train.
     """
     if config.cluster != "auto":
         _require_devices(config, stages)
+    _require_weights(config)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
         _require_schedulable(config, stage)
@@ -39,6 +40,18 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
+
+
+def _require_weights(config: RunConfig) -> None:
+    for name, role in config.roles.items():
+        if isinstance(role.model, str) and role.model.endswith(".json"):
+            raise ConfigError(
+                f"{name} has the shape of a model, and no weights to run",
+                where=f"roles.{name}.model",
+                found=role.model,
+                expected="a Hugging Face model folder, or the fields of a new model",
+                hint="`flowrl plan` and `flowrl simulate` need no weights",
+            )
 
 
 def _require_terms(config: RunConfig, stage: CompiledStage) -> None:

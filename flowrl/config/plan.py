@@ -1,0 +1,42 @@
+"""What the planner is told that no run needs: lengths, libraries, objective, decisions to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowrl.config.section import Float, Int, Section
+
+__all__ = ["PlanConfig"]
+
+
+class PlanConfig(Section):
+    """How a plan for many devices is made; a plan for one device needs none of it.
+
+    Attributes:
+        mean_prompt_tokens: Mean length of prompts.
+        mean_response_tokens: Mean length of responses, after the cut at the longest.
+        sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal.
+        lengths: A file of lengths, one JSON value a line (a number, or an object with
+            `num_tokens`, as samples.jsonl of a run has); takes the place of mean and sigma.
+        profile: Times that `flowrl profile` measured; they replace estimates point by point.
+        trainer: What trains where the role's backend declares no layouts itself: `megatron` (tp,
+            pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
+        engine: What generates there: `sglang` or `vllm`.
+        objective: What is made small: the `step_time`, or the `device_time` of a sample.
+        alternatives: Plans that are told beside the best.
+        pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
+    """
+
+    mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
+    mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
+    sigma: Annotated[Float, Field(ge=0)] | None = None
+    lengths: Path | None = None
+    profile: Path | None = None
+    trainer: Literal["megatron", "fsdp"] = "megatron"
+    engine: Literal["sglang", "vllm"] = "sglang"
+    objective: Literal["step_time", "device_time"] = "step_time"
+    alternatives: Int = Field(default=3, ge=0, le=50)
+    pins: dict[str, object] = Field(default_factory=dict)
