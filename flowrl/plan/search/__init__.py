@@ -1,0 +1,51 @@
+"""The search for schedules: exact, over data alone. docs/planner-search.md explains it."""
+
+from __future__ import annotations
+
+from flowrl.plan.search.evaluate import Evaluation, block, evaluate
+from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
+from flowrl.plan.search.result import (
+    Binding,
+    Change,
+    ChangeKind,
+    Found,
+    Infeasible,
+    SearchResult,
+)
+from flowrl.plan.search.schedule import (
+    Asynchronous,
+    Leaf,
+    Schedule,
+    Spatial,
+    Temporal,
+    draw,
+    kind_of,
+    leaves,
+)
+
+__all__ = [
+    "EVERY_KIND",
+    "Asynchronous",
+    "Binding",
+    "Change",
+    "ChangeKind",
+    "Evaluation",
+    "Found",
+    "Infeasible",
+    "Kind",
+    "Leaf",
+    "Objective",
+    "Option",
+    "Problem",
+    "Schedule",
+    "SearchResult",
+    "Spatial",
+    "Sync",
+    "Task",
+    "Temporal",
+    "block",
+    "draw",
+    "evaluate",
+    "kind_of",
+    "leaves",
+]
