@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from flowrl.algo import shaping
 from flowrl.algo.user_function import UserFunction, shape_of
 from flowrl.errors import DataError, RewardError
+from flowrl.specs.function import nearest_hint
 from flowrl.specs.maps import Gives, MapSpec, OwnMap, WeightedSum
 from flowrl.specs.shaping import CosineLength, Repetition, SoftOverlong, StopProperly
 
@@ -62,10 +64,11 @@ class MapBatch:
 
     def __getitem__(self, key: str) -> Array:
         if key not in self.fields:
+            near = nearest_hint(key, self.fields)
             raise DataError(
                 f"the map reads no field '{key}'",
                 expected=", ".join(self.fields) or "no fields",
-                hint="name it in reads=",
+                hint=f"name it in reads=, or {near}" if near else "name it in reads=",
             )
         return self.fields[key]
 
@@ -79,6 +82,22 @@ class MapBatch:
     def spread(self, values: npt.ArrayLike) -> Array:
         """`[T]` from `[N]`: each sample's number at all of its tokens."""
         return np.repeat(np.asarray(values), np.diff(self.offsets))
+
+    def part(self, samples: npt.NDArray[np.int64]) -> MapBatch:
+        """The batch of some of its samples, by their places, in that order."""
+        lengths = np.diff(self.offsets)
+        tokens = np.concatenate(
+            [np.zeros(0, np.int64), *(np.arange(*self.offsets[i : i + 2]) for i in samples)]
+        )
+        # A sample has at least one token, so that N and T are equal only where places are too.
+        chosen = {int(self.offsets[-1]): tokens, len(self.groups): samples}
+        return MapBatch(
+            fields={key: values[chosen[len(values)]] for key, values in self.fields.items()},
+            groups=self.groups[samples],
+            offsets=np.concatenate([[0], np.cumsum(lengths[samples])]).astype(np.int64),
+            lengths=self.lengths[samples],
+            truncated=None if self.truncated is None else self.truncated[samples],
+        )
 
 
 def weighted_sum(batch: MapBatch, spec: MapSpec) -> MapResult:
@@ -133,6 +152,20 @@ def own(batch: MapBatch, spec: MapSpec) -> MapResult:
     """
     assert isinstance(spec, OwnMap)
     function = UserFunction.load("map", spec.function, spec.options, spec.reads)
+    given = _called(function, batch, spec)
+    if spec.alone and len(batch.groups) > 1 and _LOOKED_AT[spec] < _LOOKS:
+        _LOOKED_AT[spec] += 1
+        _refuse_looking_aside(function, batch, spec, given)
+    return given
+
+
+_LOOKS = 8
+_LOOKED_AT: Counter[OwnMap] = Counter()
+"""Batches at which each map was seen to keep `per_sample`. A few are enough for a mean over the
+batch to show, and all of them would make the map cost twice."""
+
+
+def _called(function: UserFunction, batch: MapBatch, spec: OwnMap) -> MapResult:
     found = function(batch)
     if not isinstance(found, Mapping):
         found = {spec.gives[0][0]: found}
@@ -145,6 +178,28 @@ def own(batch: MapBatch, spec: MapSpec) -> MapResult:
             hint="return a mapping from each name to its array" if len(names) > 1 else None,
         )
     return {field[0]: _checked(function, found[field[0]], field, batch) for field in spec.gives}
+
+
+def _refuse_looking_aside(
+    function: UserFunction, batch: MapBatch, spec: OwnMap, given: MapResult
+) -> None:
+    """Raises where the first half of the samples by itself gets other numbers."""
+    half = np.arange((len(batch.groups) + 1) // 2)
+    alone = _called(function, batch.part(half), spec)
+    for name, _, unit in spec.gives:
+        end = len(half) if unit == "samples" else int(batch.offsets[len(half)])
+        whole, part = given[name][:end], alone[name]
+        same = np.isclose(whole.astype(np.float64), part.astype(np.float64), rtol=1e-4, atol=1e-6)
+        if not same.all():
+            place = int(np.flatnonzero(~same)[0])
+            raise function.refuse(
+                "says per_sample=True, but what it gives of a sample depends on the others of its "
+                "batch, or on chance",
+                found=f"'{name}' of {unit[:-1]} {place} is {whole[place]:.6g} among "
+                f"{len(batch.groups)} samples, {part[place]:.6g} among {len(half)}",
+                expected="numbers of a sample that depend on that sample alone",
+                hint="leave per_sample out; flowrl.testing.check_map tries it without a run",
+            )
 
 
 def _checked(function: UserFunction, found: object, field: Gives, batch: MapBatch) -> Array:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from bdb import BdbQuit
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flowrl.errors import FlowError, TraceError
-from flowrl.specs.function import definition_of, line_of, load_function
+from flowrl.specs.function import (
+    NO_DEBUGGER,
+    definition_of,
+    line_of,
+    load_function,
+    nearest_hint,
+)
 from flowrl.specs.user_options import Options
 
 __all__ = ["UserFunction", "shape_of"]
@@ -56,19 +63,40 @@ class UserFunction:
         """
         try:
             return self.function(*arguments, **dict(self.options))
-        except FlowError:
+        except FlowError as error:
+            if error.where is None:  # of what it was given: a field that it does not declare
+                error.where = line_of(error, self.where)
             raise
         except Exception as error:
-            text = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+            raise self._raised(error, arguments) from error
+
+    def _raised(self, error: Exception, arguments: Sequence[object]) -> TraceError:
+        text = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+        told = TraceError(
+            f"{self.title} raised {NO_DEBUGGER if isinstance(error, BdbQuit) else reason}",
+            where=line_of(error, self.where),
+        )
+        declared = f"it declares {', '.join(self.declared) or 'nothing'}"
+        if isinstance(error, AttributeError) and any(error.obj is each for each in arguments):
+            asked = str(error.name)
+            names = [name for name in dir(error.obj) if not name.startswith("_")]
+            told.what = f"{self.title} asks for batch.{asked}, which there is not"
+            told.found = declared
+            told.expected = f"one of {', '.join(names)}"
+            told.hint = nearest_hint(asked, names)
+            if asked in getattr(error.obj, "fields", ()):
+                told.hint = f'write batch["{asked}"]'
+            if asked in getattr(error.obj, "extra", ()):
+                told.hint = f'write batch.extra["{asked}"]'
+        elif isinstance(error, KeyError):
+            told.found = declared
+            told.hint = nearest_hint(str(error.args[0] if error.args else ""), self.declared)
+        elif isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
             # What was not declared is None, and fails like this.
-            blank = isinstance(error, TypeError | AttributeError) and "NoneType" in str(error)
-            raise TraceError(
-                f"{self.title} raised {reason}",
-                where=line_of(error, self.where),
-                found=f"it declares {', '.join(self.declared) or 'nothing'}" if blank else None,
-                hint="a field that it does not declare is None; add it" if blank else None,
-            ) from error
+            told.found = declared
+            told.hint = "a field that it does not declare is None; add it"
+        return told
 
     def refuse(
         self, what: str, *, found: str, expected: str, hint: str | None = None

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from flowrl.ids import SampleId
 from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure
-from flowrl.runtime.user_frames import described, user_frames
+from flowrl.runtime.user_frames import described, short_path, user_frames
 
 __all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
 
@@ -296,13 +296,22 @@ class EnvironmentLoop:
         except asyncio.CancelledError:
             raise
         except Unusable as unusable:
-            return self._failure(call, FailureKind.INVALID, f"gave {unusable}", ())
+            return self._failure(call, FailureKind.INVALID, f"gave {unusable}", self._place(call))
         # What a user's code raises is its own failure, SystemExit included: it must not reach the
         # loop, which it would end.
         except BaseException as reason:
-            frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
+            trace = traceback.extract_tb(reason.__traceback__)
+            frames = user_frames(trace, self._own, or_any=False)
+            # What a plug-in says of the user's own method has no line of theirs.
+            frames = frames or self._place(call) or user_frames(trace, self._own)
             what = f"raised {described(reason)[:_MAX_TEXT]}"
             return self._failure(call, FailureKind.RAISED, what, frames)
+
+    def _place(self, call: Call) -> tuple[str, ...]:
+        """The user's method that answers a call, where the environment knows it."""
+        places: Mapping[str, str] = getattr(self._environment, "places", {})
+        place = places.get("reset" if call.turn is None else "step")
+        return () if place is None else (short_path(place),)
 
     def _timeout(self, call: Call, stack: Sequence[FrameSummary], more: str) -> EpisodeFailure:
         frames = user_frames(stack, self._own, or_any=False)

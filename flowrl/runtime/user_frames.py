@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sysconfig
+from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import FrameSummary
 
 import flowrl
+from flowrl.specs.function import NO_DEBUGGER
 
 __all__ = ["described", "library_folders", "short_path", "user_frames"]
 
@@ -53,5 +55,7 @@ def described(reason: BaseException) -> str:
     # An exception of the user's may fail to print itself.
     except Exception:
         text = "no message"
+    if isinstance(reason, BdbQuit):
+        return NO_DEBUGGER
     text = " ".join(text.split())  # an error stays within its lines
     return f"{type(reason).__name__}: {text}" if text else type(reason).__name__

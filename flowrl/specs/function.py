@@ -30,7 +30,21 @@ from typing import Any
 
 from flowrl.errors import FlowError, TraceError
 
-__all__ = ["caller", "definition_of", "line_of", "load_function", "nearest_hint", "reference_of"]
+__all__ = [
+    "NO_DEBUGGER",
+    "caller",
+    "definition_of",
+    "line_of",
+    "load_function",
+    "nearest_hint",
+    "reference_of",
+]
+
+NO_DEBUGGER = (
+    "BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
+    "runtime.executor=eager stops at breakpoints"
+)
+"""What a debugger that finds nobody raises, in words; the same in rewards, environments, maps."""
 
 _FLOWRL = str(Path(__file__).parent.parent) + os.sep
 _OWN_MODULE = "flowrl_own_"

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias
 
 from flowrl.errors import TraceError
-from flowrl.specs.base import USER_OPTIONS, Scalar, Spec, format_list, list_of, option
-from flowrl.specs.function import caller, nearest_hint, reference_of
-from flowrl.specs.user_options import Options, change_options, declared_options
+from flowrl.specs.base import USER_OPTIONS, Spec, format_list, list_of, option
+from flowrl.specs.function import caller, nearest_hint
+from flowrl.specs.marked import MarkedFunction
+from flowrl.specs.user_options import Options
 
 __all__ = ["DTYPES", "UNITS", "Gives", "MapSpec", "OwnMap", "UserMap", "WeightedSum", "split_key"]
 
@@ -137,39 +138,8 @@ class OwnMap(MapSpec):
         return self.alone
 
 
-class UserMap:
-    """A function marked as a map: what stands under its name in the user's module.
-
-    It knows the specification; what calling it in a program does is a subclass's business.
-    """
-
-    reserved: ClassVar[frozenset[str]] = frozenset()
-    """Names of arguments of a call in a program, which no option may have."""
-
-    def __init__(
-        self, function: Callable[..., Any], *, reads: str, gives: str, per_sample: bool
-    ) -> None:
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
-        self.__module__ = function.__module__
-        self.__wrapped__ = function
-        reserved = {*OwnMap.__dataclass_fields__, "kind", *self.reserved}
-        self._spec = OwnMap(
-            function=reference_of(function, kind="map"),
-            keys=reads,
-            fields=gives,
-            alone=per_sample,
-            options=declared_options(function, takes=("batch",), reserved=reserved),
-        )
-
-    def spec(self, **options: Scalar) -> OwnMap:
-        """The specification with these options; the others keep their defaults.
-
-        Raises:
-            TraceError: an option that the function does not have.
-        """
-        changed = change_options(self.__name__, self._spec.options, options)
-        return replace(self._spec, options=changed)
+class UserMap(MarkedFunction[OwnMap]):
+    """A function marked as a map."""
 
     @classmethod
     def mark(
@@ -199,7 +169,12 @@ class UserMap:
         _check_given(given)
         fields = format_list(f"{name}: {dtype}/{unit}" for name, dtype, unit in given)
         return lambda function: cls(
-            function, reads=format_list(keys), gives=fields, per_sample=per_sample
+            function,
+            kind="map",
+            make=OwnMap,
+            keys=format_list(keys),
+            fields=fields,
+            alone=per_sample,
         )
 
 

@@ -8,14 +8,15 @@ def by_length(batch, *, power=0.5):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from flowrl.errors import TraceError
 from flowrl.specs.advantage import AdvantageSpec
-from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
-from flowrl.specs.function import caller, reference_of
-from flowrl.specs.user_options import Options, change_options, declared_options, names_among
+from flowrl.specs.base import USER_OPTIONS, format_list, list_of, option
+from flowrl.specs.function import caller
+from flowrl.specs.marked import MarkedFunction
+from flowrl.specs.user_options import Options, names_among
 
 __all__ = ["FIELDS", "OwnAdvantage", "Per", "UserAdvantage"]
 
@@ -72,39 +73,8 @@ class OwnAdvantage(AdvantageSpec):
         return self.returns
 
 
-class UserAdvantage:
-    """A function marked as an advantage: what stands under its name in the user's module.
-
-    It knows the specification; what calling it in a program does is a subclass's business.
-    """
-
-    reserved: ClassVar[frozenset[str]] = frozenset()
-    """Names of arguments of a call in a program, which no option may have."""
-
-    def __init__(
-        self, function: Callable[..., Any], *, needs: tuple[str, ...], per: Per, returns: bool
-    ) -> None:
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
-        self.__module__ = function.__module__
-        self.__wrapped__ = function
-        reserved = {*OwnAdvantage.__dataclass_fields__, "kind", *self.reserved}
-        self._spec = OwnAdvantage(
-            function=reference_of(function, kind="advantage"),
-            reads=format_list(needs),
-            per=per,
-            returns=returns,
-            options=declared_options(function, takes=("batch",), reserved=reserved),
-        )
-
-    def spec(self, **options: Scalar) -> OwnAdvantage:
-        """The specification with these options; the others keep their defaults.
-
-        Raises:
-            TraceError: an option that the function does not have.
-        """
-        changed = change_options(self.__name__, self._spec.options, options)
-        return replace(self._spec, options=changed)
+class UserAdvantage(MarkedFunction[OwnAdvantage]):
+    """A function marked as an advantage."""
 
     @classmethod
     def mark(
@@ -134,4 +104,11 @@ class UserAdvantage:
         fields = names_among(needs, FIELDS, what="field of an advantage")
         if (per == "token" or returns) and "mask" not in fields:
             fields = ("mask", *fields)
-        return lambda function: cls(function, needs=fields, per=per, returns=returns)
+        return lambda function: cls(
+            function,
+            kind="advantage",
+            make=OwnAdvantage,
+            reads=format_list(fields),
+            per=per,
+            returns=returns,
+        )

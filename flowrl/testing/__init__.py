@@ -1,6 +1,6 @@
-"""What proves that something is as it should be: of losses, backends, schedulers, and of numbers.
+"""What proves that something is as it should be: of losses, maps, backends, schedulers, of numbers.
 
-from flowrl.testing import check_loss
+from flowrl.testing import check_loss, check_map
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowrl.testing.loss_check import check_loss
+    from flowrl.testing.map_check import check_map
 
-__all__ = ["check_loss"]
+__all__ = ["check_loss", "check_map"]
 
 
-def __getattr__(name: str) -> object:
-    if name == "check_loss":  # it imports torch, which not everything here needs
-        from flowrl.testing.loss_check import check_loss
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
-        return check_loss
-    raise AttributeError(f"module 'flowrl.testing' has no attribute '{name}'")
+    def __getattr__(name: str) -> object:
+        if name == "check_loss":  # it imports torch, which not everything here needs
+            from flowrl.testing.loss_check import check_loss
+
+            return check_loss
+        if name == "check_map":
+            from flowrl.testing.map_check import check_map
+
+            return check_map
+        raise AttributeError(f"module 'flowrl.testing' has no attribute '{name}'")

@@ -162,6 +162,26 @@ def fractional(batch: MapBatch) -> npt.ArrayLike:
     return np.asarray(batch["score"], np.float64) / 2
 
 
+@loss.own(needs="advantages", extra="surprise")
+def near_miss(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    return -batch.advantage * logprobs  # type: ignore[attr-defined, no-any-return]
+
+
+@loss.own(needs="advantages", extra="surprise")
+def beside(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    return -batch.surprise * logprobs  # type: ignore[attr-defined, no-any-return]
+
+
+@loss.own(needs="advantages", extra="surprise")
+def other_key(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+    return -batch.extra["surprises"] * logprobs
+
+
 def plain(logprobs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     """Not marked."""
     return -logprobs
+
+
+@UserAdvantage.mark(needs="mask")
+def close(batch: AdvantageBatch) -> Any:
+    return batch.masks.sum(1)  # type: ignore[attr-defined]

@@ -107,6 +107,13 @@ def test_an_advantage_of_no_use_is_told_with_the_functions_line(
     assert more in str(caught.value)
 
 
+def test_a_field_that_no_advantage_has_is_told_the_nearest() -> None:
+    with pytest.raises(TraceError, match=r"asks for batch\.masks, which there is not") as caught:
+        resolve_batch_advantage(own.close.spec())(batch_of())
+    assert caught.value.hint == "did you mean mask?"
+    assert caught.value.found == "it declares mask"
+
+
 def test_what_an_advantage_declares_must_be_there() -> None:
     with pytest.raises(ValueError, match="own_functions:to_go needs values"):
         resolve_batch_advantage(own.to_go.spec())(batch_of(values=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,27 @@ def test_what_is_not_declared_is_not_seen() -> None:
         resolve_loss(own.undeclared)(at, batch)
     assert caught.value.where == f"{own.__file__}:{line_of('undeclared') + 2}"
     assert "a field that it does not declare is None" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "hint"),
+    [
+        ("near_miss", "asks for batch.advantage, which there is not", "did you mean advantages?"),
+        ("beside", "asks for batch.surprise, which", 'write batch.extra["surprise"]'),
+        ("other_key", "raised KeyError: 'surprises'", "did you mean surprise?"),
+    ],
+)
+def test_a_field_that_there_is_not_is_told_the_nearest(name: str, what: str, hint: str) -> None:
+    at, batch = draw()
+    batch = replace(batch, extra={"surprise": torch.ones_like(at)})
+    with pytest.raises(TraceError) as caught:
+        resolve_loss(getattr(own, name))(at, batch)
+    assert caught.value.where == f"{own.__file__}:{line_of(name) + 1}"
+    assert f"loss {name} {what}" in caught.value.what
+    assert caught.value.found == "it declares advantages, surprise"
+    assert caught.value.hint == hint
+    if "asks" in what:
+        assert "advantages, behaviour_logprobs, entropy, extra" in str(caught.value.expected)
 
 
 def two(logprobs: Any, batch: Any, *, beta: float = 0.1, name: str = "x") -> Any:

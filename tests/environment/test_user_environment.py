@@ -341,15 +341,37 @@ class Game:
     ]
 
 
-def test_a_step_that_returns_something_else_is_told(written: Callable[[str], str]):
-    target = written("""
+@pytest.mark.parametrize("value", ["'<'", "('<', 0.0, False)", "None"])
+def test_a_step_that_returns_something_else_is_told_with_the_users_line(
+    written: Callable[[str], str], value: str
+):
+    target = written(f"""
 class Game:
     async def reset(self):
         return ""
     async def step(self, text):
-        return "<"
+        return {value}
 """)
-    assert ".step returned '<', not a Step" in failure(target).message
+    failed = failure(target)
+    assert f".step returned {value}, not a Step: write `return Step(observation, " in failed.message
+    assert [frame.rpartition("/")[2] for frame in failed.frames] == ["games.py:6 in step"]
+    assert failed.message.endswith(f"in turn 0 ({failed.frames[-1]})")
+
+
+def test_an_answer_with_a_part_that_is_of_no_use_is_told_with_the_users_line(
+    written: Callable[[str], str],
+):
+    target = written("""
+from flowrl_backends.environment import Step
+class Game:
+    def reset(self):
+        return ""
+    def step(self, text):
+        return Step("<", reward="much")
+""")
+    failed = failure(target)
+    assert failed.message.startswith("gave reward='much', which is no number")
+    assert [frame.rpartition("/")[2] for frame in failed.frames] == ["games.py:7 in step"]
 
 
 def test_an_object_that_cannot_be_shown_is_told_by_its_type(written: Callable[[str], str]):

@@ -211,8 +211,13 @@ def test_a_value_is_refused_while_the_program_is_traced(tmp_path: Path):
 def test_what_tracing_refuses_is_refused_with_values_too(use: Any, tmp_path: Path):
     with session_of("looking", tmp_path) as session:
         _, _, scores = session.step().returned
-    with pytest.raises(fl.TraceError, match="cannot be used"):
+    with pytest.raises(fl.TraceError, match="cannot be used") as caught:
         use(scores)
+    assert "there are no values" not in str(caught.value)
+    assert caught.value.hint.startswith(
+        "the data itself is .value, to look at and compute with (print(scores.value > 0.5)); in "
+        "the program, "
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,13 @@ def _segfault(rest):
     ctypes.string_at(0)
 
 
+def _breakpoint(rest):
+    breakpoint()
+    return 1.0
+
+
 _ACTIONS = {
+    "breakpoint": _breakpoint,
     "ok": lambda rest: float(rest),
     "loop": _loop,
     "lines": _lines,

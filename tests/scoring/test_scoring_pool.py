@@ -324,3 +324,12 @@ def test_length_and_ending_reach_the_terms_that_shape_by_them():
         pool.submit([whole, cut])
         found = collect(pool, 2)
     assert [found[f"0/{i}/0"].score for i in range(2)] == [1.0 - 0.5, 0.5 - 1.0]
+
+
+def test_a_breakpoint_in_a_reward_is_told_which_executor_stops_at_it():
+    (left,) = run("breakpoint", timeout_s=30.0)
+    assert left.message.startswith(
+        "raised BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
+        "runtime.executor=eager stops at breakpoints ("
+    )
+    assert left.frames[-1].endswith(" in _breakpoint")

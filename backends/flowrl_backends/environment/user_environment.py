@@ -20,6 +20,7 @@ from flowrl.backend.environment import (
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
+from flowrl.specs.function import definition_of
 from flowrl_backends.environment.step import Step
 from flowrl_backends.environment.threads import Threads
 from flowrl_backends.user_file import run_file
@@ -85,7 +86,8 @@ class UserEnvironment:
         offered = {name: getattr(action, name) for name in _OFFERED["step"]}
         said = await self._call(self._episodes[sample], "step", offered)
         if not isinstance(said, Step):
-            raise self._returned("step", said, "a Step")
+            expected = "a Step: write `return Step(observation, reward=..., done=...)`"
+            raise self._returned("step", said, expected)
         return said.outcome()
 
     async def close_episode(self, sample: SampleId) -> None:
@@ -118,6 +120,18 @@ class UserEnvironment:
         if found is None:
             found = _parameters(kind, method, self._target, where=f"{self._where}.environment")
             self._parameters[kind, method] = found
+        return found
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Where the methods stand, `/games/guess.py:31 in step`, for answers that are of no use."""
+        made = next(iter(self._episodes.values()), self._factory)
+        found: dict[str, str] = {}
+        for method in _OFFERED:
+            function = inspect.unwrap(getattr(made, method, made))
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                found[method] = f"{definition_of(function)} in {method}"
         return found
 
     def _check_options(self) -> None:
