@@ -46,6 +46,9 @@ __all__ = ["EngineProcess"]
 
 # Seconds that an idle engine may take to end by itself.
 _CLOSE_S = 5.0
+# How long a wait may take before it is asked whether the process is there at all: one that left
+# children behind can die without closing its socket.
+_LOOK_S = 1.0
 
 
 class EngineProcess:
@@ -173,11 +176,11 @@ class EngineProcess:
         """
         end = time.monotonic() + timeout_s
         self._turn(0.0)
-        while not self._outputs and self._live:
+        while not self._outputs and self._live and self._death is None:
             left = end - time.monotonic()
             if left <= 0:
                 break
-            if self._turn(min(left, self.seconds_to_limit() + 0.001)):
+            if self._turn(min(left, self.seconds_to_limit() + 0.001, _LOOK_S)):
                 break
         self._check()
         outputs, self._outputs = self._outputs, []
@@ -188,8 +191,9 @@ class EngineProcess:
 
         Raises what `poll` raises.
         """
+        self._check()  # of one that is dead, nothing is heard any more
         while not self._ready:
-            self._turn(self.seconds_to_limit() + 0.001)
+            self._turn(min(self.seconds_to_limit() + 0.001, _LOOK_S))
             self._check()
 
     def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +153,39 @@ def test_an_engine_that_is_killed_is_noticed_also_when_it_is_idle(opened: Open):
     os.kill(engine._process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         until(engine, lambda outputs: False)
+
+
+def test_nobody_waits_for_an_engine_that_died_before_it_was_ready(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    engine = opened()
+    os.kill(engine._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        until(engine, lambda outputs: False)
+
+    def hear(timeout_s: float) -> bool:
+        pytest.fail("nothing is heard of it any more")
+
+    monkeypatch.setattr(engine, "_turn", hear)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        engine.wait_ready()
+
+
+@pytest.mark.parametrize("wait", ["wait_ready", "poll"])
+def test_an_engine_that_dies_behind_a_child_with_its_socket_is_noticed(opened: Open, wait: str):
+    engine = opened()
+    engine.submit([request("0/0/0", HANG)])
+    # Another process keeps the other end open, so the stream never ends.
+    kept = socket.socketpair()
+    engine._selector.unregister(engine._sock)
+    engine._sock.close()
+    engine._sock = kept[0]
+    engine._selector.register(kept[0], selectors.EVENT_READ)
+    kept[0].setblocking(False)
+    os.kill(engine._process.pid, signal.SIGKILL)
+    waits = {"wait_ready": engine.wait_ready, "poll": lambda: until(engine, lambda outputs: False)}
+    with kept[1], pytest.raises(WorkerDied, match="SIGKILL"):
+        waits[wait]()
 
 
 def test_an_error_of_flowrl_s_own_comes_through_with_its_way_out(opened: Open):
