@@ -3,7 +3,28 @@
 from __future__ import annotations
 
 from flowrl.cluster.discover import discover
+from flowrl.cluster.hardware import DeviceSpec, Machine, catalogue, device_spec
 from flowrl.cluster.load import load_cluster
-from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool
+from flowrl.cluster.pool import (
+    ClusterNode,
+    Device,
+    DeviceGroup,
+    Link,
+    ResourcePool,
+    split_cpus,
+)
 
-__all__ = ["ClusterNode", "Device", "Link", "ResourcePool", "discover", "load_cluster"]
+__all__ = [
+    "ClusterNode",
+    "Device",
+    "DeviceGroup",
+    "DeviceSpec",
+    "Link",
+    "Machine",
+    "ResourcePool",
+    "catalogue",
+    "device_spec",
+    "discover",
+    "load_cluster",
+    "split_cpus",
+]

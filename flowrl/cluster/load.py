@@ -6,23 +6,31 @@
         memory_gib: 1024
         cores: 96
         devices:
-          - {type: cuda, count: 8, name: H100-SXM-80GB, memory_gib: 80}
+          - {name: H100-SXM-80GB, count: 8}     # of configs/hardware: all is known by its name
         links:
-          - {kind: nvlink, gb_per_s: 450}
+          - {kind: network, gb_per_s: 25}       # in the place of what the catalogue says
 
-Every node gets a CPU device with the node's memory and cores, whether or not it is listed.
+A device of the catalogue may differ in `memory_gib` and in its rates (`tflops`, `memory_tb_per_s`,
+`host_gb_per_s`). One that is not in it needs its `type` and `memory_gib`, and for predictions of
+time its rates and links. The rates of `links` are those of one device, in one direction.
+
+Every node gets a CPU device with the node's memory and cores. An entry `{type: cpu, count: 2}`
+makes it two devices that share them, so that two workers can be placed apart.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool
+from flowrl.cluster.hardware import DeviceSpec, device_spec, find_spec
+from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
 from flowrl.errors import ConfigError
 
 __all__ = ["load_cluster"]
@@ -35,12 +43,15 @@ class _Section(BaseModel):
 
 
 class _DeviceEntry(_Section):
-    type: Literal["cuda", "npu"]
+    name: str | None = Field(default=None, min_length=1)
+    type: Literal["cuda", "npu", "cpu"] | None = None
     count: int = Field(default=1, ge=1)
-    name: str = Field(min_length=1)
-    memory_gib: float = Field(gt=0)
+    memory_gib: float | None = Field(default=None, gt=0)
     bfloat16: bool = True
     reserved: bool = False
+    tflops: float | None = Field(default=None, gt=0)
+    memory_tb_per_s: float | None = Field(default=None, gt=0)
+    host_gb_per_s: float | None = Field(default=None, gt=0)
 
 
 class _LinkEntry(_Section):
@@ -82,10 +93,13 @@ def load_cluster(path: Path) -> ResourcePool:
         file = _ClusterFile.model_validate(raw)
     except ValidationError as error:
         raise _as_config_error(path, error) from error
-    nodes = [node for entry in file.nodes for node in _expand(entry)]
-    names = [node.name for node in nodes]
-    for name in names:
-        if names.count(name) > 1:
+    nodes = [
+        node
+        for index, entry in enumerate(file.nodes)
+        for node in _expand(entry, f"{path}: nodes.{index}")
+    ]
+    for name, times in Counter(node.name for node in nodes).items():
+        if times > 1:
             raise ConfigError(
                 f"two nodes are named {name!r}",
                 where=str(path),
@@ -94,40 +108,134 @@ def load_cluster(path: Path) -> ResourcePool:
     return ResourcePool(nodes=tuple(nodes))
 
 
-def _expand(entry: _NodeEntry) -> list[ClusterNode]:
-    memory = int(entry.memory_gib * GIB)
-    devices = [
-        Device(id="cpu:0", type="cpu", name=entry.cpu, memory_bytes=memory, num_cores=entry.cores)
-    ]
-    counts = {"cuda": 0, "npu": 0}
-    for group in entry.devices:
-        for _ in range(group.count):
-            devices.append(
-                Device(
-                    id=f"{group.type}:{counts[group.type]}",
-                    type=group.type,
-                    name=group.name,
-                    memory_bytes=int(group.memory_gib * GIB),
-                    bfloat16=group.bfloat16,
-                    reserved=group.reserved,
-                )
-            )
-            counts[group.type] += 1
-    links = []
-    for link in entry.links:
-        end = "network" if link.kind == "network" else "*"
-        links.append(Link(ends=("*", end), kind=link.kind, bytes_per_s=link.gb_per_s * 1e9))
-    names = [entry.name] if entry.count == 1 else [f"{entry.name}-{i}" for i in range(entry.count)]
-    return [
-        ClusterNode(
-            name=name,
-            devices=tuple(devices),
-            memory_bytes=memory,
-            num_cores=entry.cores,
-            links=tuple(links),
+def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:
+    links = tuple(
+        Link(
+            ends=("*", "network" if link.kind == "network" else "*"),
+            kind=link.kind,
+            bytes_per_s=link.gb_per_s * 1e9,
         )
-        for name in names
-    ]
+        for link in entry.links
+    )
+    memory = int(entry.memory_gib * GIB)
+    one = Device(id="cpu:0", type="cpu", name=entry.cpu, memory_bytes=memory, num_cores=entry.cores)
+    devices, cpus = [], 0
+    counts = Counter[str]()
+    for index, group in enumerate(entry.devices):
+        if group.type == "cpu":
+            cpus += group.count
+            continue
+        device = _device(group, links, f"{where}.devices.{index}")
+        for _ in range(group.count):
+            devices.append(replace(device, id=f"{device.type}:{counts[device.type]}"))
+            counts[device.type] += 1
+    node = ClusterNode(
+        name=entry.name,
+        devices=(one, *devices),
+        memory_bytes=memory,
+        num_cores=entry.cores,
+        links=links,
+    )
+    if cpus > 1:
+        if cpus > entry.cores:
+            raise ConfigError(
+                f"a node of {entry.cores} cores cannot have {cpus} CPU devices",
+                where=f"{where}.devices",
+                expected="at least one core each",
+            )
+        (node,) = split_cpus(ResourcePool(nodes=(node,)), cpus).nodes
+    if entry.count == 1:
+        return [node]
+    # The nodes share one tuple of devices, which keeps a pool of thousands small.
+    return [replace(node, name=f"{entry.name}-{index}") for index in range(entry.count)]
+
+
+def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: str) -> Device:
+    """A device of an entry; its id is given later."""
+    if entry.name is None:
+        raise ConfigError(
+            "a device needs a name",
+            where=where,
+            expected="one of configs/hardware, or any with type and memory_gib",
+        )
+    known = find_spec(entry.name)
+    if known is None and (entry.type is None or entry.memory_gib is None):
+        known = device_spec(entry.name, where=where)
+    if known is not None and entry.type not in (None, known.type):
+        raise ConfigError(
+            f"{known.name} is of another type",
+            where=f"{where}.type",
+            found=entry.type,
+            expected=known.type,
+        )
+    nominal = 0 if known is None else known.memory_bytes
+    return Device(
+        id="",
+        type=known.type if known is not None else entry.type or "cuda",
+        name=known.name if known is not None else entry.name,
+        memory_bytes=nominal if entry.memory_gib is None else int(entry.memory_gib * GIB),
+        bfloat16=entry.bfloat16,
+        reserved=entry.reserved,
+        spec=_own_spec(entry, known, links, where),
+    )
+
+
+def _own_spec(
+    entry: _DeviceEntry, known: DeviceSpec | None, links: tuple[Link, ...], where: str
+) -> DeviceSpec | None:
+    """The figures that an entry gives; None where it gives none."""
+    flops = _scaled(entry.tflops, 1e12)
+    memory = _scaled(entry.memory_tb_per_s, 1e12)
+    host = _scaled(entry.host_gb_per_s, 1e9)
+    if flops is None and memory is None and host is None:
+        return None
+    if known is not None:
+        # What was measured of the device is not that of one with another rate.
+        return replace(
+            known,
+            flops=flops or known.flops,
+            memory_bytes_per_s=memory or known.memory_bytes_per_s,
+            host_bytes_per_s=host or known.host_bytes_per_s,
+            measured_flops=known.measured_flops if flops is None else None,
+            measured_memory_bytes_per_s=(
+                known.measured_memory_bytes_per_s if memory is None else None
+            ),
+            source=f"{known.source}; changed by the cluster file",
+        )
+    rates = {link.kind: link.bytes_per_s for link in links}
+    host = host or rates.get("pcie")
+    intra = rates.get("nvlink") or rates.get("hccs") or rates.get("pcie")
+    inter = rates.get("network")
+    needed = {
+        "tflops": flops,
+        "memory_tb_per_s": memory,
+        "host_gb_per_s": host,
+        "a link nvlink, hccs or pcie": intra,
+        "a link network": inter,
+    }
+    missing = [name for name, value in needed.items() if value is None]
+    if missing or not (flops and memory and host and intra and inter):
+        raise ConfigError(
+            f"{entry.name} is in no catalogue, and its figures are not complete",
+            where=where,
+            expected=", ".join(missing),
+            hint="leave all figures out where no time is to be predicted",
+        )
+    return DeviceSpec(
+        name=entry.name or "",
+        type=entry.type or "cuda",
+        flops=flops,
+        memory_bytes=int((entry.memory_gib or 0) * GIB),
+        memory_bytes_per_s=memory,
+        intra_bytes_per_s=intra,
+        inter_bytes_per_s=inter,
+        host_bytes_per_s=host,
+        source="the cluster file",
+    )
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 _KEYS = sorted(

@@ -10,9 +10,15 @@ one node the address of a device is its id; in a larger pool it is `node/id`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["ClusterNode", "Device", "Link", "ResourcePool"]
+from flowrl.cluster.hardware import DeviceSpec, Machine, find_spec
+from flowrl.errors import PlanError
+
+__all__ = ["ClusterNode", "Device", "DeviceGroup", "Link", "ResourcePool", "split_cpus"]
+
+CPU = "CPU"
+"""The catalogue's name of a core, whatever the product is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,8 @@ class Device:
         num_cores: CPU cores that this process may use; 0 for accelerators.
         bfloat16: It computes in bfloat16 at full speed.
         reserved: Kept for others: the planner never places a role on it.
+        spec: Its figures where the cluster file gives some; else the catalogue's of that name are
+            taken.
     """
 
     id: str
@@ -39,6 +47,7 @@ class Device:
     num_cores: int = 0
     bfloat16: bool = False
     reserved: bool = False
+    spec: DeviceSpec | None = None
 
     @property
     def budget_bytes(self) -> int:
@@ -54,8 +63,8 @@ class Link:
 
     Attributes:
         ends: Ids of two devices of the node; `*` stands for every one, `network` for other nodes.
-        kind: `nvlink`, `hccs`, `pcie`, `network`, ...
-        bytes_per_s: In one direction.
+        kind: `nvlink`, `hccs`, `pcie` (to the host too) or `network`.
+        bytes_per_s: Of one device, in one direction.
     """
 
     ends: tuple[str, str]
@@ -72,6 +81,47 @@ class ClusterNode:
     memory_bytes: int
     num_cores: int
     links: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Equal devices in nodes that hold equally many of them.
+
+    Attributes:
+        device: What each of them is; its id is that of the first.
+        spec: Its figures, with the links of its node; None for a device that is in no catalogue.
+        node_size: Devices of a node.
+        addresses: Node by node.
+        budget_bytes: What a plan may use of each: of the one with least.
+        num_cores: CPU cores of each; 0 for accelerators.
+    """
+
+    device: Device
+    spec: DeviceSpec | None
+    node_size: int
+    addresses: tuple[str, ...]
+    budget_bytes: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the group is in."""
+        return len(self.addresses) // self.node_size
+
+    @property
+    def machine(self) -> Machine:
+        """What times follow from.
+
+        Raises:
+            PlanError: nothing is known of the device but its name and memory.
+        """
+        if self.spec is None:
+            raise PlanError(
+                f"no figures are known of {self.device.name}, so no time can be predicted",
+                where=f"cluster: {self.addresses[0]}",
+                hint="name a device of configs/hardware, or give tflops, memory_tb_per_s and links "
+                "in the cluster file",
+            )
+        return Machine(spec=self.spec, node_size=self.node_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +152,131 @@ class ResourcePool:
         Raises:
             KeyError: there is none.
         """
-        for found, _, device in self:
-            if found == address:
-                return device
+        for node in self.nodes:
+            if len(self.nodes) == 1 or address.startswith(f"{node.name}/"):
+                for device in node.devices:
+                    if self.address(node, device) == address:
+                        return device
         raise KeyError(address)
+
+    def groups(self, device_type: str | None = None) -> tuple[DeviceGroup, ...]:
+        """The unreserved devices, in sets that are as large as possible and equal inside.
+
+        Equal are devices of the same kind and memory, in nodes with the same links that hold
+        equally many of them. How much of their memory is free may differ.
+
+        Args:
+            device_type: None takes all accelerators, or the CPUs where there is none.
+        """
+        accelerated = any(kind != "cpu" for kind in self.types)
+        members: dict[object, list[tuple[ClusterNode, list[Device]]]] = {}
+        # Nodes that were expanded from one entry share their devices; each such tuple is sorted
+        # into kinds once.
+        sorted_once: dict[int, list[tuple[object, list[Device]]]] = {}
+        for node in self.nodes:
+            kinds = sorted_once.get(id(node.devices))
+            if kinds is None:
+                kinds = sorted_once[id(node.devices)] = _kinds(node, device_type, accelerated)
+            for kind, devices in kinds:
+                members.setdefault((kind, node.links), []).append((node, devices))
+        return tuple(self._group(nodes) for nodes in members.values())
+
+    def _group(self, nodes: list[tuple[ClusterNode, list[Device]]]) -> DeviceGroup:
+        first_node, first = nodes[0]
+        return DeviceGroup(
+            device=first[0],
+            spec=_spec(first_node, first[0]),
+            node_size=len(first),
+            addresses=tuple(
+                self.address(node, device) for node, devices in nodes for device in devices
+            ),
+            budget_bytes=min(device.budget_bytes for _, devices in nodes for device in devices),
+        )
 
     @property
     def types(self) -> frozenset[str]:
         """Device types that are there and not reserved."""
         return frozenset(device.type for _, _, device in self if not device.reserved)
+
+
+def split_cpus(pool: ResourcePool, count: int) -> ResourcePool:
+    """The pool with each CPU as `count` devices `cpu:0`, `cpu:1`, ... that share cores and memory.
+
+    So several workers of one machine are placed apart. Links and accelerators stay.
+
+    Raises:
+        PlanError: a CPU has fewer cores.
+    """
+    return replace(pool, nodes=tuple(_split_node(node, count) for node in pool.nodes))
+
+
+def _split_node(node: ClusterNode, count: int) -> ClusterNode:
+    devices: list[Device] = []
+    for device in node.devices:
+        if device.type != "cpu":
+            devices.append(device)
+            continue
+        if not 1 <= count <= device.num_cores:
+            raise PlanError(
+                f"a CPU of {device.num_cores} cores cannot be {count} devices",
+                where=f"node {node.name}",
+                expected="at least one core each",
+            )
+        free = device.available_bytes
+        part = replace(
+            device,
+            memory_bytes=device.memory_bytes // count,
+            available_bytes=None if free is None else free // count,
+        )
+        cores, more = divmod(device.num_cores, count)
+        first = sum(other.type == "cpu" for other in devices)
+        for index in range(count):
+            own = cores + (index < more)
+            devices.append(replace(part, id=f"cpu:{first + index}", num_cores=own))
+    return replace(node, devices=tuple(devices))
+
+
+def _kinds(
+    node: ClusterNode,
+    device_type: str | None,
+    accelerated: bool,
+) -> list[tuple[object, list[Device]]]:
+    """The unreserved devices of a node by what they are, with a key that equals for equal ones."""
+    kinds: dict[object, list[Device]] = {}
+    for device in node.devices:
+        wanted = (
+            device.type == device_type if device_type else (device.type != "cpu") == accelerated
+        )
+        if wanted and not device.reserved:
+            key = replace(device, id="", available_bytes=None)
+            kinds.setdefault(key, []).append(device)
+    return [((key, len(devices)), devices) for key, devices in kinds.items()]
+
+
+def _spec(node: ClusterNode, device: Device) -> DeviceSpec | None:
+    """The figures of a device with the links of its node in the place of the catalogue's."""
+    spec = device.spec or find_spec(device.name)
+    if spec is None and device.type == "cpu":
+        spec = find_spec(CPU)
+    if spec is None:
+        return None
+    rates = {link.kind: link.bytes_per_s for link in node.links}
+    if device.type == "cpu":
+        # The figures of a core; what memory gives is taken to grow with the cores that ask.
+        spec = replace(
+            spec,
+            flops=spec.flops * device.num_cores,
+            memory_bytes_per_s=spec.memory_bytes_per_s * device.num_cores,
+        )
+    else:
+        joined = [rates[kind] for kind in ("nvlink", "hccs") if kind in rates]
+        if joined:
+            spec = replace(spec, intra_bytes_per_s=max(joined))
+        elif "pcie" in rates:
+            # Cards that nothing else joins talk over PCIe.
+            spec = replace(spec, intra_bytes_per_s=rates["pcie"])
+        if "pcie" in rates:
+            spec = replace(spec, host_bytes_per_s=rates["pcie"])
+    if "network" in rates:
+        spec = replace(spec, inter_bytes_per_s=rates["network"])
+    return replace(spec, memory_bytes=device.memory_bytes)

@@ -71,7 +71,7 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
             "type: cuda, count: 2",
             "type: gpu, count: 2",
             "nodes.0.devices.0.type",
-            "'cuda' or 'npu'",
+            "'cuda', 'npu' or 'cpu'",
         ),
         ("    cores: 96\n", "", "nodes.0.cores", "required"),
         ("kind: nvlink", "kind: ethernet", "nodes.0.links.0.kind", "'nvlink'"),
