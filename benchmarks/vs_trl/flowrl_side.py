@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gate import Gate
@@ -22,7 +23,7 @@ class _Turns(SilentDisplay):
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def stage(self, name: str, steps: int) -> None:
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None:
         self._gate.ready()
 
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "TimeToGo",
     "format_rate",
     "format_seconds",
+    "logged_numbers",
     "one_line",
     "open_display",
     "pick_samples",
@@ -58,8 +59,12 @@ class Display(Protocol):
         """The run begins."""
         ...
 
-    def stage(self, name: str, steps: int) -> None:
-        """A stage of `steps` steps begins (or goes on, after a resume)."""
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None:
+        """A stage of `steps` steps begins (or goes on, after a resume).
+
+        Args:
+            logged: Numbers that its program logs (`fl.log`), shown with each step.
+        """
         ...
 
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
@@ -189,8 +194,20 @@ def token_rates(metrics: StepMetrics) -> list[str]:
     ]
 
 
-def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
-    """A step as one line; what does not apply to its stage is left out."""
+def logged_numbers(metrics: StepMetrics, logged: Sequence[str]) -> list[str]:
+    """`surprise 0.693`, for each number that a program logs and that this step has."""
+    found = metrics.extra
+    return [f"{name} {found[name]:.4g}" for name in logged if name in found]
+
+
+def step_line(
+    metrics: StepMetrics, steps: int, eta_s: float | None, logged: Sequence[str] = ()
+) -> str:
+    """A step as one line; what does not apply to its stage is left out.
+
+    Args:
+        logged: Names of what the program logs.
+    """
     parts = [f"{metrics.stage} {metrics.step}/{steps}".ljust(14)]
     if metrics.reward_mean is not None:
         spread = "" if metrics.reward_std is None else f" (std {metrics.reward_std:.2f})"
@@ -204,6 +221,7 @@ def step_line(metrics: StepMetrics, steps: int, eta_s: float | None) -> str:
         parts.append(f"no update, all {metrics.filtered_groups} groups filtered")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    parts += logged_numbers(metrics, logged)
     if metrics.skipped_updates:
         parts.append(f"updates skipped {metrics.skipped_updates}")
     rates = token_rates(metrics)
@@ -237,6 +255,7 @@ class PlainDisplay:
         self._samples_every_s = samples_every_s
         self._clock = clock
         self._steps = 0
+        self._logged: Sequence[str] = ()
         self._next_line = 0.0
         self._next_samples = clock() + samples_every_s
         self._broken = False
@@ -261,8 +280,9 @@ class PlainDisplay:
     def start(self, info: RunInfo) -> None:
         self._print(f"run {info.name}: {' -> '.join(info.stages)}, folder {info.folder}")
 
-    def stage(self, name: str, steps: int) -> None:
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None:
         self._steps = steps
+        self._logged = logged
         self._next_line = self._clock()
         self._print(f"stage {name}: {steps} steps")
 
@@ -270,7 +290,7 @@ class PlainDisplay:
         now = self._clock()
         if now >= self._next_line or metrics.step == self._steps:
             self._next_line = now + self._every_s
-            self._print(step_line(metrics, self._steps, eta_s))
+            self._print(step_line(metrics, self._steps, eta_s, self._logged))
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
         now = self._clock()
@@ -303,7 +323,7 @@ class SilentDisplay:
     """Shows nothing: for tests, and for programs that read the run folder instead."""
 
     def start(self, info: RunInfo) -> None: ...
-    def stage(self, name: str, steps: int) -> None: ...
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None: ...
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None: ...
     def samples(self, rows: Sequence[SampleRow]) -> None: ...
     def evaluation(self, stage: str, step: int, metrics: Mapping[str, float]) -> None: ...

@@ -22,6 +22,7 @@ from rich.text import Text
 from flowrl.observe.display import (
     RunInfo,
     format_seconds,
+    logged_numbers,
     one_line,
     pick_samples,
     summary_lines,
@@ -71,6 +72,7 @@ class RichDisplay:
         self._info: RunInfo | None = None
         self._stage = ""
         self._steps = 0
+        self._logged: Sequence[str] = ()
         self._last: StepMetrics | None = None
         self._eta: tuple[float, float] | None = None
         self._curve: deque[float] = deque(maxlen=_HISTORY)
@@ -87,10 +89,10 @@ class RichDisplay:
         )
         self._live.start()
 
-    def stage(self, name: str, steps: int) -> None:
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None:
         if self._last is not None:
             self._print(self._stage_line(self._last))
-        self._stage, self._steps = name, steps
+        self._stage, self._steps, self._logged = name, steps, logged
         self._last = self._eta = None
         self._curve.clear()
         self._samples, self._samples_until = (), 0.0
@@ -140,6 +142,7 @@ class RichDisplay:
             parts.append(f"reward {metrics.reward_mean:.3f}")
         if metrics.loss is not None:
             parts.append(f"loss {metrics.loss:.4f}")
+        parts += logged_numbers(metrics, self._logged)
         return Text("  ".join(parts), style="dim")
 
     def render(self) -> RenderableType:
@@ -193,6 +196,9 @@ class RichDisplay:
         if rates:
             lines.append(f"tokens/s  {'  '.join(rates)}\n")
         lines.append("update    " + "  ".join(_update_parts(last)))
+        logged = logged_numbers(last, self._logged)
+        if logged:
+            lines.append("\nlogged    " + "  ".join(logged))
         return lines
 
 

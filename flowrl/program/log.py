@@ -14,7 +14,7 @@ __all__ = ["log"]
 
 @operation
 def log(name: str, value: Handle) -> None:
-    """Writes the mean of a field to metrics.jsonl and the display, each step.
+    """Shows the mean of a field with each step, and writes it to metrics.jsonl (`extra`).
 
     Args:
         name: What it is called there; letters, digits and `_./-`.

@@ -32,7 +32,7 @@ from types import FrameType
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError, RewardError
-from flowrl.graph import Graph, format_graph, graph_to_json, parse
+from flowrl.graph import Graph, Op, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
@@ -397,7 +397,8 @@ class Run:
         """
         stage = self._stages[index]
         last = index == len(self._stages) - 1
-        self._display.stage(stage.name, stage.config.train.steps)
+        logged = [str(node.attr("name")) for node in stage.graph.of_op(Op.LOG)]
+        self._display.stage(stage.name, stage.config.train.steps, logged)
         self.loop = self._open.begin_stage(index, checkpoint)
         to_go = TimeToGo(stage.config.train.steps)
         step = done

@@ -128,6 +128,28 @@ def test_a_supervised_step_shows_no_reward():
     assert stream.getvalue().splitlines()[-1].split() == ["sft", "1/2", "loss", "2.5000"]
 
 
+def test_what_a_program_logs_stands_in_the_lines_of_its_steps_and_in_the_panel():
+    logged = ("surprise", "best/score")
+    row = replace(STEP, seconds={}, extra={"surprise": 0.6931, "pairs": 3.0, "best/score": 1.0})
+    stream = io.StringIO()
+    plain = PlainDisplay(stream)
+    plain.stage("grpo", 2, logged)
+    plain.step(row)
+    plain.step(replace(row, step=2, extra={}))  # no sample was left to take a mean of
+    first, second = stream.getvalue().splitlines()[1:]
+    assert first.endswith("loss 0.0123  surprise 0.6931  best/score 1")
+    assert second.endswith("loss 0.0123")
+    panel = RichDisplay(Terminal(), clock=Clock())
+    panel.stage("grpo", 2, logged)
+    panel.step(row)
+    text = render(panel)
+    assert "logged    surprise 0.6931  best/score 1" in text
+    assert "pairs" not in text
+    panel.stage("more", 2)
+    panel.step(row)
+    assert "logged" not in render(panel)
+
+
 def test_a_stream_that_cannot_spell_a_text_gets_escapes():
     raw = io.BytesIO()
     display = PlainDisplay(io.TextIOWrapper(raw, encoding="ascii", write_through=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 import flowrl as fl
+from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_session import EagerSession
@@ -254,6 +257,19 @@ def test_an_unknown_executor_is_refused(tmp_path: Path):
     config = rewarded("looking", tmp_path)
     with pytest.raises(fl.ConfigError, match="no such executor"):
         fl.run(None, config, executor="ray")  # type: ignore[arg-type]
+
+
+def test_what_a_program_logs_is_shown_with_its_steps(tmp_path: Path):
+    stream = io.StringIO()
+    made = fl.run(
+        None, rewarded("own_functions", tmp_path), display=PlainDisplay(stream, every_s=0.0)
+    )
+    rows = map(json.loads, (made.folder / "metrics.jsonl").read_text().splitlines())
+    shown = [line for line in stream.getvalue().splitlines() if "  reward " in line]
+    means = [row["extra"]["halved"] for row in rows]
+    assert means
+    for line, mean in zip(shown, means, strict=True):
+        assert f"  halved {mean:.4g}" in line
 
 
 # -- breakpoints --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ class CtrlC(WatchedDisplay):
         self._number = number
         self.armed = False
 
-    def stage(self, name: str, steps: int) -> None:
+    def stage(self, name: str, steps: int, logged: Sequence[str] = ()) -> None:
         self._passed((name, 0))
 
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
