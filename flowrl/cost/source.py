@@ -6,6 +6,7 @@ figures of the device and a few calibrated efficiencies. `flowrl.cost.measured` 
 know; `Estimate.source` tells which one answered.
 
 Conventions:
+- `decode_step` and `prefill` are all that an engine takes for them, its host's time included.
 - `layout` is the role's whole layout. A replica is `layout.model_devices` devices; `decode_step`
   and `prefill` are of one replica, everything else is of a batch that all replicas share.
 - times are of one step's work, with no other work on the same devices.
@@ -16,13 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from flowrl.cluster.hardware import Machine
-    from flowrl.cost.layout import Layout
-    from flowrl.cost.lengths import Lengths
-    from flowrl.cost.models import ModelShape
+from flowrl.cluster.hardware import Machine
+from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import Lengths
+from flowrl.cost.models import ModelShape
 
 __all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source"]
 

@@ -1,0 +1,189 @@
+"""What devices and programs reach of what they could: every calibrated constant, and on what.
+
+Three sets of rows calibrated them, and all others were held out (`benchmarks/results/
+predict_published.md` shows the errors of both):
+
+- K: kernels behind the decode and prefill steps of Qwen3-8B on one H100 (tp 1 to 8) in
+  AIConfigurator 0.12.0 (NVIDIA, SGLang 0.5.14); the per-operator times that add up to the rows
+  `h100_sxm, Qwen3-8B` of `engine_steps.json`.
+- X: in the same way, of Qwen3-30B-A3B with experts divided over tensor ranks (`moe_ep` 1), and for
+  `expert_skew` with whole experts on ranks.
+- S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
+
+No constant is fitted to a single row of what is predicted, and none depends on a model.
+
+Rates are shares of what a large matrix product or a copy reaches on the device, where the
+catalogue has that measured; else of that share of the data sheet which the devices that have both
+reach on average (H100, H200).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flowrl.cluster.hardware import DeviceSpec
+
+__all__ = [
+    "ALL_REDUCE_BASE_S",
+    "ALL_REDUCE_RANK_S",
+    "CURRENT",
+    "DECODE_ATTENTION_S",
+    "EARLIER",
+    "ELEMENTWISE_S",
+    "ENGINE_HOST_S",
+    "EXPERTS_S",
+    "EXPERT_PASSES",
+    "HOST_LINK_SHARE",
+    "LINK_SHARE",
+    "LOGIT_PASSES",
+    "MATMUL_S",
+    "NETWORK_LATENCY_S",
+    "PREFILL_ATTENTION_S",
+    "PREFILL_CHUNK_TOKENS",
+    "SYNC_BUCKET_BYTES",
+    "SYNC_BUCKET_S",
+    "TRAINER_SHARE",
+    "Generation",
+    "Rates",
+    "expert_skew",
+    "generation",
+    "rates",
+]
+
+UNMEASURED_FLOPS_SHARE = 0.80
+UNMEASURED_BYTES_SHARE = 0.88
+"""Of the data sheet, where nothing is measured: 798 and 790 of 989 TFLOP/s, 3.0 of 3.35 and 4.2 of
+4.8 TB/s."""
+
+MATMUL_FLOPS_SHARE = 0.93
+MATMUL_S = 4.0e-6
+"""A matrix product (K): `MATMUL_S + max(operations / rate, bytes / rate)`."""
+
+ELEMENTWISE_S = 3.0e-6
+"""A norm with its residual, an activation, an embedding (K): that, and its bytes at the rate of
+matrix products."""
+
+DECODE_ATTENTION_S = 12.0e-6
+"""One layer's attention of one token a row over what it has cached (K)."""
+
+PREFILL_ATTENTION_S = 52.0e-6
+PREFILL_ATTENTION_FLOPS_SHARE = 0.75
+"""One layer's attention over whole prompts (K): that, its operations, and the bytes of queries,
+keys, values and outputs, one after the other."""
+
+EXPERTS_S = 20.0e-6
+EXPERT_FLOPS_SHARE = 0.80
+EXPERT_BYTES_SHARE = 1.0
+EXPERT_PASSES = 5
+"""One layer's routed experts (X): that, the weights of the experts that are hit or the operations,
+whichever takes longer, and so many times the bytes of each token for each of its experts (copies
+in and out of the experts' order, and their sum)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What differs between generations of devices and of the kernels written for them.
+
+    Attributes:
+        start_scale: On all starts of kernels and collectives.
+        matmul_bytes_share: Of the memory rate, for matrix products.
+        decode_attention_bytes_share: For attention over the cache.
+    """
+
+    start_scale: float
+    matmul_bytes_share: float
+    decode_attention_bytes_share: float
+
+
+CURRENT = Generation(start_scale=1.0, matmul_bytes_share=0.93, decode_attention_bytes_share=1.0)
+"""Hopper (K), and devices of which nothing else is known."""
+
+EARLIER = Generation(start_scale=1.8, matmul_bytes_share=0.87, decode_attention_bytes_share=0.58)
+"""Ampere, whose attention kernels are those of FlashAttention 2: the operators of Qwen3-8B on A100
+in the database of K (SGLang 0.5.10). Taken for Ascend too, of which there are no rows."""
+
+_EARLIER_NAMES = ("A100", "A800", "Ascend")
+
+EXPERT_SKEW_POWER = 0.65
+EXPERT_SKEW_MOST = 4.0
+
+ALL_REDUCE_BASE_S = 2.0e-6
+ALL_REDUCE_RANK_S = 0.2e-6
+LINK_SHARE = 0.70
+"""Collectives inside a node (K): base and rank time, and the volume of a ring at that share of the
+link."""
+
+NETWORK_LATENCY_S = 12.0e-6
+NETWORK_SHARE = 0.80
+"""Between nodes; not calibrated, for no row has it: common figures of NCCL on 400 Gb/s links."""
+
+ENGINE_HOST_S = 4.0e-3
+"""What an engine's host adds to a decode step (S): scheduling, sampling, logprobs, detokenising.
+Published kernel times leave it out."""
+
+PREFILL_CHUNK_TOKENS = 8192
+"""Of a pass in which prompts enter: the default of SGLang on such devices, and of vLLM."""
+
+TRAINER_SHARE = 0.52
+"""What the kernels of a trainer's passes take of its time (S): the rest are unfused elementwise
+work, gaps between launches, padding and uneven micro-batches."""
+
+LOGIT_PASSES = 5
+"""Times that a trainer reads or writes float32 logits of a token in one pass; not calibrated: a
+cast, the maximum and sum of softmax, the difference, the pick, the entropy."""
+
+HOST_LINK_SHARE = 0.80
+"""Of the link to host memory, from pinned memory; not calibrated."""
+
+SYNC_BUCKET_BYTES = 512 << 20
+SYNC_BUCKET_S = 10.0e-3
+"""Weights travel in buckets, each with host work of its own; not calibrated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What kernels of each class reach on one device, in operations and bytes a second.
+
+    Attributes:
+        start_scale: On the starts of kernels.
+    """
+
+    flops: float
+    nbytes: float
+    start_scale: float
+    decode_attention_bytes: float
+    prefill_attention_flops: float
+    expert_flops: float
+    expert_bytes: float
+
+
+def generation(spec: DeviceSpec) -> Generation:
+    """By the device's name in the catalogue."""
+    return EARLIER if spec.name.startswith(_EARLIER_NAMES) else CURRENT
+
+
+@lru_cache(maxsize=64)
+def rates(spec: DeviceSpec) -> Rates:
+    """Of a device; a core of a CPU counts as one."""
+    flops = spec.measured_flops or spec.flops * UNMEASURED_FLOPS_SHARE
+    nbytes = spec.measured_memory_bytes_per_s or spec.memory_bytes_per_s * UNMEASURED_BYTES_SHARE
+    kind = generation(spec)
+    return Rates(
+        flops=flops * MATMUL_FLOPS_SHARE,
+        nbytes=nbytes * kind.matmul_bytes_share,
+        start_scale=kind.start_scale,
+        decode_attention_bytes=nbytes * kind.decode_attention_bytes_share,
+        prefill_attention_flops=flops * PREFILL_ATTENTION_FLOPS_SHARE,
+        expert_flops=flops * EXPERT_FLOPS_SHARE,
+        expert_bytes=nbytes * EXPERT_BYTES_SHARE,
+    )
+
+
+def expert_skew(ep: int) -> float:
+    """How much more the fullest of `ep` ranks with whole experts has to do than the mean one (X).
+
+    `ep^0.65`, at most 4: choices of experts follow a power law in those rows. Trainers balance
+    their experts, so a trainer's passes leave it out.
+    """
+    return min(ep**EXPERT_SKEW_POWER, EXPERT_SKEW_MOST)
