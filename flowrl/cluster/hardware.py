@@ -99,12 +99,12 @@ def device_spec(name: str, *, where: str | None = None) -> DeviceSpec:
     spec = find_spec(name)
     if spec is not None:
         return spec
-    near = nearest(name, [*catalogue(), *_read()[1]])
+    near = find_spec(nearest(name, _read()[1]) or "")
     raise ConfigError(
         "no such device in the hardware catalogue",
         where=where,
         found=repr(name),
-        expected=f"one of {listing(catalogue())}" + (f" (nearest {near})" if near else ""),
+        expected=f"one of {listing(catalogue())}" + (f" (nearest {near.name})" if near else ""),
         hint="add it to configs/hardware, or give its figures where it is named",
     )
 

@@ -137,6 +137,17 @@ for entry in entries("flowrl.graphs"):
     assert built.python(code).split("\n")[:-1] == [f"{name} Workflow" for name in programs]
 
 
+def test_the_hardware_catalogue_comes_with_the_wheel(built: Built, repository: Path) -> None:
+    code = """
+from flowrl.cluster.hardware import _FOLDERS, catalogue
+print(_FOLDERS[0].is_dir(), _FOLDERS[1].exists(), *catalogue())
+"""
+    packed, checkout, *devices = built.python(code).split()
+    assert (packed, checkout) == ("True", "False")
+    text = "".join(p.read_text() for p in (repository / "configs/hardware").glob("*.yaml"))
+    assert len(devices) == text.count("bf16_tflops:") - text.count("measured: {bf16_tflops:")
+
+
 def test_the_command_is_installed_and_runs_outside_the_source_tree(built: Built) -> None:
     command = str(built.environment / "bin/flowrl")
     assert "Usage" in run(command, "--help", cwd=built.environment)

@@ -1,0 +1,81 @@
+"""The hardware catalogue: figures with sources, found by the names that drivers give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.cluster import hardware
+from flowrl.cluster.hardware import catalogue, device_spec, find_spec
+from flowrl.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def test_figures_are_those_of_the_data_sheet_in_bytes_and_operations() -> None:
+    spec = device_spec("H100-SXM-80GB")
+    assert (spec.type, spec.flops, spec.memory_bytes) == ("cuda", 989e12, 80 * GIB)
+    assert spec.memory_bytes_per_s == 3.35e12
+    assert (spec.intra_bytes_per_s, spec.inter_bytes_per_s) == (450e9, 50e9)
+    assert (spec.measured_flops, spec.measured_memory_bytes_per_s) == (798e12, 3.0e12)
+    assert device_spec("A100-SXM-80GB").measured_flops is None
+    assert device_spec("Ascend-A3-die").sibling_bytes_per_s == 224e9
+
+
+def test_every_device_has_a_source_and_measures_no_more_than_its_peak() -> None:
+    assert {spec.type for spec in catalogue().values()} == {"cuda", "npu", "cpu"}
+    for name, spec in catalogue().items():
+        assert spec.name == name
+        assert len(spec.source) > 10
+        assert (spec.measured_flops or 0) < spec.flops
+        assert (spec.measured_memory_bytes_per_s or 0) < spec.memory_bytes_per_s
+        assert spec.inter_bytes_per_s < spec.intra_bytes_per_s <= spec.memory_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"),
+        ("nvidia a100-sxm4-80gb", "A100-SXM-80GB"),
+        ("h20-96gb", "H20-96GB"),
+        ("910B3", "Ascend-A2-910B-313T"),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_its_driver_gives(name: str, found: str) -> None:
+    assert device_spec(name).name == found
+
+
+def test_an_unknown_device_gets_the_nearest_and_the_way_out() -> None:
+    assert find_spec("H800") is None
+    with pytest.raises(ConfigError) as caught:
+        device_spec("H100-SXM-80", where="c.yaml: nodes.0.devices.0")
+    text = str(caught.value)
+    assert text.startswith("c.yaml: nodes.0.devices.0: no such device")
+    assert "nearest H100-SXM-80GB" in text
+    assert "configs/hardware" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devices: {}", "broken"),
+        ("devices: {X: {type: cuda}}", "bf16_tflops"),
+        ("devices: [", "broken"),
+    ],
+)
+def test_a_broken_file_of_the_catalogue_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    monkeypatch.setattr(hardware, "_FOLDERS", (tmp_path,))
+    hardware._read.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=message) as caught:
+            catalogue()
+        assert caught.value.where == str(tmp_path / "own.yaml")
+        monkeypatch.setattr(hardware, "_FOLDERS", (tmp_path / "none",))
+        with pytest.raises(ConfigError, match="missing from this installation"):
+            catalogue()
+    finally:
+        hardware._read.cache_clear()
