@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +21,7 @@ __all__ = [
     "Array",
     "MapBatch",
     "MapResult",
+    "check_alone",
     "cosine_length",
     "own",
     "repetition",
@@ -152,20 +152,6 @@ def own(batch: MapBatch, spec: MapSpec) -> MapResult:
     """
     assert isinstance(spec, OwnMap)
     function = UserFunction.load("map", spec.function, spec.options, spec.reads)
-    given = _called(function, batch, spec)
-    if spec.alone and len(batch.groups) > 1 and _LOOKED_AT[spec] < _LOOKS:
-        _LOOKED_AT[spec] += 1
-        _refuse_looking_aside(function, batch, spec, given)
-    return given
-
-
-_LOOKS = 8
-_LOOKED_AT: Counter[OwnMap] = Counter()
-"""Batches at which each map was seen to keep `per_sample`. A few are enough for a mean over the
-batch to show, and all of them would make the map cost twice."""
-
-
-def _called(function: UserFunction, batch: MapBatch, spec: OwnMap) -> MapResult:
     found = function(batch)
     if not isinstance(found, Mapping):
         found = {spec.gives[0][0]: found}
@@ -180,18 +166,21 @@ def _called(function: UserFunction, batch: MapBatch, spec: OwnMap) -> MapResult:
     return {field[0]: _checked(function, found[field[0]], field, batch) for field in spec.gives}
 
 
-def _refuse_looking_aside(
-    function: UserFunction, batch: MapBatch, spec: OwnMap, given: MapResult
-) -> None:
-    """Raises where the first half of the samples by itself gets other numbers."""
+def check_alone(batch: MapBatch, spec: OwnMap, given: MapResult) -> None:
+    """Compares what a map gave with what it gives the first half of the samples by themselves.
+
+    Raises:
+        TraceError: other numbers, though it says `per_sample`; with the function's line.
+    """
     half = np.arange((len(batch.groups) + 1) // 2)
-    alone = _called(function, batch.part(half), spec)
+    alone = own(batch.part(half), spec)
     for name, _, unit in spec.gives:
         end = len(half) if unit == "samples" else int(batch.offsets[len(half)])
         whole, part = given[name][:end], alone[name]
         same = np.isclose(whole.astype(np.float64), part.astype(np.float64), rtol=1e-4, atol=1e-6)
         if not same.all():
             place = int(np.flatnonzero(~same)[0])
+            function = UserFunction.load("map", spec.function, spec.options, spec.reads)
             raise function.refuse(
                 "says per_sample=True, but what it gives of a sample depends on the others of its "
                 "batch, or on chance",

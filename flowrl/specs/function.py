@@ -42,7 +42,7 @@ __all__ = [
 
 NO_DEBUGGER = (
     "BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
-    "runtime.executor=eager stops at breakpoints"
+    "executor=eager stops at breakpoints"
 )
 """What a debugger that finds nobody raises, in words; the same in rewards, environments, maps."""
 

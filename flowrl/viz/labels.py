@@ -10,6 +10,9 @@ from flowrl.graph import Edge, Graph, Level, Node, Op
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.specs import KL, Scalar, Spec
 from flowrl.specs.cost import NodeCost
+from flowrl.specs.loss import OwnLoss
+from flowrl.specs.maps import OwnMap, WeightedSum
+from flowrl.specs.own_advantage import OwnAdvantage
 
 __all__ = [
     "ROLE_COLOURS",
@@ -77,8 +80,47 @@ def _short_scalar(value: Scalar) -> str:
 
 def short_spec(spec: Spec) -> str:
     """A specification with those fields that differ from their default, and the main ones."""
-    if isinstance(spec, KL):
-        return f"{spec.estimator}({spec.coefficient:g})"
+    match spec:
+        case KL():
+            return _told_penalty(spec)
+        case OwnMap() | OwnAdvantage() | OwnLoss():
+            return _told_own(spec)
+        case WeightedSum():
+            return f"weighted sum, weights {', '.join(f'{each:g}' for each in spec.factors)}"
+        case _:
+            return _told(spec)
+
+
+def _told_penalty(spec: KL) -> str:
+    """`k3(0.001)`; one that is steered tells where to, and any clamp: `k3(0.1, target=6)`."""
+    shown = [f"{spec.coefficient:g}"]
+    for name, value, field in spec.items():
+        if name not in ("estimator", "coefficient") and value != field.default:
+            shown.append(f"{name}={_short_scalar(value)}")
+    return f"{spec.estimator}({', '.join(shown)})"
+
+
+def _told_own(spec: OwnMap | OwnAdvantage | OwnLoss) -> str:
+    """`own.py:brief(scale=0.5)`, and what its declaration means; edges tell what it reads."""
+    options = ", ".join(f"{name}={_short_scalar(value)}" for name, value in spec.options)
+    parts = [f"{spec.function}({options})" if options else spec.function]
+    match spec:
+        case OwnMap():
+            for name, _, unit in spec.gives:
+                if name != "score":
+                    parts.append(f"gives {name} {_PER[unit]}")
+            if spec.per_sample:
+                parts.append("each sample by itself")
+        case OwnAdvantage():
+            parts += ["one a token"] if spec.per_token else []
+            parts += ["with a critic's returns"] if spec.gives_returns else []
+        case OwnLoss():
+            parts += [spec.aggregation] if spec.aggregation != "token-mean" else []
+            parts += ["corrects for the behaviour policy"] if spec.corrects_behaviour else []
+    return ", ".join(parts)
+
+
+def _told(spec: Spec) -> str:
     shown = []
     for name, value, field in spec.items():
         default = field.default
@@ -122,7 +164,7 @@ def node_notes(graph: Graph, node: Node) -> tuple[str, ...]:
         elif isinstance(value, Spec):
             named = name in ("loss", "kl")
             notes.append(f"{name}={short_spec(value)}" if named else short_spec(value))
-        else:
+        elif node.op is not Op.LOG:  # its id has the name
             notes.append(_said(graph, node, name, value))
     if "rewards" in node.inputs:
         open_.insert(0, "advantage")

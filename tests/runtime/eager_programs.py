@@ -65,6 +65,19 @@ def ratio_loss(logprobs, batch):
     return -ratio * batch.advantages * weights
 
 
+@fl.map(reads="score", gives="score", per_sample=True)
+def place_in_batch(batch):
+    """Says that it looks at each sample alone, and does not."""
+    return batch["score"] - len(batch.groups)
+
+
+@fl.workflow
+def looking_aside(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """A map that breaks its word."""
+    rollout = actor.generate(prompts)
+    actor.update(rollout, place_in_batch(verifier.score(rollout)))
+
+
 @fl.workflow
 def own_functions(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Maps before and behind a filter, an advantage and a loss of one's own, a second filter."""

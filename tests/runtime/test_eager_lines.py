@@ -259,6 +259,20 @@ def test_an_unknown_executor_is_refused(tmp_path: Path):
         fl.run(None, config, executor="ray")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("executor", ["eager", "local"])
+def test_a_map_that_looks_at_other_samples_and_says_that_it_does_not_is_stopped(
+    executor: str, tmp_path: Path
+):
+    with pytest.raises(fl.TraceError, match="says per_sample=True, but what it gives of") as caught:
+        fl.run(
+            None,
+            rewarded("looking_aside", tmp_path),
+            overrides=[f"executor={executor}"],
+            display=WatchedDisplay(),
+        )
+    assert "eager_programs.py:" in str(caught.value.where)
+
+
 def test_what_a_program_logs_is_shown_with_its_steps(tmp_path: Path):
     stream = io.StringIO()
     made = fl.run(

@@ -330,6 +330,6 @@ def test_a_breakpoint_in_a_reward_is_told_which_executor_stops_at_it():
     (left,) = run("breakpoint", timeout_s=30.0)
     assert left.message.startswith(
         "raised BdbQuit: a breakpoint has no terminal to stop at here, or the debugger was left; "
-        "runtime.executor=eager stops at breakpoints ("
+        "executor=eager stops at breakpoints ("
     )
     assert left.frames[-1].endswith(" in _breakpoint")

@@ -1,4 +1,4 @@
-"""`check_map` passes what is as it was declared, and names what is not; so does a run's guard."""
+"""`check_map` passes what is as it was declared, and names what is not; a run looks too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flowrl.algo import resolve_map
-from flowrl.algo.maps import MapBatch
+from flowrl.algo.maps import MapBatch, check_alone
 from flowrl.errors import DataError, TraceError
 from flowrl.specs import CosineLength, Repetition, SoftOverlong, StopProperly, UserMap, WeightedSum
 from flowrl.testing import check_map
@@ -163,29 +163,17 @@ def aside(batch: MapBatch) -> Any:
     return batch["score"] - batch["score"].mean()
 
 
-def test_a_run_refuses_a_map_that_looks_at_other_samples_and_says_that_it_does_not() -> None:
-    run = resolve_map(aside.spec())
-    # A mean that is the same in every part does not show.
-    assert run(batch_of([1.0, 1.0, 1.0, 1.0]))["score"].tolist() == [0.0] * 4
+def test_a_half_of_a_batch_shows_a_map_that_looks_at_other_samples() -> None:
+    def look(scores: list[float]) -> None:
+        batch = batch_of(scores)
+        check_alone(batch, aside.spec(), resolve_map(aside.spec())(batch))
+
+    look([1.0, 1.0, 1.0, 1.0])  # a mean that is the same in every part does not show
     with pytest.raises(TraceError, match="says per_sample=True, but what it gives") as caught:
-        run(batch_of([1.0, 0.0, 0.0, 1.0, 1.0, 0.0]))
+        look([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     # Of six samples the mean is 1/2, of the first three 1/3.
-    assert caught.value.found == ("'score' of sample 0 is 0.5 among 6 samples, 0.666667 among 3")
+    assert caught.value.found == "'score' of sample 0 is 0.5 among 6 samples, 0.666667 among 3"
     assert str(caught.value.where).startswith(__file__)
-
-
-@mark(reads="score", per_sample=True)
-def counted(batch: MapBatch) -> Any:
-    counted.calls.append(len(batch.groups))  # type: ignore[attr-defined]
-    return batch["score"]
-
-
-def test_a_run_looks_at_a_few_batches_only() -> None:
-    counted.calls = []  # type: ignore[attr-defined]
-    run = resolve_map(counted.spec())
-    for _ in range(20):
-        run(batch_of([1.0, 0.0]))
-    assert counted.calls == [2, 1] * 8 + [2] * 12  # type: ignore[attr-defined]
 
 
 def test_a_part_of_a_batch_is_the_batch_of_its_samples() -> None:

@@ -12,8 +12,10 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph, SourceRef, format_graph, graph_from_json
 from flowrl.passes import Context, run_passes
 from flowrl.viz import FORMATS, render
+from flowrl.viz.labels import node_notes
 from flowrl_graphs.grpo import grpo
 from flowrl_graphs.sft import sft
+from tests.viz.own_parts import own_parts
 
 
 def with_short_sources(graph: Graph) -> Graph:
@@ -113,3 +115,26 @@ def test_texts_of_the_program_break_no_line_and_no_label(format_):
         assert "#35;d; #amp; " in line
     else:
         assert line.endswith("];")
+
+
+def said_of(node: str, **attrs: object) -> tuple[str, ...]:
+    """What drawings say of a node of `own_parts`."""
+    graph = own_parts.trace(attrs)  # type: ignore[arg-type]
+    return node_notes(graph, graph.node(node))
+
+
+def test_functions_of_ones_own_are_told_in_words() -> None:
+    assert said_of("map") == ("tests.viz.own_parts:brief(scale=0.5), each sample by itself",)
+    assert said_of("map.2") == ("tests.viz.own_parts:surprise, gives surprise per token",)
+    assert said_of("advantage") == ("tests.viz.own_parts:by_length(power=0.5)",)
+    assert said_of("actor.update")[0] == (
+        "loss=tests.viz.own_parts:nearby(beta=0.1), sequence-mean-token-mean, corrects for the "
+        "behaviour policy"
+    )
+    # What a log is called stands in its id.
+    assert said_of("log.brief") == ()
+
+
+def test_a_steered_penalty_tells_where_it_is_steered_to() -> None:
+    assert said_of("actor.update")[1] == "kl=k3(0.1)"
+    assert said_of("actor.update", target=6.0)[1] == "kl=k3(0.1, target=6)"
