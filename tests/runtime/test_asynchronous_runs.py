@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,26 @@ from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from flowrl.rollout import PromptsOffered, RolloutScheduler
 from flowrl.rollout.journal import replay
+from flowrl.runtime import engine_process
 from flowrl.runtime.asynchronous_stage import ages_of
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.journal_files import _joined, rollout_journals
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
 from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, tiny_config
+from tests.runtime.warm_processes import WarmProcesses
 
 DEADLINE_S = 240.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_starts() -> Iterator[None]:
+    """Engines begin with torch loaded: this file opens two dozen of them."""
+    warm = WarmProcesses(["flowrl.runtime.engine_worker", "flowrl_backends.torch.engine"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "start_module", warm.start)
+        yield
+    warm.close()
 
 
 def config_of(runs: Path, *, staleness: int = 2, **train: Any) -> dict[str, Any]:
