@@ -75,11 +75,12 @@ def forward_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: T
     rates, width = efficiency.rates(machine.spec), dtype_bytes(machine)
     m = tokens.count / layout.cp
     tp, h, layers, sparse = layout.tp, shape.hidden_size, shape.num_layers, shape.num_expert_layers
+    norm_ranks = tp if tokens.training else 1  # trainers divide them by sequence parallelism
     parts = {
         "embedding": kernels.elementwise_s(rates, 2 * m * h * width),
         "projections": layers * _projections_s(shape, tp, rates, m, tokens.cached, width),
         "attention": layers * _attention_s(shape, layout, rates, tokens, width),
-        "norms": layers * 2 * kernels.elementwise_s(rates, 4 * m * h * width),
+        "norms": layers * 2 * kernels.elementwise_s(rates, 4 * m * h * width / norm_ranks),
         "mlp": (layers - sparse) * _mlp_s(rates, m, h, shape.intermediate_size / tp, width),
         "head": _head_s(shape, layout, rates, tokens, width),
         "tensor parallel": _tensor_parallel_s(shape, layout, machine, m * h * width),

@@ -47,6 +47,8 @@ _NORMAL = NormalDist()
 class Lengths(Protocol):
     """A distribution of response tokens. Equal ones are equal and hash alike."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def mean(self) -> float:
         """Tokens, after the cut at `maximum`."""

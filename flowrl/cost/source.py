@@ -20,20 +20,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from flowrl.cluster.hardware import Machine
+from flowrl.cost.activations import Recompute
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
+from flowrl.cost.role_memory import Shard
 
 __all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source"]
 
 Source: TypeAlias = Literal["analytic", "measured", "aiconfigurator"]
-
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-"""Activations that a backward pass computes anew: none, those inside attention, all."""
-
-Shard: TypeAlias = Literal["none", "optimizer", "full"]
-"""What data-parallel ranks split: nothing; the optimizer's state (ZeRO-1, Megatron's distributed
-optimizer); parameters, gradients and state (ZeRO-3, FSDP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +149,12 @@ class Cost(Protocol):
         *,
         apart: bool,
         dtype_bytes: int = ...,
+        shard: Shard = ...,
     ) -> Estimate:
         """An engine takes over a trainer's parameters.
 
         Args:
+            shard: What the trainer's data ranks divide.
             apart: The two live on other devices; else on the same ones.
         """
         ...

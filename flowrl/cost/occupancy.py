@@ -1,0 +1,192 @@
+"""How full an engine is while it generates a batch: which rows run when, in decode steps.
+
+One replica has n samples, `slots` rows at most, and room for `kv_tokens`. All rows that run get a
+token a step. A sample that ends makes room for the next that waits. Prompts of a group are held
+once, so a row needs `prompt / group` tokens besides its own. Where rows outgrow the cache, the one
+that came last is put back with what it has, and comes first again when there is room (SGLang and
+vLLM do so, and compute its keys and values again then).
+
+Nothing is drawn: lengths are the quantiles of their distribution, in an order that mixes long and
+short ones (steps of the golden ratio), and the longest is the expected longest of the whole batch.
+Where samples wait, which of them come last matters, so some rotations of the order are averaged.
+
+Batches of more than `MOST_SAMPLES` are computed with each row standing for several.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from flowrl.cost.lengths import Floats, Lengths, expected_maximum, spread
+from flowrl.errors import PlanError
+
+__all__ = ["MOST_SAMPLES", "Occupancy", "occupancy", "run_rows"]
+
+MOST_SAMPLES = 256
+ROTATIONS = 4
+RESERVE_TOKENS = 64
+"""Of every row, free when another is let in, so that it is not put back at once."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Pieces of time in which the same rows run: float64 `[pieces]` each.
+
+    Attributes:
+        steps: Decode steps of the piece.
+        batch: Rows.
+        own: Mean tokens that a row has generated, in the middle of the piece.
+        again: Tokens that rows put back had to compute again, prompts included, of all pieces.
+        runs: Alternatives that the pieces are of; each counts `1 / runs`.
+    """
+
+    steps: Floats
+    batch: Floats
+    own: Floats
+    again: float
+    runs: int
+
+    @property
+    def total_steps(self) -> float:
+        """Decode steps until the last sample ends."""
+        return float(self.steps.sum()) / self.runs
+
+
+@lru_cache(maxsize=256)
+def occupancy(
+    lengths: Lengths,
+    *,
+    samples: int,
+    of_samples: int,
+    prompt_tokens: float,
+    group_size: float,
+    slots: int,
+    kv_tokens: int,
+) -> Occupancy:
+    """What one replica's engine does with its share of a batch.
+
+    Args:
+        samples: Of this replica.
+        of_samples: Of all replicas: the longest of them decides when the batch is complete.
+
+    Raises:
+        PlanError: the cache does not hold the longest sample, or there are no slots.
+    """
+    longest = expected_maximum(lengths, of_samples)
+    if slots < 1 or prompt_tokens + longest > kv_tokens:
+        raise PlanError(
+            "an engine cannot hold the longest sample",
+            found=f"{slots} slots, room for {kv_tokens:,} tokens",
+            expected=f"a slot, and {prompt_tokens + longest:,.0f} tokens",
+            hint="give it more devices, or shorten max_response_tokens",
+        )
+    scale = max(1, min(samples // MOST_SAMPLES, slots // 16))
+    num = max(1, round(samples / scale))
+    values = spread(lengths, num).copy()
+    values[-1] = max(values[-1], longest)
+    each = prompt_tokens / group_size
+    if num * scale <= slots and _peak_tokens(values, each) * scale <= kv_tokens:
+        return _at_once(values, scale)
+    order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
+    pieces: list[tuple[float, int, float]] = []
+    again = 0.0
+    for rotation in range(ROTATIONS):
+        turned = np.roll(order, rotation * num // ROTATIONS)
+        run, put_back = run_rows(
+            values[turned].tolist(),
+            slots=max(1, slots // scale),
+            kv_tokens=max(kv_tokens / scale, each + longest),
+            held_tokens=each,
+        )
+        pieces += run
+        again += put_back
+    table = np.array(pieces)
+    return Occupancy(
+        steps=table[:, 0],
+        batch=table[:, 1] * scale,
+        own=table[:, 2],
+        again=again * scale / ROTATIONS,
+        runs=ROTATIONS,
+    )
+
+
+def _at_once(values: Floats, scale: int) -> Occupancy:
+    """All start together; between two ends the batch stays."""
+    before = np.concatenate([[0.0], values[:-1]])
+    kept = values > before
+    return Occupancy(
+        steps=(values - before)[kept],
+        batch=(np.arange(len(values), 0, -1.0) * scale)[kept],
+        own=((values + before) / 2)[kept],
+        again=0.0,
+        runs=1,
+    )
+
+
+def _peak_tokens(values: Floats, held: float) -> float:
+    """Most tokens at once where all start together: just before an end."""
+    return float(np.max(np.arange(len(values), 0, -1.0) * (values + held)))
+
+
+def run_rows(
+    lengths: Sequence[float], *, slots: int, kv_tokens: float, held_tokens: float
+) -> tuple[list[tuple[float, int, float]], float]:
+    """Rows on slots, from one end to the next: `(steps, rows, mean own tokens)` of each piece.
+
+    Args:
+        lengths: In the order in which samples come.
+        kv_tokens: At least what one sample needs.
+        held_tokens: Of a row besides what it generates.
+
+    Returns:
+        The pieces, and the tokens that rows put back computed again.
+    """
+    waiting = deque((length, 0.0) for length in lengths)
+    ends: list[tuple[float, int]] = []
+    running: dict[int, tuple[float, float]] = {}  # id: length, step at which it had no token
+    pieces: list[tuple[float, int, float]] = []
+    now = own = again = 0.0
+    number = 0
+    while waiting or running:
+        while waiting and len(running) < slots:
+            length, has = waiting[0]
+            rows = len(running) + 1
+            needed = own + has + rows * (held_tokens + RESERVE_TOKENS)
+            if running and needed > kv_tokens:
+                break
+            waiting.popleft()
+            number += 1
+            running[number] = (length, now - has)
+            heapq.heappush(ends, (now - has + length, number))
+            own += has
+        while ends[0][1] not in running:
+            heapq.heappop(ends)
+        rows = len(running)
+        room = (kv_tokens - own - rows * held_tokens) / rows
+        steps = ends[0][0] - now
+        full = rows > 1 and room < steps
+        steps = max(room, 0.0) if full else steps
+        if steps > 0:
+            pieces.append((steps, rows, own / rows + steps / 2))
+        now += steps
+        own += rows * steps
+        if full:
+            last = next(reversed(running))
+            length, start = running.pop(last)
+            own -= now - start
+            again += held_tokens + now - start
+            waiting.appendleft((length, now - start))
+            continue
+        while ends and (ends[0][0] <= now or ends[0][1] not in running):
+            length, _ = running.pop(heapq.heappop(ends)[1], (0.0, 0.0))
+            own -= length
+    return pieces, again

@@ -1,0 +1,143 @@
+"""What a rollout takes, with its tail: decode steps of a batch that shrinks.
+
+    seconds = sum over pieces of  steps x step(rows, prompt + own tokens)     (the host included)
+            + passes in which prompts enter, in chunks
+            + tokens that rows put back compute again, at the rate of a full chunk
+
+Pieces are those of `flowrl.cost.occupancy`. A step's time is asked of the cost at a few batches
+(doubling) and contexts and is linear in between: exact in the context for a roofline, and within a
+percent or so in the batch.
+
+Samples are given to replicas as these have room, so all replicas are equally full, and the batch is
+complete with its longest sample. A prompt is computed once a group and replica; rows read it each
+for themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flowrl.cost import efficiency
+from flowrl.cost.lengths import Floats, Lengths
+from flowrl.cost.occupancy import occupancy
+from flowrl.cost.source import Estimate, Source
+
+__all__ = ["rollout_estimate"]
+
+DecodeStep = Callable[[int, float], Estimate]
+"""Of a batch and a mean context."""
+
+Prefill = Callable[[int, int], Estimate]
+"""Of rows and their tokens."""
+
+
+def rollout_estimate(
+    decode: DecodeStep,
+    prefill: Prefill,
+    *,
+    replicas: int,
+    samples: int,
+    group_size: int,
+    prompt_tokens: float,
+    lengths: Lengths,
+    slots: int,
+    kv_tokens: int,
+    contexts: int = 2,
+) -> Estimate:
+    """A whole batch on all replicas.
+
+    Args:
+        contexts: How many contexts a step is asked at; 2 where it is linear in them.
+    """
+    mine = math.ceil(samples / replicas)
+    prompts = math.ceil(samples / group_size / replicas)
+    pieces = occupancy(
+        lengths,
+        samples=mine,
+        of_samples=samples,
+        prompt_tokens=prompt_tokens,
+        group_size=mine / prompts,
+        slots=min(slots, mine),
+        kv_tokens=kv_tokens,
+    )
+    top = int(pieces.batch.max())
+    grid = np.linspace(prompt_tokens + 1, prompt_tokens + lengths.maximum, contexts)
+    steps = _StepTable(decode, top, grid)
+    seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / pieces.runs
+    entering = _prefill_s(prefill, prompts, prompt_tokens)
+    again = _again_s(prefill, pieces.again)
+    thin = pieces.batch <= top / 8
+    total = float(seconds.sum()) + entering.seconds + again
+    return Estimate(
+        seconds=total,
+        source=steps.source,
+        parts=(
+            ("decode", float(seconds.sum())),
+            ("tail of it", float(seconds[thin].sum())),
+            ("prefill", entering.seconds + again),
+        ),
+        notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
+    )
+
+
+def _prefill_s(prefill: Prefill, prompts: int, prompt_tokens: float) -> Estimate:
+    """All prompts of a replica, some of them in each pass."""
+    tokens = max(1, round(prompt_tokens))
+    rows = max(1, min(prompts, efficiency.PREFILL_CHUNK_TOKENS // tokens))
+    once = prefill(rows, tokens)
+    return Estimate(seconds=once.seconds * prompts / rows, source=once.source, notes=once.notes)
+
+
+def _again_s(prefill: Prefill, tokens: float) -> float:
+    if not tokens:
+        return 0.0
+    chunk = efficiency.PREFILL_CHUNK_TOKENS
+    return prefill(1, chunk).seconds * tokens / chunk
+
+
+class _StepTable:
+    """Seconds of decode steps at some batches and contexts; linear in between."""
+
+    __slots__ = ("_batches", "_contexts", "_seconds", "notes", "source")
+
+    def __init__(self, decode: DecodeStep, top: int, contexts: Floats) -> None:
+        sizes = [1 << power for power in range(top.bit_length()) if 1 << power < top] + [top]
+        asked = [[decode(size, float(context)) for context in contexts] for size in sizes]
+        self._batches = np.array(sizes, np.float64)
+        self._contexts = contexts
+        self._seconds = np.array([[found.seconds for found in row] for row in asked])
+        every = [found for row in asked for found in row]
+        self.source: Source = _most(every)
+        self.notes = tuple(dict.fromkeys(note for found in every for note in found.notes))
+
+    def at(self, batch: Floats, context: Floats) -> Floats:
+        """Seconds, of arrays of equal length."""
+        row, up = _place(self._batches, batch)
+        column, right = _place(self._contexts, context)
+        table = self._seconds
+        low = table[row, column] * (1 - right) + table[row, column + 1] * right
+        if len(self._batches) == 1:
+            return low
+        high = table[row + 1, column] * (1 - right) + table[row + 1, column + 1] * right
+        return low * (1 - up) + high * up
+
+
+def _place(
+    grid: Floats, values: Floats
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], Floats]:
+    """The grid point below each value, and how far it is to the next one."""
+    if len(grid) == 1:
+        return np.zeros(len(values), np.intp), np.zeros(len(values))
+    below = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
+    return below, np.clip((values - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
+
+
+def _most(estimates: Sequence[Estimate]) -> Source:
+    """The source of most of the seconds."""
+    sums: dict[Source, float] = {}
+    for found in estimates:
+        sums[found.source] = sums.get(found.source, 0.0) + found.seconds
+    return max(sums, key=lambda source: sums[source])

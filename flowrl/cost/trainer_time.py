@@ -1,0 +1,225 @@
+"""Passes of a trainer over whole samples: logprobs, and updates.
+
+With R samples a replica of mean length s and mean squared length s2, packed without padding into n
+micro-batches of at most `micro_tokens`:
+
+    pass       kernels of R s / n tokens and R s2 / (2 n) pairs, over `efficiency.TRAINER_SHARE`,
+               and what tensor, context and expert ranks exchange
+    forward    (n + pp - 1) / pp passes                    (pipeline: Narayanan et al. 2021, arXiv
+               2104.04473, section 2.2: (pp - 1) / n of the time is a bubble)
+    update     that, with each pass worth 3 (a backward pass computes gradients of inputs and of
+               weights), and where all activations are computed again 4 for the layers; with
+               `selective` 4 for norms (what `flowrl.cost.activations` keeps nothing of)
+
+What tensor ranks exchange is as much in a backward pass as in a forward pass.
+
+Data ranks (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), P parameters of a device:
+
+    none        an all-reduce of 4 P bytes of gradients for each optimizer step
+    optimizer   a reduce-scatter of 4 P and an all-gather of w P, for each optimizer step
+    full        an all-gather of w P for each pass forward and each backward, and a reduce-scatter
+                of 4 P, for each micro-batch; what kernels do not hide counts
+
+An optimizer step reads and writes 30 bytes a parameter that a device steps (AdamW in float32 with
+master weights: 16 read, 14 written); from host memory, 12 bytes each way besides.
+
+Samples are dealt out so that replicas have equal work. A replica never takes less than one sample,
+and no step less than its longest sample.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flowrl.cluster.hardware import Machine
+from flowrl.cost import collectives, efficiency
+from flowrl.cost.activations import Recompute
+from flowrl.cost.collectives import Ranks
+from flowrl.cost.engine_steps import ring_s, sends_s
+from flowrl.cost.forward_pass import PassParts, Tokens, dtype_bytes, forward_parts
+from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import Lengths, expected_maximum
+from flowrl.cost.models import ModelShape
+from flowrl.cost.role_memory import Shard
+from flowrl.cost.sharding import stage_parameters
+
+__all__ = ["Batch", "forward_batch_parts", "update_parts"]
+
+OPTIMIZER_BYTES = 30
+OFFLOADED_BYTES = 24
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a trainer is given.
+
+    Attributes:
+        samples: Of all replicas.
+        micro_tokens: That a replica packs into a pass, at most; a longer sample is one of its own.
+    """
+
+    samples: float
+    prompt_tokens: float
+    lengths: Lengths
+    micro_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """The micro-batches of one replica."""
+
+    number: int
+    tokens: Tokens
+
+
+def forward_batch_parts(
+    shape: ModelShape, layout: Layout, machine: Machine, batch: Batch, shard: Shard
+) -> PassParts:
+    """Seconds of logprobs, values or scores, by part."""
+    passes = _passes(layout, batch)
+    once = _pass_parts(shape, layout, machine, passes.tokens)
+    turns = (passes.number + layout.pp - 1) / layout.pp
+    parts = {name: seconds * turns for name, seconds in once.items()}
+    if shard == "full":
+        gathered = passes.number * _gather_s(shape, layout, machine)
+        parts["sharded parameters"] = max(0.0, gathered - sum(parts.values()))
+    return parts
+
+
+def update_parts(
+    shape: ModelShape,
+    layout: Layout,
+    machine: Machine,
+    batch: Batch,
+    *,
+    mini_batches: int,
+    recompute: Recompute,
+    shard: Shard,
+    offload_optimizer: bool,
+) -> PassParts:
+    """Seconds of all optimizer steps of a batch, by part.
+
+    Args:
+        batch: All of it; each optimizer step takes its share.
+    """
+    mini = Batch(
+        samples=batch.samples / mini_batches,
+        prompt_tokens=batch.prompt_tokens,
+        lengths=batch.lengths,
+        micro_tokens=batch.micro_tokens,
+    )
+    passes = _passes(layout, mini)
+    turns = mini_batches * (passes.number + layout.pp - 1) / layout.pp
+    parts = {
+        name: seconds * turns * _worth(name, recompute)
+        for name, seconds in _pass_parts(shape, layout, machine, passes.tokens).items()
+    }
+    if shard == "full":
+        once = 2 * _gather_s(shape, layout, machine) + _reduce_s(shape, layout, machine)
+        exchanged = mini_batches * passes.number * once
+        parts["sharded parameters"] = max(0.0, exchanged - sum(parts.values()))
+    else:
+        parts["gradients"] = mini_batches * _gradients_s(shape, layout, machine, shard)
+    parts["optimizer"] = mini_batches * _optimizer_s(
+        shape, layout, machine, shard, offload_optimizer
+    )
+    return parts
+
+
+def _worth(name: str, recompute: Recompute) -> float:
+    """Forward passes that forward and backward of a part are worth together."""
+    again = recompute == "full" and name not in ("head", "embedding", "pipeline")
+    if name in ("tensor parallel", "expert parallel", "context parallel", "pipeline"):
+        return 2.0 + again
+    return 3.0 + (again or (recompute == "selective" and name == "norms"))
+
+
+def _passes(layout: Layout, batch: Batch) -> _Passes:
+    prompt, lengths = batch.prompt_tokens, batch.lengths
+    mean = prompt + lengths.mean
+    square = prompt**2 + 2 * prompt * lengths.mean + lengths.mean_square
+    rows = max(1.0, batch.samples / layout.dp)
+    if rows < 8:
+        rows = math.ceil(rows - 1e-9)
+    longest = prompt + expected_maximum(lengths, max(1, round(batch.samples)))
+    total = max(rows * mean, longest)
+    pairs = max(rows * square, longest**2) / 2
+    room = batch.micro_tokens * max(0.5, 1.0 - mean / batch.micro_tokens / 2)
+    number = max(1, min(math.ceil(total / room), math.ceil(rows)))
+    each = total / number
+    return _Passes(
+        number=number,
+        tokens=Tokens(
+            count=each, pairs=pairs / number, cached=False, num_logits=each, training=True
+        ),
+    )
+
+
+def _pass_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: Tokens) -> PassParts:
+    """One micro-batch through all stages."""
+    parts = forward_parts(shape, layout, machine, tokens)
+    if layout.cp > 1:
+        # Blocks of keys and values travel while others are multiplied.
+        ring = ring_s(shape, layout, machine, tokens.count)
+        parts["context parallel"] = max(0.0, ring - parts["attention"])
+    for name in parts.keys() - {"tensor parallel", "expert parallel", "context parallel"}:
+        parts[name] /= efficiency.TRAINER_SHARE
+    parts["pipeline"] = sends_s(shape, layout, machine, tokens.count)
+    return parts
+
+
+def _largest_stage(shape: ModelShape, layout: Layout) -> tuple[int, int]:
+    """Parameters of the fullest stage on one device: of routed experts, and all others."""
+    stages = stage_parameters(shape, layout.tp, layout.pp, layout.ep)
+    fullest = max(stages, key=lambda stage: stage.total)
+    return fullest.experts, fullest.dense
+
+
+def _exchanges(shape: ModelShape, layout: Layout) -> tuple[tuple[int, Ranks], ...]:
+    """Parameters of a device, with the ranks that have the same ones."""
+    experts, dense = _largest_stage(shape, layout)
+    shards = Ranks(size=layout.shards, stride=layout.tp)
+    replicas = Ranks(size=layout.expert_replicas, stride=layout.expert_shards)
+    return ((dense, shards), (experts, replicas))
+
+
+def _gather_s(shape: ModelShape, layout: Layout, machine: Machine) -> float:
+    width = dtype_bytes(machine)
+    return sum(
+        collectives.all_gather_s(count * width, ranks, machine)
+        for count, ranks in _exchanges(shape, layout)
+    )
+
+
+def _reduce_s(shape: ModelShape, layout: Layout, machine: Machine) -> float:
+    return sum(
+        collectives.reduce_scatter_s(count * GRADIENT_BYTES, ranks, machine)
+        for count, ranks in _exchanges(shape, layout)
+    )
+
+
+def _gradients_s(shape: ModelShape, layout: Layout, machine: Machine, shard: Shard) -> float:
+    """Of one optimizer step."""
+    if shard == "optimizer":
+        return _reduce_s(shape, layout, machine) + _gather_s(shape, layout, machine)
+    return sum(
+        collectives.all_reduce_s(count * GRADIENT_BYTES, ranks, machine)
+        for count, ranks in _exchanges(shape, layout)
+    )
+
+
+def _optimizer_s(
+    shape: ModelShape, layout: Layout, machine: Machine, shard: Shard, offloaded: bool
+) -> float:
+    experts, dense = _largest_stage(shape, layout)
+    if shard != "none":
+        dense = dense / layout.shards
+        experts = experts / layout.expert_replicas
+    stepped = dense + experts
+    seconds = stepped * OPTIMIZER_BYTES / efficiency.rates(machine.spec).nbytes
+    if offloaded:
+        link = machine.spec.host_bytes_per_s * efficiency.HOST_LINK_SHARE
+        seconds += stepped * OFFLOADED_BYTES / link
+    return seconds
