@@ -109,12 +109,10 @@ def mlp_kept(
     if not with_experts or shape.experts is None:
         return kept * shape.intermediate_size * width / layout.tp
     experts = shape.experts
-    # An expert that is divided over several devices meets its tokens on each of them.
-    spread = layout.tp // min(layout.tp, layout.ep)
-    copies = 2 * experts.num_active * shape.hidden_size * spread
+    copies = 2 * experts.num_active * shape.hidden_size * _spread(layout)
     routed = kept * experts.num_active * experts.expert_size + copies
     if layout.ep > 1:
-        routed = routed * EXPERT_IMBALANCE
+        routed = int(routed * EXPERT_IMBALANCE)
     return (routed + kept * experts.shared_size + experts.num_experts) * width / layout.tp
 
 
@@ -129,13 +127,24 @@ def forward_tensors(
 ) -> float:
     """The largest tensors of one token alive at once inside one layer, without gradients.
 
-    `3 h + 3 q + 3 f` elements. Engines have no sequence parallelism: each device of `tp` holds the
-    hidden states whole.
+    `3 h + 3 q + 3 f` elements; with experts f is what one token passes, and every copy of the token
+    is there before and after its expert: `2 h` for each. Engines have no sequence parallelism: each
+    device of `tp` holds the hidden states whole.
     """
-    h, f, q = shape.hidden_size, shape.active_intermediate_size, shape.query_size
-    inner = 3 * q + 3 * f
+    h, experts = shape.hidden_size, shape.experts
+    divided = 3 * shape.query_size
     if attention == "eager":
-        inner += shape.num_heads * length
-    if layout.ep > 1 and shape.experts is not None:
-        inner += 3 * f * (EXPERT_IMBALANCE - 1)
-    return (3 * h / (layout.tp if sequence_parallel else 1) + inner / layout.tp) * width
+        divided += shape.num_heads * length
+    mlp: float = 3 * shape.intermediate_size if shape.num_layers > shape.num_expert_layers else 0
+    if experts is not None:
+        copies = 2 * experts.num_active * h * _spread(layout)
+        routed = 3 * experts.num_active * experts.expert_size + copies
+        if layout.ep > 1:
+            routed = int(routed * EXPERT_IMBALANCE)
+        mlp = max(mlp, routed + 3 * experts.shared_size)
+    return (3 * h / (layout.tp if sequence_parallel else 1) + (divided + mlp) / layout.tp) * width
+
+
+def _spread(layout: Layout) -> int:
+    """Devices that an expert is divided over; it meets each of its tokens on all of them."""
+    return layout.tp // min(layout.tp, layout.ep)

@@ -30,8 +30,9 @@ While the optimizer runs, in `update`:
 
 In `logprobs`, `values` and `scores` nothing is kept. A pass takes N tokens, at most 4,096 and 128
 rows but at least one row, and needs the larger of two things, which are never there at once: one
-layer's largest tensors `N (3h + 3q + 3f) w` with eager probabilities `N a L w`; or the logits of
-its response positions once, and the pieces of their softmax.
+layer's largest tensors `N (3h + 3q + 3f) w` with eager probabilities `N a L w` (experts: `2h` more
+for each that works on the token); or the logits of its response positions once, and the pieces of
+their softmax.
 
 In `rollout`, the larger of: one layer's tensors for a prompt pass of at most 8,192 tokens (at least
 one prompt); or float32 copies of the logits of one token a slot, `4 c S V`: logits, scaled,

@@ -29,9 +29,9 @@ While the optimizer runs:
 A forward pass takes the tokens that `flowrl.cost.memory` says, or a packed micro-batch. A rollout
 holds one layer's tensors for a prompt pass, in which engines keep hidden states whole on each
 device of `tp`, or the logits of all slots, gathered whole. On accelerators an engine has captured
-graphs (2 MiB for each sequence of the largest captured batch, SGLang's own reserve) and an
-attention workspace, and receives new weights through a transfer buffer; groups of devices have
-communication buffers.
+graphs (2 MiB for each sequence of the largest captured batch, SGLang's own reserve) and
+workspaces of kernels, and receives new weights through a transfer buffer; every group of devices
+has communication buffers.
 
 The fullest stage counts: the first has the embedding and most micro-batches in flight, the last the
 logits. The framework's own memory is not in here: it is a process's, not a role's.
@@ -93,11 +93,13 @@ GRAPH_BYTES, MAX_CAPTURED = 2 * MIB, 256
 """Of captured graphs, for a sequence of the largest captured batch (`cuda_graph_max_bs x 2` MB in
 SGLang's `server_args.py`), and that batch on devices of 60 to 160 GiB."""
 
-WORKSPACE_BYTES = 512 * MIB
-"""Of the attention kernels: what SGLang gives FlashInfer for Qwen models."""
+WORKSPACE_BYTES = 3 * 1024 * MIB
+"""Of an engine besides: workspaces of kernels, the allocator's slack, the pools of its graphs.
+AIConfigurator allows SGLang 4.2 GiB for all that is neither weights, cache, activations nor
+communication; this is what is left of it without graphs and the framework's own memory."""
 
 COMMUNICATION_BYTES = 384 * MIB
-"""Of a process that communicates in groups: 0.33 GiB between 2 GPUs and 0.38 between 4 or 8, by
+"""Of a group that a device communicates in: 0.33 GiB between 2 GPUs and 0.38 between 4 or 8, by
 AIConfigurator's database for SGLang on H100."""
 
 
@@ -263,9 +265,16 @@ def _resident(
         if options.device_type != "cpu":
             parts["cuda graphs"] = GRAPH_BYTES * min(work.num_slots, MAX_CAPTURED)
             parts["workspace"] = WORKSPACE_BYTES
-    if layout.num_devices > 1 and options.device_type != "cpu":
-        parts["communication"] = COMMUNICATION_BYTES
+    if options.device_type != "cpu":
+        parts["communication"] = COMMUNICATION_BYTES * _num_groups(layout, work, options)
     return parts
+
+
+def _num_groups(layout: Layout, work: Workload, options: MemoryOptions) -> int:
+    """Groups that a device is in. Replicas that neither train nor share weights need none."""
+    joined = work.trainable or options.shard == "full"
+    sizes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp if joined else 1)
+    return sum(size > 1 for size in sizes)
 
 
 def _divided(stage: StageParameters, layout: Layout) -> int:
