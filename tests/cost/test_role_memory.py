@@ -268,13 +268,13 @@ def test_full_recompute_keeps_the_input_of_each_layer_and_one_layer_s_tensors() 
 
 
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
-    deep = replace(SHAPE, num_layers=8, vocab_size=8)
-    first = TOKENS * 4 * 2 * KEPT
+    deep = replace(SHAPE, num_layers=16, vocab_size=8)
+    first = TOKENS * 4 * 4 * KEPT
     assert update(Layout(pp=4), deep)["activations"] == first
     # 20 rows in micro-batches of 5 make 4; of two replicas each has 2.
     assert update(Layout(pp=4, dp=2), deep)["activations"] == first // 2
     whole = update(Layout(pp=4), deep, recompute="full")["activations"]
-    assert whole == TOKENS * (4 * 2 * 8 * 2 + KEPT)
+    assert whole == TOKENS * (4 * 4 * 8 * 2 + KEPT)
 
 
 def test_the_stage_with_the_logits_is_the_fullest_where_they_are_most() -> None:
