@@ -83,7 +83,7 @@ class EngineProcess:
         self._start_timeout_s = start_timeout_s
         self._silence_s = silence_s
         self._published = published
-        self._live: set[SampleId] = set()
+        self._live: dict[SampleId, int] = {}  # the latest attempt
         self._ready = False
         self._closed = False
         self._death: WorkerDied | None = None
@@ -137,7 +137,7 @@ class EngineProcess:
         """See `GenerateBackend`. What the engine has against a request is raised by `poll`."""
         if not self._live:
             self._heard = time.monotonic()
-        self._live.update(request.sample for request in requests)
+        self._live.update((request.sample, request.attempt) for request in requests)
         self._tell(("submit", pack_requests(requests)))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
@@ -269,7 +269,9 @@ class EngineProcess:
             case ("outputs", tuple(ends), tuple(progress), float(busy_s)):
                 self._busy_s = busy_s
                 finished = unpack_ends(cast("PackedEnds", ends))
-                self._live.difference_update(end.sample for end in finished)
+                for end in finished:
+                    if self._live.get(end.sample) == end.attempt:
+                        del self._live[end.sample]
                 self._outputs += finished
                 self._outputs += unpack_progress(cast("PackedProgress", progress))
             case ("published", int(version)):

@@ -50,7 +50,8 @@ class _Worker:
         self._sock = sock
         self._engine = engine
         self._samplings: dict[Sampling, Sampling] = {}
-        self._live: set[SampleId] = set()
+        # The latest attempt: the end of one that was aborted is told after the next was sent.
+        self._live: dict[SampleId, int] = {}
         self._busy_s = 0.0
         self._told = time.monotonic()
 
@@ -79,7 +80,7 @@ class _Worker:
         match message:
             case ("submit", list(packed)):
                 requests = unpack_requests(cast("list[RequestFields]", packed), self._samplings)
-                self._live.update(request.sample for request in requests)
+                self._live.update((request.sample, request.attempt) for request in requests)
                 self._engine.submit(requests)
             case ("abort", tuple(samples)):
                 self._engine.abort(cast("tuple[SampleId, ...]", samples))
@@ -100,7 +101,9 @@ class _Worker:
         now = time.monotonic()
         self._busy_s += now - began
         ends = [output for output in outputs if isinstance(output, Finished)]
-        self._live.difference_update(end.sample for end in ends)
+        for end in ends:
+            if self._live.get(end.sample) == end.attempt:
+                del self._live[end.sample]
         progress: list[Progress] = []
         if ends or now - self._told > _PROGRESS_S:
             progress = [output for output in outputs if isinstance(output, Progress)]

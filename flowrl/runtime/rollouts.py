@@ -177,7 +177,8 @@ class RolloutDriver:
         self._began = clock() - scheduler.state.timers.now_s
         self._event = scheduler.last_event_id
         self._pending: deque[Event] = deque()
-        self._running: dict[EngineId, set[SampleId]] = {engine: set() for engine in engines}
+        # What each engine has, by attempt: one that was given up may answer after the next began.
+        self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
         self._answers_due: dict[SampleId, int] = {}  # of scorers, for samples that are with them
         self._terms: dict[SampleId, dict[RoleName, Mapping[str, float]]] = {}
         self._batches: dict[int, Collected] = {}
@@ -414,12 +415,11 @@ class RolloutDriver:
         self._deaths.ended_some(engine_id)
         ends = []
         for end in finished:
+            if self._running[engine_id].get(end.sample) == end.attempt:
+                del self._running[engine_id][end.sample]
             payload = self.store.get(end.sample)
-            if payload is not None and payload.attempt != end.attempt:
-                continue  # the end of a dead attempt; the scheduler fences it too
-            self._running[engine_id].discard(end.sample)
-            if payload is None:
-                continue  # dropped meanwhile
+            if payload is None or payload.attempt != end.attempt:
+                continue  # dropped meanwhile, or the end of a dead attempt; it is fenced, too
             payload.extend(end)
             ends.append(
                 SampleEnd(
@@ -540,7 +540,7 @@ class RolloutDriver:
                     grammar=self._grammar,
                 )
             )
-        self._running[action.engine].update(d.sample for d in action.samples)
+        self._running[action.engine].update((d.sample, d.attempt) for d in action.samples)
         engine = self._engines[action.engine]
         self._deaths.call(action.engine, partial(engine.submit, requests), None)
 

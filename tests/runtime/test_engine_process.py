@@ -78,6 +78,10 @@ def until(
     return outputs
 
 
+def all_ends(outputs: list[Progress | Finished]) -> list[Finished]:
+    return [output for output in outputs if isinstance(output, Finished)]
+
+
 def ends(outputs: list[Progress | Finished]) -> dict[str, Finished]:
     return {output.sample: output for output in outputs if isinstance(output, Finished)}
 
@@ -118,6 +122,19 @@ def test_a_request_goes_on_from_the_tokens_that_it_brings(opened: Open):
     engine.submit([request("0/0/0", tokens=5, kept=(1, 2, 3))])
     (end,) = ends(until(engine, lambda outputs: bool(ends(outputs)))).values()
     assert (end.attempt, len(end.tokens)) == (3, 2)
+
+
+def test_a_sample_that_is_aborted_and_sent_again_in_one_breath_is_drawn(opened: Open):
+    engine = opened()
+    engine.submit([request("0/0/0", HANG)])
+    until(engine, lambda outputs: len(outputs) > 0)
+    engine.abort([SampleId("0/0/0")])
+    engine.submit([request("0/0/0", tokens=8, kept=(1, 2))])
+    outputs = until(engine, lambda outputs: any(end.attempt == 2 for end in all_ends(outputs)))
+    assert [(end.attempt, end.reason) for end in all_ends(outputs)] == [
+        (0, FinishReason.ABORT),
+        (2, FinishReason.LENGTH),
+    ]
 
 
 def test_progress_of_running_requests_is_told(opened: Open):

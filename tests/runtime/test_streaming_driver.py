@@ -18,7 +18,13 @@ from flowrl.data.rows import Row
 from flowrl.errors import DataError, SchedulerError
 from flowrl.ids import EngineId, group_id
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.rollout.policies import AbortRunning, AgeBudget, FinishRunning, KeepRunning
+from flowrl.rollout.policies import (
+    AbortRunning,
+    AgeBudget,
+    FinishRunning,
+    KeepRunning,
+    Patience,
+)
 from flowrl.runtime.collecting import Collected, FailureBudget
 from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.sample_set import GroupRows
@@ -435,3 +441,28 @@ def test_samples_of_an_engine_that_breaks_are_drawn_by_another(tmp_path: Path):
     attempts = Counter(payload.attempt for _, members in both for _, payload in members)
     # Half of the samples ran there; nothing else was begun twice.
     assert attempts == {0: N * SIZE, 1: N * SIZE}
+
+
+def test_an_engine_that_answers_late_for_what_was_given_up_holds_nothing_for_ever(tmp_path: Path):
+    rollout = Rollout(tmp_path, lengths=[5], engines=2, slots=16, patience=Patience(stall_s=2.0))
+    rollout.rounds()
+    slow = rollout.fleet.engines[EngineId("actor[0]")]
+    answers, held = slow.poll, dict(slow._runs)
+    assert held
+
+    def silent(timeout_s: float) -> list[Progress | Finished]:
+        rollout.world.now += 0.5
+        return []
+
+    slow.poll = silent  # type: ignore[method-assign]
+    while all(rollout.driver.store[sample].attempt == 0 for sample in held):
+        rollout.rounds()
+    slow.poll = answers  # type: ignore[method-assign]
+    # It answers while they run elsewhere; nobody waits for it when the state is written down.
+    rollout.driver.written()
+    first = rollout.collect()
+    rollout.publish()
+    both = [*first.groups, *rollout.collect().groups]
+    moved = {s: p for _, members in both for s, p in members if s in held}
+    assert set(moved) == set(held)
+    assert all(len(payload.tokens) == 5 for payload in moved.values())
