@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flowrl.config.nearest import listing, suggestion
+from flowrl.config.synonyms import called_here
 from flowrl.errors import ConfigError
 
 __all__ = ["Problems", "combine", "describe_value", "validation_error"]
@@ -259,13 +260,29 @@ def _unknown_key(
         hint: str | None = "nest keys in a file; dots belong to the command line"
     else:
         # A key that is right but stands in the wrong section beats one that is merely alike.
-        hint = _elsewhere(name, root) or suggestion(name, allowed)
+        below, key = _written_below(path, values)
+        hint = called_here(below, key, allowed if below == section else ())
+        hint = hint or _elsewhere(name, root) or suggestion(name, allowed)
     return ConfigError(
         f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else ""),
         where=where(".".join(path)),
         expected=listing(allowed) if allowed else None,
         hint=hint,
     )
+
+
+def _written_below(path: tuple[str, ...], values: object) -> tuple[tuple[str, ...], str]:
+    """Section and key of the one value below an unknown key: of `optimizer`, `optimizer.lr`."""
+    value = values
+    for part in path:
+        if isinstance(value, list | tuple):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    while isinstance(value, dict) and len(value) == 1:
+        part, value = next(iter(value.items()))
+        path = (*path, str(part))
+    return path[:-1], path[-1]
 
 
 def _elsewhere(name: str, root: type[BaseModel]) -> str | None:
