@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flowrl.compiler.planning import plan_options
 from flowrl.compiler.players import Players
 from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
@@ -27,11 +28,13 @@ class StageRequest:
     Attributes:
         graph: Lowered.
         decisions: What passes decided.
+        max_staleness: Publications that its samples may be behind.
     """
 
     name: str
     graph: Graph
     decisions: tuple[Decision, ...]
+    max_staleness: int = 0
 
 
 def plan_requests(
@@ -102,6 +105,12 @@ def _request(
         max_length=min([wanted, *(limit for limit in limits if limit is not None)]),
         train_key="train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train",
         reasons=tuple(_reason(decision) for decision in stage.decisions),
+        max_staleness=stage.max_staleness,
+        options=plan_options(
+            loaded,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            max_response_tokens=response,
+        ),
     )
 
 

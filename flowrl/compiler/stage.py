@@ -109,7 +109,15 @@ def compile_stages(
         warn_of(stage.graph, stage.context)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
-    asked = [StageRequest(name=s.name, graph=s.graph, decisions=s.decisions) for s in stages]
+    asked = [
+        StageRequest(
+            name=s.name,
+            graph=s.graph,
+            decisions=s.decisions,
+            max_staleness=s.context.max_staleness,
+        )
+        for s in stages
+    ]
     kinds = {name: kind for stage in roles for name, kind in stage.kinds.items()}
     requests = plan_requests(loaded, asked, kinds, players)
     return tuple(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowrl.backend.protocols import Capabilities, Head
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
+from flowrl.plan.options import PlanOptions
 from flowrl.plan.schema import Reason
 
 __all__ = ["PlanRequest", "RoleRequest"]
@@ -53,6 +54,8 @@ class PlanRequest:
         train_key: Where the configuration holds the sizes, for messages: `train`, or
             `stage.NAME.train` for a stage before the last.
         reasons: What was decided before anything is placed.
+        max_staleness: Publications that a sample may be behind.
+        options: What plans over many devices need besides.
     """
 
     roles: tuple[RoleRequest, ...]
@@ -65,6 +68,8 @@ class PlanRequest:
     max_length: int
     train_key: str = "train"
     reasons: tuple[Reason, ...] = ()
+    max_staleness: int = 0
+    options: PlanOptions = field(default_factory=PlanOptions)
 
     def role(self, name: str) -> RoleRequest:
         """The request of a role.

@@ -3,9 +3,11 @@
 A plan holds decisions, predictions and reasons, and no behaviour: it can be written to JSON or
 YAML, read, edited by hand, compared, and executed on another day. `version` counts the format.
 
-Invariants (`check_plan` proves them after a file is read):
+Invariants (`flowrl.plan.check_plan` proves them after a file is read):
 - every role has one placement, and every device of a placement is one of the pool's;
-- an operation's role and devices are its placement's; what it starts after are operations;
+- an operation's role and devices are its placement's, and as many as its layout has where it has
+  one; what it starts after are operations;
+- pinned decisions hold;
 - channels, routes and switches name operations and roles of the plan.
 """
 
@@ -22,8 +24,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
-from flowrl.errors import ConfigError, PlanError
+from flowrl.errors import ConfigError
 from flowrl.files import write_text_atomic
+from flowrl.plan.check_plan import check_plan
+from flowrl.plan.many_form import CostSource, EngineFlags, PinnedDecision, ScheduleStep
 
 __all__ = [
     "PLAN_VERSION",
@@ -50,7 +54,7 @@ __all__ = [
     "save_plan",
 ]
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 class StartUnit(StrEnum):
@@ -178,6 +182,15 @@ class Operation:
         max_turns: Of an episode; 0 where there are no episodes.
         every: Steps between two times that it is done.
         region: Operations of one region exchange data in a cycle, sample by sample.
+        layout: How its model is divided over `devices`.
+        library: What runs it where the plan assumes more than the role's backend declares.
+        shard: What replicas divide among them: `none`, `optimizer` or `full`.
+        recompute: Activations that a backward pass computes again: `none`, `selective`, `full`.
+        offload: What is on the host: the `optimizer` always, or `all` between its turns.
+        micro_tokens: Tokens of a packed micro-batch on one replica; 0 where rows are padded.
+        kv_tokens: Tokens that the KV cache of one replica holds; 0 where slots are the limit.
+        slots: Samples that one replica decodes at once; 0 where the placement says it.
+        seconds: Predicted, of a step; None where nobody estimated it.
     """
 
     node: str
@@ -194,6 +207,15 @@ class Operation:
     max_turns: int = 0
     every: int = 1
     region: str | None = None
+    layout: Layout = ONE_DEVICE
+    library: str = ""
+    shard: str = "none"
+    recompute: str = "none"
+    offload: tuple[str, ...] = ()
+    micro_tokens: int = 0
+    kv_tokens: int = 0
+    slots: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,11 +280,13 @@ class PredictedMemory:
 
     Attributes:
         active: The role that works in this phase.
+        num_devices: That hold the same; `device` is the first of them.
     """
 
     device: str
     active: str
     memory: PhaseMemory
+    num_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +307,9 @@ class Prediction:
         memory: One entry for each device and phase.
         bottleneck: The operation that the step waits for most.
         idle_share: Of device time, 0 to 1.
+        sync_s: Of `step_s`, what new weights take on their way.
+        device_s: Device seconds of a sample.
+        confidence: Which times were measured, and which estimated.
     """
 
     memory: tuple[PredictedMemory, ...] = ()
@@ -290,6 +317,9 @@ class Prediction:
     timeline: tuple[PredictedSpan, ...] | None = None
     bottleneck: str | None = None
     idle_share: float | None = None
+    sync_s: float | None = None
+    device_s: float | None = None
+    confidence: tuple[CostSource, ...] = ()
 
     def peak(self, device: str) -> PredictedMemory | None:
         """The phase in which a device holds most."""
@@ -327,16 +357,32 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A plan that came close."""
+    """A plan that came close.
+
+    Attributes:
+        kind: `temporal`, `spatial`, `hybrid` or `asynchronous`.
+        device_s: Device seconds of a sample.
+        schedule: What runs where.
+    """
 
     summary: str
     step_s: float | None
     why_not: str
+    kind: str = ""
+    device_s: float | None = None
+    schedule: ScheduleStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     """How a graph runs on a pool.
+
+    Attributes:
+        schedule: Of a plan over many devices; None where models take turns on one.
+        kind: Of the schedule: `temporal`, `spatial`, `hybrid` or `asynchronous`.
+        engine_flags: How inference servers are started.
+        pins: Decisions that were not the planner's.
+        notes: What it takes for granted, and what cannot run here; for people.
 
     >>> from pathlib import Path
     >>> plan = load_plan(Path("run/plan.json"))  # doctest: +SKIP
@@ -356,6 +402,11 @@ class PlacementPlan:
     prediction: Prediction = Prediction()
     alternatives: tuple[Alternative, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    schedule: ScheduleStep | None = None
+    kind: str = ""
+    engine_flags: tuple[EngineFlags, ...] = ()
+    pins: tuple[PinnedDecision, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def placement(self, role: str) -> Placement:
         """The placement of a role; KeyError where it has none."""
@@ -430,57 +481,6 @@ def save_plan(plan: PlacementPlan, path: Path) -> None:
     """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
     text = plan.to_json() if path.suffix == ".json" else plan.to_yaml()
     write_text_atomic(path, text)
-
-
-def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
-    """The plan itself, if it keeps the invariants of this module.
-
-    Raises:
-        PlanError: it does not; names the key.
-    """
-    devices = [device.address for device in plan.pool.devices]
-    roles = [placement.role for placement in plan.placements]
-    nodes = [operation.node for operation in plan.operations]
-    for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
-        for name in names:
-            if names.count(name) > 1:
-                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
-
-    def known(value: str, names: list[str], key: str) -> None:
-        if value not in names:
-            raise PlanError(
-                "names what the plan does not have",
-                where=f"{where}: {key}",
-                found=repr(value),
-                expected=f"one of {', '.join(names) or 'none'}",
-            )
-
-    for i, placement in enumerate(plan.placements):
-        for device in placement.devices:
-            known(device, devices, f"placements.{i}.devices")
-        for key in ("copy_of", "shares_weights_with"):
-            other = getattr(placement, key)
-            if other is not None:
-                known(other, roles, f"placements.{i}.{key}")
-    for i, operation in enumerate(plan.operations):
-        for before in operation.after:
-            known(before, nodes, f"operations.{i}.after")
-        if operation.role is not None:
-            known(operation.role, roles, f"operations.{i}.role")
-            home = plan.placement(operation.role).devices
-            for device in operation.devices:
-                known(device, list(home), f"operations.{i}.devices")
-    for i, switch in enumerate(plan.residency):
-        known(switch.role, roles, f"residency.{i}.role")
-        known(switch.before, nodes, f"residency.{i}.before")
-    for i, route in enumerate(plan.weight_routes):
-        known(route.source, roles, f"weight_routes.{i}.source")
-        known(route.destination, roles, f"weight_routes.{i}.destination")
-        known(route.after, nodes, f"weight_routes.{i}.after")
-    for i, channel in enumerate(plan.channels):
-        known(channel.source, nodes, f"channels.{i}.source")
-        known(channel.destination, nodes, f"channels.{i}.destination")
-    return plan
 
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")

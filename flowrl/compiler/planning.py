@@ -1,0 +1,144 @@
+"""What the `plan` section of a configuration asks of the planner, with what it leaves open.
+
+Lengths decide most of a step's time and no configuration has to name them: what is assumed is told
+in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flowrl.config.load import LoadedConfig
+from flowrl.config.plan import PlanConfig
+from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
+from flowrl.errors import ConfigError, DataError
+from flowrl.files import read_json_lines
+from flowrl.plan.options import Pin, PlanOptions
+
+__all__ = ["plan_options"]
+
+ASSUMED_SHARE = 0.5
+"""Of the longest, where nobody says how long prompts or responses are on average."""
+
+ASSUMED_SIGMA = 0.7
+"""Of the logarithm of response lengths: the longest of a thousand is then some seven times the
+mean, before it is cut."""
+
+
+def plan_options(
+    loaded: LoadedConfig, *, max_prompt_tokens: int, max_response_tokens: int
+) -> PlanOptions:
+    """The planner's options.
+
+    Args:
+        max_response_tokens: Of the longest response, of an episode with what is said in it.
+
+    Raises:
+        ConfigError, DataError: lengths that cannot be, or that cannot be read.
+    """
+    plan = loaded.config.plan
+    assumptions: list[str] = []
+    lengths = _lengths(loaded, max_response_tokens, assumptions)
+    prompt = plan.mean_prompt_tokens
+    if prompt is None:
+        prompt = max(1.0, ASSUMED_SHARE * max_prompt_tokens)
+        assumptions.append(
+            f"prompts of {prompt:g} tokens on average, half of the longest; "
+            "plan.mean_prompt_tokens says better"
+        )
+    elif prompt > max_prompt_tokens:
+        raise _above(loaded, "plan.mean_prompt_tokens", prompt, max_prompt_tokens)
+    return PlanOptions(
+        lengths=lengths,
+        prompt_tokens=prompt,
+        trainer=plan.trainer,
+        engine=plan.engine,
+        objective=plan.objective,
+        alternatives=plan.alternatives,
+        pins=tuple(_pins(loaded, plan)),
+        assumptions=tuple(assumptions),
+        profile=None if plan.profile is None else str(plan.profile),
+        single_device=loaded.config.cluster == "auto",
+    )
+
+
+def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Lengths:
+    plan = loaded.config.plan
+    if plan.lengths is not None:
+        return _read_lengths(plan.lengths, longest, loaded.where("plan.lengths"))
+    mean, sigma = plan.mean_response_tokens, plan.sigma
+    if mean is None:
+        mean = max(1.0, ASSUMED_SHARE * longest)
+        assumptions.append(
+            f"responses of {mean:g} tokens on average, half of the longest; "
+            "plan.mean_response_tokens says better, or plan.lengths=RUN/samples.jsonl"
+        )
+    elif mean > longest:
+        raise _above(loaded, "plan.mean_response_tokens", mean, longest)
+    if sigma is None and mean < longest:
+        sigma = ASSUMED_SIGMA
+        assumptions.append(
+            f"response lengths spread lognormally with sigma {sigma:g}; plan.sigma says better"
+        )
+    if not sigma or mean >= longest:
+        return ConstantLengths(tokens=mean)
+    return LognormalLengths(mean=mean, sigma=sigma, maximum=float(longest))
+
+
+def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigError:
+    of = "data.max_prompt_tokens" if "prompt" in key else "train.sampling.max_tokens"
+    return ConfigError(
+        f"a mean of {mean:g} tokens is longer than the longest",
+        where=loaded.where(key),
+        found=f"{mean:g}",
+        expected=f"at most {longest} ({of})",
+    )
+
+
+def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
+    """Lengths of a file, cut at the longest that this configuration allows."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"lengths cannot be read: {error}", where=where) from error
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if all(line.isdecimal() for line in lines):
+        values = [int(line) for line in lines]
+    else:
+        values = [_num_tokens(row, path, i) for i, row in enumerate(read_json_lines(path), 1)]
+    if not any(values):
+        raise DataError("there are no lengths", where=str(path))
+    return EmpiricalLengths(values=tuple(float(min(max(1, v), longest)) for v in values))
+
+
+def _num_tokens(row: Mapping[str, object], path: Path, number: int) -> int:
+    tokens = row.get("num_tokens")
+    if not isinstance(tokens, int) or tokens < 0:
+        raise DataError(
+            "this row has no length",
+            where=f"{path}:{number}",
+            found=repr(tokens),
+            expected="num_tokens, a whole number",
+        )
+    return tokens
+
+
+def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
+    """Pins as they are written: `{rollout: {tp: 2}}`, or `rollout.tp=2` on the command line."""
+    waiting: list[tuple[str, object]] = [(str(k), v) for k, v in reversed(plan.pins.items())]
+    while waiting:
+        name, value = waiting.pop()
+        where = loaded.where(f"plan.pins.{name}")
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{key}", inner) for key, inner in reversed(value.items())]
+            continue
+        subject, dot, of = name.rpartition(".")
+        if not dot or not isinstance(value, str | int) or isinstance(value, bool):
+            raise ConfigError(
+                "a pin says a number or devices of a part of the plan",
+                where=where,
+                found=f"{name}={value!r}",
+                expected="for example rollout.tp=2 or actor.devices=0-31",
+            )
+        yield Pin(subject=subject, field=of, value=str(value), where=where)

@@ -1,0 +1,422 @@
+"""The ways to run a task on so many devices: layouts, recomputation, offload, with times and bytes.
+
+Each way becomes an `Option` of the search, labelled by its place in the tuple. Of ways on equally
+many devices that hold weights in equal forms, those are left out that another one is at least as
+good as in time, in resident and in peak bytes (`pareto`).
+
+What differs besides the layout:
+- an update: activations computed again or kept; the optimizer's states on the device, or streamed
+  from the host; micro-batches of one or several longest samples; and between its turns everything
+  on the device, or everything on the host (then its time has the way there and back in it).
+- a forward pass: parameters on the device, or fetched from the host before each turn.
+- a rollout: how much of the device its KV cache takes. An engine that sleeps gives back its weights
+  and cache between its turns, and keeps what its captured graphs hold on to; weight sync brings the
+  weights anew.
+
+Memory is that of the fullest device, proven by `flowrl.cost.role_memory` with the framework's own
+share on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.cluster.hardware import Machine
+from flowrl.cost.layout import Layout
+from flowrl.cost.memory import Phase, Workload
+from flowrl.cost.role_memory import (
+    MemoryOptions,
+    kv_capacity,
+    offloadable_bytes,
+    resident_bytes,
+    role_peak,
+)
+from flowrl.cost.source import Cost, Estimate, Recompute
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.layouts import FoundLayouts, LayoutRules, check_layout, layouts
+from flowrl.plan.options import PlanOptions
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.schema import Rejection
+from flowrl.plan.tasks import TaskWork
+
+__all__ = ["Candidate", "Candidates", "Filter", "layout_rules", "task_workload"]
+
+KV_SHARES = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25)
+"""Of a device that an engine may fill while it works, weights and cache together."""
+
+MICRO_SAMPLES = (1, 4)
+"""Longest samples that a packed micro-batch holds."""
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to run a task.
+
+    Attributes:
+        estimate: Of its work, without moves to and from the host.
+        move_s: Those, once a step.
+        resident: Bytes on a device while others work, without the framework's.
+        peak: While it works, `resident` included.
+        weight_bytes: Of `resident`, parameters that may be held once with other tasks.
+        micro_tokens: Tokens of a packed micro-batch on one replica; 0 of a rollout.
+        kv_tokens: Tokens that the cache of one replica holds; 0 elsewhere.
+        slots: Samples that one replica decodes at once; 0 elsewhere.
+        offload: What goes to the host: `optimizer` states that stay there, `all` between turns.
+    """
+
+    layout: Layout
+    estimate: Estimate
+    move_s: float = 0.0
+    resident: int
+    peak: int
+    weight_bytes: int = 0
+    form: str = ""
+    recompute: Recompute = "none"
+    micro_tokens: int = 0
+    kv_tokens: int = 0
+    slots: int = 0
+    offload: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """That it runs on."""
+        return self.layout.num_devices
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, moves included."""
+        return self.estimate.seconds + self.move_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What pins leave of a task's candidates; None or empty where they say nothing.
+
+    Attributes:
+        layout: Sizes by dimension.
+        device_sets: How many devices, or None.
+    """
+
+    layout: tuple[tuple[str, int], ...] = ()
+    devices: int | None = None
+    recompute: str | None = None
+    offload: str | None = None
+    micro_tokens: int | None = None
+
+    def takes(self, layout: Layout) -> bool:
+        """Whether a layout has the sizes that are asked for."""
+        return all(getattr(layout, name) == size for name, size in self.layout)
+
+
+class Candidates:
+    """Makes the candidates of one request on one kind of machine.
+
+    Args:
+        budget: Bytes of a device that a plan may use.
+    """
+
+    def __init__(
+        self, request: PlanRequest, machine: Machine, budget: int, cost: Cost, dtype: str
+    ) -> None:
+        self.request = request
+        self.options: PlanOptions = request.options
+        self.machine = machine
+        self.cost = cost
+        self.dtype = dtype
+        self.budget = budget - RUNTIME_BYTES[machine.spec.type]
+        self._found: dict[tuple[str, int], FoundLayouts] = {}
+
+    def layouts(self, task: TaskWork, num_devices: int) -> FoundLayouts:
+        """Of a task, possible and refused."""
+        key = (task.id, num_devices)
+        if key not in self._found:
+            rules = layout_rules(task, self.request, self.machine.node_size)
+            self._found[key] = layouts(task.shape, num_devices, rules)
+        return self._found[key]
+
+    def refused_pins(self, task: TaskWork, layout: Layout) -> tuple[Rejection, ...]:
+        """What is wrong with a layout that somebody asked for."""
+        rules = layout_rules(task, self.request, self.machine.node_size)
+        return check_layout(task.shape, layout, rules)
+
+    def of_task(
+        self, task: TaskWork, num_devices: int, only: Filter, *, shared: bool
+    ) -> tuple[Candidate, ...]:
+        """The ways to run a task on `num_devices` that fit the device alone, fastest first.
+
+        Args:
+            shared: Another task holds the same parameters, so it matters in which form.
+        """
+        found: list[Candidate] = []
+        for layout in self.layouts(task, num_devices).possible:
+            if only.takes(layout):
+                found += self.of_layout(task, layout, only)
+        return pareto(found, shared=shared)
+
+    def of_layout(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
+        """All ways to run a task in one layout that fit the device alone."""
+        if task.generates:
+            made = self._rollouts(task, layout)
+        elif task.updates:
+            made = self._updates(task, layout)
+        else:
+            made = self._forwards(task, layout)
+        for candidate in made:
+            if candidate.peak <= self.budget and _wanted(candidate, only):
+                yield candidate
+
+    def needs(self, task: TaskWork, layout: Layout) -> tuple[int, MemoryOptions, Workload]:
+        """The least that a task needs of a device in a layout, and with which options.
+
+        For messages: what is said when nothing fits.
+        """
+        work = task_workload(task, layout, self.request, self.dtype)
+        best: tuple[int, MemoryOptions, Workload] | None = None
+        for options in self._thriftiest(task):
+            peak = role_peak(task.shape, layout, work, task.phase, options)
+            if best is None or peak < best[0]:
+                best = peak, options, work
+        assert best is not None
+        return best
+
+    def _thriftiest(self, task: TaskWork) -> Iterator[MemoryOptions]:
+        micro = self.request.max_length
+        for offload in (False, True) if task.updates else (False,):
+            yield self._memory(
+                task,
+                recompute="full" if task.updates else "none",
+                packed_tokens=None if task.generates else micro,
+                kv_tokens=self.request.max_length if task.generates else None,
+                offload_optimizer=offload,
+            )
+
+    def _memory(self, task: TaskWork, **chosen: object) -> MemoryOptions:
+        base = MemoryOptions(shard=task.library.shard, device_type=self.machine.spec.type)
+        return replace(base, **chosen)  # type: ignore[arg-type]
+
+    # Rollouts
+
+    def _rollouts(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+        work = task_workload(task, layout, self.request, self.dtype)
+        empty = self._memory(task, kv_tokens=0)
+        fixed = role_peak(task.shape, layout, work, Phase.ROLLOUT, empty)
+        longest, most = self.request.max_length, work.num_slots * self.request.max_length
+        asleep = resident_bytes(task.shape, layout, work, empty)
+        if task.library.sleeps:
+            asleep -= offloadable_bytes(task.shape, layout, work, empty)
+        seen: set[int] = set()
+        for share in KV_SHARES:
+            free = int(self.budget * share) - fixed
+            kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
+            if kv_tokens < longest or kv_tokens in seen:
+                continue
+            seen.add(kv_tokens)
+            options = replace(empty, kv_tokens=kv_tokens)
+            peak = role_peak(task.shape, layout, work, Phase.ROLLOUT, options)
+            estimate = self.cost.rollout(
+                task.shape,
+                layout,
+                self.machine,
+                samples=task.samples,
+                group_size=task.group_size,
+                prompt_tokens=self.options.prompt_tokens,
+                lengths=self.options.lengths,
+                slots=work.num_slots,
+                kv_tokens=kv_tokens,
+            )
+            resident = asleep
+            if not task.library.sleeps:
+                resident = resident_bytes(task.shape, layout, work, options)
+            yield Candidate(
+                layout=layout,
+                estimate=estimate,
+                resident=resident,
+                peak=max(peak, resident),
+                form=f"engine {layout.describe()}",
+                kv_tokens=kv_tokens,
+                slots=work.num_slots,
+            )
+
+    # Forward passes
+
+    def _forwards(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+        work = task_workload(task, layout, self.request, self.dtype)
+        micro = self._micro_tokens(task, layout)[-1]
+        options = self._memory(task, packed_tokens=micro)
+        peak = role_peak(task.shape, layout, work, task.phase, options)
+        if peak > self.budget:
+            return
+        resident = resident_bytes(task.shape, layout, work, options)
+        weights = offloadable_bytes(task.shape, layout, work, options)
+        estimate = self.cost.forward(
+            task.shape,
+            layout,
+            self.machine,
+            samples=task.samples,
+            prompt_tokens=self.options.prompt_tokens,
+            lengths=self.options.lengths,
+            micro_tokens=micro,
+            shard=task.library.shard,
+        )
+        kept = Candidate(
+            layout=layout,
+            estimate=estimate,
+            resident=resident,
+            peak=peak,
+            weight_bytes=weights,
+            form=_form(task, layout),
+            micro_tokens=micro,
+        )
+        yield kept
+        # A frozen model is on the host anyway and need not go back there.
+        ways = 2 if task.trains else 1
+        yield replace(
+            kept,
+            move_s=ways * self.cost.move(weights, self.machine).seconds,
+            resident=resident - weights,
+            weight_bytes=0,
+            form=f"{kept.form}, from the host",
+            offload=("all",),
+        )
+
+    # Updates
+
+    def _updates(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+        work = task_workload(task, layout, self.request, self.dtype)
+        for micro in self._micro_tokens(task, layout):
+            for streams in (False, True):
+                for recompute in RECOMPUTE:
+                    options = self._memory(
+                        task,
+                        recompute=recompute,
+                        packed_tokens=micro,
+                        offload_optimizer=streams,
+                    )
+                    peak = role_peak(task.shape, layout, work, Phase.UPDATE, options)
+                    if peak <= self.budget:
+                        yield from self._update(task, layout, work, options, peak)
+
+    def _update(
+        self, task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions, peak: int
+    ) -> Iterator[Candidate]:
+        micro = options.packed_tokens or 0
+        estimate = self.cost.train(
+            task.shape,
+            layout,
+            self.machine,
+            samples=task.samples,
+            prompt_tokens=self.options.prompt_tokens,
+            lengths=self.options.lengths,
+            mini_batches=self.request.mini_batches,
+            micro_tokens=micro,
+            recompute=options.recompute,
+            shard=options.shard,
+            offload_optimizer=options.offload_optimizer,
+        )
+        resident = resident_bytes(task.shape, layout, work, options)
+        moved = offloadable_bytes(task.shape, layout, work, options)
+        frozen = replace(work, trainable=False)
+        kept = Candidate(
+            layout=layout,
+            estimate=estimate,
+            resident=resident,
+            peak=peak,
+            weight_bytes=offloadable_bytes(task.shape, layout, frozen, options),
+            form=_form(task, layout),
+            recompute=options.recompute,
+            micro_tokens=micro,
+            offload=("optimizer",) if options.offload_optimizer else (),
+        )
+        yield kept
+        yield replace(
+            kept,
+            move_s=2 * self.cost.move(moved, self.machine).seconds,
+            resident=resident - moved,
+            weight_bytes=0,
+            form=f"{kept.form}, from the host",
+            offload=(*kept.offload, "all"),
+        )
+
+    def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
+        """Sizes of packed micro-batches: whole longest samples, no more than a rank's share."""
+        longest = self.request.max_length
+        mean = self.options.prompt_tokens + self.options.lengths.mean
+        rows = (task.rows or task.samples) / layout.dp
+        share = max(longest, int(rows * mean))
+        return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
+
+
+def pareto(found: Sequence[Candidate], *, shared: bool) -> tuple[Candidate, ...]:
+    """Those that no other one beats in time and bytes, fastest first.
+
+    Args:
+        shared: Ways that hold parameters are compared within one form of them only.
+    """
+    kept: list[Candidate] = []
+    ordered = sorted(found, key=lambda one: (one.seconds, one.peak, one.resident))
+    for one in ordered:
+        if not any(_beats(other, one, shared) for other in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _beats(other: Candidate, one: Candidate, shared: bool) -> bool:
+    return (
+        other.devices == one.devices
+        and (not shared or not one.weight_bytes or other.form == one.form)
+        and other.resident <= one.resident
+        and other.peak <= one.peak
+    )
+
+
+def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:
+    """What a task and its library allow."""
+    library = task.library
+    rows = task.rows if task.updates else None if task.generates else task.samples
+    return LayoutRules(
+        kinds=library.kinds,
+        node_size=node_size,
+        rows=rows,
+        samples=task.samples,
+        max_length=request.max_length,
+        kv_copies=library.kv_copies,
+        vocabulary_step=library.vocabulary_step,
+        cp_splits_heads=library.cp_splits_heads,
+    )
+
+
+def task_workload(task: TaskWork, layout: Layout, request: PlanRequest, dtype: str) -> Workload:
+    """What one replica is asked to do at once."""
+    slots = 0
+    if task.generates:
+        slots = max(1, min(task.slots, -(-task.samples // layout.dp)))
+    return Workload(
+        num_slots=slots,
+        max_length=request.max_length,
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_response_tokens=request.max_response_tokens,
+        micro_batch=1,
+        num_samples=max(1, task.rows or task.samples),
+        dtype=dtype,
+        trainable=task.updates,
+        shares_weights=False,
+    )
+
+
+def _form(task: TaskWork, layout: Layout) -> str:
+    """How parameters lie on the devices: replicas count only where they divide them."""
+    sizes = f"tp {layout.tp} pp {layout.pp} ep {layout.ep}"
+    if task.library.shard == "full":
+        sizes += f" of {layout.shards}"
+    return f"{task.library.name} {sizes}"
+
+
+def _wanted(candidate: Candidate, only: Filter) -> bool:
+    return (
+        only.recompute in (None, candidate.recompute)
+        and only.offload in (None, "+".join(candidate.offload) or "none")
+        and only.micro_tokens in (None, candidate.micro_tokens)
+    )

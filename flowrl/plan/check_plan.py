@@ -1,0 +1,167 @@
+"""Whether the parts of a plan agree with each other; proven after a file is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from flowrl.errors import PlanError
+
+if TYPE_CHECKING:
+    from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
+
+__all__ = ["check_plan", "number_ranges", "pinned_value"]
+
+_MAX_LISTED = 24
+
+
+def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
+    """The plan itself, if it keeps the invariants of `flowrl.plan.schema`.
+
+    Raises:
+        PlanError: it does not; names the key.
+    """
+    devices = [device.address for device in plan.pool.devices]
+    roles = [placement.role for placement in plan.placements]
+    nodes = [operation.node for operation in plan.operations]
+    for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
+        for name, times in Counter(names).items():
+            if times > 1:
+                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
+    known_devices = frozenset(devices)
+    homes = {placement.role: frozenset(placement.devices) for placement in plan.placements}
+
+    def known(value: str, names: Collection[str], key: str) -> None:
+        if value not in names:
+            some = sorted(names)[:_MAX_LISTED]
+            more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
+            raise PlanError(
+                "names what the plan does not have",
+                where=f"{where}: {key}",
+                found=repr(value),
+                expected=f"one of {', '.join(some) or 'none'}{more}",
+            )
+
+    for i, placement in enumerate(plan.placements):
+        for device in placement.devices:
+            known(device, known_devices, f"placements.{i}.devices")
+        for key in ("copy_of", "shares_weights_with"):
+            other = getattr(placement, key)
+            if other is not None:
+                known(other, roles, f"placements.{i}.{key}")
+    for i, operation in enumerate(plan.operations):
+        for before in operation.after:
+            known(before, nodes, f"operations.{i}.after")
+        if operation.role is not None:
+            known(operation.role, roles, f"operations.{i}.role")
+            for device in operation.devices:
+                known(device, homes[operation.role], f"operations.{i}.devices")
+        _check_layout(operation, f"{where}: operations.{i}")
+    for i, switch in enumerate(plan.residency):
+        known(switch.role, roles, f"residency.{i}.role")
+        known(switch.before, nodes, f"residency.{i}.before")
+    for i, route in enumerate(plan.weight_routes):
+        known(route.source, roles, f"weight_routes.{i}.source")
+        known(route.destination, roles, f"weight_routes.{i}.destination")
+        known(route.after, nodes, f"weight_routes.{i}.after")
+    for i, channel in enumerate(plan.channels):
+        known(channel.source, nodes, f"channels.{i}.source")
+        known(channel.destination, nodes, f"channels.{i}.destination")
+    _check_schedule(plan, where)
+    _check_pins(plan, where)
+    return plan
+
+
+def _check_layout(operation: Operation, where: str) -> None:
+    layout, devices = operation.layout, len(operation.devices)
+    if layout.num_devices == 1 or layout.num_devices == devices:
+        return
+    raise PlanError(
+        f"{operation.node} has {devices} devices and a layout of {layout.num_devices}",
+        where=f"{where}.layout",
+        found=layout.describe(),
+        expected=f"tp x pp x cp x dp = {devices}",
+    )
+
+
+def _check_schedule(plan: PlacementPlan, where: str) -> None:
+    if plan.schedule is None:
+        return
+    waiting = [plan.schedule]
+    while waiting:
+        step = waiting.pop()
+        waiting += step.parts
+        if step.node is None:
+            continue
+        nodes = {operation.node: operation for operation in plan.operations}
+        if step.node not in nodes:
+            raise PlanError(
+                "the schedule runs what is no operation",
+                where=f"{where}: schedule",
+                found=repr(step.node),
+            )
+        if step.devices != len(nodes[step.node].devices):
+            raise PlanError(
+                f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
+                f"{len(nodes[step.node].devices)}",
+                where=f"{where}: schedule",
+            )
+
+
+def _check_pins(plan: PlacementPlan, where: str) -> None:
+    nodes = {operation.node: operation for operation in plan.operations}
+    order = {device.address: i for i, device in enumerate(_pinnable(plan))}
+    for i, pin in enumerate(plan.pins):
+        for node in pin.nodes:
+            if node not in nodes:
+                raise PlanError(
+                    "pins an operation that there is not",
+                    where=f"{where}: pins.{i}",
+                    found=repr(node),
+                )
+            found = pinned_value(nodes[node], pin.field, order)
+            if found is not None and found != pin.value:
+                raise PlanError(
+                    f"{pin.subject}.{pin.field}={pin.value} is pinned, but {node} has {found}",
+                    where=f"{where}: pins.{i}",
+                    hint="change both, or take the pin out",
+                )
+
+
+def pinned_value(operation: Operation, field: str, order: Mapping[str, int]) -> str | None:
+    """What an operation has of something that can be pinned, in the form that pins are written in.
+
+    Args:
+        order: Numbers of devices, as pins count them.
+    """
+    match field:
+        case "devices":
+            return number_ranges(order[device] for device in operation.devices)
+        case "tp" | "pp" | "dp" | "cp" | "ep":
+            return str(getattr(operation.layout, field))
+        case "recompute":
+            return operation.recompute
+        case "offload":
+            return "+".join(operation.offload) or "none"
+        case "micro_tokens":
+            return str(operation.micro_tokens)
+        case _:
+            return None
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """`0-31,40` for whole numbers in any order."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in ranges)
+
+
+def _pinnable(plan: PlacementPlan) -> Iterator[DeviceSummary]:
+    """The devices that pins count: accelerators, or CPUs where there is none."""
+    accelerators = [device for device in plan.pool.devices if device.type != "cpu"]
+    yield from accelerators or plan.pool.devices

@@ -1,0 +1,92 @@
+"""The parts of a plan that only a plan over many devices has. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["CostSource", "EngineFlags", "PinnedDecision", "ScheduleKind", "ScheduleStep"]
+
+ScheduleKind: TypeAlias = Literal["run", "temporal", "spatial", "asynchronous"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleStep:
+    """A node of the schedule, which is a tree.
+
+    Attributes:
+        kind: `run` is a leaf. The parts of `temporal` take turns on the same devices, those of
+            `spatial` work at once on devices of their own, and of `asynchronous` the first is a
+            later step ahead of the second.
+        devices: That it stands on.
+        node: Of a leaf: the operation.
+        chunks: Of `spatial`: pieces in which the batch passes from the first part to the second.
+        parts: Two, or none of a leaf.
+    """
+
+    kind: ScheduleKind
+    devices: int
+    node: str | None = None
+    chunks: int = 1
+    parts: tuple[ScheduleStep, ...] = ()
+
+    def draw(self) -> tuple[str, ...]:
+        """The tree as lines of text."""
+        plural = "device" if self.devices == 1 else "devices"
+        if self.kind == "run":
+            return (f"{self.node} on {self.devices} {plural}",)
+        pieces = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        lines = [f"{self.kind} on {self.devices} {plural}{pieces}"]
+        for i, part in enumerate(self.parts):
+            last = i == len(self.parts) - 1
+            for j, line in enumerate(part.draw()):
+                lead = ("`-- " if last else "|-- ") if j == 0 else ("    " if last else "|   ")
+                lines.append(lead + line)
+        return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """How an inference server is started for one replica of an operation.
+
+    Attributes:
+        flags: `(option, value)` as its command line has them; an empty value of a switch.
+    """
+
+    node: str
+    engine: str
+    flags: tuple[tuple[str, str], ...]
+
+    def command(self) -> str:
+        """The options in one line."""
+        return " ".join(f"{name} {value}".strip() for name, value in self.flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSource:
+    """Where the predicted time of an operation comes from.
+
+    Attributes:
+        source: `measured`, `aiconfigurator` or `analytic`.
+        parts: `(name, seconds)`; what overlaps may add up to more.
+    """
+
+    node: str
+    seconds: float
+    source: str
+    parts: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedDecision:
+    """A decision that somebody made; it is kept when the plan is made anew.
+
+    Attributes:
+        subject: What it is about, as it was written.
+        nodes: The operations that this means.
+    """
+
+    subject: str
+    field: str
+    value: str
+    nodes: tuple[str, ...]

@@ -1,0 +1,104 @@
+"""What a plan over many devices is asked for besides roles and sizes. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from flowrl.cost.lengths import ConstantLengths, Lengths
+from flowrl.cost.role_memory import Shard
+from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
+
+__all__ = [
+    "ENGINES",
+    "TRAINERS",
+    "Library",
+    "ObjectiveName",
+    "Pin",
+    "PlanOptions",
+]
+
+ObjectiveName: TypeAlias = Literal["step_time", "device_time"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """How a library divides a model.
+
+    Attributes:
+        name: As the plan names it.
+        kinds: Dimensions that it has, of `tp pp dp cp ep fsdp`.
+        shard: What replicas of a trainer divide among them.
+        kv_copies: Key heads may be copied to several tensor ranks.
+        vocabulary_step: See `LayoutRules`.
+        cp_splits_heads: See `LayoutRules`.
+        sleeps: An engine gives its memory back while others work.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    shard: Shard = "optimizer"
+    kv_copies: bool = True
+    vocabulary_step: int = 64
+    cp_splits_heads: bool = False
+    sleeps: bool = True
+
+
+TRAINERS = {
+    # Megatron-LM pads the vocabulary to what tp needs, and wants key heads in every rank.
+    "megatron": Library(name="megatron", kinds=MEGATRON_KINDS, kv_copies=False, vocabulary_step=0),
+    "fsdp": Library(name="fsdp", kinds=FSDP_KINDS, shard="full", cp_splits_heads=True),
+}
+"""What a trainer is assumed to be where no backend here declares layouts."""
+
+ENGINES = {
+    "sglang": Library(name="sglang", kinds=ENGINE_KINDS, shard="none"),
+    "vllm": Library(name="vllm", kinds=ENGINE_KINDS, shard="none"),
+}
+"""Likewise an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A decision that the planner keeps.
+
+    Attributes:
+        subject: A node, an operation (`generate`), `rollout`, or a role.
+        field: `devices`, a dimension of the layout, `recompute`, `offload` or `micro_tokens`.
+        where: Where somebody asked for it.
+    """
+
+    subject: str
+    field: str
+    value: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}.{self.field}={self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """See the module.
+
+    Attributes:
+        lengths: Of responses.
+        prompt_tokens: Mean of prompts.
+        trainer: Of `TRAINERS`, for backends that declare no layouts.
+        engine: Of `ENGINES`, likewise.
+        alternatives: Plans that are told beside the best.
+        assumptions: What nobody said and the plan takes for granted, one sentence each.
+        profile: A file of measured times, or None.
+        single_device: Only what runs in this very process is planned: one device.
+    """
+
+    lengths: Lengths = field(default_factory=lambda: ConstantLengths(tokens=256))
+    prompt_tokens: float = 256.0
+    trainer: str = "megatron"
+    engine: str = "sglang"
+    objective: ObjectiveName = "step_time"
+    alternatives: int = 3
+    pins: tuple[Pin, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    profile: str | None = None
+    single_device: bool = False

@@ -1,0 +1,246 @@
+"""A graph, what is asked of it and a group of equal devices, as a problem of the search.
+
+    posed = pose(graph, request, group, cost, filters)
+    found = search(posed.problem, top=4)
+    posed.candidate("actor.generate", option.label).layout
+
+Device counts are node-aligned: divisors of a node, and whole nodes. Of large pools not every number
+of nodes is tried: all up to 16, then eight sizes an octave, and what such blocks leave of a pool
+(`device_counts`).
+
+Only an engine's work may run ahead of the trainer, and what reads from it without the trainer's
+weights: rewards and references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.cluster.pool import DeviceGroup
+from flowrl.cost.layout import Layout
+from flowrl.cost.source import Cost
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op
+from flowrl.plan.candidates import Candidate, Candidates, Filter
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
+from flowrl.plan.search.problem import EVERY_KIND
+from flowrl.plan.tasks import TaskWork, tasks_of
+
+__all__ = ["Posed", "device_counts", "pose", "sync_seconds", "weight_ways"]
+
+CHUNKS = (1, 2, 4, 8, 16)
+
+CHUNK_S = 0.05
+"""Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
+launches. An estimate; nothing measures it yet."""
+
+_FINE_NODES = 16
+_SIZES_AN_OCTAVE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posed:
+    """A problem, and what its options are.
+
+    Attributes:
+        tasks: In the problem's order.
+        ways: Of each task, by label.
+    """
+
+    problem: Problem
+    tasks: tuple[TaskWork, ...]
+    ways: Mapping[str, tuple[Candidate, ...]]
+    candidates: Candidates
+    group: DeviceGroup
+
+    def task(self, id: str) -> TaskWork:  # noqa: A002
+        """The task of this name; KeyError where there is none."""
+        for task in self.tasks:
+            if task.id == id:
+                return task
+        raise KeyError(id)
+
+    def candidate(self, task: str, option: Option) -> Candidate:
+        """What an option of a task is."""
+        return self.ways[task][option.label]
+
+
+def pose(
+    graph: Graph,
+    request: PlanRequest,
+    group: DeviceGroup,
+    cost: Cost,
+    *,
+    dtype: str,
+    filters: Mapping[str, Filter] | None = None,
+    kinds: frozenset[Kind] = EVERY_KIND,
+    only: frozenset[str] | None = None,
+) -> Posed:
+    """The problem of placing a graph on a group of equal devices.
+
+    Args:
+        dtype: Of parameters and activations.
+        filters: What pins leave, by task.
+        kinds: Families of schedules.
+        only: Tasks to place; None takes all.
+
+    Raises:
+        PlanError: a role without a model; a device without figures.
+    """
+    tasks = tuple(task for task in tasks_of(graph, request) if only is None or task.id in only)
+    here = {task.id for task in tasks}
+    made = Candidates(request, group.machine, group.budget_bytes, cost, dtype)
+    counts = device_counts(len(group.addresses), group.node_size)
+    held = [task.weights for task in tasks if task.weights is not None]
+    ways: dict[str, tuple[Candidate, ...]] = {}
+    for task in tasks:
+        only_these = (filters or {}).get(task.id, Filter())
+        shared = task.weights is not None and held.count(task.weights) > 1
+        found: list[Candidate] = []
+        for count in counts:
+            if only_these.devices in (None, count):
+                found += made.of_task(task, count, only_these, shared=shared)
+        ways[task.id] = tuple(found)
+    shares = {name for name in held if held.count(name) > 1}
+    problem = Problem(
+        tasks=tuple(_option_task(task, ways[task.id], here, shares) for task in tasks),
+        num_devices=len(group.addresses),
+        counts=counts,
+        memory_bytes=made.budget,
+        chunks=CHUNKS,
+        syncs=tuple(_syncs(graph, tasks, ways, made)),
+        staleness=request.max_staleness,
+        ahead=_ahead(tasks) if request.max_staleness else frozenset(),
+        pinned={
+            name: one.devices
+            for name, one in (filters or {}).items()
+            if one.devices is not None and name in here
+        },
+        kinds=kinds,
+        objective=Objective.STEP_TIME
+        if request.options.objective == "step_time"
+        else Objective.DEVICE_SECONDS,
+    )
+    return Posed(problem=problem, tasks=tasks, ways=ways, candidates=made, group=group)
+
+
+def device_counts(num_devices: int, node_size: int) -> tuple[int, ...]:
+    """Sizes of blocks: divisors of a node, then whole nodes, ascending.
+
+    >>> device_counts(24, 8)
+    (1, 2, 4, 8, 16, 24)
+    """
+    parts = {size for size in range(1, node_size + 1) if node_size % size == 0}
+    nodes = num_devices // node_size
+    whole: set[int] = set(range(1, min(nodes, _FINE_NODES) + 1))
+    size, step = _FINE_NODES, _FINE_NODES // _SIZES_AN_OCTAVE
+    while size < nodes:
+        whole.update(range(size, min(2 * size, nodes) + 1, step))
+        size, step = 2 * size, 2 * step
+    whole |= {nodes} | {nodes - one for one in whole if one < nodes}
+    whole.discard(0)
+    sizes = parts | {one * node_size for one in whole}
+    return tuple(sorted(size for size in sizes if size <= num_devices))
+
+
+def sync_seconds(
+    task: TaskWork,
+    source: Layout,
+    destination: Layout,
+    made: Candidates,
+    *,
+    apart: bool,
+) -> float:
+    """Of new weights on their way to a task; none where a trainer's module has them already."""
+    if not task.generates and not apart:
+        return 0.0
+    estimate = made.cost.weight_sync(task.shape, source, destination, made.machine, apart=apart)
+    return estimate.seconds
+
+
+def _option_task(
+    task: TaskWork, ways: tuple[Candidate, ...], here: frozenset[str], shares: set[str]
+) -> Task:
+    weights = task.weights if task.weights in shares else None
+    return Task(
+        id=task.id,
+        after=tuple(before for before in task.after if before in here),
+        options=tuple(
+            Option(
+                devices=way.devices,
+                seconds=way.seconds / task.every,
+                chunk_s=CHUNK_S,
+                resident=way.resident,
+                peak=way.peak,
+                weight_bytes=way.weight_bytes if weights is not None else 0,
+                form=way.form,
+                label=label,
+            )
+            for label, way in enumerate(ways)
+        ),
+        weights=weights,
+        max_chunks=task.pieces,
+    )
+
+
+def _ahead(tasks: tuple[TaskWork, ...]) -> frozenset[str]:
+    """Rollouts, and what reads from them alone without weights that the step trains."""
+    found: set[str] = set()
+    for task in tasks:
+        free = task.generates or (not task.trains and not task.updates)
+        if free and set(task.after) <= found:
+            found.add(task.id)
+    return frozenset(found)
+
+
+def weight_ways(graph: Graph, tasks: tuple[TaskWork, ...]) -> dict[tuple[str, str], int]:
+    """Which task's update feeds which other task with weights, and every how many steps."""
+    last = {task.role.name: task.id for task in tasks if task.updates}
+    found: dict[tuple[str, str], int] = {}
+    for task in tasks:
+        if task.role.name in last and not task.updates:
+            found[last[task.role.name], task.id] = 1
+    for node in graph.of_op(Op.SYNC):
+        edge = graph.feeding(node.id, "weights")
+        source = None if edge is None else str(graph.node(edge.src).role)
+        every = node.attr("every")
+        for task in tasks:
+            if source in last and task.role.name == node.role and not task.updates:
+                steps = every if isinstance(every, int) else 1
+                found.setdefault((last[str(source)], task.id), max(1, steps))
+    return found
+
+
+def _syncs(
+    graph: Graph,
+    tasks: tuple[TaskWork, ...],
+    ways: Mapping[str, tuple[Candidate, ...]],
+    made: Candidates,
+) -> list[Sync]:
+    """Priced at the fastest layouts: the search takes one price for all of them, and a plan is
+    priced again with its own."""
+    by_id: dict[str, TaskWork] = {task.id: task for task in tasks}
+    found = []
+    for (update, destination), every in weight_ways(graph, tasks).items():
+        if not ways[update] or not ways[destination]:
+            continue
+        task = by_id[destination]
+        source, target = _fastest(ways[update]).layout, _fastest(ways[destination]).layout
+        together, apart = (
+            sync_seconds(task, source, target, made, apart=apart) / every for apart in (False, True)
+        )
+        found.append(
+            Sync(
+                source=update,
+                destination=destination,
+                together_s=together,
+                apart_s=max(together, apart),
+            )
+        )
+    return found
+
+
+def _fastest(ways: tuple[Candidate, ...]) -> Candidate:
+    return min(ways, key=lambda way: way.seconds)

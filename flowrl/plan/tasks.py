@@ -1,0 +1,271 @@
+"""The pieces of a step that need a model's devices: what the search places.
+
+Every node that runs a model is a task. What the driver does between them (advantages, filters,
+rules that score on a CPU) takes no device; a task that reads from one of those reads from the tasks
+behind it. The nodes of an `interact` region are one task: its policy's turns, with what the
+environment says between them.
+
+Weights: tasks of a trained role hold its parameters in the trainer's form, and may hold them once.
+A role that nothing trains keeps what it began with, so it holds the same parameters as any other
+untrained role of that origin; a reference of a *trained* actor does not hold the actor's, for they
+part after the first update. Nor does one that takes over weights now and then (`sync`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowrl.cost.demand import phase_of, response_bound
+from flowrl.cost.memory import Phase
+from flowrl.cost.models import ModelShape
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph, Node
+from flowrl.graph.types import Op
+from flowrl.ids import NodeId
+from flowrl.plan.options import ENGINES, TRAINERS, Library
+from flowrl.plan.request import PlanRequest, RoleRequest
+from flowrl.plan.workload import rows_per_update, samples_of
+from flowrl.specs import AdvantageSpec, MapSpec, Sampling
+
+__all__ = ["TaskWork", "tasks_of"]
+
+MAX_PIECES = 16
+"""Pieces of a batch beyond which a forward pass gets too small to be worth sending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWork:
+    """A task, and all that its time and memory follow from.
+
+    Attributes:
+        id: Of the node; of a region, that of its policy's turns.
+        nodes: What it stands for.
+        after: Tasks that must have ended, or must have sent a piece.
+        phase: What it does.
+        trains: Its role is trained in this graph.
+        library: What runs it.
+        declared: Its backend declares layouts itself; else `library` is what the configuration
+            assumes.
+        samples: Of a step.
+        rows: Of an optimizer update; 0 where nothing is trained.
+        group_size: Samples for each prompt.
+        slots: Samples that one replica decodes at once.
+        max_tokens: Of the longest response.
+        pieces: In which its inputs may arrive.
+        weights: Whose parameters it holds; None for an engine's own copy.
+        every: Steps between two times that it is done.
+    """
+
+    id: NodeId
+    nodes: tuple[NodeId, ...]
+    after: tuple[NodeId, ...]
+    role: RoleRequest
+    phase: Phase
+    shape: ModelShape
+    trains: bool
+    library: Library
+    declared: bool
+    samples: int
+    rows: int
+    group_size: int
+    slots: int
+    max_tokens: int
+    pieces: int
+    weights: str | None
+    every: int = 1
+
+    @property
+    def generates(self) -> bool:
+        """It is an engine's task."""
+        return self.phase is Phase.ROLLOUT
+
+    @property
+    def updates(self) -> bool:
+        """It has an optimizer."""
+        return self.phase is Phase.UPDATE
+
+
+def tasks_of(graph: Graph, request: PlanRequest) -> tuple[TaskWork, ...]:
+    """The tasks of a step, in an order in which they can run.
+
+    Raises:
+        PlanError: a role without a model, or a region that several policies play in.
+    """
+    _check_regions(graph)
+    trained = {node.role for node in graph.of_op(Op.UPDATE)}
+    working = [node for node in graph.nodes if phase_of(node) is not None and node.role]
+    before = _tasks_before(graph, {node.id for node in working})
+    found: list[TaskWork] = []
+    for node in working:
+        earlier = [
+            task.id for task in found if task.role.name == node.role and _ordered(task, node)
+        ]
+        after = dict.fromkeys((*before[node.id], *earlier))
+        found.append(_task(node, tuple(after), node.role in trained, graph, request))
+    return tuple(found)
+
+
+def _check_regions(graph: Graph) -> None:
+    for episode in graph.of_op(Op.INTERACT):
+        players = [node for node in graph.of_op(Op.GENERATE) if node.region == episode.region]
+        if len(players) > 1:
+            raise PlanError(
+                f"{episode.id} has {len(players)} policies that take turns, and a plan over many "
+                "devices knows regions of one",
+                where=str(episode.source or episode.id),
+                found=", ".join(player.id for player in players),
+                hint="plan it for one device (`cluster: auto`)",
+            )
+
+
+def _ordered(earlier: TaskWork, node: Node) -> bool:
+    """An update must not overtake what reads the weights before it, nor two updates each other."""
+    return node.op is Op.UPDATE and not earlier.generates
+
+
+def _tasks_before(graph: Graph, working: set[NodeId]) -> Mapping[NodeId, tuple[NodeId, ...]]:
+    """For each node the tasks that it reads from, directly or through what is no task."""
+    reads: dict[NodeId, tuple[NodeId, ...]] = {}
+    for node in graph.nodes:
+        found: dict[NodeId, None] = {}
+        for edge in graph.in_edges(node.id):
+            if edge.carried or graph.is_inner(edge):
+                continue
+            sources = (edge.src,) if edge.src in working else reads.get(edge.src, ())
+            found.update(dict.fromkeys(sources))
+        if node.op is Op.INTERACT:
+            # What reads an episode reads the turns that its policy takes.
+            players = [p.id for p in graph.of_op(Op.GENERATE) if p.region == node.region]
+            found.update(dict.fromkeys(players))
+        reads[node.id] = tuple(found)
+    return reads
+
+
+def _task(
+    node: Node,
+    after: tuple[NodeId, ...],
+    trains: bool,
+    graph: Graph,
+    request: PlanRequest,
+) -> TaskWork:
+    role = request.role(str(node.role))
+    shape = request.shape_of(role)
+    if shape is None:
+        raise PlanError(
+            f"role {role.name!r} has no model",
+            where=f"roles.{role.name}",
+            hint="set model to a Hugging Face folder, a config.json or a new model, or copy_of",
+        )
+    phase = phase_of(node)
+    assert phase is not None
+    library, declared = _library(role, phase, request)
+    tokens = request.max_response_tokens
+    if phase is Phase.ROLLOUT:
+        tokens = min(
+            response_bound(graph, node, Sampling(max_tokens=tokens)),
+            request.max_length,
+        )
+    samples = samples_of(node, graph, request)
+    every = node.attr("every")
+    return TaskWork(
+        id=node.id,
+        nodes=_members(node, graph),
+        after=after,
+        role=role,
+        phase=phase,
+        shape=shape,
+        trains=trains,
+        library=library,
+        declared=declared,
+        samples=samples,
+        rows=rows_per_update(node, graph, request) if phase is Phase.UPDATE else 0,
+        group_size=max(1, samples // request.prompts_per_step),
+        slots=role.num_slots,
+        max_tokens=tokens,
+        pieces=_pieces(node, phase, graph, request),
+        weights=_weights(role, trains, phase, graph, request),
+        every=every if isinstance(every, int) else 1,
+    )
+
+
+def _members(node: Node, graph: Graph) -> tuple[NodeId, ...]:
+    if node.region is None:
+        return (node.id,)
+    return tuple(other.id for other in graph.nodes if other.region == node.region)
+
+
+def _library(role: RoleRequest, phase: Phase, request: PlanRequest) -> tuple[Library, bool]:
+    """What runs a task: the role's backend where it declares layouts, else what is assumed."""
+    declared = role.capabilities.layouts
+    generates = phase is Phase.ROLLOUT
+    if declared:
+        return (
+            Library(
+                name=role.backend,
+                kinds=declared,
+                shard="none" if generates else "full" if "fsdp" in declared else "optimizer",
+                sleeps=role.capabilities.sleep,
+            ),
+            True,
+        )
+    options = request.options
+    return (ENGINES[options.engine] if generates else TRAINERS[options.trainer]), False
+
+
+def _pieces(node: Node, phase: Phase, graph: Graph, request: PlanRequest) -> int:
+    """Pieces that a task may begin on before it has the whole batch."""
+    if phase is Phase.ROLLOUT:
+        return 1
+    if phase is not Phase.UPDATE:
+        return min(MAX_PIECES, request.prompts_per_step)
+    # A mini-batch can be learned from as soon as its groups are there, unless something looks at
+    # the whole batch before.
+    return 1 if _needs_batch(node, graph) else min(MAX_PIECES, request.mini_batches)
+
+
+def _needs_batch(update: Node, graph: Graph) -> bool:
+    """Whether something before an update looks at more than a group at once."""
+    seen, waiting = {update.id}, [update.id]
+    while waiting:
+        node = graph.node(waiting.pop())
+        spec = node.attr("spec")
+        if isinstance(spec, AdvantageSpec) and not _of_a_group(spec):
+            return True
+        if isinstance(spec, MapSpec) and not spec.per_sample:
+            return True
+        for edge in graph.in_edges(node.id):
+            if not edge.carried and edge.src not in seen:
+                seen.add(edge.src)
+                waiting.append(edge.src)
+    return False
+
+
+_BY_GROUP = frozenset(
+    {
+        *("distill", "gae", "group_in_group", "group_relative", "leave_one_out"),
+        *("length_weighted", "pass_at_k", "reinforce_pp", "remax"),
+    }
+)
+"""Advantages that follow from a group alone, unless an option says otherwise."""
+
+
+def _of_a_group(spec: AdvantageSpec) -> bool:
+    about = {getattr(spec, name, None) for name in ("std", "mean")}
+    wide = getattr(spec, "whiten", False) or getattr(spec, "batch_std", False)
+    return spec.kind in _BY_GROUP and not wide and not about & {"batch", "batch_others"}
+
+
+def _weights(
+    role: RoleRequest, trains: bool, phase: Phase, graph: Graph, request: PlanRequest
+) -> str | None:
+    if phase is Phase.ROLLOUT and trains:
+        return None  # an engine's own copy, in its own form
+    takes_over = any(sync.role == role.name for sync in graph.of_op(Op.SYNC))
+    if trains or takes_over:
+        return role.name
+    source, seen = role, {role.name}
+    while source.copy_of is not None and source.copy_of not in seen:
+        source = request.role(source.copy_of)
+        seen.add(source.name)
+    return f"{source.name} at the start ({role.head})"
