@@ -46,7 +46,8 @@ def _stages_are_named(loaded: LoadedConfig) -> Problems:
                 f"no stage is called {name!r}",
                 where=loaded.where(key),
                 expected=f"one of {listing(earlier)}" if earlier else None,
-                hint=suggestion(name, earlier) or f"add it to stages: {listing(config.stages)}",
+                hint=suggestion(name, earlier)
+                or f"add it to stages: {listing(config.stages)}; `{key}: null` takes it away",
             )
 
 

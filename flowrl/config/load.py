@@ -4,6 +4,8 @@ Later beats earlier: defaults in `flowrl.config.schema`, `base`, the file named 
 file, overrides in their order. Mappings merge key by key and lists are replaced; a mapping whose
 `kind` changes is replaced too, because the keys of the old kind mean nothing to the new.
 
+- `null` takes a section or a named entry away (`flowrl.config.nulls`), and a mapping over a list
+  speaks of the items by their names: `terms: {closeness: null}`.
 - `stages=[grpo]` on the command line takes a stage out together with its section of the file.
 - `extends: OTHER.yaml` (at the top of a file, relative to that file) takes over another file.
 - `${seed}` and the other interpolations are OmegaConf's.
@@ -27,7 +29,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from flowrl.config.nearest import listing
+from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nulls import item_named, item_names, remove_nulls
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
 from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
@@ -124,6 +127,7 @@ def load_config(
     for override in overrides:
         _add_override(draft, override)
     draft.drop_stages_left_out()
+    draft.drop_nulls()
     values = _interpolate(draft, path)
 
     def where(key: str) -> str:
@@ -145,20 +149,25 @@ class _Draft:
 
     def merge(self, values: dict[str, Value], origins: dict[str, Origin]) -> None:
         for key, value in values.items():
-            self._put(self.values, key, value, key)
+            self._put(self.values, key, value, key, origins)
         self.origins.update(origins)
 
     def assign(self, keys: list[str], value: Value, origin: Origin) -> None:
         """Sets the value at a dotted key, making mappings on the way."""
         parent: Value = self.values
+        keys = list(keys)
         for depth, key in enumerate(keys[:-1]):
+            if isinstance(parent, list):
+                keys[depth] = key = str(self._index(parent, keys[: depth + 1], origin))
             parent = self._child(parent, keys[: depth + 1], key, origin)
         path, key = ".".join(keys), keys[-1]
         match parent:
             case dict():
-                self._put(parent, key, value, path)
+                self._put(parent, key, value, path, {path: origin})
             case list():
-                parent[self._index(parent, keys, origin)] = value
+                index = self._index(parent, keys, origin)
+                path = ".".join([*keys[:-1], str(index)])
+                parent[index] = value
                 self._forget(path)
             case _:
                 raise self._no_keys(keys[:-1], key, parent, origin)
@@ -182,14 +191,57 @@ class _Draft:
                 del sections[name]
                 self._forget(path)
 
-    def _put(self, parent: dict[str, Value], key: str, value: Value, path: str) -> None:
+    def drop_nulls(self) -> None:
+        """Takes away what null takes away; the names of later items of a list move up."""
+        for path in remove_nulls(self.values, RunConfig):
+            self._forget(path)
+            above, _, index = path.rpartition(".")
+            if not index.isdecimal():
+                continue
+            for known in [k for k in self.origins if k.startswith(f"{above}.")]:
+                place, dot, rest = known.removeprefix(f"{above}.").partition(".")
+                if place.isdecimal() and int(place) > int(index):
+                    moved = f"{above}.{int(place) - 1}{dot}{rest}"
+                    self.origins[moved] = self.origins.pop(known)
+
+    def _put(
+        self,
+        parent: dict[str, Value],
+        key: str,
+        value: Value,
+        path: str,
+        origins: Mapping[str, Origin],
+    ) -> None:
+        """Lays a value over what stands at a key; `origins` of it are for messages."""
         old = parent.get(key)
         if isinstance(old, dict) and isinstance(value, dict) and not _kind_changes(old, value):
             for name, inner in value.items():
-                self._put(old, name, inner, f"{path}.{name}")
+                self._put(old, name, inner, f"{path}.{name}", origins)
+            return
+        if isinstance(old, list) and isinstance(value, dict) and item_names(old):
+            self._put_by_name(old, value, path, origins)
             return
         self._forget(path)
         parent[key] = value
+
+    def _put_by_name(
+        self,
+        items: list[Value],
+        values: dict[str, Value],
+        path: str,
+        origins: Mapping[str, Origin],
+    ) -> None:
+        """Lays values over the items of a list that have these names."""
+        for name, value in values.items():
+            origin = origins.get(f"{path}.{name}") or origins.get(path, Origin(given=True))
+            index = self._index(items, [*path.split("."), name], origin)
+            item = items[index]
+            if isinstance(item, dict) and isinstance(value, dict):
+                for key, inner in value.items():
+                    self._put(item, key, inner, f"{path}.{index}.{key}", origins)
+            else:
+                self._forget(f"{path}.{index}")
+                items[index] = value
 
     def _child(self, parent: Value, keys: list[str], key: str, origin: Origin) -> Value:
         match parent:
@@ -207,12 +259,15 @@ class _Draft:
         key, path = keys[-1], ".".join(keys[:-1])
         if key.isdecimal() and int(key) < len(parent):
             return int(key)
-        last = len(parent) - 1
+        if (named := item_named(parent, key)) is not None:
+            return named
+        last, names = len(parent) - 1, item_names(parent)
+        by_name = f", or a name: {listing(names)}" if names else ""
         raise ConfigError(
             f"{path} is a list of {len(parent)}, which has no item {key!r}",
             where=origin.describe(".".join(keys)),
-            expected=f"a number from 0 to {last}" if parent else "the list as a whole",
-            hint=f"set the whole list: '{path}=[...]'",
+            expected=f"a number from 0 to {last}{by_name}" if parent else "the list as a whole",
+            hint=suggestion(key, names) or f"set the whole list: '{path}=[...]'",
         )
 
     def _no_keys(self, keys: list[str], key: str, parent: Value, origin: Origin) -> ConfigError:

@@ -7,12 +7,19 @@ Every problem has a place (`where`), what was found and what was expected; sever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from flowrl.config.declared import (
+    ABSENT,
+    declared_at,
+    fitting_model,
+    inside,
+    kinds_of,
+    models_in,
+)
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.synonyms import called_here
 from flowrl.errors import ConfigError
@@ -118,25 +125,12 @@ def _path(details: ErrorDetails, values: object) -> tuple[str, ...]:
     current = values
     *inner, last = details["loc"] or ("",)
     for part in inner:
-        if (found := _step(current, part)) is not _ABSENT:
+        if (found := inside(current, part)) is not ABSENT:
             path.append(str(part))
             current = found
-    if details["type"] == "missing" or _step(current, last) is not _ABSENT:
+    if details["type"] == "missing" or inside(current, last) is not ABSENT:
         path.append(str(last))
     return tuple(path)
-
-
-_ABSENT = object()
-
-
-def _step(container: object, key: int | str) -> object:
-    match container:
-        case dict():
-            return container.get(key, _ABSENT)
-        case list() | tuple() if isinstance(key, int) and key < len(container):
-            return container[key]
-        case _:
-            return _ABSENT
 
 
 def _problem(
@@ -149,6 +143,8 @@ def _problem(
     details, key = found[0], ".".join(path)
     name, value = path[-1] if path else "the config", details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
+    if value is None and details["type"] not in ("extra_forbidden", "missing"):
+        return _no_value(key, name, found, where)
     match details["type"]:
         case "extra_forbidden":
             return _unknown_key(path, values, root, where)
@@ -189,8 +185,25 @@ def _problem(
                 found=describe_value(value),
             )
         case _:
-            annotation, _ = _descend(path, values, root)
+            annotation, _ = declared_at(path, values, root)
             return _wrong_type(key, name, found, annotation, where)
+
+
+def _no_value(
+    key: str, name: str, found: list[ErrorDetails], where: Callable[[str], str]
+) -> ConfigError:
+    """A null where there is always a value; `flowrl.config.nulls` says what it means elsewhere."""
+    names = dict.fromkeys(_EXPECTED[d["type"]] for d in found if d["type"] in _EXPECTED)
+    if "a number" in names:
+        names.pop("a whole number", None)
+    choices = [str(d["ctx"]["expected"]) for d in found if d["type"] == "literal_error"]
+    return ConfigError(
+        f"{name} always has a value, which null takes away from sections and named entries only",
+        where=where(key),
+        found="nothing (null)",
+        expected=" or ".join([*names, *choices]) or None,
+        hint="write the value that it shall have, or leave the key out to change nothing",
+    )
 
 
 def _wrong_type(
@@ -203,16 +216,14 @@ def _wrong_type(
     value = found[0]["input"]
     # The members of a union of plain types fail one by one, at one place.
     names = dict.fromkeys(_EXPECTED.get(details["type"], details["msg"]) for details in found)
-    if _models(annotation):
+    if models_in(annotation):
         names["a mapping"] = None
     if "a number" in names:
         names.pop("a whole number", None)
     hint = None
-    if value is None:
-        hint = "give it a value, or leave the key out"
-    elif "text" in names and isinstance(value, dict):
+    if "text" in names and isinstance(value, dict):
         hint = "put text that holds braces in quotes"
-    elif "text" in names and isinstance(value, int | float) and not _models(annotation):
+    elif "text" in names and isinstance(value, int | float) and not models_in(annotation):
         hint = f"put it in quotes: '\"{value}\"' on the command line"
     elif "a list" in names and not isinstance(value, dict):
         hint = f"write a list: [{value}]"
@@ -294,7 +305,7 @@ def _elsewhere(name: str, root: type[BaseModel]) -> str | None:
 def _homes(name: str, model: type[BaseModel], prefix: str) -> list[str]:
     homes = [prefix + name] if name in model.model_fields else []
     for key, info in model.model_fields.items():
-        for inner in _models(info.annotation):
+        for inner in models_in(info.annotation):
             homes += _homes(name, inner, f"{prefix}{key}.")
     return list(dict.fromkeys(homes))
 
@@ -302,70 +313,10 @@ def _homes(name: str, model: type[BaseModel], prefix: str) -> list[str]:
 def _model_at(
     path: tuple[str, ...], values: object, root: type[BaseModel]
 ) -> type[BaseModel] | None:
-    annotation, value = _descend(path, values, root)
-    return _fitting(annotation, value)
-
-
-def _descend(path: tuple[str, ...], values: object, root: type[BaseModel]) -> tuple[object, object]:
-    """The declared type at `path`, and the value there."""
-    annotation: object = root
-    value = values
-    for key in path:
-        if isinstance(value, list):
-            annotation = _item_type(annotation, tuple, 0)
-            value = _step(value, int(key))
-            continue
-        model = _fitting(annotation, value)
-        if model is None:
-            annotation = _item_type(annotation, dict, 1)
-        elif key in model.model_fields:
-            annotation = model.model_fields[key].annotation
-        else:
-            annotation = None
-        value = _step(value, key)
-    return annotation, value
-
-
-def _item_type(annotation: object, container: type, argument: int) -> object:
-    for member in _members(annotation):
-        if get_origin(member) is container:
-            return get_args(member)[argument]
-    return None
-
-
-def _fitting(annotation: object, value: object) -> type[BaseModel] | None:
-    """The model that `value` is meant as, judged by its kind where there are several."""
-    kind = value.get("kind") if isinstance(value, dict) else None
-    for model in _models(annotation):
-        if kind is None or not _kind_values(model) or kind in _kind_values(model):
-            return model
-    return None
+    annotation, value = declared_at(path, values, root)
+    return fitting_model(annotation, value)
 
 
 def _kinds(path: tuple[str, ...], values: object, root: type[BaseModel]) -> list[str]:
-    annotation, _ = _descend(path, values, root)
-    return [kind for model in _models(annotation) for kind in _kind_values(model)]
-
-
-def _kind_values(model: type[BaseModel]) -> tuple[str, ...]:
-    info = model.model_fields.get("kind")
-    if info is None or get_origin(info.annotation) is not Literal:
-        return ()
-    return get_args(info.annotation)
-
-
-def _models(annotation: object) -> list[type[BaseModel]]:
-    return [
-        member
-        for member in _members(annotation)
-        if isinstance(member, type) and issubclass(member, BaseModel)
-    ]
-
-
-def _members(annotation: object) -> list[object]:
-    """The members of a union, or the type itself."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [member for inner in get_args(annotation) for member in _members(inner)]
-    return [annotation]
+    annotation, _ = declared_at(path, values, root)
+    return [kind for model in models_in(annotation) for kind in kinds_of(model)]

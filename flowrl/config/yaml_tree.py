@@ -101,12 +101,17 @@ def read_yaml_value(text: str, where: str) -> Value:
             raise
         return text
     if isinstance(node, yaml.CollectionNode) and node.flow_style:
-        value = _Reader(where, {}).value(node, "")
-        is_template = isinstance(value, dict) and all(v is None for v in value.values()) and value
-        return text if is_template else value
+        return text if _is_template(node) else _Reader(where, {}).value(node, "")
     if isinstance(node, yaml.ScalarNode) and (node.style or node.value == text.strip()):
         return _Reader(where, {}).value(node, "")
     return text
+
+
+def _is_template(node: yaml.CollectionNode) -> bool:
+    """Whether it is keys without values, such as `{question}`; a written null is a value."""
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        return False
+    return all(isinstance(v, yaml.ScalarNode) and not (v.value or v.style) for _, v in node.value)
 
 
 _KINDS: dict[type[yaml.Node], str] = {
