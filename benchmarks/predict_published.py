@@ -1,0 +1,146 @@
+"""Published stage and step times beside what the cost model predicts, without constants of a row.
+
+    python benchmarks/predict_published.py ../shared/anchors/stage_times.yaml [FILE...]
+    python benchmarks/predict_published.py ../shared/anchors/engine_steps.json --json OUT
+
+A file with `rows` has stage times of runs (`flowrl.testing.published_stages` says which keys a row
+needs and what is assumed); one with `decode` and `prefill` has steps of inference engines
+(`flowrl.testing.published_steps`). Rows that lack an input print what is missing and do not count.
+The exit code is 0 where at least one row of each file was predicted, 1 where none was, 2 for a file
+that cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import FlowError
+from flowrl.testing.published_rows import median, read_document
+from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
+from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps
+
+MODELS = Path(__file__).resolve().parent.parent / "configs" / "models"
+
+STAGE_AIM, STEP_AIM, ENGINE_AIM = 0.25, 0.15, 0.25
+
+
+def stage_lines(found: Prediction) -> list[str]:
+    """A row for people."""
+    if found.missing:
+        return [f"{found.name}: not counted"] + [f"    {reason}" for reason in found.missing]
+    shown = [*found.stages, *([found.step] if found.step is not None else [])]
+    lines = [found.name, *(f"    ({note})" for note in found.notes)]
+    return lines + [_stage_line(stage) for stage in shown]
+
+
+def _stage_line(stage: StagePrediction) -> str:
+    line = f"    {stage.stage:<16} predicted {stage.predicted_s:9.1f} s"
+    if stage.measured_s is None or stage.error is None:
+        return f"{line}   not measured"
+    return f"{line}   measured {stage.measured_s:9.1f} s   error {stage.error:+7.1%}"
+
+
+def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Predicts and prints every row; what goes into the JSON, and how many rows counted."""
+    rows = [row for row in document["rows"] if isinstance(row, dict)]
+    print(
+        f"response lengths: lognormal, sigma {SIGMA:g}, cut at the longest, with the row's mean\n"
+    )
+    found = [prediction for row in rows for prediction in predict_row(row, MODELS)]
+    for prediction in found:
+        print("\n".join(stage_lines(prediction)))
+    stages = [abs(s.error) for p in found for s in p.stages if s.error is not None]
+    steps = [abs(p.step.error) for p in found if p.step and p.step.error is not None]
+    counted = sum(not p.missing for p in found)
+    print(f"\n{counted} predicted, {len(found) - counted} not counted")
+    for name, errors, aim in (("stages", stages, STAGE_AIM), ("steps", steps, STEP_AIM)):
+        if errors:
+            inside = sum(error <= aim for error in errors)
+            print(
+                f"{name}: {inside} of {len(errors)} within {aim:.0%}, median {median(errors):.1%}, "
+                f"largest {max(errors):.1%}"
+            )
+    written = [{**asdict(p), "errors": _errors(p)} for p in found]
+    return {"sigma": SIGMA, "rows": written}, counted
+
+
+def _errors(found: Prediction) -> dict[str, float]:
+    shown = [*found.stages, *([found.step] if found.step is not None else [])]
+    return {stage.stage: stage.error for stage in shown if stage.error is not None}
+
+
+def report_steps(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Predicts all rows of engine steps and prints their errors by group."""
+    errors, refused = predict_steps(document, MODELS)
+    print(
+        "kind     system     model                     layout          rows  median    p90    bias"
+    )
+    groups = group_errors(errors, "kind", "system", "model", "layout")
+    for group in groups:
+        print(_group_line(group))
+    overall = group_errors(errors, "kind")
+    for group in overall:
+        print(_group_line(StepGroup(**{**_fields(group), "name": (*group.name, "all", "", "")})))
+    inside = sum(group.median <= ENGINE_AIM for group in groups)
+    print(f"\n{inside} of {len(groups)} groups have a median within {ENGINE_AIM:.0%}")
+    for reason, count in refused.items():
+        print(f"not counted: {count} rows: {reason}")
+    rows = [{**asdict(error), "error": error.error} for error in errors]
+    written = {
+        "groups": [_fields(group) for group in groups],
+        "all": [_fields(group) for group in overall],
+        "not_counted": refused,
+        "rows": rows,
+    }
+    return written, len(errors)
+
+
+def _fields(group: StepGroup) -> dict[str, Any]:
+    return asdict(group)
+
+
+def _group_line(group: StepGroup) -> str:
+    kind, system, model, layout = group.name
+    return (
+        f"{kind:<8} {system:<10} {model:<25} {layout:<14} {group.num:>5}  {group.median:6.1%} "
+        f"{group.p90:6.1%} {group.bias:+7.1%}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Predicts all files."""
+    parser = argparse.ArgumentParser(description="Published times beside predicted ones.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all of it to this file")
+    options = parser.parse_args(argv)
+    written, code = [], 0
+    for path in options.files:
+        try:
+            document = dict(read_document(path))
+        except FlowError as error:
+            print(error, file=sys.stderr)
+            return 2
+        print(f"{path}")
+        if isinstance(document.get("rows"), list):
+            result, counted = report_stages(document)
+        elif isinstance(document.get("decode") or document.get("prefill"), list):
+            result, counted = report_steps(document)
+        else:
+            print(f"{path}: neither `rows` nor `decode` and `prefill`", file=sys.stderr)
+            return 2
+        written.append({"file": path.name, **result})
+        code = code if counted else 1
+        print()
+    if options.json is not None:
+        options.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What rows of published figures have in common: models, devices, and what a row lacks.
+
+A row that cannot be predicted is no error: it says what it lacks (`Unusable`) and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from flowrl.cluster.hardware import Machine, catalogue, find_spec
+from flowrl.config.nearest import listing
+from flowrl.cost.models import Experts, ModelShape
+from flowrl.errors import ConfigError, PlanError
+
+__all__ = ["Row", "Unusable", "machine_of", "median", "read_document", "shape_of", "share_below"]
+
+Row: TypeAlias = Mapping[str, Any]
+"""As its file has it: rows come from other hands, and any key may be absent or wrong."""
+
+NODE_SIZE = 8
+"""Devices of a node where a row does not say; what all devices of the catalogue are sold in."""
+
+_SYSTEMS = {
+    "h100_sxm": "H100-SXM-80GB",
+    "h200_sxm": "H200-SXM-141GB",
+    "a100_sxm": "A100-SXM-80GB",
+    "h20_sxm": "H20-96GB",
+}
+"""Devices by the names of AIConfigurator's database."""
+
+
+class Unusable(Exception):
+    """A row cannot be predicted.
+
+    Args:
+        reasons: What it lacks, or what of it is unknown or contradicts itself.
+    """
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(reasons))
+
+
+def machine_of(name: object, *, node_size: object = None) -> Machine:
+    """A machine of devices of the catalogue.
+
+    Raises:
+        Unusable: the catalogue has no such device.
+    """
+    spec = find_spec(_SYSTEMS.get(str(name), str(name)))
+    if spec is None or not isinstance(name, str):
+        raise Unusable(f"no such device in the catalogue: {name!r} (known: {listing(catalogue())})")
+    size = node_size if isinstance(node_size, int) and node_size > 0 else NODE_SIZE
+    return Machine(spec=spec, node_size=size)
+
+
+def shape_of(name: object, given: object, models: Path) -> ModelShape:
+    """A model by its file in a folder of configs, or by sizes that come with the rows.
+
+    Args:
+        given: Sizes as `model_shapes` of a file of engine steps has them; None without.
+        models: A folder of `NAME.json`, in lower case.
+
+    Raises:
+        Unusable: neither is there, or they cannot be read.
+    """
+    if not isinstance(name, str) or not name:
+        raise Unusable("model is missing")
+    path = models / f"{name.rsplit('/', 1)[-1].lower()}.json"
+    if path.is_file():
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            return ModelShape.from_hf_config(config, where=str(path))
+        except (ValueError, PlanError) as error:
+            raise Unusable(f"{path.name} cannot be read: {error}") from error
+    if isinstance(given, Mapping):
+        return _given_shape(name, given)
+    raise Unusable(f"unknown model {name!r}: no {path.name} in {models.name}, and no sizes given")
+
+
+def _given_shape(name: str, given: Row) -> ModelShape:
+    try:
+        experts = None
+        if given.get("num_experts"):
+            experts = Experts(
+                num_experts=given["num_experts"],
+                num_active=given["experts_per_token"],
+                expert_size=given["intermediate"],
+            )
+        return ModelShape(
+            family=name,
+            vocab_size=given["vocab"],
+            hidden_size=given["hidden"],
+            intermediate_size=given["intermediate"],
+            num_layers=given["layers"],
+            num_heads=given["heads"],
+            num_kv_heads=given["kv_heads"],
+            head_dim=given["head_dim"],
+            tied=bool(given["tied_embeddings"]),
+            experts=experts,
+        )
+    except KeyError as error:
+        raise Unusable(f"the sizes of {name!r} lack {error.args[0]!r}") from error
+
+
+def median(values: list[float]) -> float:
+    """Of at least one value, the middle one, or the mean of the middle two."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def share_below(values: list[float], share: float) -> float:
+    """Of at least one value, the smallest that so many do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, min(len(ordered) - 1, -(-int(share * 100) * len(ordered) // 100) - 1))]
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """A YAML or JSON file with an object at its top.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"the file cannot be read: {error}", where=str(path)) from error
+    if not isinstance(found, Mapping):
+        raise ConfigError("not an object", where=str(path), found=type(found).__name__)
+    return found
