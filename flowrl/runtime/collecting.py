@@ -85,10 +85,15 @@ def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the driver's time went."""
+    """Where the driver's time went.
+
+    Attributes:
+        drive: What it did itself: reports taken, the scheduler stepped, texts made, scorers asked.
+    """
 
     generate: float = 0.0
     score_wait: float = 0.0
+    drive: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

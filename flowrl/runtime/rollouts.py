@@ -247,7 +247,7 @@ class RolloutDriver:
             SchedulerError: nothing moved for the stall timeout.
             KeyboardInterrupt: `stop` said so.
         """
-        seconds = Seconds()
+        seconds, started = Seconds(), self._clock()
         failed = self._failures.failed
         if self._supply is not None:
             self._supply.begin()
@@ -260,6 +260,8 @@ class RolloutDriver:
             self._failures.failed = failed
             raise
         collected = self._batches.pop(batch)
+        others_s = seconds.generate + seconds.score_wait
+        seconds.drive = max(0.0, self._clock() - started - others_s)
         collected.seconds = seconds
         return collected
 

@@ -221,7 +221,7 @@ class StepReport:
                 terms=payload.terms,
                 num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
                 finish=payload.finish or "",
-                versions=payload.versions,
+                versions=payload.drawn_versions,
                 end=end,
                 reason=reason,
             )
@@ -358,6 +358,7 @@ def _seconds(step: StepBatch, drawn: Sequence[Drawn]) -> dict[str, float]:
     seconds = {
         "generate": sum(one.collected.seconds.generate for one in drawn),
         "score": sum(one.collected.seconds.score_wait for one in drawn),
+        "drive": sum(one.collected.seconds.drive for one in drawn),
     }
     for kind, spent in step.seconds.items():
         seconds[kind] = seconds.get(kind, 0.0) + spent

@@ -98,10 +98,12 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
+        began = self._clock()
         moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
         moved += self._poll_scoring(self._spent, wait=False)
         moved += self._offer_more()
         now = self._clock()
+        self._spent.drive += now - began
         if moved:
             self._moved = now
             self._beat()
@@ -150,7 +152,9 @@ class StreamingDriver(RolloutDriver):
         collected.under_way = counts.live - counts.ready
         busy_s = self._fleet.busy_s
         collected.seconds = Seconds(
-            generate=busy_s - self._busy_s, score_wait=self._spent.score_wait
+            generate=busy_s - self._busy_s,
+            score_wait=self._spent.score_wait,
+            drive=self._spent.drive,
         )
         self._busy_s, self._spent = busy_s, Seconds()
         self._asked = None

@@ -1,9 +1,10 @@
 """What the driver itself costs: found by a short real run of the same program at two sizes.
 
-Between the calls of engines, trainers and scorers a driver takes rows, steps the scheduler, decodes
-text, builds batches and writes logs. No backend protocol shows that time, but a run does: it is
-what is left of a step when the seconds of every kind of work are taken off. Two sizes tell what
-belongs to a step from what belongs to a sample.
+Between the calls of engines, trainers and scorers a driver steps the scheduler, decodes text and
+asks scorers, and whoever learns takes rows, builds batches and writes logs. No backend protocol
+shows that time, but a run does: the first is `drive` of its seconds, the second what is left of a
+step when the seconds of every kind of work are taken off. Two sizes tell what belongs to a step
+from what belongs to a sample.
 
 Scores of an untrained model are all alike, and a filter would leave nothing to learn from. So the
 calibration's reward is a number that depends on the text: some of a group get 1, others 0.
@@ -108,21 +109,24 @@ def calibration_values(config: RunConfig, stage: CompiledStage, folder: Path) ->
 def calibration_of(steps: Sequence[StepMetrics]) -> Calibration:
     """What the rows of the run's metrics say."""
     small, large = (_typical(steps, name) for name in (SMALL, LARGE))
-    more = max(1.0, large["samples"] - small["samples"])
-    sample_s = max(0.0, (large["rest"] - small["rest"]) / more)
-    waited = max(0.0, (large["score"] - small["score"]) / more)
+    drive_s, sample_s = _line(small, large, "drive")
+    rest_s, row_s = _line(small, large, "rest")
+    latency_s, waited_s = _line(small, large, "score")
     return Calibration(
         host=HostCost(
-            step_s=_short(max(0.0, large["rest"] - sample_s * large["samples"])),
-            sample_s=_short(sample_s),
+            step_s=_short(drive_s + rest_s), sample_s=_short(sample_s), row_s=_short(row_s)
         ),
-        score=ScoreTimes(
-            sample_s=_short(waited),
-            latency_s=_short(max(0.0, large["score"] - waited * large["samples"])),
-        ),
+        score=ScoreTimes(sample_s=_short(waited_s), latency_s=_short(latency_s)),
         steps={k: v for k, v in large.items() if k not in ("samples", "rest")},
         num_samples=large["samples"],
     )
+
+
+def _line(small: Mapping[str, float], large: Mapping[str, float], kind: str) -> tuple[float, float]:
+    """Seconds of a step, and of each of its samples, by two sizes of steps."""
+    more = max(1.0, large["samples"] - small["samples"])
+    slope = max(0.0, (large[kind] - small[kind]) / more)
+    return max(0.0, large[kind] - slope * large["samples"]), slope
 
 
 def _typical(steps: Sequence[StepMetrics], stage: str) -> dict[str, float]:
@@ -132,6 +136,7 @@ def _typical(steps: Sequence[StepMetrics], stage: str) -> dict[str, float]:
     drawn = [row.num_tokens / row.length_mean if row.length_mean else 0.0 for row in rows]
     return {
         "score": 0.0,
+        "drive": 0.0,
         **found,
         "wall": median(row.wall_s for row in rows),
         "rest": median(max(0.0, row.wall_s - sum(row.seconds.values())) for row in rows),

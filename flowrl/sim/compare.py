@@ -9,7 +9,9 @@ from statistics import median
 from flowrl.observe.rows import StepMetrics
 from flowrl.sim.report import SimReport, seconds_text
 
-__all__ = ["Beside", "beside", "beside_text"]
+__all__ = ["Beside", "beside", "beside_text", "rest_s"]
+
+_DRAWN = ("generate", "score", "drive")
 
 WARM_UP = 3
 """Steps of a run that are left out where it has twice as many: the first allocate and compile."""
@@ -20,7 +22,8 @@ class Beside:
     """Medians over steps.
 
     Attributes:
-        what: `step`, or a kind of work. `host` is what is left of a measured step.
+        what: `step`, or a kind of work. `host` is what is left of a measured step
+            (`rest_s`).
     """
 
     what: str
@@ -46,7 +49,7 @@ def beside(report: SimReport, rows: Sequence[StepMetrics]) -> list[Beside]:
         kind: median(row.seconds.get(kind, 0.0) for row in later)
         for kind in dict.fromkeys(kind for row in later for kind in row.seconds)
     }
-    measured["host"] = median(max(0.0, row.wall_s - sum(row.seconds.values())) for row in later)
+    measured["host"] = median(rest_s(row) for row in later)
     steps = [
         Beside(
             what="step",
@@ -63,6 +66,16 @@ def beside(report: SimReport, rows: Sequence[StepMetrics]) -> list[Beside]:
         )
         for kind in kinds
     ]
+
+
+def rest_s(row: StepMetrics) -> float:
+    """Seconds of a step that no kind of work has.
+
+    Where a step waits for a batch that is drawn all the time (`wait`), drawing is beside it.
+    """
+    beside = _DRAWN if "wait" in row.seconds else ()
+    spent = sum(seconds for kind, seconds in row.seconds.items() if kind not in beside)
+    return max(0.0, row.wall_s - spent)
 
 
 def beside_text(pairs: Sequence[Beside]) -> str:

@@ -179,6 +179,8 @@ class _Stage:
                 stack.callback(opened.generate.close)
             for node in self._nodes(roles, Op.LOGPROBS, Op.VALUES, Op.SCORE):
                 self._measure_op(opened.train, node)
+            for node in updates:
+                self._measure_forward(opened.train, node)
             for node in self._nodes(roles, Op.GENERATE):
                 assert opened.generate is not None
                 self._measure_engine(opened.generate, node, shared=opened.shared)
@@ -267,6 +269,12 @@ class _Stage:
             timer=self.timer,
         )
         self.ops.append(measure_op(train, question, node.role))
+
+    def _measure_forward(self, train: TrainBackend, node: Node) -> None:
+        """What a stage that learns while it draws needs beside: old logprobs."""
+        loss = node.attr("loss")
+        if isinstance(loss, LossSpec) and loss.predicts == "logprobs" and not loss.pairs:
+            self._measure_op(train, replace(node, op=Op.LOGPROBS))
 
     def _measure_sync(self, opened: _Open, roles: Sequence[str]) -> None:
         """The way of new weights from the trainer to the engine, or into a copy."""

@@ -128,6 +128,8 @@ class SimModel:
         trainer: Lane of what makes the batches: steps and rows cost it time. Often the same.
         rollouts: In the order in which they are collected.
         ops: In an order in which each comes after those that it waits for.
+        one_interpreter: The driver is a thread of the trainer's process and computes nothing but
+            Python: what the trainer does on its lane stands still while the driver works.
         ahead: Batches of prompts that are offered beyond the one that is asked for; 0 where a step
             begins with its prompts.
         times: Where its times come from, for people.
@@ -141,6 +143,7 @@ class SimModel:
     driver: str
     trainer: str = ""
     host: HostCost = field(default_factory=HostCost)
+    one_interpreter: bool = False
     ahead: int = 0
     times: str = "given"
     notes: tuple[str, ...] = ()

@@ -14,10 +14,11 @@ trainer writes. An asynchronous rollout is driven beside the trainer, in a threa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
+from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
@@ -118,9 +119,28 @@ class _Maker:
             driver=driver,
             trainer=MAIN,
             host=self.times.host,
+            one_interpreter=bool(ahead) and self._trains_in_main(),
             ahead=ahead,
             times=self.times.source,
+            notes=tuple(self._untimed()),
         )
+
+    def _trains_in_main(self) -> bool:
+        """Whether the trainer's process computes on the CPU, call by call of Python."""
+        return any(
+            placement.process == MAIN and self.plan.pool.device(device).type == "cpu"
+            for placement in self.plan.placements
+            for device in placement.devices
+        )
+
+    def _untimed(self) -> Iterator[str]:
+        """Work of models that takes no time here, because nobody has measured it."""
+        for operation in self.plan.operations:
+            node, role = self.graph.node(operation.node), operation.role or ""
+            streamed = operation.op in (Op.GENERATE, Op.INTERACT)
+            if phase_of(node) is None or streamed or (role, operation.op) in self.times.ops:
+                continue
+            yield f"no time is known for {operation.node}, so it takes none"
 
     # Lanes
 

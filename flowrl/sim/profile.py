@@ -253,7 +253,12 @@ def profile_times(profile: Profile, stage: CompiledStage, *, source: str) -> Sta
 def _engine_times(engine: EngineProfile) -> EngineTimes:
     table = DecodeTable((point.batch, point.context, point.seconds) for point in engine.decode)
     return EngineTimes(
-        step=TableStep(decode=table, prefill=engine.prefill, longest_share=engine.longest_share),
+        step=TableStep(
+            decode=table,
+            prefill=engine.prefill,
+            longest_share=engine.longest_share,
+            leave=engine.leave_s,
+        ),
         poll=engine.poll,
         load_s=engine.load_s,
         load_folder_s=engine.load_folder_s,

@@ -43,7 +43,8 @@ def profile_text(profile: Profile) -> str:
     host = profile.host
     lines += [
         "",
-        f"driver: {seconds_text(host.step_s)} a step, {seconds_text(host.sample_s)} a sample",
+        f"driver: {seconds_text(host.sample_s)} a sample; trainer beside its operations: "
+        f"{seconds_text(host.step_s)} a step, {seconds_text(host.row_s)} a sample",
     ]
     return "\n".join(lines) + "\n"
 

@@ -33,7 +33,9 @@ class SimStep:
         begin_s: When it began.
         wall_s: How long it took.
         seconds: By kind of work: of the busiest engine for `generate`, of waiting for rewards once
-            all engines are done for `score`, of the driver for `host`.
+            all engines are done for `score`, of the driver for `drive`, of the trainer's process
+            beside its operations for `host`, of waiting for a batch that is drawn all the time for
+            `wait`.
         num_samples: Samples that were learned from.
         num_filtered: Samples of groups that a filter took out.
         num_tokens: Response tokens of both.

@@ -6,8 +6,9 @@ happened and does what it asks, on a virtual clock:
     offer -> [Submit] -> engines -> SamplesFinished -> [Score] -> scorers -> SamplesScored ->
     [Judge] -> GroupsJudged -> [Deliver] -> taken by the trainer
 
-What a driver does costs time too where it was measured (`host_s`): it is taken from the driver's
-lane before what follows is done.
+What a driver does with a sample that ended (its report, its text, the question to a scorer) costs
+time too where it was measured (`host_s`): it is taken from the driver's lane, and the scheduler
+learns of the sample after it.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ class SimRollout:
     _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _pending: deque[Event] = field(default_factory=deque)
     _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
+    _in_hand: list[tuple[SimEngine, Sequence[Ended]]] = field(default_factory=list)  # the driver's
     _event: int = -1
     _settling: bool = False
 
@@ -231,6 +233,8 @@ class SimRollout:
 
     def lose(self, engine: SimEngine, reason: str) -> None:
         """An engine is gone."""
+        for hand in [hand for hand in self._in_hand if hand[0] is engine]:
+            self._put_down(hand)
         del self.engines[engine.id]
         engine.lose()
         self._emit(
@@ -238,9 +242,21 @@ class SimRollout:
         )
 
     def ended(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
-        """Attempts are over: the driver takes its time, and the scheduler learns of them."""
-        if self.host_s:
-            self.driver.work("host", self.clock.now, self.host_s * len(ends))
+        """Attempts are over: the driver takes its time, and then the scheduler learns of them."""
+        if not self.host_s:
+            self._tell_ends(engine, ends)
+            return
+        _, end_s = self.driver.work("drive", self.clock.now, self.host_s * len(ends))
+        hand = (engine, ends)
+        self._in_hand.append(hand)
+        self.clock.at(end_s, self._put_down, hand)
+
+    def _put_down(self, hand: tuple[SimEngine, Sequence[Ended]]) -> None:
+        if hand in self._in_hand:  # a loss may have come first
+            self._in_hand.remove(hand)
+            self._tell_ends(*hand)
+
+    def _tell_ends(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         told = []
         for end in ends:
             request = end.request
@@ -343,7 +359,9 @@ class SimRollout:
                 self._update(action)
             case ReleaseEngine():
                 # Given up for its silence: whatever it still does, nobody listens.
-                self.engines.pop(action.engine).lose()
+                engine = self.engines.pop(action.engine)
+                engine.lose()
+                self._in_hand = [hand for hand in self._in_hand if hand[0] is not engine]
             case Wake():
                 self.clock.at(action.at_s, self._reach, action.at_s)
             case _:

@@ -246,7 +246,7 @@ class _Simulation:
         clock, version = self.clock, sum(self.versions.values())
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
-        host_s = self._host_s()
+        driven_s, host_s = self.driver.spent("drive"), self.trainer.spent("host")
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
             clock.run_to(self.trainer.work("host", clock.now, self.model.host.step_s)[1])
@@ -263,13 +263,10 @@ class _Simulation:
                 default=0.0,
             )
         if self.model.host != HostCost():
-            seconds["host"] = self._host_s() - host_s
+            seconds["drive"] = self.driver.spent("drive") - driven_s
+            seconds["host"] = self.trainer.spent("host") - host_s
         learned = [batch for name, batch in batches.items() if name in self.learned]
         return _row(number, version, begin_s, clock.now, seconds, learned), batches
-
-    def _host_s(self) -> float:
-        own = [self.driver] if self.driver is self.trainer else [self.driver, self.trainer]
-        return sum(lane.spent("host") for lane in own)
 
     @staticmethod
     def _offers_itself(spec: RolloutModel) -> bool:
@@ -283,11 +280,12 @@ class _Simulation:
         self.collecting[spec.role] = rollout
         if not self._offers_itself(spec):
             rollout.offer(spec.groups)
+        asked_s = self.clock.now
         rollout.ask(number, spec.groups)
         self._wait_for(rollout, number)
-        # The driver still has the samples in hand that made the batch whole.
-        self.clock.run_to(self.driver.free_s)
-        if not self.model.ahead and spec.scorers:
+        if self.model.ahead:
+            seconds["wait"] = self.clock.now - asked_s
+        elif spec.scorers:
             drawn_s = max((engine.drawn_s for engine in self._of_role(spec.role)), default=0.0)
             waited = self.clock.now - max(drawn_s, self.driver.free_s)
             seconds["score"] = seconds.get("score", 0.0) + max(0.0, waited)
@@ -332,25 +330,37 @@ class _Simulation:
             if not work.rows and op.op != "sync":
                 continue
             spent = op.fixed_s + op.cost(work)
-            begin = self._take_lanes(op, start, spent) if spent else start
-            finished[op.name] = begin + spent
-            seconds[op.op] = seconds.get(op.op, 0.0) + spent
+            begin, took = self._take_lanes(op, start, spent) if spent else (start, 0.0)
+            end = finished[op.name] = begin + took
+            seconds[op.op] = seconds.get(op.op, 0.0) + took
             if op.publishes and (op.rollout is None or kept[op.rollout].rows):
-                published += [(begin + spent, role) for role in op.publishes]
+                published += [(end, role) for role in op.publishes]
         for at_s, role in sorted(published):
             clock.run_to(at_s)
             self._publish(role)
         clock.run_to(max([clock.now, *finished.values()]))
 
-    def _take_lanes(self, op: OpModel, start: float, spent: float) -> float:
-        """All lanes of an operation at once, as soon as all are free; when that is."""
+    def _take_lanes(self, op: OpModel, start: float, spent: float) -> tuple[float, float]:
+        """All lanes of an operation at once, as soon as all are free; when, and for how long."""
         for engine in self.engines:
             if engine.lane.name in op.lanes:
                 engine.give_way()
         begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
+        if self.model.one_interpreter and self.trainer.name in op.lanes:
+            spent += self._held_up_s(begin, spent)
         for lane in op.lanes:
             self.lanes[lane].work(op.op, begin, spent)
-        return begin
+        return begin, spent
+
+    def _held_up_s(self, begin: float, spent: float) -> float:
+        """Seconds of the driver meanwhile, in which the trainer's operation stands still."""
+        self.clock.run_to(begin)
+        before = self.driver.spent("drive") - max(0.0, self.driver.free_s - begin)
+        held_s = -1.0
+        while (driven_s := self.driver.spent("drive") - before) > held_s:
+            held_s = driven_s
+            self.clock.run_to(begin + spent + held_s)
+        return held_s
 
     def _publish(self, role: str) -> None:
         self.versions[role] += 1

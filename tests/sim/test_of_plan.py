@@ -110,6 +110,14 @@ def test_operations_on_batches_are_in_the_plans_order_on_their_roles_lanes(stage
     assert ops["actor.sync"].publishes == ("actor",)
 
 
+def test_work_that_nobody_has_timed_is_told(stage):
+    known = assumed_times(stage)
+    ops = {key: cost for key, cost in known.ops.items() if key[1] != "update"}
+    assert model_of_stage(stage, known).notes == ()
+    notes = model_of_stage(stage, replace(known, ops=ops)).notes
+    assert notes == ("no time is known for actor.update, so it takes none",)
+
+
 def test_a_step_takes_what_its_parts_take(stage):
     times = replace(
         assumed_times(stage),

@@ -55,6 +55,7 @@ def profile_of(stage) -> Profile:
                     DecodePoint(batch=8, context=10, seconds=0.0024),
                 ),
                 prefill=LinearPrefill(call_s=0.002, token_s=0.0001),
+                leave_s=0.0005,
                 poll=PollRule(steps=32, after_end=8),
                 kv_tokens=4096,
             ),
@@ -82,6 +83,7 @@ def test_a_profile_is_read_as_it_was_written(stage, tmp_path):
 def test_the_times_of_a_stage_are_the_profiles(stage):
     times = profile_times(profile_of(stage), stage, source="here")
     assert times.engines["actor"].step.decode_s(8, 10, 10) == 0.0024
+    assert times.engines["actor"].step.leave_s() == 0.0005
     assert times.engines["actor"].poll == PollRule(steps=32, after_end=8)
     assert times.engines["actor"].kv_tokens == 4096
     assert times.ops["reference", "logprobs"] == LinearCost(token_s=1e-5)
@@ -129,7 +131,9 @@ def test_a_profile_for_people(stage):
     assert "  rows          10" in lines
     assert "     8      2.4 ms" in lines
     assert "  reference.logprobs  10 us a token  (within 3%)" in lines
-    assert "driver: 1.0 ms a step, 20 us a sample" in lines
+    assert (
+        "driver: 20 us a sample; trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
+    )
 
 
 def test_without_a_profile_larger_models_are_assumed_to_take_longer(stage, tmp_path):
@@ -173,17 +177,21 @@ def metrics(stage: str, step: int, samples: int, **seconds: float) -> StepMetric
     )
 
 
-def test_what_is_left_of_a_step_is_the_drivers():
+def test_the_drivers_time_and_what_is_left_of_a_step_are_lines_through_two_sizes():
+    small = {"generate": 1.0, "score": 0.2, "drive": 0.3, "wall": 2.0}
+    large = {"generate": 3.0, "score": 0.5, "drive": 0.9, "wall": 5.0}
     rows = [
         # The first steps warm up, and are not looked at.
         *(metrics("calibrate_small", n, 16, generate=9.0, wall=20.0) for n in (1, 2, 3)),
-        *(metrics("calibrate_small", n, 16, generate=1.0, score=0.2, wall=2.0) for n in (4, 5)),
-        *(metrics("calibrate_large", n, 64, generate=3.0, score=0.5, wall=5.0) for n in (4, 5)),
+        *(metrics("calibrate_small", n, 16, **small) for n in (4, 5)),
+        *(metrics("calibrate_large", n, 64, **large) for n in (4, 5)),
     ]
     found = calibration_of(rows)
-    # Left over: 0.8 s of 16 samples, 1.5 s of 64.
-    assert found.host.sample_s == pytest.approx(0.7 / 48, rel=1e-4)
-    assert found.host.step_s == pytest.approx(0.8 - 16 * 0.7 / 48, rel=1e-4)
+    # Left over: 0.5 s of 16 samples, 0.6 s of 64.
+    assert found.host.sample_s == pytest.approx(0.6 / 48, rel=1e-4)
+    assert found.host.row_s == pytest.approx(0.1 / 48, rel=1e-4)
+    left_s = (0.3 - 16 * 0.6 / 48) + (0.5 - 16 * 0.1 / 48)
+    assert found.host.step_s == pytest.approx(left_s, rel=1e-4)
     assert found.score.sample_s == pytest.approx(0.3 / 48, rel=1e-4)
     assert found.score.latency_s == pytest.approx(0.1, rel=1e-4)
     assert found.steps["generate"] == 3.0

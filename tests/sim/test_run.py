@@ -139,7 +139,42 @@ def test_a_driver_takes_its_time_for_steps_samples_and_rows():
     )
     report = run(model, steps=2)
     assert walls(report) == [8.0 + 1.0 + 4 * 0.25 + 4 * 0.5] * 2
-    assert report.seconds("host") == 4.0
+    assert report.seconds("drive") == 1.0
+    assert report.seconds("host") == 3.0
+
+
+def test_rewards_are_asked_for_when_the_driver_has_taken_the_samples():
+    model = scored(small_model(learn_s=0.0), ScoreTimes(sample_s=0.5))
+    report = run(replace(model, host=HostCost(sample_s=0.25)), steps=1)
+    # All end at 8; the driver has them in hand for 4 quarters, then they are scored.
+    assert walls(report) == [8.0 + 4 * 0.25 + 4 * 0.5]
+    assert (report.seconds("drive"), report.seconds("score")) == (1.0, 2.0)
+
+
+def test_samples_that_the_driver_has_in_hand_outlive_their_engine():
+    model = replace(small_model(learn_s=0.0), host=HostCost(sample_s=1.0))
+    faults = Faults(script=(ScriptedFault(at_s=9.0, engine=0, kind="lost"),))
+    report = run(model, steps=1, faults=faults)
+    assert report.engines["lost"] == 1
+    assert report.samples["consumed"] == 4
+    assert report.engines["tokens"] == 4 * 8
+
+
+def test_a_trainer_stands_still_while_the_driver_in_its_process_works():
+    model = replace(
+        small_model(learn_s=20.0, staleness=1),
+        driver="rollout",
+        trainer="trainer",
+        host=HostCost(sample_s=0.5),
+    )
+    model = replace(model, lanes=(*model.lanes, LaneModel(name="rollout", device="cpu:0")))
+    apart = run(model, steps=4)
+    together = run(replace(model, one_interpreter=True), steps=4)
+    # In each update the four samples of the next batch end, half a second of the driver each.
+    assert walls(apart)[1:] == [20.0] * 3
+    assert walls(together)[1:3] == [22.0] * 2
+    assert together.steps[1].seconds["update"] == 22.0
+    assert together.steps[1].seconds["wait"] == 0.0
 
 
 def test_a_polled_engine_waits_for_its_driver_between_polls():
