@@ -91,6 +91,10 @@ def graph(
         str | None,
         typer.Option("--diff", metavar="OTHER", help="Show what OTHER does differently."),
     ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", metavar="NAME", help="Of a config's stages; default the last."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
     ] = None,
@@ -106,6 +110,7 @@ def graph(
         print_after=print_after or (),
         disable_pass=disable_pass or (),
         diff=diff,
+        stage=stage,
         output=output,
     )
     command.run(target, overrides or [], options)

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowrl.cli.output import write_output
+from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
 from flowrl.viz import render, render_diff
+
+if TYPE_CHECKING:
+    from flowrl.compiler import CompiledStage
 
 __all__ = ["GraphOptions", "run"]
 
@@ -29,6 +34,7 @@ class GraphOptions:
         print_after: Passes after which the graph is shown, in the place of the last one.
         disable_pass: Passes that are left out.
         diff: The workflow or config whose graph is compared with the first one.
+        stage: Of a config; None takes the last one, and says which there are.
         output: A file to write to.
     """
 
@@ -37,15 +43,18 @@ class GraphOptions:
     print_after: Sequence[str] = ()
     disable_pass: Sequence[str] = ()
     diff: str | None = None
+    stage: str | None = None
     output: Path | None = None
 
 
 def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     """Traces `target` and prints or writes its graph.
 
+    Which of a config's several stages it is stands on standard error, where nobody chose one.
+
     Raises:
-        ConfigError: an unknown format, level or pass, options that exclude each other, overrides
-            without a config, no such target.
+        ConfigError: an unknown format, level, stage or pass, options that exclude each other,
+            overrides or a stage without a config, no such target.
         TraceError, GraphError: a workflow is wrong.
     """
     _check(options)
@@ -91,6 +100,13 @@ def _check_overrides(target: str, overrides: Sequence[str], options: GraphOption
             where=overrides[0],
             hint=f"`flowrl graph CONFIG.yaml workflow={target} {overrides[0]}`",
         )
+    if options.stage is not None and not any(map(_is_config, (target, options.diff or ""))):
+        raise ConfigError(
+            "a workflow alone has no stages",
+            where=f"--stage {options.stage}",
+            found=target,
+            expected="a config file",
+        )
 
 
 def _is_config(target: str) -> bool:
@@ -105,7 +121,8 @@ def _load(
     if _is_config(target):
         from flowrl import api
 
-        stage = api.compile(None, Path(target), overrides=overrides).stages[-1]
+        compiled = api.compile(None, Path(target), overrides=overrides)
+        stage = _stage(compiled.stages, options.stage, target)
         if options.level != "traced" and not inspects:
             return stage.placed if options.level == "placed" else stage.graph
         traced, context = stage.traced, stage.context
@@ -131,6 +148,27 @@ def _load(
         disable=options.disable_pass,
         write=written.append,
     )
+
+
+def _stage(stages: Sequence[CompiledStage], name: str | None, target: str) -> CompiledStage:
+    """The stage that was asked for; without a name the last one, which is said."""
+    names = [stage.name for stage in stages]
+    if name is not None:
+        if name not in names:
+            raise ConfigError(
+                f"{target} has no stage {name!r}",
+                where=f"--stage {name}",
+                expected=f"one of {listing(names)}",
+                hint=suggestion(name, names),
+            )
+        return stages[names.index(name)]
+    if len(stages) > 1:
+        others = ", ".join(f"--stage {other}" for other in names[:-1])
+        sys.stderr.write(
+            f"{target}: stage {names[-1]}, the last of {' -> '.join(names)}; {others} "
+            f"{'shows the other' if len(names) == 2 else 'show the others'}\n"
+        )
+    return stages[-1]
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -141,9 +141,10 @@ class SampleRow:
         rollout: The node of the graph that drew it; ids of samples are unique within one.
         score: None where it was never scored.
         terms: The value of each term, before its weight.
-        num_tokens: Response tokens.
+        num_tokens: Response tokens that the policy drew.
         finish: How the response ended: `stop`, `length`, `abort`; empty where it never did.
-        versions: `((version, num_tokens), ...)`, the weights that produced the tokens, in order.
+        versions: `((version, num_tokens), ...)`, the weights that drew the sample's tokens, in
+            order; an environment's words are not counted, so the counts add up to `num_tokens`.
         end: `consumed`, `filtered` or `dropped`.
         reason: Why it was filtered or dropped; empty where it was consumed.
     """

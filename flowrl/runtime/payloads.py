@@ -36,7 +36,8 @@ class Payload:
         attempt: The running attempt, or the last one; ends of others are not joined.
         tokens: int64 `[R]` response tokens of all attempts so far.
         logprobs: float32 `[R]`, of the policy that produced each token.
-        versions: `((version, count), ...)` over the R tokens.
+        versions: `((version, count), ...)` over the R tokens; an environment's words count as drawn
+            by the weights before them.
         kept: `[R]`, what the sampler left to draw from at each; None where it is not reported.
         finish: How the last attempt ended; None while it runs.
         text: The decoded response, set when it is sent to the scorer; of an episode, all that was
@@ -80,6 +81,22 @@ class Payload:
     def num_drawn(self) -> int:
         """Response tokens that the policy produced; an environment's words are not among them."""
         return len(self.tokens) if self.mask is None else int(self.mask.sum())
+
+    @property
+    def drawn_versions(self) -> tuple[tuple[int, int], ...]:
+        """`((version, count), ...)` over the tokens that the policy produced, in order."""
+        if self.mask is None:
+            return self.versions
+        spans: list[tuple[int, int]] = []
+        start = 0
+        for version, count in self.versions:
+            drawn = int(self.mask[start : start + count].sum())
+            start += count
+            if drawn and spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1] + drawn)
+            elif drawn:
+                spans.append((version, drawn))
+        return tuple(spans)
 
     def extend(self, end: Finished) -> None:
         """Joins what an attempt produced to what the sample already had."""

@@ -49,3 +49,38 @@ def test_placed_graphs_are_compared_like_others(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert "  - attr micro_batch = 128" in lines
     assert "  + attr micro_batch = 64" in lines
+
+
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
+
+
+def test_of_several_stages_the_last_is_shown_and_the_others_are_named(capsys):
+    run(QUICKSTART, ELSEWHERE, GraphOptions(form="text"))
+    out, told = capsys.readouterr()
+    assert "actor.generate" in out
+    assert (
+        told == f"{QUICKSTART}: stage grpo, the last of sft -> grpo; --stage sft shows the other\n"
+    )
+
+
+def test_a_stage_is_shown_by_its_name(capsys):
+    run(QUICKSTART, ELSEWHERE, GraphOptions(form="text", stage="sft"))
+    out, told = capsys.readouterr()
+    assert "generate" not in out
+    assert "cross_entropy" in out
+    assert told == ""
+    run(QUICKSTART, ELSEWHERE, GraphOptions(form="text", stage="grpo"))
+    assert "actor.generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "stage", "message"),
+    [
+        (QUICKSTART, "sftt", "has no stage 'sftt'"),
+        ("grpo", "grpo", "a workflow alone has no stages"),
+    ],
+)
+def test_a_stage_that_is_not_there_is_refused(target, stage, message):
+    overrides = ELSEWHERE if target == QUICKSTART else ()
+    with pytest.raises(ConfigError, match=message):
+        run(target, overrides, GraphOptions(stage=stage))

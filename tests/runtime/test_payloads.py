@@ -56,6 +56,20 @@ def test_a_batch_lays_prompts_and_responses_end_to_end():
     assert (batch.tokens.dtype, batch.offsets.dtype, batch.groups.dtype) == (np.int64,) * 3
 
 
+def test_versions_of_an_episode_are_told_of_drawn_tokens_alone():
+    one = payload(item(A, 1), [4, 5, 6, 7, 8, 9], [0.0] * 6)
+    one.versions = ((3, 3), (4, 1), (5, 2))
+    assert one.drawn_versions == ((3, 3), (4, 1), (5, 2))
+    # An opening, two drawn tokens, two of the environment, one drawn under the last weights.
+    one.mask = np.array([0, 1, 1, 0, 0, 1], bool)
+    assert one.drawn_versions == ((3, 2), (5, 1))
+    assert sum(count for _, count in one.drawn_versions) == one.num_drawn
+    one.versions = ((3, 2), (4, 2), (3, 2))
+    assert one.drawn_versions == ((3, 1), (4, 1), (3, 1))
+    one.versions, one.mask = ((3, 4), (4, 0), (3, 2)), np.ones(6, bool)
+    assert one.drawn_versions == ((3, 6),)
+
+
 def test_behaviour_logprobs_stand_at_response_tokens_and_nowhere_else():
     rows, groups = three()
     flat = behaviour_logprobs(sequence_batch(rows, groups), rows)
