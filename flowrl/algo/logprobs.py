@@ -8,7 +8,7 @@ import torch
 
 from flowrl.algo.sampler import SamplerTransform
 
-__all__ = ["chosen_logprobs", "sampler_logits", "sampler_logprobs"]
+__all__ = ["chosen_logprobs", "sampler_logits", "sampler_logprobs", "squared_probabilities"]
 
 _CHUNK_ELEMENTS = 1 << 22
 """Logits converted to the arithmetic type at once; bounds the temporary memory."""
@@ -145,6 +145,37 @@ def sampler_logits(
     scale = 1.0 / temperature if temperature > 0 else 1.0
     chosen = logits.index_select(0, rows).to(_kind(logits))
     return transform.apply(chosen * scale, slice(0, len(rows)))
+
+
+def squared_probabilities(
+    logits: torch.Tensor,
+    temperature: float,
+    rows: torch.Tensor | None = None,
+    transform: SamplerTransform | None = None,
+) -> torch.Tensor:
+    """Sum over the vocabulary of p^2 in float32 (float64 of float64), in chunks; no gradient.
+
+    ::
+
+        sum_v p_v^2 = exp(log sum_v exp(2 y_v) - 2 log sum_v exp(y_v))
+
+    with y = logits / temperature, or what a sampler's transformation makes of that.
+
+    Args:
+        logits: `[K, V]`.
+        temperature: As in `chosen_logprobs`.
+        rows: int64 `[R]`, row of each token; None: one number for each of the K rows.
+        transform: Of these R tokens, in their order.
+    """
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    count = len(logits) if rows is None else len(rows)
+    found = torch.empty(count, dtype=_kind(logits), device=logits.device)
+    for part in _parts(count, logits):
+        y = (logits[part] if rows is None else logits[rows[part]]).to(found.dtype) * scale
+        if transform is not None:
+            y = transform.apply(y, part)
+        found[part] = ((2 * y).logsumexp(-1) - 2 * y.logsumexp(-1)).exp()
+    return found
 
 
 class _OfSampler(torch.autograd.Function):

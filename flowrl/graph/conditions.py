@@ -103,6 +103,11 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
         "of each prompt",
         "pass baseline=verifier.score(actor.generate(prompts, n=1, temperature=0))",
     ),
+    "sum_pi_squared": (
+        "policy",
+        "for the probabilities that its tokens were drawn with",
+        "pass policy=actor.logprobs(rollout)",
+    ),
     "reference_logprobs": (
         "reference",
         "of the other policy",
@@ -132,6 +137,9 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
     penalty = bool(getattr(spec, "kl_coefficient", 0.0))
     if penalty:
         needs += ["reference_logprobs", "logprobs"]
+    if "sum_pi_squared" in needs:  # of one forward pass, as the logprobs then are
+        needs.remove("logprobs")
+        yield from _check_policy(graph, node)
     unknown = [name for name in needs if name not in _NEEDS]
     if unknown:
         yield node_error(node, f"no operation gives {called(spec)} its {', '.join(unknown)}")
@@ -159,6 +167,25 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
     yield from _check_unused(node, spec, wanted)
 
 
+def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """The probabilities are those of the role that drew the samples."""
+    policy, edge = graph.feeding(node.id, "policy"), graph.feeding(node.id, "rollout")
+    while edge is not None and graph.node(edge.src).op in (Op.FILTER, Op.SELECT):
+        edge = graph.feeding(edge.src, "rollout")
+    if policy is None or edge is None:
+        return
+    drawn = graph.node(edge.src)
+    players = [n for n in graph.of_op(Op.GENERATE) if n.region == drawn.region]
+    drew = drawn.role if drawn.op is Op.GENERATE else players[0].role if players else None
+    found = graph.node(policy.src).role
+    if drew is not None and found != drew:
+        yield node_error(
+            node,
+            f"'policy' of the advantage are logprobs of {found}, and {drew} drew the samples",
+            hint=f"pass policy={drew}.logprobs(rollout)",
+        )
+
+
 def _check_carried(node: Node, spec: AdvantageSpec, need: str, edge: Edge) -> Iterator[GraphError]:
     missing = [f for f in _FIELDS.get(need, ()) if f.name not in edge.fields]
     if missing:
@@ -179,6 +206,7 @@ _TO_LEAVE = {
     "reference": "leave reference out, or give the penalty a coefficient: kl=0.001",
     "values": "leave values out, or use fl.advantage.gae",
     "baseline": "leave baseline out, or use fl.advantage.remax",
+    "policy": "leave policy out, or use fl.advantage.optimal_token_baseline",
     "scores_2": "add rewards up with fl.weighted_sum, or use fl.advantage.normalise_then_sum",
 }
 

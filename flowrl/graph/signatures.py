@@ -277,6 +277,7 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 Argument(name="reference", fields=(LOGPROBS,), required=False),
                 Argument(name="values", fields=(VALUES,), required=False),
                 Argument(name="baseline", fields=(SCORE,), required=False),
+                Argument(name="policy", fields=(LOGPROBS,), required=False),
             ),
             attrs=(AttrRule(name="spec", types=(AdvantageSpec,), filled=Level.TRACED),),
         ),

@@ -10,11 +10,12 @@ from flowrl.algo import resolve_advantage, resolve_batch_advantage
 from flowrl.algo.advantages import AdvantageBatch, Padding, Turns
 from flowrl.backend.batch import Floats, SequenceBatch
 from flowrl.errors import RewardError
+from flowrl.graph import Graph, Node
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.sample_set import Array
 from flowrl.specs import AdvantageSpec
 
-__all__ = ["run_advantage", "turns_of"]
+__all__ = ["SQUARES", "reads_squares", "run_advantage", "turns_of"]
 
 
 def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
@@ -50,6 +51,7 @@ def _batch(
         return None if values is None else places.pad(values)
 
     scores = rewards[0] if rewards else np.zeros(len(sequences), np.float32)
+    drawn = padded("policy", "logprobs")
     several = np.stack(rewards, axis=1) if len(rewards) > 1 else None
     return AdvantageBatch(
         scores=scores if several is None else several.sum(axis=1),
@@ -58,11 +60,28 @@ def _batch(
         rewards=several,
         values=padded("values", "values"),
         baselines=_baselines(inputs),
-        logprobs=padded("rollout", "rollout_logprobs"),
+        logprobs=padded("rollout", "rollout_logprobs") if drawn is None else drawn,
         reference_logprobs=padded("reference", "logprobs"),
+        sum_pi_squared=_squares(inputs, places),
         token_rewards=padded("rollout", "token_reward"),
         turns=turns_of(sequences, places) if "turns" in spec.needs else None,
     )
+
+
+SQUARES = "sum_pi_squared"
+"""What a logprobs node gives beside logprobs, where an advantage reads it."""
+
+
+def reads_squares(graph: Graph, node: Node) -> bool:
+    """Whether an advantage reads sums of squared probabilities of a logprobs node."""
+    return any(edge.src == node.id and edge.argument == "policy" for edge in graph.edges)
+
+
+def _squares(
+    inputs: NodeInputs, places: Padding
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+    edge = inputs.edge("policy")
+    return None if edge is None else places.pad(inputs.read(edge.src, SQUARES))
 
 
 def _baselines(inputs: NodeInputs) -> Floats | None:

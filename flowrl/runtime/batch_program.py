@@ -25,7 +25,7 @@ from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
-from flowrl.runtime.advantage_node import run_advantage
+from flowrl.runtime.advantage_node import SQUARES, reads_squares, run_advantage
 from flowrl.runtime.map_node import run_map
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.receive import role_of, scores_by
@@ -99,6 +99,7 @@ class BatchProgram:
         self._mapping = threading.Lock()
         graph = parts.graph
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
+        self._squared = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_squares(graph, n)}
         for node in parts.batch:
             if node.op not in _HANDLERS and node.op is not Op.SYNC:
                 raise PlanError(
@@ -170,6 +171,8 @@ class BatchProgram:
         step.values[node.id, "logprobs"] = train.logprobs(sequences, temperature)
         if node.id in self._whole:
             step.values[node.id, DISTRIBUTIONS] = train.distributions(sequences, temperature)
+        if node.id in self._squared:
+            step.values[node.id, SQUARES] = train.squares(sequences, temperature)
 
     def _values(self, inputs: NodeInputs, step: StepBatch) -> None:
         train = self._worker(inputs.node).train

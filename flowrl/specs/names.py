@@ -108,6 +108,7 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
         "maxrl": "fl.advantage.max_rl(scores)",
         "opd": "fl.advantage.distill(...)",
         "opo": "fl.advantage.length_weighted(scores, rollout)",
+        "otb": "fl.advantage.optimal_token_baseline(scores, rollout, policy=...)",
         "ppo": "fl.advantage.gae(scores, values, rollout)",
         "reinforce": "fl.advantage.reinforce_pp(scores, rollout)",
         "reinforce_plus_plus": "fl.advantage.reinforce_pp(scores, rollout)",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +22,7 @@ from flowrl.specs import (
     PassAtK,
     ReinforcePP,
 )
+from flowrl.specs.advantage import AdvantageSpec
 
 Make = Callable[..., fl.Advantages]
 
@@ -122,11 +124,63 @@ def test_a_graph_whose_advantage_says_the_wrong_unit_is_refused():
         verify(wrong)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lunar(AdvantageSpec):
+    kind: ClassVar[str] = "lunar"
+    _needs: ClassVar[tuple[str, ...]] = ("mask", "moon")
+    _per_token: ClassVar[bool] = True
+
+
 def test_an_advantage_that_needs_what_no_operation_gives_is_refused():
     graph = traced(lambda s, r: fl.advantage.reinforce_pp(s, r))
-    wants = graph.replacing(graph.node("advantage").with_attrs(spec=OptimalTokenBaseline()))
-    with pytest.raises(GraphError, match="no operation gives optimal_token_baseline its sum_pi"):
+    wants = graph.replacing(graph.node("advantage").with_attrs(spec=Lunar()))
+    with pytest.raises(GraphError, match="no operation gives lunar its moon"):
         verify(wants)
+
+
+def least_variance(role: str) -> Graph:
+    """The optimal token baseline over probabilities of a role."""
+
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, other: fl.Policy):
+        rollout = actor.generate(prompts)
+        scores = reward.score(rollout)
+        kept, scores = fl.filter.zero_variance(rollout, scores)
+        policy = {"actor": actor, "other": other}[role].logprobs(kept)
+        advantages = fl.advantage.optimal_token_baseline(scores, kept, policy=policy)
+        actor.update(kept, advantages=advantages, loss=fl.loss.policy_clip())
+
+    return mine.trace()
+
+
+def test_a_baseline_of_least_variance_reads_a_pass_of_the_policy():
+    graph = least_variance("actor")
+    assert graph.node("advantage").attr("spec") == OptimalTokenBaseline()
+    edges = {edge.argument: (edge.src, edge.fields) for edge in graph.in_edges("advantage")}
+    assert edges == {
+        "scores": ("filter", ("score",)),
+        "rollout": ("filter", ("response_mask",)),
+        "policy": ("actor.logprobs", ("logprobs",)),
+    }
+    assert format_graph(parse(format_graph(graph))) == format_graph(graph)
+
+
+def test_the_probabilities_are_those_of_the_role_that_drew_the_samples():
+    with pytest.raises(GraphError, match="logprobs of other, and actor drew the samples") as caught:
+        least_variance("other")
+    assert caught.value.hint == "pass policy=actor.logprobs(rollout)"
+
+
+def test_probabilities_that_nothing_reads_or_that_are_missing_are_refused():
+    whole = least_variance("actor")
+    other = whole.replacing(whole.node("advantage").with_attrs(spec=ReinforcePP()))
+    with pytest.raises(GraphError, match="does not use its 'policy'"):
+        verify(other)
+    node = replace(whole.node("advantage"), inputs=("scores", "rollout"))
+    edges = tuple(e for e in whole.edges if (e.dst, e.argument) != ("advantage", "policy"))
+    with pytest.raises(GraphError, match="needs 'policy' for the probabilities") as caught:
+        verify(replace(whole.replacing(node), edges=edges))
+    assert caught.value.hint == "pass policy=actor.logprobs(rollout)"
 
 
 def test_an_advantage_of_tokens_without_its_rollout_is_refused():

@@ -190,6 +190,17 @@ def looking(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> ob
 
 
 @fl.workflow
+def least_variance(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> object:
+    """An advantage that reads sums of squared probabilities."""
+    rollout = actor.generate(prompts, n=4)
+    scores = verifier.score(rollout)
+    policy = actor.logprobs(rollout)
+    advantages = fl.advantage.optimal_token_baseline(scores, rollout, policy=policy)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
+    return rollout, scores, policy, advantages
+
+
+@fl.workflow
 def hasty(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Reward) -> None:
     """Asks for a value while it is traced."""
     rollout = actor.generate(prompts)
@@ -232,6 +243,7 @@ EQUAL: Mapping[str, Mapping[str, Any]] = {
     "second_thoughts": {},
     "out_of_order": {},
     "left_out": {},
+    "least_variance": {},
     "nothing_left": {},
     "compared": {"rewards": {"max_failures": 100}, "reward": "picky"},
     "troubled": {"rewards": {"max_failures": 100}, "reward": "picky"},

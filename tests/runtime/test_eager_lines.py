@@ -22,6 +22,7 @@ from flowrl.program.values import SamplesValue
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_session import EagerSession
 from flowrl.runtime.rollouts import RolloutDriver, Seconds
+from flowrl_backends.torch.trainer import TorchTrainer
 from tests.runtime import eager_programs
 from tests.runtime.eager_programs import (
     SEEN,
@@ -284,6 +285,50 @@ def test_what_a_program_logs_is_shown_with_its_steps(tmp_path: Path):
     assert means
     for line, mean in zip(shown, means, strict=True):
         assert f"  halved {mean:.4g}" in line
+
+
+def test_a_baseline_of_least_variance_is_of_the_policys_own_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[np.ndarray] = []
+    squares = TorchTrainer.squares
+
+    def watched(self: TorchTrainer, batch: Any, temperature: float) -> Any:
+        # From the whole distributions, which another pass computes.
+        whole = np.exp(self.distributions(batch, temperature))
+        found = squares(self, batch, temperature)
+        np.testing.assert_allclose(found[batch.response_mask], (whole**2).sum(1), rtol=1e-5)
+        asked.append(found)
+        return found
+
+    monkeypatch.setattr(TorchTrainer, "squares", watched)
+    with session_of("least_variance", tmp_path) as session:
+        rollout, scores, policy, advantages = session.step().returned
+    (found,) = asked
+    value = rollout.value
+    expected = np.zeros(len(value.tokens))
+    begins = value.offsets[:-1] + np.array([int(m.argmax()) for m in _masks(value)])
+    for group in dict.fromkeys(value.groups):
+        members = [i for i, name in enumerate(value.groups) if name == group]
+        for step in range(int(value.lengths.max())):
+            here = [i for i in members if value.lengths[i] > step]
+            weight = {}
+            for i in here:
+                path = slice(begins[i], begins[i] + step + 1)
+                weight[i] = (1 - 2 * np.exp(policy.value[path]) + found[path]).sum()
+            total = sum(weight.values())
+            baseline = (
+                sum(weight[i] * scores.value[i] for i in here) / (total + 1e-8) if here else 0
+            )
+            for i in here:
+                expected[begins[i] + step] = scores.value[i] - baseline
+    np.testing.assert_allclose(advantages.value, expected, atol=1e-5)
+    assert np.abs(expected).max() > 0.1
+
+
+def _masks(value: SamplesValue) -> list[np.ndarray]:
+    ends = zip(value.offsets[:-1], value.offsets[1:], strict=True)
+    return [value.response_mask[start:end] for start, end in ends]
 
 
 # -- breakpoints --------------------------------------------------------------------------------

@@ -212,6 +212,9 @@ def test_a_later_policy_is_truncated_to_what_the_engine_kept(kind: str, models: 
     whole = later.distributions(rows, 0.8)
     np.testing.assert_allclose(np.exp(whole), tables.exp().numpy(), atol=2e-5)
     assert ((whole == -np.inf) == (tables == -torch.inf).numpy()).all()
+    squares = later.squares(rows, 0.8)
+    np.testing.assert_allclose(squares[live], tables.exp().square().sum(1).numpy(), atol=2e-5)
+    assert (squares[~live] == 0).all()
 
 
 def test_samples_that_share_a_prefix_keep_their_own_sets(qwen: Path) -> None:

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flowrl.algo.logprobs import chosen_logprobs, sampler_logits, sampler_logprobs
+from flowrl.algo.logprobs import (
+    chosen_logprobs,
+    sampler_logits,
+    sampler_logprobs,
+    squared_probabilities,
+)
 from flowrl.backend.batch import Floats, Ints, SequenceBatch
 from flowrl.specs.loss import Prediction
 from flowrl_backends.torch.packed_forward import packed_logits, packed_values
@@ -22,7 +27,7 @@ from flowrl_backends.torch.repeat import Repeat, repeat_sampler
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Predicted", "closed", "distributions", "predict", "predict_all"]
+__all__ = ["Predicted", "closed", "distributions", "predict", "predict_all", "squares"]
 
 _FORWARD_ROWS = 128
 _FORWARD_TOKENS = 4096
@@ -122,6 +127,29 @@ def distributions(model: PreTrainedModel, batch: SequenceBatch, temperature: flo
                 left = sampler_logits(logits, ascending, temperature, repeat.transform)
                 found = left.log_softmax(-1)[repeat.back].cpu().numpy()
             result[order[packed.source]] = found
+    return result
+
+
+def squares(model: PreTrainedModel, batch: SequenceBatch, temperature: float) -> Floats:
+    """float32 `[T]`, sum over the vocabulary of squared probabilities at each response token.
+
+    Of softmax(logits / temperature), or of what the batch's sampler made of it; 0 elsewhere.
+    """
+    result = np.zeros(len(batch.tokens), np.float32)
+    rows = np.flatnonzero(batch.response_lengths)
+    with torch.no_grad():
+        for part in micro_batches(batch, rows, _FORWARD_ROWS, max_tokens=_FORWARD_TOKENS):
+            packed = pack(batch, part)
+            logits = packed_logits(model, packed)
+            node = torch.from_numpy(packed.target_row[packed.target_of]).to(model.device)
+            repeat = repeat_sampler(batch, packed, logits.shape[1], model.device)
+            if repeat is None:
+                found = squared_probabilities(logits, temperature)[node]
+            else:
+                ascending = node[repeat.order]
+                found = squared_probabilities(logits, temperature, ascending, repeat.transform)
+                found = found[repeat.back]
+            result[packed.source] = found.cpu().numpy()
     return result
 
 

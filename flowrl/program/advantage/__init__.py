@@ -16,7 +16,14 @@ from flowrl.program.advantage.scores import (
     normalise_then_sum,
     pass_at_k,
 )
-from flowrl.program.advantage.tokens import distill, gae, group_in_group, reinforce_pp, remax
+from flowrl.program.advantage.tokens import (
+    distill,
+    gae,
+    group_in_group,
+    optimal_token_baseline,
+    reinforce_pp,
+    remax,
+)
 from flowrl.specs.names import raise_missing
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "length_weighted",
     "max_rl",
     "normalise_then_sum",
+    "optimal_token_baseline",
     "own",
     "pass_at_k",
     "reinforce_pp",

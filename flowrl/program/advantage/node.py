@@ -17,13 +17,13 @@ from flowrl.graph.types import Op
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
 from flowrl.program.operation import check_handle, current_tracer, is_number, refuse_argument
 from flowrl.program.tracer import Read
-from flowrl.specs import AdvantageSpec, Distill, ReinforcePP, ReMax
+from flowrl.specs import AdvantageSpec, Distill, OptimalTokenBaseline, ReinforcePP, ReMax
 
 __all__ = ["add_advantage", "choice", "number", "returns_of"]
 
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
 
-_REWARDS_TO_GO = (ReinforcePP, ReMax)
+_REWARDS_TO_GO = (ReinforcePP, ReMax, OptimalTokenBaseline)
 """Sums of rewards without a critic; an environment's are taken where they were given."""
 
 
@@ -35,6 +35,7 @@ def add_advantage(
     reference: Logprobs | None = None,
     values: Values | None = None,
     baseline: Scores | None = None,
+    policy: Logprobs | None = None,
 ) -> Advantages:
     """Adds the node; its edges carry the fields that the specification reads."""
     tracer = current_tracer(name)
@@ -47,7 +48,9 @@ def add_advantage(
     if rollout is not None or {"mask", "turns", "logprobs", "token_rewards"} & set(spec.needs):
         samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
         wanted = [RESPONSE_MASK]
-        wanted += [ROLLOUT_LOGPROBS] if reference is not None or "logprobs" in spec.needs else []
+        # Beside probabilities of the policy, logprobs are of the same pass as these.
+        drawn = "logprobs" in spec.needs and "sum_pi_squared" not in spec.needs
+        wanted += [ROLLOUT_LOGPROBS] if reference is not None or drawn else []
         wanted += _EPISODE if "turns" in spec.needs else ()
         if spec.gives_returns or isinstance(spec, _REWARDS_TO_GO) or "token_rewards" in spec.needs:
             wanted.append(TOKEN_REWARD)
@@ -62,6 +65,9 @@ def add_advantage(
     if baseline is not None:
         lone = check_handle(baseline, Scores, operation=name, argument="baseline")
         reads["baseline"] = lone.read()
+    if policy is not None:
+        own = check_handle(policy, Logprobs, operation=name, argument="policy")
+        reads["policy"] = own.read()
     outputs = advantage_outputs(spec)
     node = tracer.add(
         Op.ADVANTAGE, name="advantage", reads=reads, outputs=outputs, attrs={"spec": spec}

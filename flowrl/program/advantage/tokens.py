@@ -6,17 +6,17 @@ of both. Formulas, with paper and equation, stand at their functions in `flowrl.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 from flowrl.program.advantage.node import add_advantage, choice, number, returns_of
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
 from flowrl.program.operation import operation, refuse_argument
-from flowrl.specs import GAE, GroupInGroup, ReinforcePP, ReMax
+from flowrl.specs import GAE, GroupInGroup, OptimalTokenBaseline, ReinforcePP, ReMax
 from flowrl.specs.advantage import Centre, Scale, Singleton
 from flowrl.specs.kl import Estimator
 from flowrl.specs.token_advantage import Distill, KLCredit, Masking
 
-__all__ = ["distill", "gae", "group_in_group", "reinforce_pp", "remax"]
+__all__ = ["distill", "gae", "group_in_group", "optimal_token_baseline", "reinforce_pp", "remax"]
 
 
 @operation
@@ -186,6 +186,37 @@ def group_in_group(
         singleton=singleton,
     )
     return add_advantage(name, spec, scores, rollout)
+
+
+@operation
+def optimal_token_baseline(
+    scores: Scores,
+    rollout: Rollout,
+    *,
+    policy: Logprobs,
+    lone_tail: Literal["baseline", "zero"] = "baseline",
+    singleton: Singleton = "zero",
+    eps: float = 1e-8,
+) -> Advantages:
+    """Reward-to-go minus the group's baseline of least variance at each time step. One a token.
+
+    Args:
+        scores: One a sample; it is the reward of the sample's last token.
+        rollout: The samples that were scored.
+        policy: Logprobs of the policy that drew them: `actor.logprobs(rollout)`, before its update.
+            The pass that makes them gives the sums of squared probabilities too.
+        lone_tail: What the one longest sample of a group gets where no other reaches: its own
+            reward-to-go as `baseline` (advantage 0), or `zero` baseline.
+        singleton: What a group of one gets: advantage `zero`, or its `raw` reward-to-go.
+        eps: Added to the sum of weights.
+    """
+    name = "fl.advantage.optimal_token_baseline"
+    choice(name, "lone_tail", lone_tail, ("baseline", "zero"))
+    choice(name, "singleton", singleton, get_args(Singleton))
+    spec = OptimalTokenBaseline(
+        eps=number(name, "eps", eps), lone_tail=lone_tail, singleton=singleton
+    )
+    return add_advantage(name, spec, scores, rollout, policy=policy)
 
 
 @operation
