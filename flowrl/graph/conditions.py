@@ -137,7 +137,7 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
     penalty = bool(getattr(spec, "kl_coefficient", 0.0))
     if penalty:
         needs += ["reference_logprobs", "logprobs"]
-    if "sum_pi_squared" in needs:  # of one forward pass, as the logprobs then are
+    if "sum_pi_squared" in needs:  # of the same weights, as the logprobs then are
         needs.remove("logprobs")
         yield from _check_policy(graph, node)
     unknown = [name for name in needs if name not in _NEEDS]

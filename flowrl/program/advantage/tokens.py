@@ -204,7 +204,7 @@ def optimal_token_baseline(
         scores: One a sample; it is the reward of the sample's last token.
         rollout: The samples that were scored.
         policy: Logprobs of the policy that drew them: `actor.logprobs(rollout)`, before its update.
-            The pass that makes them gives the sums of squared probabilities too.
+            A second forward pass of the same weights gives the sums of squared probabilities.
         lone_tail: What the one longest sample of a group gets where no other reaches: its own
             reward-to-go as `baseline` (advantage 0), or `zero` baseline.
         singleton: What a group of one gets: advantage `zero`, or its `raw` reward-to-go.
