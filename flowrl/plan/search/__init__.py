@@ -22,6 +22,7 @@ from flowrl.plan.search.schedule import (
     kind_of,
     leaves,
 )
+from flowrl.plan.search.search import fewest_devices, search
 
 __all__ = [
     "EVERY_KIND",
@@ -46,6 +47,8 @@ __all__ = [
     "block",
     "draw",
     "evaluate",
+    "fewest_devices",
     "kind_of",
     "leaves",
+    "search",
 ]

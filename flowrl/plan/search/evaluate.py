@@ -32,6 +32,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flowrl.errors import PlanError
 from flowrl.plan.search.problem import Kind, Objective, Problem, Sync
 from flowrl.plan.search.schedule import (
@@ -45,7 +48,7 @@ from flowrl.plan.search.schedule import (
     num_splits,
 )
 
-__all__ = ["Evaluation", "block", "evaluate", "seconds_of", "sharing_leaves"]
+__all__ = ["Evaluation", "block", "evaluate", "rounded", "seconds_of", "sharing_leaves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +79,15 @@ class Evaluation:
 
     @property
     def key(self) -> tuple[float, int, int]:
-        """Orders schedules: the objective, then the fewest moving parts."""
-        return (self.objective, self.num_splits, self.num_forms)
+        """Orders schedules: the objective to 12 digits, then the fewest moving parts."""
+        return (float(rounded(self.objective)), self.num_splits, self.num_forms)
+
+
+def rounded(value: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """`value` to 40 binary digits (12 decimal ones), so that rounding decides no ties."""
+    mantissa, exponent = np.frexp(value)
+    result: NDArray[np.float64] = np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
+    return result
 
 
 def evaluate(problem: Problem, schedule: Schedule) -> Evaluation:
@@ -225,7 +235,7 @@ def _check(problem: Problem, schedule: Schedule) -> None:
     for leaf in leaves(schedule):
         if leaf.option not in problem.task(leaf.task).options:
             raise PlanError("The schedule uses an option that is none", where=leaf.task)
-        if problem.counts and leaf.option.devices not in problem.counts:
+        if leaf.option.devices not in (*problem.counts, problem.num_devices) and problem.counts:
             raise PlanError(
                 "The schedule uses a size that no block may have",
                 where=leaf.task,

@@ -128,8 +128,9 @@ class Problem:
     Attributes:
         tasks: In an order in which they could run one after the other.
         num_devices: Devices of the pool.
-        counts: Sizes that a block of devices may have, node-aligned; empty = every size. Every
-            part of a schedule stands on a block, so options of other sizes are never used.
+        counts: Sizes that a block of devices may have, node-aligned; empty = every size. The whole
+            pool is always one. Every part of a schedule stands on a block, so options of other
+            sizes are never used.
         memory_bytes: Bytes of each device that tasks may use.
         chunks: Chunk counts to choose from where one task streams into another.
         syncs: Weights that travel.
@@ -164,8 +165,10 @@ class Problem:
 
     def block_sizes(self) -> tuple[int, ...]:
         """The sizes that blocks may have in this pool, ascending."""
-        sizes = self.counts or range(1, self.num_devices + 1)
-        return tuple(sorted({size for size in sizes if size <= self.num_devices}))
+        sizes = {size for size in self.counts if size < self.num_devices}
+        if not self.counts:
+            sizes.update(range(1, self.num_devices))
+        return tuple(sorted(sizes | {self.num_devices}))
 
 
 def check_problem(problem: Problem) -> None:

@@ -1,0 +1,220 @@
+"""Lower bounds of seconds, and what they leave to look at.
+
+The bound of a set of tasks on a block is its least time when memory and syncs are forgotten: a
+number instead of a frontier, so it is cheap at thousands of block sizes. Given a limit for the
+whole step, going through the sets from the whole downwards then yields, for every set and block,
+the most seconds that a partial schedule may take in any schedule within the limit, and the splits
+of blocks that can be part of one. Both are safe: nothing within the limit is lost.
+
+With u the bounds of the two sides (chunks included), a stream of c chunks takes
+max(u1, u2) + min(u1, u2) / c, and independent sides max(u1, u2), which is c = infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrl.plan.search.space import Cut, Floats, Ints, Space
+
+__all__ = ["Splits", "limits", "lower_bounds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Ways to share blocks out that the bounds leave to look at, for one cut.
+
+    Attributes:
+        block: Index of the block's size.
+        first: Index of the size of the first part's block.
+        second: Index of the largest size that is left for the second.
+        chunks: Chunk count of each; 0 where nothing passes.
+    """
+
+    block: Ints
+    first: Ints
+    second: Ints
+    chunks: Ints
+
+
+def lower_bounds(space: Space) -> Floats:
+    """`[sets, K]`: least seconds on a block of each size; infinite where it is impossible."""
+    bounds = np.full((len(space.sets), len(space.sizes)), np.inf)
+    for at, task in enumerate(space.alone):
+        best = bounds[at]
+        if task >= 0:
+            leaves = space.leaves[task]
+            np.minimum.at(best, leaves.size, leaves.seconds)
+        for cut in space.cuts[at]:
+            first, second = bounds[cut.first], bounds[cut.second]
+            if cut.turns:
+                np.minimum(best, first + second, out=best)
+            for chunks in _chunk_counts(cut):
+                u1, u2 = _with_chunks(space, cut, bounds, chunks)
+                np.minimum(best, _crossing(space, u1, u2, chunks), out=best)
+        np.minimum.accumulate(best, out=best)
+        for cut in space.cuts[at]:
+            for chunks in _chunk_counts(cut):
+                if chunks == 0 or (chunks == 1 and cut.turns):
+                    continue  # the crossing is the best of the first, a Temporal of the second
+                u1, u2 = _with_chunks(space, cut, bounds, chunks)
+                possible = np.where(np.isfinite(best), best, -np.inf)
+                block, first_at, second_at = _windows(space, u1, u2, chunks, possible)
+                np.minimum.at(best, block, _streamed(u1[first_at], u2[second_at], chunks))
+        np.minimum.accumulate(best, out=best)
+    return bounds
+
+
+def limits(
+    space: Space, bounds: Floats, at_root: Floats
+) -> tuple[Floats, list[list[Splits | None]]]:
+    """Most seconds of each set on each block, and what each cut leaves to look at.
+
+    Args:
+        space: The space.
+        bounds: Its lower bounds.
+        at_root: `[K]`, most seconds of the whole on each block.
+
+    Returns:
+        `[sets, K]`, minus infinity where nothing is to be looked at; and for each cut of each set
+        its splits, None where there is none.
+    """
+    most = np.full_like(bounds, -np.inf)
+    most[-1] = at_root
+    splits: list[list[Splits | None]] = [[None] * len(cuts) for cuts in space.cuts]
+    for at in range(len(space.sets) - 1, -1, -1):
+        limit = most[at]
+        # A partial schedule may leave devices of its block idle: what is wanted on a larger block
+        # is wanted on a smaller one. The whole is looked at on each block for itself.
+        if at < len(space.sets) - 1:
+            limit[:] = np.maximum.accumulate(limit[::-1])[::-1]
+        limit[bounds[at] > limit] = -np.inf
+        if np.isneginf(limit).all():
+            continue
+        for number, cut in enumerate(space.cuts[at]):
+            first, second = bounds[cut.first], bounds[cut.second]
+            if cut.turns:
+                use = first + second <= limit
+                np.maximum(most[cut.first], limit - second, out=most[cut.first], where=use)
+                np.maximum(most[cut.second], limit - first, out=most[cut.second], where=use)
+            splits[at][number] = _wanted(space, cut, bounds, limit, most)
+    return most, splits
+
+
+def _wanted(space: Space, cut: Cut, bounds: Floats, limit: Floats, most: Floats) -> Splits | None:
+    """The splits of a cut within the limit; raises the limits of its parts."""
+    found: list[tuple[Ints, Ints, Ints, Ints]] = []
+    for chunks in _chunk_counts(cut):
+        u1, u2 = _with_chunks(space, cut, bounds, chunks)
+        block, first, second = _windows(space, u1, u2, chunks, limit)
+        if not len(block):
+            continue
+        extra = max(chunks - 1, 0)
+        for part, part_at, other in (
+            (cut.first, first, u2[second]),
+            (cut.second, second, u1[first]),
+        ):
+            room = _room(limit[block], other, chunks) - extra * space.chunk_s[part]
+            np.maximum.at(most[part], part_at, room)
+        found.append((block, first, second, np.full(len(block), chunks, dtype=np.int64)))
+    if not found:
+        return None
+    block, first, second, counts = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Splits(block=block, first=first, second=second, chunks=counts)
+
+
+def _chunk_counts(cut: Cut) -> tuple[int, ...]:
+    """The chunk counts to look at; 0 = nothing passes, the sides just run at once."""
+    if cut.runs_ahead:
+        return (0,)
+    if not cut.splits:
+        return ()
+    return (0,) if cut.chunks is None else cut.chunks
+
+
+def _with_chunks(space: Space, cut: Cut, bounds: Floats, chunks: int) -> tuple[Floats, Floats]:
+    extra = max(chunks - 1, 0)
+    if not extra:
+        return bounds[cut.first], bounds[cut.second]
+    return (
+        bounds[cut.first] + extra * space.chunk_s[cut.first],
+        bounds[cut.second] + extra * space.chunk_s[cut.second],
+    )
+
+
+def _streamed(u1: Floats, u2: Floats, chunks: int) -> Floats:
+    slower = np.maximum(u1, u2)
+    return slower + np.minimum(u1, u2) / chunks if chunks else slower
+
+
+def _room(limit: Floats, other: Floats, chunks: int) -> Floats:
+    """Most seconds of one side, chunks included, when the other takes `other`."""
+    if not chunks:
+        return limit
+    as_slower = limit - other / chunks
+    return np.where(as_slower >= other, as_slower, (limit - other) * chunks)
+
+
+def _second(space: Space, block: Ints, first: Ints) -> Ints:
+    """Index of the largest size left in a block; -1 where none is."""
+    left = space.sizes[block] - space.sizes[first]
+    return np.where(left > 0, space.fitting[np.maximum(left, 0)], -1)
+
+
+def _crossing(space: Space, u1: Floats, u2: Floats, chunks: int) -> Floats:
+    """`[K]`: seconds of the split at which the slower side changes, for each block.
+
+    u1 falls and what the second side is left with rises along the first side's sizes. Of the last
+    split with u1 > u2 and the first with u1 <= u2, one has the least max(u1, u2).
+    """
+    count = len(space.sizes)
+    block = np.arange(count)
+    low, high = np.zeros(count, dtype=np.int64), np.full(count, count, dtype=np.int64)
+    while (low < high).any():
+        middle = np.minimum((low + high) // 2, count - 1)
+        second = _second(space, block, middle)
+        faster = (second < 0) | (u1[middle] <= u2[second])
+        high = np.where((low < high) & faster, middle, high)
+        low = np.where((low < high) & ~faster, middle + 1, low)
+    best = np.full(count, np.inf)
+    for first in (low, low - 1):
+        inside = (first >= 0) & (first < count)
+        first = np.clip(first, 0, count - 1)
+        second = _second(space, block, first)
+        inside &= second >= 0
+        seconds = np.where(inside, _streamed(u1[first], u2[second], chunks), np.inf)
+        np.minimum(best, seconds, out=best)
+    return best
+
+
+def _windows(
+    space: Space, u1: Floats, u2: Floats, chunks: int, limit: Floats
+) -> tuple[Ints, Ints, Ints]:
+    """All splits of blocks that take at most `limit` by the bounds: block, first, second."""
+    count = len(space.sizes)
+    empty = np.zeros(0, dtype=np.int64)
+    blocks = np.flatnonzero(limit > -np.inf)
+    if not len(blocks) or np.isinf(u1[-1]) or np.isinf(u2[-1]):
+        return empty, empty, empty
+    most = limit[blocks]
+    left = space.fitting[space.sizes[blocks] - space.sizes[0]]  # for one side at most
+    blocks, most, left = blocks[left >= 0], most[left >= 0], left[left >= 0]
+    share = 1.0 / chunks if chunks else 0.0
+    # u1 + u2 / c <= max(u1, u2) + min(u1, u2) / c, and each is least on all that can be left.
+    low = np.searchsorted(-u1, -(most - share * np.minimum(u2[left], most)), side="left")
+    least = np.searchsorted(-u2, -(most - share * np.minimum(u1[left], most)), side="left")
+    inside = (low < count) & (least < count)
+    blocks, low, least = blocks[inside], low[inside], least[inside]
+    rest = space.sizes[blocks] - space.sizes[least]
+    high = np.where(rest > 0, space.fitting[np.maximum(rest, 0)], -1)
+    lengths = np.maximum(high - low + 1, 0)
+    block = np.repeat(blocks, lengths)
+    if not len(block):
+        return empty, empty, empty
+    starts = np.cumsum(lengths) - lengths
+    first = np.arange(len(block)) - np.repeat(starts - low, lengths)
+    second = space.fitting[space.sizes[block] - space.sizes[first]]
+    use = second >= 0
+    use[use] = _streamed(u1[first[use]], u2[second[use]], chunks) <= limit[block[use]]
+    return block[use], first[use], second[use]

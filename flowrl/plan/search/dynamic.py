@@ -1,0 +1,161 @@
+"""One run of the dynamic programme: all schedules of a space within a limit, but the beaten ones.
+
+First lower bounds for every set and block (`bounds`), then from the whole downwards what they leave
+to look at, then from single tasks upwards the points (`frontier`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrl.plan.search.bounds import limits
+from flowrl.plan.search.evaluate import rounded
+from flowrl.plan.search.frontier import (
+    PEAK,
+    SECONDS,
+    SPLITS,
+    SYNC_S,
+    Frontier,
+    Points,
+    Records,
+    Sides,
+    concatenate,
+    gather,
+    join_splits,
+    join_turns,
+    leaf_points,
+)
+from flowrl.plan.search.problem import Objective
+from flowrl.plan.search.schedule import Schedule
+from flowrl.plan.search.space import Floats, Space
+
+__all__ = ["NO_LIMIT", "Aim", "Outcome", "least_objective", "run"]
+
+NO_LIMIT = 1e200
+"""A limit that no schedule reaches."""
+
+TIES = 64
+"""Most schedules that are looked at beyond those wanted because they tie with the last of them."""
+
+SLACK = 1e-9
+"""Relative room that limits leave for rounding, so that nothing is lost by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What a run looks for.
+
+    Attributes:
+        objective: What is to be least; None = the peak bytes.
+        memory_bytes: Most peak bytes.
+        keep: How many distinct schedules are wanted.
+    """
+
+    objective: Objective | None
+    memory_bytes: float
+    keep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        schedules: The best ones, ascending by objective and splits, with all that tie.
+        num_states: Sets on blocks that it looked into.
+        num_points: Points that it compared.
+    """
+
+    schedules: tuple[Schedule, ...]
+    num_states: int
+    num_points: int
+
+
+def least_objective(space: Space, bounds: Floats, aim: Aim) -> float:
+    """A lower bound of the objective; infinite where no schedule exists."""
+    weight = _weights(space, aim)
+    return float(np.min((bounds[-1] + _least_sync_s(space)) * weight))
+
+
+def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
+    """The best schedules whose objective is at most `limit`.
+
+    Args:
+        space: What to look through.
+        bounds: Its `lower_bounds`.
+        limit: Most of the objective.
+        aim: What to look for.
+    """
+    weight = _weights(space, aim)
+    at_root = limit * (1 + SLACK) / weight - _least_sync_s(space)
+    most, splits = limits(space, bounds, at_root)
+    records = Records()
+    frontiers: list[Frontier] = []
+    num_points = 0
+    for owner in range(len(space.sets)):
+        found = leaf_points(space, owner, most[owner], records, named=aim.keep > 1)
+        for cut, left in zip(space.cuts[owner], splits[owner], strict=True):
+            sides = Sides(
+                first=frontiers[cut.first],
+                second=frontiers[cut.second],
+                memory_bytes=aim.memory_bytes,
+                named=aim.keep > 1,
+                split=0.0 if aim.objective is None else 1.0,
+            )
+            if cut.turns:
+                found += join_turns(space, owner, cut, sides, most[owner], records)
+            if left is not None:
+                found += join_splits(space, cut, sides, left, most[owner], records)
+        num_points += sum(len(points.block) for points in found)
+        if owner == len(space.sets) - 1:
+            schedules = _best(space, found, limit * (1 + SLACK), aim, records)
+            break
+        frontiers.append(gather(space, found, most[owner], aim.keep))
+    return Outcome(
+        schedules=schedules,
+        num_states=int((most > -np.inf).sum()),
+        num_points=num_points,
+    )
+
+
+def _weights(space: Space, aim: Aim) -> Floats:
+    """`[K]`: what a second counts on each block."""
+    if aim.objective is Objective.DEVICE_SECONDS:
+        return space.sizes.astype(np.float64)
+    return np.ones(len(space.sizes))
+
+
+def _least_sync_s(space: Space) -> float:
+    return sum(min(sync.together_s, sync.apart_s) for sync in space.syncs)
+
+
+def _best(
+    space: Space, found: list[Points], limit: float, aim: Aim, records: Records
+) -> tuple[Schedule, ...]:
+    """The points of the whole that are beaten by fewer than `keep` in objective and splits."""
+    if not found:
+        return ()
+    points = concatenate(found)
+    if aim.objective is None:
+        value = points.values[:, PEAK]
+    else:
+        value = points.values[:, SECONDS] + points.values[:, SYNC_S]
+        value = rounded(value * _weights(space, aim)[points.block])
+        rows = np.flatnonzero(value <= limit)
+        points, value = points.take(rows), value[rows]
+    splits = points.values[:, SPLITS]
+    chosen: list[int] = []
+    names: set[int] = set()
+    last = None
+    for row in np.lexsort((splits, value)):
+        key = (value[row], splits[row])
+        if len(names) >= aim.keep and (key != last or len(chosen) >= aim.keep + TIES):
+            break
+        if aim.keep > 1 and int(points.name[row]) in names:
+            continue
+        names.add(int(points.name[row]) if aim.keep > 1 else 0)
+        chosen.append(int(row))
+        last = key
+    return tuple(records.schedule(space, int(points.record[row])) for row in chosen)

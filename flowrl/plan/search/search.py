@@ -1,0 +1,138 @@
+"""The search: the best schedules of a problem, exactly.
+
+The dynamic programme (`dynamic`) finds the best schedules within a limit. The first limit is the
+lower bound itself: where memory binds nowhere, that is already the answer. Otherwise some schedule
+is found cheaply, on few of the device counts, and the limit grows from the bound towards what that
+one takes, until enough schedules lie within it. Nothing outside of a limit can be better than what
+lies within, so the answer does not depend on these steps, only the time to find it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from flowrl.plan.search.bounds import lower_bounds
+from flowrl.plan.search.dynamic import NO_LIMIT, Aim, Outcome, least_objective, run
+from flowrl.plan.search.evaluate import evaluate
+from flowrl.plan.search.explain import explain, fits, least_peak, thin
+from flowrl.plan.search.problem import Problem
+from flowrl.plan.search.result import Found, SearchResult
+from flowrl.plan.search.schedule import Schedule, signature
+from flowrl.plan.search.space import compile_space, families
+
+__all__ = ["fewest_devices", "search", "thin"]
+
+STEPS = (0.0, 0.01, 0.04, 0.15, 0.5, 2.0)
+"""By how much limits lie above the lower bound, one after the other."""
+
+FEW_SIZES = 20
+"""Block sizes on which a first schedule is looked for."""
+
+
+def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> SearchResult:
+    """The best schedules of `problem`, in order.
+
+    Order: the objective, then the fewest Spatial and Asynchronous nodes, then the fewest forms of
+    weights, then a fixed order.
+
+    Args:
+        problem: What to place.
+        top: How many distinct schedules.
+        max_counts: Look at so many device counts only (`thin`); the result names the rule. None =
+            all of them, which is exact.
+
+    Returns:
+        The schedules, or the reasons why there is none.
+
+    Raises:
+        PlanError: The problem is larger than the search can take.
+    """
+    if top < 1:
+        raise ValueError(f"top must be positive, not {top}")
+    looked_at, rule = problem, None
+    if max_counts is not None:
+        looked_at, rule = thin(problem, max_counts)
+    best: list[Schedule] = []
+    num_states = num_points = 0
+    for family in families(looked_at):
+        outcome = _best_of(family, top)
+        best += outcome.schedules
+        num_states += outcome.num_states
+        num_points += outcome.num_points
+    ordered = _in_order(looked_at, best)[:top]
+    return SearchResult(
+        best=tuple(ordered),
+        infeasible=None if ordered else explain(looked_at),
+        num_states=num_states,
+        num_points=num_points,
+        thinned=rule,
+    )
+
+
+def fewest_devices(problem: Problem) -> int | None:
+    """The smallest allowed pool on which something fits; None where not even the whole does.
+
+    What fits on a pool fits on a larger one, which may leave devices idle, so halving finds it.
+    """
+    sizes = problem.block_sizes()
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(replace(problem, num_devices=sizes[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return sizes[low] if low < len(sizes) else None
+
+
+def _best_of(problem: Problem, top: int) -> Outcome:
+    """The best schedules of one family."""
+    space = compile_space(problem)
+    bounds = lower_bounds(space)
+    aim = Aim(objective=problem.objective, memory_bytes=problem.memory_bytes, keep=top)
+    least = least_objective(space, bounds, aim)
+    if math.isinf(least):
+        return NOTHING
+    ceiling: float | None = None
+    for step in (*STEPS, math.inf):
+        if step > 0 and ceiling is None:
+            ceiling = _ceiling(problem, top)
+            if ceiling is None:
+                return NOTHING
+        limit = least * (1 + step) if step < math.inf else NO_LIMIT
+        limit = limit if ceiling is None else min(limit, ceiling)
+        outcome = run(space, bounds, limit, aim)
+        distinct = {signature(schedule) for schedule in outcome.schedules}
+        if len(distinct) >= top or limit == ceiling:
+            return outcome
+    raise AssertionError("the last limit is the ceiling")
+
+
+NOTHING = Outcome(schedules=(), num_states=0, num_points=0)
+
+
+def _ceiling(problem: Problem, top: int) -> float | None:
+    """An objective within which `top` schedules lie, or all there are; None where nothing fits."""
+    few, _ = thin(problem, FEW_SIZES)
+    if len(few.block_sizes()) < len(problem.block_sizes()):
+        found = _in_order(problem, _best_of(few, top).schedules)
+        if len(found) >= top:
+            return found[top - 1].evaluation.objective
+    smallest = least_peak(problem, problem.memory_bytes)
+    if smallest is None:
+        return None
+    return evaluate(problem, smallest).objective if top == 1 else NO_LIMIT
+
+
+def _in_order(problem: Problem, schedules: Iterable[Schedule]) -> list[Found]:
+    """Distinct schedules, best first."""
+    found: dict[object, Found] = {}
+    for schedule in schedules:
+        new = Found(schedule=schedule, evaluation=evaluate(problem, schedule))
+        name = signature(schedule)
+        if name not in found or new.evaluation.key < found[name].evaluation.key:
+            found[name] = new
+    named = sorted(found.items(), key=lambda item: (item[1].evaluation.key, repr(item[0])))
+    return [item for _, item in named]

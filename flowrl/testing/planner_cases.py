@@ -1,0 +1,262 @@
+"""Random search problems, and every schedule of one by plain enumeration.
+
+The enumeration follows the definition of a schedule alone: all trees over the tasks in which no
+second part feeds a first, all chunk counts, all options. It remembers nothing, prunes nothing and
+shares no code with the search.
+
+Seconds are eighths and chunk counts powers of two, so that sums and quotients are exact in
+floating point and two ways to add up one schedule give one number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import combinations
+
+from flowrl.plan.search import (
+    EVERY_KIND,
+    Asynchronous,
+    Kind,
+    Leaf,
+    Objective,
+    Option,
+    Problem,
+    Schedule,
+    Spatial,
+    Sync,
+    Task,
+    Temporal,
+)
+
+__all__ = ["count_schedules", "draw_problem", "every_schedule"]
+
+Shape = dict[str, tuple[str, ...]]
+
+
+def every_schedule(problem: Problem) -> Iterator[Schedule]:
+    """All schedules of the problem's kinds, whether they fit or not."""
+    alone = len(problem.tasks) == 1
+    kinds = problem.kinds
+    if Kind.HYBRID in kinds:
+        yield from _trees(problem, problem.tasks, turns=True, splits=True)
+    else:
+        if Kind.TEMPORAL in kinds or (alone and Kind.SPATIAL in kinds):
+            yield from _trees(problem, problem.tasks, turns=True, splits=False)
+        if Kind.SPATIAL in kinds and not alone:
+            yield from _trees(problem, problem.tasks, turns=False, splits=True)
+    if Kind.ASYNCHRONOUS in kinds and problem.staleness > 0:
+        for first, second in _partitions(problem.tasks):
+            if {task.id for task in first} <= problem.ahead:
+                for one in _trees(problem, first, turns=True, splits=True):
+                    for two in _trees(problem, second, turns=True, splits=True):
+                        yield Asynchronous(first=one, second=two)
+
+
+def _trees(
+    problem: Problem, tasks: tuple[Task, ...], *, turns: bool, splits: bool
+) -> Iterator[Schedule]:
+    if len(tasks) == 1:
+        for option in _options(problem, tasks[0]):
+            yield Leaf(task=tasks[0].id, option=option)
+        return
+    for first, second in _partitions(tasks):
+        for one in _trees(problem, first, turns=turns, splits=splits):
+            for two in _trees(problem, second, turns=turns, splits=splits):
+                if turns:
+                    yield Temporal(first=one, second=two)
+                if splits:
+                    for chunks in _chunks(problem, first, second):
+                        yield Spatial(first=one, second=two, chunks=chunks)
+
+
+def count_schedules(problem: Problem) -> int:
+    """How many `every_schedule` yields, for problems of all kinds or hybrid ones."""
+    counts: dict[tuple[str, ...], int] = {}
+
+    def count(tasks: tuple[Task, ...]) -> int:
+        name = tuple(task.id for task in tasks)
+        if name not in counts:
+            if len(tasks) == 1:
+                counts[name] = len(_options(problem, tasks[0]))
+            else:
+                counts[name] = sum(
+                    count(first) * count(second) * (1 + len(_chunks(problem, first, second)))
+                    for first, second in _partitions(tasks)
+                )
+        return counts[name]
+
+    total = count(problem.tasks)
+    if problem.staleness > 0:
+        for first, second in _partitions(problem.tasks):
+            if {task.id for task in first} <= problem.ahead:
+                total += count(first) * count(second)
+    return total
+
+
+def _partitions(
+    tasks: tuple[Task, ...],
+) -> Iterator[tuple[tuple[Task, ...], tuple[Task, ...]]]:
+    """All ordered pairs of parts, where no task of the first reads from the second."""
+    for size in range(1, len(tasks)):
+        for first in combinations(tasks, size):
+            second = tuple(task for task in tasks if task not in first)
+            names = {task.id for task in second}
+            if not any(names & set(task.after) for task in first):
+                yield first, second
+
+
+def _options(problem: Problem, task: Task) -> list[Option]:
+    return [
+        option
+        for option in task.options
+        if (not problem.counts or option.devices in (*problem.counts, problem.num_devices))
+        and problem.pinned.get(task.id, option.devices) == option.devices
+    ]
+
+
+def _chunks(problem: Problem, first: tuple[Task, ...], second: tuple[Task, ...]) -> tuple[int, ...]:
+    names = {task.id for task in first}
+    readers = [task for task in second if names & set(task.after)]
+    if not readers:
+        return (1,)
+    most = min(task.max_chunks for task in readers)
+    return tuple(chunks for chunks in problem.chunks if chunks <= most)
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """A problem of 3 to 7 tasks on at most 8 devices."""
+    shape = rng.choice([_chain, _diamond, _ppo, _any_order])(rng)
+    num_devices = rng.choice([1, 2, 3, 4, 6, 8, 8, 8])
+    counts = rng.choice([(), (), (1, 2, 4, 8), (1, 2, 3, 4, 8), (2, 4, 6, 8)])
+    sizes = [size for size in counts or range(1, num_devices + 1) if size <= num_devices]
+    sizes = sizes or [num_devices]
+    few = len(shape) > 4
+    names = list(shape)
+    weights = _draw_weights(rng, names)
+    held: dict[tuple[str, str, int], int] = {}
+    most = rng.choice([1, 2, 8])
+    tasks = tuple(
+        Task(
+            id=name,
+            after=shape[name],
+            options=_draw_options(rng, weights[name], held, sizes, few=few),
+            weights=weights[name],
+            max_chunks=rng.choice([1, most, most]),
+        )
+        for name in names
+    )
+    staleness = rng.choice([0, 0, 1])
+    return Problem(
+        tasks=tasks,
+        num_devices=num_devices,
+        counts=counts if any(size <= num_devices for size in counts) else (),
+        memory_bytes=rng.choice([30, 60, 60, 90, 120, 1000]),
+        chunks=rng.choice([(1,), (1, 2), (1, 4), (2, 8)]) if few else rng.choice([(1, 2, 8), (4,)]),
+        syncs=_draw_syncs(rng, names),
+        staleness=staleness,
+        ahead=_draw_ahead(rng, shape) if staleness else frozenset(),
+        pinned=_draw_pins(rng, tasks),
+        kinds=EVERY_KIND if rng.random() < 0.8 else frozenset({Kind.HYBRID}),
+        objective=rng.choice([Objective.STEP_TIME] * 3 + [Objective.DEVICE_SECONDS]),
+    )
+
+
+def _chain(rng: random.Random) -> Shape:
+    names = [f"t{at}" for at in range(rng.randint(3, 5))]
+    return {name: (names[at - 1],) if at else () for at, name in enumerate(names)}
+
+
+def _diamond(rng: random.Random) -> Shape:
+    sides = [f"side{at}" for at in range(rng.randint(2, 3))]
+    return {"top": (), **dict.fromkeys(sides, ("top",)), "bottom": tuple(sides)}
+
+
+def _ppo(rng: random.Random) -> Shape:
+    """Generation, then scores, values and reference logprobs, then both updates; or a part."""
+    judges = rng.choice([["scores", "values"], ["scores", "values", "logprobs"]])
+    shape: Shape = {"generate": (), **dict.fromkeys(judges, ("generate",))}
+    shape["update"] = ("generate", *judges)
+    if rng.random() < 0.7:
+        shape["update_critic"] = tuple(judges[:2])
+    if rng.random() < 0.3:
+        shape["log"] = ("update",)
+    return shape
+
+
+def _any_order(rng: random.Random) -> Shape:
+    names = [f"n{at}" for at in range(rng.randint(3, 5))]
+    return {
+        name: tuple(earlier for earlier in names[:at] if rng.random() < 0.5)
+        for at, name in enumerate(names)
+    }
+
+
+def _draw_weights(rng: random.Random, names: list[str]) -> dict[str, str | None]:
+    """Names of weights; about half of the problems have tasks that share some."""
+    shared = rng.random() < 0.6
+    return {
+        name: (rng.choice(["policy", "policy", "critic"]) if shared else name)
+        if rng.random() < 0.9
+        else None
+        for name in names
+    }
+
+
+def _draw_options(
+    rng: random.Random,
+    weights: str | None,
+    held: dict[tuple[str, str, int], int],
+    sizes: list[int],
+    *,
+    few: bool,
+) -> tuple[Option, ...]:
+    most = rng.choice([1, 1, 1, 2]) if few else rng.choice([1, 2, 3, 4])
+    options = []
+    for label in range(most):
+        devices = rng.choice(sizes)
+        form = rng.choice(["a", "a", "b"])
+        nbytes = 0
+        if weights is not None:
+            nbytes = held.setdefault((weights, form, devices), rng.randint(0, 30))
+        resident = nbytes + rng.choice([0, 0, rng.randint(0, 15)])
+        options.append(
+            Option(
+                devices=devices,
+                seconds=rng.randint(1, 400) / 8,
+                chunk_s=rng.choice([0, 0, rng.randint(0, 16)]) / 8,
+                resident=resident,
+                peak=resident + rng.randint(0, 30),
+                weight_bytes=nbytes,
+                form=form,
+                label=label,
+            )
+        )
+    return tuple(options)
+
+
+def _draw_syncs(rng: random.Random, names: list[str]) -> tuple[Sync, ...]:
+    return tuple(
+        Sync(
+            source=source,
+            destination=destination,
+            together_s=rng.randint(0, 40) / 8,
+            apart_s=rng.randint(0, 200) / 8,
+        )
+        for source, destination in (rng.sample(names, 2) for _ in range(rng.choice([0, 1, 1, 2])))
+    )
+
+
+def _draw_ahead(rng: random.Random, shape: Shape) -> frozenset[str]:
+    ahead: set[str] = set()
+    for name, reads in shape.items():
+        if set(reads) <= ahead and rng.random() < 0.7:
+            ahead.add(name)
+    return frozenset(ahead)
+
+
+def _draw_pins(rng: random.Random, tasks: tuple[Task, ...]) -> dict[str, int]:
+    if rng.random() < 0.8:
+        return {}
+    task = rng.choice(tasks)
+    return {task.id: rng.choice(task.options).devices}
