@@ -118,6 +118,10 @@ class RolloutScheduler:
         """Which weights made the tokens of a live sample that its ended attempts left."""
         return self._machine.samples[sample].versions
 
+    def reward_attempts_left(self, sample: SampleId) -> int:
+        """How often the reward of a live sample may still fail, the last time included."""
+        return self.settings.max_reward_attempts - self._machine.samples[sample].reward_failures
+
     def story(self, sample: SampleId) -> str:
         """What happened to a sample; of ended ones only the validator keeps it."""
         record = self._machine.samples.get(sample)

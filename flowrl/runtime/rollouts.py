@@ -30,7 +30,6 @@ from flowrl.backend.protocols import (
     GenerateBackend,
     GenerateRequest,
     Progress,
-    ScoreResult,
 )
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
@@ -83,6 +82,7 @@ from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
+from flowrl.runtime.scorer_answers import ScorerAnswers
 from flowrl.runtime.scoring import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.unused_samples import UnusedSamples
@@ -160,7 +160,6 @@ class RolloutDriver:
         self.store = PayloadStore() if store is None else store
         self._engines = dict(engines)
         self._scorers = dict(scorers)
-        self._reported = next(iter(scorers), None) if reported is None else reported
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._grammar = grammar
@@ -179,8 +178,8 @@ class RolloutDriver:
         self._pending: deque[Event] = deque()
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
-        self._answers_due: dict[SampleId, int] = {}  # of scorers, for samples that are with them
-        self._terms: dict[SampleId, dict[RoleName, Mapping[str, float]]] = {}
+        told = next(iter(scorers), None) if reported is None else reported
+        self._answers = ScorerAnswers(self._scorers, told, self.store)
         self._batches: dict[int, Collected] = {}
         self._dropped: list[tuple[SampleId, Payload, str]] = []
         self._verdicts: dict[GroupId, str] = {}
@@ -291,14 +290,14 @@ class RolloutDriver:
         moved = self._tell_time() + self._mend_engines() + self._poll_engines(seconds)
         idle = not any(self._running.values())
         moved += self._poll_scoring(seconds, wait=idle)
-        if idle and self._short and not self._answers_due:
+        if idle and self._short and not self._answers.due:
             moved += self._refill()
         if not moved and not self._deaths.broken:
             if not idle:
                 started = self._clock()
                 self._wait()
                 seconds.generate += self._clock() - started
-            elif self._wake_s is not None and not self._answers_due:
+            elif self._wake_s is not None and not self._answers.due:
                 wait_for_any((), min(POLL_S, self._seconds_to_wake()))
         return moved
 
@@ -353,7 +352,7 @@ class RolloutDriver:
 
     def _is_busy_with_dropped(self) -> bool:
         """Whether an engine or a scorer still has a sample that ended without it."""
-        held = (*self._running.values(), self._answers_due)
+        held = (*self._running.values(), self._answers.due)
         return any(self.store.get(sample) is None for samples in held for sample in samples)
 
     # -- events in ---------------------------------------------------------------------------
@@ -435,53 +434,26 @@ class RolloutDriver:
         self._emit(SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
 
     def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
-        if not self._answers_due:
+        if not self._answers.due:
             return 0
         started = self._clock()
         if wait:
-            any(pool.wait(POLL_S) for pool in self._scorers.values())
-        answers = [(role, pool.poll()) for role, pool in self._scorers.items()]
+            self._answers.wait(POLL_S)
+        answers = self._answers.poll()
         if wait:
             seconds.score_wait += self._clock() - started
-        scored: list[tuple[SampleId, float]] = []
-        for role, results in answers:
-            for result in results:
-                due = self._answers_due.pop(result.sample) - 1
-                if due:
-                    self._answers_due[result.sample] = due
-                payload = self.store.get(result.sample)
-                if payload is None:
-                    continue  # dropped meanwhile
-                if isinstance(result, ScoreResult):
-                    self._note_score(payload, role, result)
-                    if not due:
-                        scored.append((result.sample, payload.score or 0.0))
-                else:
-                    self._emit(self._failed(result, payload))
-        if scored:
-            self._emit(SamplesScored(**self._stamp(), scores=tuple(scored)))
-        return sum(len(results) for _, results in answers)
-
-    def _note_score(self, payload: Payload, role: RoleName, result: ScoreResult) -> None:
-        payload.scores[role] = result.score
-        if role == self._reported:
-            payload.score = result.score
-        if len(self._scorers) == 1 and not payload.terms:
-            payload.terms = result.terms
-            return
-        terms = self._terms.setdefault(result.sample, {})
-        terms[role] = result.terms
-        if len(terms) == len(self._scorers):
-            # In the order of roles, whichever answered first; an environment has spoken before.
-            of_role = {role: terms[role] for role in self._scorers}
-            if payload.is_episode:
-                of_role = {next(iter(payload.scores)): payload.terms, **of_role}
-            payload.terms = merged_terms(of_role)
-            del self._terms[result.sample]
+        for failure in answers.failed:
+            payload = self.store.get(failure.sample)
+            if payload is not None:  # else it was dropped with a member that failed before
+                self._emit(self._failed(failure, payload))
+        if answers.scored:
+            self._emit(SamplesScored(**self._stamp(), scores=tuple(answers.scored)))
+        return answers.num
 
     def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> RewardFailed:
-        self._failures.spend(failure, payload)
-        payload.failure = failure.message
+        if self.scheduler.reward_attempts_left(failure.sample) <= 1:  # else it is asked for again
+            self._failures.spend(failure, payload)
+            payload.failure = failure.message
         return RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
 
     # -- actions out -------------------------------------------------------------------------
@@ -501,7 +473,7 @@ class RolloutDriver:
                 self._deliver(action)
             case Drop():
                 ((sample, payload),) = self.store.take((action.sample,))
-                self._terms.pop(sample, None)
+                self._answers.forget(sample)
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
                 if self._supply is not None and reason != DropReason.INCOMPLETE_GROUP:
                     self._supply.note(payload.item.group, str(action.reason))
@@ -570,11 +542,7 @@ class RolloutDriver:
             payload.text = text
 
     def _ask_scorers(self, payloads: Sequence[tuple[SampleId, Payload]]) -> None:
-        requests = [score_request(sample, payload) for sample, payload in payloads]
-        for sample, _ in payloads:
-            self._answers_due[sample] = len(self._scorers)
-        for pool in self._scorers.values():
-            pool.submit(requests)
+        self._answers.ask(payloads)
 
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:

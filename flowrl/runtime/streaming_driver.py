@@ -169,7 +169,7 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: they do not within the stall timeout.
         """
         self._wait_for(
-            lambda: not self._answers_due, lambda: self._poll_scoring(self._spent, wait=True)
+            lambda: not self._answers.due, lambda: self._poll_scoring(self._spent, wait=True)
         )
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:

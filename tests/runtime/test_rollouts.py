@@ -527,8 +527,51 @@ def test_a_sample_that_one_scorer_fails_on_is_dropped_whatever_the_other_says():
         "reward_failed: raised X",
     ]
     assert failures.failed == 1
-    assert not driver._answers_due
-    assert not driver._terms
+    assert not driver._answers.due
+    assert not driver._answers._terms
+
+
+def test_a_reward_that_failed_is_asked_again_once_all_scorers_have_answered():
+    world = World()
+    tries: list[str] = []
+
+    def first_raises(request: ScoreRequest) -> float | str:
+        tries.append(request.sample)
+        return "raised X" if tries.count(request.sample) == 1 else 2.0
+
+    # Of the first time, the judge answers after the verifier has failed.
+    late = Scoring(world, lambda r: 5.0 if world.log.count("scored 0/0/1") else None)
+    scorers = {VERIFIER: Scoring(world, first_raises), JUDGE: late}
+    scheduler = RolloutScheduler(
+        SchedulerSettings(group_size=2, max_reward_attempts=2), validate=True
+    )
+    failures = FailureBudget(0)
+    driver = driver_of(
+        world, Engine(world), scorers=scorers, scheduler=scheduler, failures=failures
+    )
+    driver.offer(prompts(1))
+    ((_, members),) = driver.collect(1, 1).groups
+    assert [payload.scores for _, payload in members] == [{VERIFIER: 2.0, JUDGE: 5.0}] * 2
+    assert members[0][1].terms == {"verifier/term": 2.0, "judge/term": 5.0}
+    assert sorted(tries) == ["0/0/0", "0/0/0", "0/0/1", "0/0/1"]
+    assert [payload.failure for _, payload in members] == ["", ""]
+    assert failures.failed == 0
+
+
+def test_a_reward_that_goes_on_failing_is_counted_once():
+    world = World()
+    scorers = {VERIFIER: Scoring(world, lambda r: "no" if r.sample == "0/0/0" else 1.0)}
+    scheduler = RolloutScheduler(
+        SchedulerSettings(group_size=2, max_reward_attempts=3), validate=True
+    )
+    failures = FailureBudget(1)
+    driver = driver_of(
+        world, Engine(world), scorers=scorers, scheduler=scheduler, failures=failures
+    )
+    driver.offer(prompts(2))
+    assert [group for group, _ in driver.collect(1, 2).groups] == ["0/1"]
+    assert world.log.count("score 0/0/0") == 3
+    assert failures.failed == 1
 
 
 def test_samples_that_nothing_scores_are_delivered_without_a_score():
