@@ -1,6 +1,6 @@
 """What devices and programs reach of what they could: every calibrated constant, and on what.
 
-Three sets of rows calibrated them, and all others were held out (`benchmarks/results/
+Four sets of rows calibrated them, and all others were held out (`benchmarks/results/
 predict_published.md` shows the errors of both):
 
 - K: kernels behind the decode and prefill steps of Qwen3-8B on one H100 (tp 1 to 8) in
@@ -8,6 +8,7 @@ predict_published.md` shows the errors of both):
   `h100_sxm, Qwen3-8B` of `engine_steps.json`.
 - X: in the same way, of Qwen3-30B-A3B with experts divided over tensor ranks (`moe_ep` 1), and for
   `expert_skew` with whole experts on ranks.
+- N: the step of Qwen3-30B-A3B on 32 H100, on policy, in the performance summary of NeMo RL 0.4.
 - S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
 
 No constant is fitted to a single row of what is predicted, and none depends on a model.
@@ -43,6 +44,7 @@ __all__ = [
     "PREFILL_CHUNK_TOKENS",
     "SYNC_BUCKET_BYTES",
     "SYNC_BUCKET_S",
+    "TRAINER_EXPERTS_S",
     "TRAINER_SHARE",
     "Generation",
     "Rates",
@@ -114,7 +116,7 @@ LINK_SHARE = 0.70
 """Collectives inside a node (K): base and rank time, and the volume of a ring at that share of the
 link."""
 
-NETWORK_LATENCY_S = 12.0e-6
+NETWORK_LATENCY_S = 25.0e-6
 NETWORK_SHARE = 0.80
 """Between nodes; not calibrated, for no row has it: common figures of NCCL on 400 Gb/s links."""
 
@@ -128,6 +130,10 @@ PREFILL_CHUNK_TOKENS = 8192
 TRAINER_SHARE = 0.50
 """What the kernels of a trainer's passes take of its time (S): the rest are unfused elementwise
 work, gaps between launches, padding and uneven micro-batches."""
+
+TRAINER_EXPERTS_S = 1.5e-3
+"""A layer's routed experts in a trainer's pass (N), before `TRAINER_SHARE`: the host learns how
+many tokens each expert gets, orders them, and starts products and exchanges of their sizes."""
 
 LOGIT_PASSES = 3
 """Times that a trainer reads or writes float32 logits of a token in one pass; not calibrated: the

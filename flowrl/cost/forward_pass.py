@@ -181,7 +181,7 @@ def _experts_s(
         operations=2.0 * choices / ep * each * skew,
         weight_bytes=held * (1.0 - missed) * each * width,
         token_bytes=choices / apart * h * width,
-        start_s=efficiency.MATMUL_S if tokens.training else efficiency.EXPERTS_S,
+        start_s=efficiency.TRAINER_EXPERTS_S if tokens.training else efficiency.EXPERTS_S,
     )
 
 
