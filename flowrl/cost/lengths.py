@@ -231,13 +231,17 @@ def lognormal_before_cut(*, mean: float, sigma: float, maximum: float) -> Length
 def spread(lengths: Lengths, num: int) -> Floats:
     """`num` lengths that stand for as many drawn ones, shortest first: float64 `[num]`.
 
-    They are the quantiles at `(i + 1/2) / num`, times one factor that makes their mean the mean of
-    the distribution again (what the coarse steps leave out of the tail), but none above `maximum`.
+    The longest is the expected longest of so many; the others are quantiles at `(i + 1/2) / num`,
+    times one factor with which all of them have the mean of the distribution, and none above the
+    longest.
     """
-    values = np.array([lengths.quantile((i + 0.5) / num) for i in range(num)])
-    mean = float(values.mean())
-    if mean > 0:
-        values = np.minimum(values * (lengths.mean / mean), lengths.maximum)
+    longest = expected_maximum(lengths, num)
+    values = np.array([lengths.quantile((i + 0.5) / num) for i in range(num)], np.float64)
+    rest = float(values[:-1].sum())
+    if rest > 0:
+        values[:-1] *= max(0.0, lengths.mean * num - longest) / rest
+    values[-1] = longest
+    values = np.minimum(values, longest)
     values.setflags(write=False)
     return values
 

@@ -6,11 +6,13 @@ once, so a row needs `prompt / group` tokens besides its own. Where rows outgrow
 that came last is put back with what it has, and comes first again when there is room (SGLang and
 vLLM do so, and compute its keys and values again then).
 
-Nothing is drawn: lengths are the quantiles of their distribution, in an order that mixes long and
-short ones (steps of the golden ratio), and the longest is the expected longest of the whole batch.
+Nothing is drawn: lengths are those that stand for drawn ones (`flowrl.cost.lengths.spread`), in an
+order that mixes long and short ones (steps of the golden ratio), and the longest is the expected
+longest of the whole batch.
 Where samples wait, which of them come last matters, so some rotations of the order are averaged.
 
-Batches of more than `MOST_SAMPLES` are computed with each row standing for several.
+Batches of more than `MOST_SAMPLES`, and with samples that wait of more than `MOST_WAITING`, are
+computed with each row standing for several.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import numpy as np
 from flowrl.cost.lengths import Floats, Lengths, expected_maximum, spread
 from flowrl.errors import PlanError
 
-__all__ = ["MOST_SAMPLES", "Occupancy", "occupancy", "run_rows"]
+__all__ = ["Occupancy", "occupancy", "run_rows"]
 
-MOST_SAMPLES = 256
+MOST_SAMPLES = 1024
+MOST_WAITING = 192
 ROTATIONS = 4
 RESERVE_TOKENS = 64
 """Of every row, free when another is let in, so that it is not put back at once."""
@@ -61,7 +64,6 @@ class Occupancy:
         return float(self.steps.sum()) / self.runs
 
 
-@lru_cache(maxsize=256)
 def occupancy(
     lengths: Lengths,
     *,
@@ -89,13 +91,25 @@ def occupancy(
             expected=f"a slot, and {prompt_tokens + longest:,.0f} tokens",
             hint="give it more devices, or shorten max_response_tokens",
         )
-    scale = max(1, min(samples // MOST_SAMPLES, slots // 16))
-    num = max(1, round(samples / scale))
-    values = spread(lengths, num).copy()
-    values[-1] = max(values[-1], longest)
+    slots = min(slots, samples)
     each = prompt_tokens / group_size
-    if num * scale <= slots and _peak_tokens(values, each) * scale <= kv_tokens:
+    # All that is above what fits in any case is the same; so is what three digits do not tell.
+    most = math.ceil(slots * (each + longest + RESERVE_TOKENS))
+    room = most if kv_tokens >= most else float(f"{kv_tokens:.3g}")
+    return _occupancy(lengths, samples, slots, each, longest, max(room, each + longest))
+
+
+@lru_cache(maxsize=1024)
+def _occupancy(
+    lengths: Lengths, samples: int, slots: int, held: float, longest: float, kv_tokens: float
+) -> Occupancy:
+    scale = max(1, samples // MOST_SAMPLES)
+    values = _values(lengths, samples, scale, longest)
+    if samples <= slots and _peak_tokens(values, held) * scale <= kv_tokens:
         return _at_once(values, scale)
+    scale = max(1, min(samples // MOST_WAITING, slots // 16))
+    values = _values(lengths, samples, scale, longest)
+    num = len(values)
     order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
     pieces: list[tuple[float, int, float]] = []
     again = 0.0
@@ -104,8 +118,8 @@ def occupancy(
         run, put_back = run_rows(
             values[turned].tolist(),
             slots=max(1, slots // scale),
-            kv_tokens=max(kv_tokens / scale, each + longest),
-            held_tokens=each,
+            kv_tokens=max(kv_tokens / scale, held + longest),
+            held_tokens=held,
         )
         pieces += run
         again += put_back
@@ -117,6 +131,13 @@ def occupancy(
         again=again * scale / ROTATIONS,
         runs=ROTATIONS,
     )
+
+
+def _values(lengths: Lengths, samples: int, scale: int, longest: float) -> Floats:
+    """Lengths of the rows, shortest first."""
+    values = spread(lengths, max(1, round(samples / scale))).copy()
+    values[-1] = max(values[-1], longest)
+    return values
 
 
 def _at_once(values: Floats, scale: int) -> Occupancy:

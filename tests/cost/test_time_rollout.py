@@ -1,0 +1,194 @@
+"""Rollouts with their tail, against engines that are stepped token by token."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrl.cluster.hardware import Machine, device_spec
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, LognormalLengths
+from flowrl.cost.models import ModelShape
+from flowrl.cost.occupancy import RESERVE_TOKENS, _occupancy, run_rows
+from flowrl.cost.rollout_time import rollout_estimate
+from flowrl.cost.source import Estimate
+from flowrl.errors import PlanError
+
+H100 = Machine(spec=device_spec("H100-SXM-80GB"), node_size=8)
+
+
+@pytest.fixture(scope="module")
+def qwen(repository):
+    config = json.loads((repository / "configs/models/qwen2.5-1.5b.json").read_text("utf-8"))
+    return ModelShape.from_hf_config(config)
+
+
+def _step(batch: float, context: float) -> float:
+    return 3e-3 + 1e-5 * batch + 2e-9 * batch * context
+
+
+def _decode(batch: int, context: float) -> Estimate:
+    return Estimate(seconds=_step(batch, context))
+
+
+def _prefill(rows: int, tokens: int) -> Estimate:
+    return Estimate(seconds=1e-6 * rows * tokens)
+
+
+def _stepped(lengths, slots, kv_tokens, prompt, held):
+    """An engine, token by token: first come, first served; the newest is put back when full."""
+    waiting = [[int(length), 0] for length in lengths]
+    running: list[list[int]] = []
+    seconds = 0.0
+    while waiting or running:
+        while waiting and len(running) < slots:
+            own = sum(has for _, has in running) + waiting[0][1]
+            if running and own + (len(running) + 1) * (held + RESERVE_TOKENS) > kv_tokens:
+                break
+            running.append(waiting.pop(0))
+        own = sum(has for _, has in running)
+        if len(running) > 1 and own + len(running) * (held + 1) > kv_tokens:
+            waiting.insert(0, running.pop())
+            continue
+        seconds += _step(len(running), prompt + own / len(running))
+        for row in running:
+            row[1] += 1
+        running = [row for row in running if row[1] < row[0]]
+    return seconds
+
+
+def _rollout(lengths, samples, slots, kv_tokens=10**9, prompt=100, group=8, replicas=1):
+    return rollout_estimate(
+        _decode,
+        _prefill,
+        replicas=replicas,
+        samples=samples,
+        group_size=group,
+        prompt_tokens=prompt,
+        lengths=lengths,
+        slots=slots,
+        kv_tokens=kv_tokens,
+    )
+
+
+def test_rows_that_start_together_by_hand():
+    # Of two draws from 10 and 30 the longer is 25 on average, which leaves 15 for the shorter.
+    found = _rollout(EmpiricalLengths(values=(10, 30)), samples=2, slots=8, group=2)
+    first = 15 * _step(2, 100 + 7.5)
+    second = 10 * _step(1, 100 + 20)
+    assert dict(found.parts)["decode"] == pytest.approx(first + second)
+    assert dict(found.parts)["prefill"] == pytest.approx(1e-6 * 100)
+
+
+def test_waiting_rows_take_the_place_of_those_that_end():
+    pieces, again = run_rows([4.0, 2.0, 3.0], slots=2, kv_tokens=1e9, held_tokens=0)
+    # The third starts when the second ends, and is alone for one step.
+    assert pieces == [(2.0, 2, 1.0), (2.0, 2, 2.0), (1.0, 1, 2.5)]
+    assert again == 0
+
+
+def test_a_full_cache_puts_the_newest_back():
+    pieces, again = run_rows([100.0, 100.0], slots=2, kv_tokens=140, held_tokens=5)
+    # 65 steps fill 2 (65 + 5) = 140; then one goes on alone, and the other comes again.
+    assert pieces == [(65.0, 2, 32.5), (35.0, 1, 82.5), (35.0, 1, 82.5)]
+    assert again == 70
+
+
+@pytest.mark.parametrize(
+    ("samples", "slots", "kv_tokens"),
+    [
+        (128, 128, 10**9),  # all at once
+        (200, 200, 60_000),  # all at once, until the cache is full
+        (400, 64, 10**9),  # the tail behind a queue
+        (400, 64, 15_000),  # a queue, and a small cache
+        (96, 16, 10**9),
+    ],
+)
+@pytest.mark.parametrize("sigma", [0.4, 1.0])
+def test_rollouts_take_as_long_as_engines_that_are_stepped(samples, slots, kv_tokens, sigma):
+    lengths = LognormalLengths(mean=300, sigma=sigma, maximum=1500)
+    rng = np.random.default_rng(1)
+    times = []
+    for _ in range(24):
+        drawn = np.minimum(np.exp(lengths.mu + sigma * rng.standard_normal(samples)), 1500)
+        drawn = np.maximum(1, np.rint(drawn))
+        times.append(_stepped(drawn, slots, kv_tokens, 100, 100 / 8))
+    found = dict(_rollout(lengths, samples, slots, kv_tokens).parts)["decode"]
+    assert found == pytest.approx(np.mean(times), rel=0.07)
+
+
+def test_rows_that_stand_for_several_change_little(monkeypatch):
+    lengths = LognormalLengths(mean=300, sigma=1.0, maximum=1500)
+    found = {}
+    for most in (192, 4000):
+        monkeypatch.setattr("flowrl.cost.occupancy.MOST_SAMPLES", most)
+        monkeypatch.setattr("flowrl.cost.occupancy.MOST_WAITING", most)
+        _occupancy.cache_clear()
+        for slots in (256, 2000):
+            found[most, slots] = _rollout(lengths, samples=2000, slots=slots).seconds
+    _occupancy.cache_clear()
+    for slots in (256, 2000):
+        assert found[128, slots] == pytest.approx(found[4000, slots], rel=0.03)
+
+
+def test_replicas_share_samples_and_wait_for_the_longest_of_all():
+    lengths = LognormalLengths(mean=300, sigma=1.0, maximum=100_000)
+    alone = _rollout(lengths, samples=16, slots=16)
+    shared = _rollout(lengths, samples=64, slots=16, replicas=4)
+    assert shared.seconds > alone.seconds
+    equal = ConstantLengths(tokens=300)
+    assert _rollout(equal, samples=64, slots=16, replicas=4).seconds == pytest.approx(
+        _rollout(equal, samples=16, slots=16).seconds
+    )
+
+
+def test_a_prompt_is_computed_once_a_group():
+    lengths = ConstantLengths(tokens=10)
+    alone = dict(_rollout(lengths, samples=64, slots=64, group=1).parts)["prefill"]
+    shared = dict(_rollout(lengths, samples=64, slots=64, group=8).parts)["prefill"]
+    assert alone == pytest.approx(8 * shared)
+
+
+def test_an_engine_that_cannot_hold_the_longest_sample_says_so():
+    with pytest.raises(PlanError, match="cannot hold the longest sample"):
+        _rollout(ConstantLengths(tokens=1000), samples=4, slots=4, kv_tokens=1050)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    samples=st.integers(1, 300),
+    slots=st.integers(1, 128),
+    sigma=st.floats(0.2, 1.5),
+)
+def test_more_slots_more_cache_and_shorter_samples_are_never_slower(samples, slots, sigma):
+    """Up to a percent: lengths stand in for drawn ones."""
+    lengths = LognormalLengths(mean=200, sigma=sigma, maximum=1600)
+    base = _rollout(lengths, samples, slots, kv_tokens=20_000).seconds
+    assert _rollout(lengths, samples, slots, kv_tokens=10**8).seconds <= base * 1.03
+    longer = LognormalLengths(mean=260, sigma=sigma, maximum=1600)
+    assert _rollout(longer, samples, slots, kv_tokens=20_000).seconds >= base * 0.97
+    assert _rollout(lengths, samples, 2 * slots, kv_tokens=10**8).seconds <= base * 1.05
+
+
+def test_a_rollout_is_at_least_its_longest_sample_alone(qwen):
+    cost = AnalyticCost()
+    alone = cost.decode_step(qwen, Layout(), H100, batch=1, context=500).seconds * 1000
+    found = cost.rollout(
+        qwen,
+        Layout(dp=8),
+        H100,
+        samples=512,
+        group_size=16,
+        prompt_tokens=0,
+        lengths=ConstantLengths(tokens=1000),
+        slots=64,
+        kv_tokens=10**6,
+    )
+    assert found.seconds > alone
+    assert found.source == "analytic"
+    assert {name for name, _ in found.parts} == {"decode", "tail of it", "prefill"}

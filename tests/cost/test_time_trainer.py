@@ -1,0 +1,197 @@
+"""Passes of a trainer, weight sync and moves, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cluster.hardware import Machine, device_spec
+from flowrl.cost import efficiency
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.collectives import Ranks, all_gather_s, all_reduce_s, reduce_scatter_s
+from flowrl.cost.forward_pass import Tokens, forward_parts
+from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import ConstantLengths, LognormalLengths
+from flowrl.cost.models import ModelShape
+
+H100 = Machine(spec=device_spec("H100-SXM-80GB"), node_size=8)
+COST = AnalyticCost()
+TOKENS = ConstantLengths(tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def qwen(repository):
+    config = json.loads((repository / "configs/models/qwen2.5-7b.json").read_text("utf-8"))
+    return ModelShape.from_hf_config(config)
+
+
+def _forward(shape, layout, **options):
+    asked = {"samples": 32, "prompt_tokens": 0, "lengths": TOKENS, "micro_tokens": 4096, **options}
+    return COST.forward(shape, layout, H100, **asked)
+
+
+def _train(shape, layout, **options):
+    asked = {"samples": 32, "prompt_tokens": 0, "lengths": TOKENS, "micro_tokens": 4096, **options}
+    return COST.train(shape, layout, H100, **asked)
+
+
+def test_a_forward_pass_is_its_kernels_over_what_a_trainer_reaches(qwen):
+    tokens = Tokens(count=4096, pairs=4096**2 / 2, cached=False, num_logits=4096, training=True)
+    kernels = sum(forward_parts(qwen, Layout(), H100, tokens).values())
+    expected = 32 / 4 * kernels / efficiency.TRAINER_SHARE
+    assert _forward(qwen, Layout(dp=4)).seconds == pytest.approx(expected)
+
+
+def test_a_trainer_pays_for_float32_logits_and_a_value_head_does_not(qwen):
+    policy = dict(_forward(qwen, Layout()).parts)["head"]
+    critic = dict(_forward(qwen.with_value_head(), Layout()).parts)["head"]
+    logits = 32 * 4096 * 152064 * 4 * efficiency.LOGIT_PASSES
+    assert policy > logits / efficiency.rates(H100.spec).nbytes
+    assert critic < policy / 20
+
+
+def test_training_is_three_passes_and_four_with_recompute(qwen):
+    forward = dict(_forward(qwen, Layout(dp=4)).parts)
+    plain = dict(_train(qwen, Layout(dp=4)).parts)
+    again = dict(_train(qwen, Layout(dp=4), recompute="full").parts)
+    selective = dict(_train(qwen, Layout(dp=4), recompute="selective").parts)
+    for part in ("mlp", "projections", "attention"):
+        assert plain[part] == pytest.approx(3 * forward[part])
+        assert again[part] == pytest.approx(4 * forward[part])
+        assert selective[part] == pytest.approx(plain[part])
+    assert again["head"] == pytest.approx(3 * forward["head"])
+    assert selective["norms"] == pytest.approx(4 * forward["norms"])
+
+
+def test_what_tensor_ranks_exchange_is_as_much_backward_as_forward(qwen):
+    forward = dict(_forward(qwen, Layout(tp=4)).parts)["tensor parallel"]
+    assert dict(_train(qwen, Layout(tp=4)).parts)["tensor parallel"] == pytest.approx(2 * forward)
+    once = all_reduce_s(4096 * 3584 * 2, Ranks(size=4), H100)
+    assert forward == pytest.approx(32 * (2 * 28 + 1) * once)
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batch(qwen):
+    one = dict(_forward(qwen, Layout(dp=1)).parts)["mlp"]
+    staged = dict(_forward(qwen, Layout(pp=4)).parts)["mlp"]
+    # 32 micro-batches: 32 + 3 turns of a quarter of the layers.
+    assert staged == pytest.approx(one / 32 * 35 / 4)
+
+
+def test_attention_grows_with_the_square_of_lengths(qwen):
+    def parts(tokens: int) -> dict[str, float]:
+        lengths = ConstantLengths(tokens=tokens)
+        samples = 2**17 // tokens
+        return dict(_forward(qwen, Layout(), samples=samples, lengths=lengths).parts)
+
+    # Twice the pairs for the same tokens; what is in both is their bytes.
+    third, second, first = (parts(tokens)["attention"] for tokens in (4096, 2048, 1024))
+    assert third - second == pytest.approx(2 * (second - first), rel=0.05)
+    assert parts(4096)["mlp"] == pytest.approx(parts(1024)["mlp"], rel=0.02)
+
+
+def test_gradients_travel_once_an_optimizer_step(qwen):
+    whole = qwen.parameters.total
+    ranks = Ranks(size=8)
+    expected = reduce_scatter_s(4 * whole, ranks, H100) + all_gather_s(2 * whole, ranks, H100)
+    once = dict(_train(qwen, Layout(dp=8)).parts)
+    twice = dict(_train(qwen, Layout(dp=8), mini_batches=2).parts)
+    assert once["gradients"] == pytest.approx(expected)
+    assert twice["gradients"] == pytest.approx(2 * expected)
+    none = dict(_train(qwen, Layout(dp=8), shard="none").parts)
+    assert none["gradients"] == pytest.approx(all_reduce_s(4 * whole, ranks, H100))
+    stepped = 30 * whole / efficiency.rates(H100.spec).nbytes
+    assert none["optimizer"] == pytest.approx(stepped)
+    assert once["optimizer"] == pytest.approx(stepped / 8)
+
+
+def test_an_offloaded_optimizer_streams_its_state_both_ways(qwen):
+    there = dict(_train(qwen, Layout(dp=8)).parts)["optimizer"]
+    away = dict(_train(qwen, Layout(dp=8), offload_optimizer=True).parts)["optimizer"]
+    link = 54e9 * efficiency.HOST_LINK_SHARE
+    assert away - there == pytest.approx(24 * qwen.parameters.total / 8 / link)
+
+
+def test_sharded_parameters_cost_what_kernels_do_not_hide(qwen):
+    near = dict(_train(qwen, Layout(dp=8), shard="full").parts)
+    assert near.get("sharded parameters", 0) == 0
+    tiny = ConstantLengths(tokens=16)
+    bare = _train(qwen, Layout(dp=64), samples=64, lengths=tiny, shard="full")
+    parts = dict(bare.parts)
+    gathered = 2 * all_gather_s(2 * qwen.parameters.total, Ranks(size=64), H100)
+    gathered += reduce_scatter_s(4 * qwen.parameters.total, Ranks(size=64), H100)
+    hidden = sum(s for name, s in parts.items() if name not in ("sharded parameters", "optimizer"))
+    assert parts["sharded parameters"] == pytest.approx(gathered - hidden)
+
+
+def test_no_step_is_shorter_than_its_longest_sample(qwen):
+    lengths = LognormalLengths(mean=1000, sigma=1.0, maximum=30_000)
+    many = _forward(qwen, Layout(dp=8), samples=8, lengths=lengths, micro_tokens=32_768).seconds
+    more = _forward(qwen, Layout(dp=64), samples=8, lengths=lengths, micro_tokens=32_768).seconds
+    assert more == pytest.approx(many)
+    mean = _forward(qwen, Layout(dp=8), samples=8, lengths=ConstantLengths(tokens=1000)).seconds
+    assert many > 2 * mean
+
+
+def test_more_replicas_are_faster_while_there_are_samples(qwen):
+    times = [_train(qwen, Layout(dp=dp), samples=256).seconds for dp in (1, 2, 4, 8, 16, 32)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_context_ranks_share_tokens_and_pass_keys_around(qwen):
+    parts = dict(_forward(qwen, Layout(cp=4), lengths=ConstantLengths(tokens=32768)).parts)
+    alone = dict(_forward(qwen, Layout(), lengths=ConstantLengths(tokens=32768)).parts)
+    assert parts["attention"] == pytest.approx(alone["attention"] / 4, rel=0.01)
+    assert parts["mlp"] == pytest.approx(alone["mlp"] / 4, rel=0.01)
+
+
+def test_weights_of_equal_layouts_are_copied_in_place(qwen):
+    found = dict(
+        COST.weight_sync(qwen, Layout(tp=2, dp=4), Layout(tp=2, dp=4), H100, apart=False).parts
+    )
+    assert "weights" not in found
+    half = qwen.parameters.total
+    assert found["copy"] == pytest.approx(2 * half / efficiency.rates(H100.spec).nbytes)
+
+
+def test_a_device_fetches_what_its_trainer_does_not_have(qwen):
+    link = 450e9 * efficiency.LINK_SHARE
+    whole = 2 * qwen.parameters.total
+
+    def seconds(source, destination, **options):
+        found = COST.weight_sync(qwen, source, destination, H100, apart=False, **options)
+        return dict(found.parts)["weights"]
+
+    # tp 4 to tp 1: three quarters are with the others; to tp 8 nothing is.
+    assert seconds(Layout(tp=4, dp=2), Layout(dp=8)) == pytest.approx(whole * 3 / 4 / link)
+    assert seconds(Layout(dp=8), Layout(tp=2, dp=4), shard="full") == pytest.approx(
+        whole * (1 / 2 - 1 / 8) / link
+    )
+    # 64 data ranks divide the parameters: most come over the network.
+    far = 50e9 * efficiency.NETWORK_SHARE
+    assert seconds(Layout(dp=64), Layout(tp=2, dp=32), shard="full") == pytest.approx(
+        whole * (1 / 2 - 1 / 64) / far
+    )
+
+
+def test_engines_apart_receive_their_part_over_the_network(qwen):
+    whole = 2 * qwen.parameters.total
+    far = 50e9 * efficiency.NETWORK_SHARE
+    found = COST.weight_sync(qwen, Layout(tp=8, dp=2), Layout(tp=2, dp=8), H100, apart=True)
+    assert dict(found.parts)["weights"] == pytest.approx(whole / 2 / far)
+    slow = COST.weight_sync(qwen, Layout(dp=16), Layout(tp=2, dp=8), H100, apart=True)
+    assert dict(slow.parts)["weights"] == pytest.approx(whole / far)
+
+
+def test_a_move_goes_over_the_host_link():
+    assert COST.move(54 * 10**9, H100).seconds == pytest.approx(1 / efficiency.HOST_LINK_SHARE)
+
+
+def test_experts_are_trained_without_skew_and_with_their_exchange(repository):
+    config = json.loads((repository / "configs/models/qwen3-30b-a3b.json").read_text("utf-8"))
+    shape = ModelShape.from_hf_config(config)
+    parts = dict(_train(shape, Layout(dp=8, ep=8)).parts)
+    assert parts["expert parallel"] > 0
+    fewer = replace(shape, experts=replace(shape.experts, num_active=4))
+    assert dict(_train(fewer, Layout(dp=8, ep=8)).parts)["experts"] < parts["experts"]
