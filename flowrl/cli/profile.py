@@ -51,10 +51,11 @@ def _measured(
     compiled: Compiled, stage: CompiledStage, folder: Path, tell: Callable[[str], None]
 ) -> Profile:
     from flowrl.graph import Op
+    from flowrl.runtime.environments import EnvironmentPool
     from flowrl.sim.calibrate import can_calibrate
     from flowrl.sim.measure_stage import measure_stage
 
-    profile = measure_stage(stage, compiled.config, folder, tell=tell)
+    profile = measure_stage(stage, compiled.config, folder, calls=EnvironmentPool, tell=tell)
     if not stage.graph.of_op(Op.GENERATE) or not can_calibrate(stage):
         return profile
     tell("a short run, for what the driver itself takes")

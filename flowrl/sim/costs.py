@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from flowrl.sim.workload import GroupDraw
@@ -46,16 +46,23 @@ class BatchWork:
         )
 
 
-def batch_work(groups: Iterable[GroupDraw]) -> BatchWork:
-    """What the samples of whole groups hold."""
+def batch_work(
+    groups: Iterable[GroupDraw], said: Callable[[int], int] = lambda drawn: 0
+) -> BatchWork:
+    """What the samples of whole groups hold.
+
+    Args:
+        said: Tokens of an environment in an episode in which so many are drawn.
+    """
     rows = tokens = responses = 0
     distinct = 0.0
     for group in groups:
         members, drawn = len(group.lengths), sum(group.lengths)
         rows += members
         responses += drawn
-        tokens += members * group.prompt_tokens + drawn
-        distinct += group.prompt_tokens + group.distinct * (drawn - members)
+        heard = sum(map(said, group.lengths))
+        tokens += members * group.prompt_tokens + drawn + heard
+        distinct += group.prompt_tokens + group.distinct * (drawn + heard - members)
     return BatchWork(rows=rows, tokens=tokens, distinct=distinct, response_tokens=float(responses))
 
 

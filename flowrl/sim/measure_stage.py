@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from flowrl.backend.batch import Ints
+from flowrl.backend.environment import Environment, EnvironmentContext, EpisodeStart
 from flowrl.backend.protocols import (
     GenerateBackend,
     Head,
@@ -28,6 +30,7 @@ from flowrl.backend.protocols import (
 )
 from flowrl.backend.registry import find
 from flowrl.compiler import CompiledStage
+from flowrl.compiler.row_needs import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder
@@ -36,11 +39,13 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.plan.schema import Placement
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.measure import EngineQuestion, Timer, measure_engine, repeated, timed
+from flowrl.sim.measure_environment import EpisodeCalls, measure_environment
 from flowrl.sim.measure_train import TrainQuestion, measure_op
 from flowrl.sim.of_plan import EXPORT, MAIN
 from flowrl.sim.profile import (
     PROFILE_VERSION,
     EngineProfile,
+    EnvironmentProfile,
     MachineNote,
     OpProfile,
     Profile,
@@ -51,7 +56,13 @@ from flowrl.sim.profile import (
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.specs import AdamW, FinishReason, LossSpec, Sampling
 
-__all__ = ["measure_stage"]
+__all__ = ["OpenCalls", "measure_stage"]
+
+OpenCalls: TypeAlias = Callable[
+    [Callable[[EnvironmentContext], Environment], EnvironmentContext],
+    AbstractContextManager[EpisodeCalls],
+]
+"""Opens an environment, by a plug-in's `open_environment`, and what calls it."""
 
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy")
 _PROMPTS_KEPT = 256
@@ -63,6 +74,7 @@ def measure_stage(
     config: RunConfig,
     folder: Path,
     *,
+    calls: OpenCalls,
     tell: Callable[[str], None] = lambda text: None,
     timer: Timer = time.perf_counter,
 ) -> Profile:
@@ -70,13 +82,14 @@ def measure_stage(
 
     Args:
         folder: Scratch space for model folders.
+        calls: Calls an environment as a run does.
         tell: Is told what is measured next.
         timer: The clock of all measurements.
 
     Raises:
         FlowError: data that cannot be read, a backend that cannot be used.
     """
-    return _Stage(stage, config, folder, tell, timer).measure()
+    return _Stage(stage, config, folder, calls, tell, timer).measure()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,11 +107,12 @@ class _Stage:
         stage: CompiledStage,
         config: RunConfig,
         folder: Path,
+        calls: OpenCalls,
         tell: Callable[[str], None],
         timer: Timer,
     ) -> None:
         self.stage, self.config, self.folder, self.tell = stage, config, folder, tell
-        self.timer = timer
+        self.calls, self.timer = calls, timer
         self.plan = stage.plan
         self.engines: list[EngineProfile] = []
         self.ops: list[OpProfile] = []
@@ -107,7 +121,9 @@ class _Stage:
     def measure(self) -> Profile:
         load = os.getloadavg()[0]
         self.tell("reading data")
-        self.rows = load_rows(self.config.data.train, self.config.data, split="train")
+        needs = row_needs(self.config, [self.stage.graph], "train")
+        data = self.config.data
+        self.rows = load_rows(data.train, data, split="train", needs=needs)
         for roles in self._models():
             self._measure_model(roles)
         return Profile(
@@ -116,6 +132,7 @@ class _Stage:
             engines=tuple(self.engines),
             ops=tuple(self.ops),
             scorers=tuple(self._scorers()),
+            environments=tuple(self._environments()),
             switches=tuple(self.switches),
             prompts=_picked(len(prompt) for prompt in self.prompts),
             models=model_notes(self.stage),
@@ -365,6 +382,34 @@ class _Stage:
             times = ScoreTimes(sample_s=_short(seconds))
             found[node.role] = ScorerProfile(role=node.role, times=times)
         return list(found.values())
+
+    def _environments(self) -> Iterator[EnvironmentProfile]:
+        """Of every role that plays: real rows, and turns of random tokens."""
+        for role in dict.fromkeys(node.role for node in self.stage.graph.of_op(Op.INTERACT)):
+            assert role is not None
+            self.tell(f"{role}: resets and steps")
+            own = self.config.roles[role]
+            context = EnvironmentContext(
+                role=role,
+                environment=own.environment or "",
+                options=dict(own.options),
+                timeout_s=own.timeout_s,
+            )
+            requests = self._score_requests()
+            starts = [
+                EpisodeStart(
+                    sample=request.sample,
+                    seed=number,
+                    row=request.row,
+                    prompt=request.prompt,
+                    answer=request.answer,
+                )
+                for number, request in enumerate(requests)
+            ]
+            words = [request.response for request in requests]
+            with self.calls(find(own.backend).open_environment, context) as calls:
+                times = measure_environment(calls, starts, words, self.timer)
+            yield EnvironmentProfile(role=role, times=times)
 
     def _score_requests(self) -> list[ScoreRequest]:
         """Real rows with random responses of the longest kind."""

@@ -11,10 +11,19 @@ from dataclasses import dataclass, field
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.step_time import StepTime
 
-__all__ = ["EngineModel", "LaneModel", "OpModel", "RolloutModel", "ScorerModel", "SimModel"]
+__all__ = [
+    "EngineModel",
+    "EnvironmentModel",
+    "LaneModel",
+    "OpModel",
+    "RolloutModel",
+    "ScorerModel",
+    "SimModel",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,15 @@ class ScorerModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentModel:
+    """What episodes are played with: its thread has a lane."""
+
+    lane: str
+    times: EnvironmentTimes
+    shape: EpisodeShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutModel:
     """A node that draws samples.
 
@@ -69,6 +87,7 @@ class RolloutModel:
         groups: Of a step.
         settings: Of its scheduler.
         scorers: What scores its samples as they end.
+        environment: Where its samples are episodes; None where they are responses.
         tells_lengths: Prompts are offered with the mean length of their responses, as if somebody
             knew it.
     """
@@ -78,6 +97,7 @@ class RolloutModel:
     groups: int
     settings: SchedulerSettings
     scorers: tuple[ScorerModel, ...] = ()
+    environment: EnvironmentModel | None = None
     tells_lengths: bool = False
 
 

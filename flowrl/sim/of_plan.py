@@ -24,8 +24,10 @@ from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import LinearCost
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.model import (
     EngineModel,
+    EnvironmentModel,
     LaneModel,
     OpModel,
     RolloutModel,
@@ -34,6 +36,7 @@ from flowrl.sim.model import (
 )
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.times import EngineTimes, StageTimes
+from flowrl.specs import Sampling
 
 __all__ = ["EXPORT", "MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
 
@@ -58,8 +61,29 @@ def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
 
 
 def longest_response(stage: CompiledStage, node: Node) -> int:
-    """Response tokens that a rollout draws at most."""
-    return max(1, stage.plan.operation(node.id).max_tokens)
+    """Tokens that are drawn for a sample of a rollout at most."""
+    player = _player(stage.graph, node)
+    most = stage.plan.operation(player.id).max_tokens
+    if node.op is Op.INTERACT:
+        shape = _shape(node, player)
+        most = min(most, shape.turn * shape.max_turns)
+    return max(1, most)
+
+
+def _shape(node: Node, player: Node) -> EpisodeShape:
+    observation, turns = node.attr("max_observation_tokens"), node.attr("max_turns")
+    sampling = player.attr("sampling")
+    assert isinstance(sampling, Sampling)  # lowering fills it
+    assert isinstance(turns, int)
+    assert isinstance(observation, int)
+    return EpisodeShape(turn=sampling.max_tokens, observation=observation, max_turns=turns)
+
+
+def _player(graph: Graph, node: Node) -> Node:
+    """Who draws: of episodes, the policy that takes the turns."""
+    if node.op is Op.GENERATE:
+        return node
+    return next(g for g in graph.of_op(Op.GENERATE) if g.region == node.region)
 
 
 def model_of_stage(
@@ -98,14 +122,6 @@ class _Maker:
 
     def make(self) -> SimModel:
         rollouts = rollout_nodes(self.graph)
-        for node in rollouts:
-            if node.op is Op.INTERACT:
-                raise ConfigError(
-                    "episodes are not simulated",
-                    where=str(node.source or node.id),
-                    found="interact",
-                    hint="`flowrl plan` shows where they run; a run measures them",
-                )
         engines = [engine for role in self._generating() for engine in self._engines(role)]
         drawn = tuple(self._rollout(node) for node in rollouts)
         ahead = self.staleness if drawn else 0
@@ -231,8 +247,8 @@ class _Maker:
             poll=times.poll,
         )
 
-    def _settings(self, node: Node) -> SchedulerSettings:
-        number = node.attr("n")
+    def _settings(self, node: Node, player: Node) -> SchedulerSettings:
+        number = player.attr("n")
         assert isinstance(number, int)  # lowering fills it
         return scheduler_settings(
             self.stage.config.train,
@@ -242,16 +258,18 @@ class _Maker:
                 operation.start is StartUnit.GROUP and self.origins[operation.node] == node.id
                 for operation in self.plan.operations
             ),
-            num_engines=self._num_engines(node.role or ""),
+            num_engines=self._num_engines(player.role or ""),
             key=self.stage.context.train_key,
         )
 
     def _rollout(self, node: Node) -> RolloutModel:
+        player = _player(self.graph, node)
         return RolloutModel(
             name=node.id,
-            role=node.role or "",
+            role=player.role or "",
             groups=self.plan.sizes.prompts_per_step,
-            settings=self._settings(node),
+            settings=self._settings(node, player),
+            environment=self._environment(node, player) if node.op is Op.INTERACT else None,
             scorers=tuple(
                 self._scorer(operation)
                 for operation in self.plan.operations
@@ -259,6 +277,14 @@ class _Maker:
                 and operation.start is StartUnit.SAMPLE
                 and self.origins[operation.node] == node.id
             ),
+        )
+
+    def _environment(self, node: Node, player: Node) -> EnvironmentModel:
+        role = node.role or ""
+        return EnvironmentModel(
+            lane=self._lane(role, self.lanes[self.of_role[role][0][0]].device),
+            times=self.times.environments.get(role, EnvironmentTimes()),
+            shape=_shape(node, player),
         )
 
     def _scorer(self, operation: Operation) -> ScorerModel:

@@ -24,6 +24,7 @@ from flowrl.files import write_json_atomic
 from flowrl.graph import Op
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
+from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
 from flowrl.sim.times import EngineTimes, StageTimes
@@ -33,6 +34,7 @@ __all__ = [
     "PROFILE_VERSION",
     "DecodePoint",
     "EngineProfile",
+    "EnvironmentProfile",
     "MachineNote",
     "OpProfile",
     "Profile",
@@ -122,6 +124,14 @@ class ScorerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentProfile:
+    """What episodes are played with."""
+
+    role: str
+    times: EnvironmentTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchProfile:
     """A residency switch."""
 
@@ -146,6 +156,7 @@ class Profile:
     engines: tuple[EngineProfile, ...]
     ops: tuple[OpProfile, ...] = ()
     scorers: tuple[ScorerProfile, ...] = ()
+    environments: tuple[EnvironmentProfile, ...] = ()
     switches: tuple[SwitchProfile, ...] = ()
     host: HostCost = field(default_factory=HostCost)
     prompts: tuple[int, ...] = (1,)
@@ -244,6 +255,7 @@ def profile_times(profile: Profile, stage: CompiledStage, *, source: str) -> Sta
         engines={engine.role: _engine_times(engine) for engine in profile.engines},
         ops={(op.role, op.op): op.cost for op in profile.ops},
         scorers={scorer.role: scorer.times for scorer in profile.scorers},
+        environments={one.role: one.times for one in profile.environments},
         switches={(s.role, s.what, s.action): s.seconds for s in profile.switches},
         host=profile.host,
         prompts=PromptLengths(values=profile.prompts),

@@ -37,6 +37,11 @@ def profile_text(profile: Profile) -> str:
             f"{seconds_text(s.times.latency_s)} on the way"
             for s in profile.scorers
         ]
+    for one in profile.environments:
+        lines.append(
+            f"  {one.role}: {seconds_text(one.times.call_s)} a call, "
+            f"{seconds_text(one.times.wait_s)} of waiting"
+        )
     for switch in profile.switches:
         seconds = seconds_text(switch.seconds)
         lines.append(f"  {switch.role} {switch.action}s its {switch.what}: {seconds}")

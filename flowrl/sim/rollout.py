@@ -57,6 +57,7 @@ from flowrl.rollout import (
 )
 from flowrl.sim.clock import Clock
 from flowrl.sim.engine import Ended, Request, SimEngine
+from flowrl.sim.episodes import SimEnvironment, SimEpisodes
 from flowrl.sim.lanes import Lane
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import GroupDraw, Workload
@@ -116,6 +117,7 @@ class SimRollout:
         host_s: Seconds of the driver for each sample that ends.
         capacity: Samples that an engine is given at once.
         load_s: Seconds in which an engine loads weights.
+        environment: What episodes are played with; None where samples are responses.
         tells_lengths: Groups are offered with the mean length that their samples will have.
         batches: Delivered ones that nobody has taken yet, by number.
         dropped: Samples that ended unused, by reason.
@@ -130,11 +132,12 @@ class SimRollout:
     host_s: float = 0.0
     faults: RolloutFaults | None = None
     capacity: Callable[[SimEngine], int] = field(default=lambda engine: engine.num_slots)
-    load_s: Callable[[SimEngine], float] = field(default=lambda engine: 0.0)
+    load_s: Callable[[EngineId], float] = field(default=lambda engine: 0.0)
+    environment: SimEnvironment | None = None
     tells_lengths: bool = False
     scheduler: RolloutScheduler = field(init=False)
     batches: dict[int, Batch] = field(default_factory=dict)
-    engines: dict[EngineId, SimEngine] = field(default_factory=dict)
+    engines: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)
     scorers: list[SimScorers] = field(default_factory=list)
     num_offered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -144,6 +147,7 @@ class SimRollout:
     _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _pending: deque[Event] = field(default_factory=deque)
     _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
+    _fronts: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)  # ever joined
     _in_hand: list[tuple[SimEngine, Sequence[Ended]]] = field(default_factory=list)  # the driver's
     _event: int = -1
     _settling: bool = False
@@ -211,10 +215,21 @@ class SimRollout:
 
     def join(self, engine: SimEngine) -> None:
         """An engine takes samples from now on."""
-        self.engines[engine.id] = engine
+        front = self._fronts.get(engine.id)
+        if front is None:
+            front = self._fronts[engine.id] = self._front(engine)
+        self.engines[engine.id] = front
         capacity = self.capacity(engine)
         self._emit(
             EngineJoined(id=self._next(), at_s=self.clock.now, engine=engine.id, capacity=capacity)
+        )
+
+    def _front(self, engine: SimEngine) -> SimEngine | SimEpisodes:
+        """What samples are given to."""
+        if self.environment is None:
+            return engine
+        return SimEpisodes(
+            engine=engine, clock=self.clock, environment=self.environment, report=self._over
         )
 
     def silence(self, engine: SimEngine) -> None:
@@ -224,7 +239,7 @@ class SimRollout:
 
     def speak(self, engine: SimEngine) -> None:
         """A silent engine is there again; it joins anew where it was given up meanwhile."""
-        if self.engines.get(engine.id) is engine:
+        if engine.id in self.engines:
             engine.go_on()
             self._emit(HeartbeatSeen(id=self._next(), at_s=self.clock.now, engine=engine.id))
         else:
@@ -235,13 +250,20 @@ class SimRollout:
         """An engine is gone."""
         for hand in [hand for hand in self._in_hand if hand[0] is engine]:
             self._put_down(hand)
-        del self.engines[engine.id]
-        engine.lose()
+        self.engines.pop(engine.id).lose()
         self._emit(
             EngineLost(id=self._next(), at_s=self.clock.now, engine=engine.id, reason=reason)
         )
 
     def ended(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
+        """What an engine was asked for is over: samples, or turns of episodes."""
+        front = self._fronts[engine.id]
+        if isinstance(front, SimEpisodes):
+            front.turns_ended(ends)
+        else:
+            self._over(engine, ends)
+
+    def _over(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         """Attempts are over: the driver takes its time, and then the scheduler learns of them."""
         if not self.host_s:
             self._tell_ends(engine, ends)
@@ -359,9 +381,8 @@ class SimRollout:
                 self._update(action)
             case ReleaseEngine():
                 # Given up for its silence: whatever it still does, nobody listens.
-                engine = self.engines.pop(action.engine)
-                engine.lose()
-                self._in_hand = [hand for hand in self._in_hand if hand[0] is not engine]
+                self.engines.pop(action.engine).lose()
+                self._in_hand = [hand for hand in self._in_hand if hand[0].id != action.engine]
             case Wake():
                 self.clock.at(action.at_s, self._reach, action.at_s)
             case _:
@@ -370,7 +391,7 @@ class SimRollout:
     def _update(self, action: UpdateEngine) -> None:
         """An engine that was emptied loads the weights, and says so."""
         engine = self.engines[action.engine]
-        load_s = self.load_s(engine)
+        load_s = self.load_s(action.engine)
         engine.publish(action.version, load_s)
         self.clock.at(self.clock.now + load_s, self._updated, action)
 

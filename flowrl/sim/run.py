@@ -21,9 +21,17 @@ from flowrl.rollout import Counts
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import BatchWork, HostCost, batch_work
 from flowrl.sim.engine import Ended, SimEngine
+from flowrl.sim.episodes import SimEnvironment
 from flowrl.sim.faults import Faults, chance
 from flowrl.sim.lanes import Lane
-from flowrl.sim.model import EngineModel, OpModel, RolloutModel, ScorerModel, SimModel
+from flowrl.sim.model import (
+    EngineModel,
+    EnvironmentModel,
+    OpModel,
+    RolloutModel,
+    ScorerModel,
+    SimModel,
+)
 from flowrl.sim.report import SimReport, SimStep
 from flowrl.sim.rollout import Batch, RolloutFaults, SimRollout
 from flowrl.sim.scorers import SimScorers
@@ -132,7 +140,8 @@ class _Simulation:
             host_s=self.model.host.sample_s,
             faults=self._rollout_faults(),
             capacity=lambda engine: self.specs[engine.id].capacity,
-            load_s=lambda engine: self.specs[engine.id].load_s,
+            load_s=lambda engine: self.specs[engine].load_s,
+            environment=self._environment(model.environment),
             tells_lengths=model.tells_lengths,
         )
         rollout.scorers = [self._scorers(scorer, rollout) for scorer in model.scorers]
@@ -140,6 +149,11 @@ class _Simulation:
         for engine in self._of_role(model.role):
             rollout.join(engine)
         return rollout
+
+    def _environment(self, model: EnvironmentModel | None) -> SimEnvironment | None:
+        if model is None:
+            return None
+        return SimEnvironment(lane=self.lanes[model.lane], times=model.times, shape=model.shape)
 
     def _scorers(self, model: ScorerModel, rollout: SimRollout) -> SimScorers:
         rewards = self.faults.rewards
@@ -246,6 +260,7 @@ class _Simulation:
         clock, version = self.clock, sum(self.versions.values())
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
+        played_s = self._played_s()
         driven_s, host_s = self.driver.spent("drive"), self.trainer.spent("host")
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
@@ -262,11 +277,18 @@ class _Simulation:
                 ),
                 default=0.0,
             )
+            if not self.model.ahead:  # an engine that is polled waits for its environment
+                seconds["generate"] += self._played_s() - played_s
         if self.model.host != HostCost():
             seconds["drive"] = self.driver.spent("drive") - driven_s
             seconds["host"] = self.trainer.spent("host") - host_s
         learned = [batch for name, batch in batches.items() if name in self.learned]
         return _row(number, version, begin_s, clock.now, seconds, learned), batches
+
+    def _played_s(self) -> float:
+        """Seconds of environments so far."""
+        lanes = {r.environment.lane for r in self.model.rollouts if r.environment is not None}
+        return sum(self.lanes[lane].spent("environment") for lane in lanes)
 
     @staticmethod
     def _offers_itself(spec: RolloutModel) -> bool:
@@ -312,10 +334,12 @@ class _Simulation:
     def _learn(self, number: int, batches: Mapping[str, Batch], seconds: dict[str, float]) -> None:
         """Operations on the whole batch, and the publications that they end with."""
         clock, host = self.clock, self.model.host
-        kept = {name: batch_work(batch.delivered) for name, batch in batches.items()}
-        whole = {
-            name: batch_work((*batch.delivered, *batch.filtered)) for name, batch in batches.items()
-        }
+        kept, whole = {}, {}
+        for rollout in self.rollouts:
+            batch, played = batches[rollout.name], rollout.environment
+            said = (lambda drawn: 0) if played is None else played.shape.said
+            kept[rollout.name] = batch_work(batch.delivered, said)
+            whole[rollout.name] = batch_work((*batch.delivered, *batch.filtered), said)
         if host.row_s:
             rows = sum(work.rows for work in kept.values())
             clock.run_to(self.trainer.work("host", clock.now, host.row_s * rows)[1])

@@ -21,6 +21,7 @@ from flowrl.graph import Op
 from flowrl.plan.schema import PlacementPlan
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
+from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.step_time import StepTime
 from flowrl.sim.workload import PromptLengths
@@ -58,6 +59,7 @@ class StageTimes:
         engines: By role.
         ops: By role and operation.
         scorers: By role.
+        environments: By role.
         switches: Seconds of residency switches.
         prompts: Lengths of prompts.
     """
@@ -66,6 +68,7 @@ class StageTimes:
     engines: Mapping[str, EngineTimes]
     ops: Mapping[tuple[str, str], LinearCost] = field(default_factory=dict)
     scorers: Mapping[str, ScoreTimes] = field(default_factory=dict)
+    environments: Mapping[str, EnvironmentTimes] = field(default_factory=dict)
     switches: Mapping[Switch, float] = field(default_factory=dict)
     host: HostCost = field(default_factory=HostCost)
     prompts: PromptLengths = field(default_factory=lambda: PromptLengths(values=(1,)))

@@ -11,6 +11,7 @@ from flowrl import api
 from flowrl.errors import ConfigError
 from flowrl.plan.schema import DeviceSummary, Layout
 from flowrl.sim.costs import LinearCost
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
 from flowrl.sim.run import simulate
 from flowrl.sim.times import StageTimes, assumed_times
@@ -210,10 +211,25 @@ def test_a_selection_leaves_less_to_learn_from(tmp_path):
     assert ops["actor.update"].rollout == "actor.generate"
 
 
-def test_episodes_are_told_to_be_out_of_reach():
+def test_episodes_are_played_by_the_policy_with_the_environment():
     stage = api.compile(None, "configs/guess.yaml").stages[-1]
-    with pytest.raises(ConfigError, match="episodes are not simulated"):
-        model_of_stage(stage, assumed_times(stage))
+    known = assumed_times(stage)
+    times = replace(known, environments={"game": EnvironmentTimes(call_s=1e-5)})
+    model = model_of_stage(stage, times)
+    (rollout,) = model.rollouts
+    assert (rollout.name, rollout.role, rollout.settings.group_size) == (
+        "game.interact",
+        "actor",
+        16,
+    )
+    assert rollout.environment is not None
+    assert rollout.environment.times == EnvironmentTimes(call_s=1e-5)
+    assert rollout.environment.shape == EpisodeShape(turn=1, observation=1, max_turns=4)
+    node = stage.graph.node(rollout.name)
+    assert longest_response(stage, node) == 4
+    report = simulated(stage, times)
+    assert report.samples["admitted"] == report.samples["consumed"] > 0
+    assert any(lane.lane == "game" and lane.busy_s > 0 for lane in report.lanes)
 
 
 def test_a_role_without_times_is_told(stage):

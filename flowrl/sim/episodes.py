@@ -1,0 +1,249 @@
+"""Episodes on a virtual clock: what a scheduler takes for one sample is several turns.
+
+    submit -> reset -> [a turn, drawn by the engine -> step of the environment]* -> ended
+                 |                    |
+                 +---------> abort, engine lost: the episode begins anew
+
+As in a run (`flowrl.runtime.episodes`) an episode has a row of the engine only while it draws, each
+turn is a request that goes on from all tokens so far, and an aborted episode keeps nothing. The
+environment is one thread: a call takes it for `call_s` seconds, and its answer comes `wait_s`
+later, while others are served. The engine waits for all answers up to `patience_s` before it goes
+on.
+
+The length of an episode is that of what is drawn in it, as logs tell it. How it is cut into turns
+follows from that: every turn is as long as it may be, and so is every observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from flowrl.ids import EngineId, SampleId
+from flowrl.sim.clock import Clock
+from flowrl.sim.engine import Ended, Request, SimEngine, Spans, join_spans
+from flowrl.sim.lanes import Lane
+
+__all__ = ["EnvironmentTimes", "EpisodeShape", "SimEnvironment", "SimEpisodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTimes:
+    """What a call of an environment costs, a reset or a step.
+
+    Attributes:
+        call_s: Seconds of its thread, in which it does nothing else.
+        wait_s: Seconds that it waits beside, for a network or another process.
+    """
+
+    call_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeShape:
+    """How tokens of an episode are shared out.
+
+    Attributes:
+        turn: Tokens of a turn at most.
+        observation: Tokens of what the environment answers at most.
+        max_turns: Of an episode.
+    """
+
+    turn: int
+    observation: int
+    max_turns: int
+
+    def turns(self, drawn: int) -> tuple[int, ...]:
+        """Tokens of each turn of an episode in which so many are drawn.
+
+        >>> EpisodeShape(turn=4, observation=2, max_turns=8).turns(9)
+        (4, 4, 1)
+        """
+        whole, rest = divmod(max(1, drawn), self.turn)
+        return ((self.turn,) * whole + ((rest,) if rest else ()))[: self.max_turns]
+
+    def said(self, drawn: int) -> int:
+        """Tokens of the observations between those turns; behind the last one none is kept."""
+        return self.observation * (len(self.turns(drawn)) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimEnvironment:
+    """What a rollout's episodes are played with.
+
+    Attributes:
+        lane: Its thread.
+    """
+
+    lane: Lane
+    times: EnvironmentTimes
+    shape: EpisodeShape
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Episode:
+    request: Request  # as the scheduler's driver made it
+    turns: tuple[int, ...]  # tokens of each
+    turn: int = 0  # the one that is drawn, or comes next
+    drawn: int = 0
+    context: int = 0
+    spans: Spans = ()
+    is_drawing: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SimEpisodes:
+    """An engine whose requests are episodes; see the module.
+
+    Attributes:
+        engine: Draws the turns; its reports go to `turns_ended`.
+        report: Called with episodes that are over.
+        patience_s: Seconds that the engine waits for answers before it draws on without them.
+    """
+
+    engine: SimEngine
+    clock: Clock
+    environment: SimEnvironment
+    report: Callable[[SimEngine, Sequence[Ended]], None]
+    patience_s: float = 0.25
+    _live: dict[SampleId, _Episode] = field(default_factory=dict)
+
+    @property
+    def id(self) -> EngineId:
+        """The engine's."""
+        return self.engine.id
+
+    # What a rollout asks for
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Begins episodes."""
+        begun = []
+        for request in requests:
+            episode = _Episode(
+                request=request,
+                turns=self.environment.shape.turns(request.left),
+                context=request.context,
+            )
+            self._live[request.sample] = episode
+            begun.append(episode)
+        self._ask(begun)
+
+    def abort(self, samples: Iterable[SampleId]) -> None:
+        """Ends episodes without tokens; unknown ones are ignored."""
+        drawing, others = [], []
+        for sample in samples:
+            episode = self._live.get(sample)
+            if episode is not None and episode.is_drawing:
+                drawing.append(sample)
+            elif episode is not None:
+                others.append(episode)
+        for episode in others:
+            del self._live[episode.request.sample]
+        if others:
+            self.clock.at(self.clock.now, self._aborted, others)
+        self.engine.abort(drawing)
+
+    def _aborted(self, episodes: Sequence[_Episode]) -> None:
+        self.report(self.engine, [_nothing(episode) for episode in episodes])
+
+    def publish(self, version: int, load_s: float = 0.0) -> None:
+        """Turns are drawn with other weights from now on."""
+        self.engine.publish(version, load_s)
+
+    def pause(self) -> None:
+        """Draws nothing; environments go on."""
+        self.engine.pause()
+
+    def go_on(self) -> None:
+        """Draws again."""
+        self.engine.go_on()
+
+    def hush(self) -> None:
+        """Draws and says nothing until `go_on`."""
+        self.engine.hush()
+
+    def lose(self) -> None:
+        """It is gone with all episodes."""
+        self._live.clear()
+        self.engine.lose()
+
+    def progress(self) -> list[tuple[SampleId, int, int]]:
+        """`(sample, attempt, tokens drawn)` of every episode."""
+        now = {sample: drawn for sample, _, drawn in self.engine.progress()}
+        return [
+            (sample, episode.request.attempt, episode.drawn + now.get(sample, 0))
+            for sample, episode in self._live.items()
+        ]
+
+    # Turn by turn
+
+    def _ask(self, episodes: Sequence[_Episode]) -> None:
+        """Calls the environment for each; answers that come soon are taken together."""
+        lane, times, now = self.environment.lane, self.environment.times, self.clock.now
+        answers = []
+        for episode in episodes:
+            end = lane.work("environment", now, times.call_s)[1] if times.call_s else now
+            answers.append((end + times.wait_s, episode))
+        soon = now + self.patience_s
+        last = max((at_s for at_s, _ in answers if at_s <= soon), default=now)
+        together = [episode for at_s, episode in answers if at_s <= soon]
+        if together:
+            self.clock.at(last, self._answered, together)
+        for at_s, episode in answers:
+            if at_s > soon:
+                self.clock.at(at_s, self._answered, [episode])
+
+    def _answered(self, episodes: Sequence[_Episode]) -> None:
+        """The environment has said something: the next turn is drawn, or the episode is over."""
+        turns, over = [], []
+        for episode in episodes:
+            request = episode.request
+            if self._live.get(request.sample) is not episode:
+                continue  # aborted or lost meanwhile
+            if episode.turn == len(episode.turns):
+                del self._live[request.sample]
+                over.append(
+                    Ended(request=request, aborted=False, drawn=episode.drawn, spans=episode.spans)
+                )
+                continue
+            episode.is_drawing = True
+            turns.append(
+                Request(
+                    sample=request.sample,
+                    attempt=request.attempt,
+                    prompt=request.prompt,
+                    context=episode.context,
+                    left=episode.turns[episode.turn],
+                    fresh=episode.turn == 0,
+                )
+            )
+        if over:
+            self.report(self.engine, over)
+        if turns:
+            self.engine.submit(turns)
+
+    def turns_ended(self, ends: Sequence[Ended]) -> None:
+        """The engine has drawn turns, or ended some that were aborted."""
+        drawn, aborted = [], []
+        for end in ends:
+            episode = self._live.get(end.request.sample)
+            if episode is None or episode.request.attempt != end.request.attempt:
+                continue
+            episode.is_drawing = False
+            if end.aborted:
+                del self._live[end.request.sample]
+                aborted.append(_nothing(episode))
+                continue
+            episode.drawn += end.drawn
+            episode.context += end.drawn + self.environment.shape.observation
+            episode.spans = join_spans(episode.spans, end.spans)
+            episode.turn += 1
+            drawn.append(episode)
+        if aborted:
+            self.report(self.engine, aborted)
+        self._ask(drawn)
+
+
+def _nothing(episode: _Episode) -> Ended:
+    return Ended(request=episode.request, aborted=True, drawn=0, spans=())

@@ -1,0 +1,164 @@
+"""Episodes on a virtual clock: turns of an engine, calls of an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from flowrl.backend.environment import EpisodeStart
+from flowrl.errors import BackendError
+from flowrl.ids import SampleId
+from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.policies import AbortRunning, AgeBudget
+from flowrl.sim.costs import LinearCost, batch_work
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
+from flowrl.sim.faults import Faults, ScriptedFault
+from flowrl.sim.lengths import Constant
+from flowrl.sim.measure_environment import measure_environment
+from flowrl.sim.model import EnvironmentModel, LaneModel, SimModel
+from flowrl.sim.workload import GroupDraw
+from tests.sim.pretend import Timer
+from tests.sim.worlds import assumed, run, small_model
+
+SHAPE = EpisodeShape(turn=1, observation=1, max_turns=4)
+
+
+def played(times: EnvironmentTimes, model: SimModel, shape: EpisodeShape = SHAPE) -> SimModel:
+    """A prefill takes a second, and so a turn of one token."""
+    environment = EnvironmentModel(lane="game", times=times, shape=shape)
+    return replace(
+        model,
+        lanes=(*model.lanes, LaneModel(name="game", device="cpu:0")),
+        rollouts=tuple(replace(r, environment=environment) for r in model.rollouts),
+    )
+
+
+def test_an_episode_is_cut_into_turns_as_long_as_they_may_be():
+    shape = EpisodeShape(turn=4, observation=2, max_turns=3)
+    assert shape.turns(9) == (4, 4, 1)
+    assert shape.turns(8) == (4, 4)
+    assert shape.turns(100) == (4, 4, 4)
+    assert (shape.said(9), shape.said(3)) == (4, 0)
+
+
+def test_an_episode_takes_its_turns_and_all_calls_before_between_and_behind_them():
+    model = played(EnvironmentTimes(wait_s=0.2), small_model(learn_s=0.0))
+    report = run(model, workload=assumed(Constant(tokens=3)), steps=2)
+    # Four episodes side by side: a reset, then three turns with a step behind each.
+    assert [step.wall_s for step in report.steps] == pytest.approx([4 * 0.2 + 3 * 1.0] * 2)
+    assert report.samples["consumed"] == 8
+    assert report.engines["tokens"] == 8 * 3
+
+
+def test_the_thread_of_an_environment_does_one_call_after_the_other():
+    one = small_model(learn_s=0.0, groups=1, group_size=1)
+    work = assumed(Constant(tokens=2))
+    report = run(played(EnvironmentTimes(call_s=1.0), one), workload=work, steps=1)
+    assert report.steps[0].wall_s == 3 * 1.0 + 2 * 1.0
+    game = next(lane for lane in report.lanes if lane.lane == "game")
+    assert game.busy_s == 3.0
+    # Three calls for each of four episodes cannot be over before 12 s.
+    four = run(played(EnvironmentTimes(call_s=1.0), small_model(learn_s=0.0)), workload=work)
+    assert four.steps[0].wall_s >= 12.0
+
+
+def test_a_turn_goes_on_from_what_was_said():
+    """The prefill of the second turn computes prompt, first turn and observation."""
+    shape = EpisodeShape(turn=2, observation=3, max_turns=2)
+    model = small_model(learn_s=0.0, groups=1, group_size=1, slots=1)
+    engine = replace(model.engines[0], kv_tokens=10 + 2 + 3 + 2)
+    fits = played(EnvironmentTimes(), replace(model, engines=(engine,)), shape)
+    report = run(fits, workload=assumed(Constant(tokens=4)), steps=1)
+    assert report.engines["kv_peak"] == 10 + 2 + 3 + 2
+
+
+def test_an_aborted_episode_begins_anew():
+    settings = SchedulerSettings(
+        group_size=2,
+        max_staleness=1,
+        admission=AgeBudget(groups=2),
+        publication=AbortRunning(),
+    )
+    model = small_model(learn_s=2.5, staleness=1)
+    model = replace(model, rollouts=(replace(model.rollouts[0], settings=settings),))
+    report = run(
+        played(EnvironmentTimes(wait_s=0.1), model),
+        workload=assumed(Constant(tokens=4)),
+        steps=6,
+    )
+    assert report.samples["consumed"] == 24
+    assert report.samples["admitted"] == sum(
+        report.samples[end] for end in ("consumed", "filtered", "dropped")
+    )
+    assert report.engines["tokens"] > 24 * 4  # some turns were drawn for nothing
+
+
+def test_episodes_of_a_lost_engine_begin_anew_elsewhere():
+    faults = Faults(script=(ScriptedFault(at_s=1.5, engine=1, kind="lost"),))
+    model = played(EnvironmentTimes(), small_model(engines=2, slots=2, learn_s=0.0))
+    report = run(model, workload=assumed(Constant(tokens=3)), steps=1, faults=faults)
+    assert report.samples["consumed"] == 4
+    assert report.steps[0].wall_s == 3.0 + 3.0
+
+
+def test_what_an_environment_says_is_learned_from_too():
+    group = GroupDraw(prompt_tokens=10, lengths=(4, 2))
+    work = batch_work([group], SHAPE.said)
+    assert work.tokens == 2 * 10 + 6 + 3 + 1
+    assert work.response_tokens == 6.0
+    model = played(EnvironmentTimes(), small_model(learn_s=0.0, groups=1))
+    update = replace(model.ops[0], cost=LinearCost(token_s=1.0))
+    report = run(
+        replace(model, ops=(update, model.ops[1])), workload=assumed(Constant(tokens=4)), steps=1
+    )
+    assert report.steps[0].seconds["update"] == 2 * (10 + 4 + 3)
+
+
+@dataclass
+class PretendCalls:
+    """A call takes the thread for 2 ms and waits for 50 ms beside."""
+
+    timer: Timer
+    answers: bool = True
+    called: int = 0
+    live: set[str] = field(default_factory=set)
+
+    def start(self, start: EpisodeStart) -> None:
+        assert start.sample not in self.live
+        self.live.add(start.sample)
+        self.called += 1
+
+    def submit(self, sample: SampleId, action: object) -> None:
+        assert sample in self.live
+        self.called += 1
+
+    def settle(self, timeout_s: float) -> bool:
+        self.timer.now += 0.002 * self.called + 0.05
+        self.called = 0
+        return self.answers
+
+    def poll(self) -> list[object]:
+        return []
+
+    def end(self, sample: SampleId) -> None:
+        self.live.remove(sample)
+
+
+def start() -> EpisodeStart:
+    return EpisodeStart(sample=SampleId("0/0/0"), seed=0, row={}, prompt="", answer="")
+
+
+def test_a_call_is_told_apart_from_what_it_waits_for():
+    timer = Timer()
+    calls = PretendCalls(timer)
+    times = measure_environment(calls, [start()], ["a"], timer)
+    assert times.call_s == pytest.approx(0.002)
+    assert times.wait_s == pytest.approx(0.05)
+    assert not calls.live
+
+
+def test_an_environment_without_answers_is_told():
+    timer = Timer()
+    with pytest.raises(BackendError, match="has not answered"):
+        measure_environment(PretendCalls(timer, answers=False), [start()], ["a"], timer)
