@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowrl.plan.search.best import fewest_devices, search
 from flowrl.plan.search.evaluate import Evaluation, block, evaluate
 from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.result import (
@@ -22,7 +23,6 @@ from flowrl.plan.search.schedule import (
     kind_of,
     leaves,
 )
-from flowrl.plan.search.search import fewest_devices, search
 
 __all__ = [
     "EVERY_KIND",

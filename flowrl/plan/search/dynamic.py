@@ -12,21 +12,9 @@ import numpy as np
 
 from flowrl.plan.search.bounds import limits
 from flowrl.plan.search.evaluate import rounded
-from flowrl.plan.search.frontier import (
-    PEAK,
-    SECONDS,
-    SPLITS,
-    SYNC_S,
-    Frontier,
-    Points,
-    Records,
-    Sides,
-    concatenate,
-    gather,
-    join_splits,
-    join_turns,
-    leaf_points,
-)
+from flowrl.plan.search.frontier import Frontier, Records, gather
+from flowrl.plan.search.joins import Join, join_splits, join_turns, leaf_points
+from flowrl.plan.search.points import PEAK, SECONDS, SPLITS, SYNC_S, Points, concatenate
 from flowrl.plan.search.problem import Objective
 from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Space
@@ -97,17 +85,22 @@ def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
     for owner in range(len(space.sets)):
         found = leaf_points(space, owner, most[owner], records, named=aim.keep > 1)
         for cut, left in zip(space.cuts[owner], splits[owner], strict=True):
-            sides = Sides(
+            join = Join(
+                space=space,
+                owner=owner,
+                cut=cut,
                 first=frontiers[cut.first],
                 second=frontiers[cut.second],
+                limit=most[owner],
                 memory_bytes=aim.memory_bytes,
-                named=aim.keep > 1,
+                keep=aim.keep,
                 split=0.0 if aim.objective is None else 1.0,
+                records=records,
             )
             if cut.turns:
-                found += join_turns(space, owner, cut, sides, most[owner], records)
+                found += join_turns(join)
             if left is not None:
-                found += join_splits(space, cut, sides, left, most[owner], records)
+                found += join_splits(join, left)
         num_points += sum(len(points.block) for points in found)
         if owner == len(space.sets) - 1:
             schedules = _best(space, found, limit * (1 + SLACK), aim, records)
@@ -139,13 +132,13 @@ def _best(
         return ()
     points = concatenate(found)
     if aim.objective is None:
-        value = points.values[:, PEAK]
+        value = points.values[PEAK]
     else:
-        value = points.values[:, SECONDS] + points.values[:, SYNC_S]
+        value = points.values[SECONDS] + points.values[SYNC_S]
         value = rounded(value * _weights(space, aim)[points.block])
         rows = np.flatnonzero(value <= limit)
         points, value = points.take(rows), value[rows]
-    splits = points.values[:, SPLITS]
+    splits = points.values[SPLITS]
     chosen: list[int] = []
     names: set[int] = set()
     last = None

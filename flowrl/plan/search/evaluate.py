@@ -197,7 +197,7 @@ def _held(problem: Problem, schedule: Schedule, size: int) -> dict[tuple[str, st
     held = {}
     for leaf in sharing_leaves(schedule, size):
         weights = problem.task(leaf.task).weights
-        if weights is not None:
+        if weights is not None and leaf.option.weight_bytes:
             held[weights, leaf.option.form] = leaf.option.weight_bytes
     return held
 
@@ -233,7 +233,8 @@ def _check(problem: Problem, schedule: Schedule) -> None:
             "A schedule runs every task exactly once", found=str(found), expected=str(expected)
         )
     for leaf in leaves(schedule):
-        if leaf.option not in problem.task(leaf.task).options:
+        options = problem.task(leaf.task).options
+        if not any(leaf.option is option for option in options) and leaf.option not in options:
             raise PlanError("The schedule uses an option that is none", where=leaf.task)
         if leaf.option.devices not in (*problem.counts, problem.num_devices) and problem.counts:
             raise PlanError(

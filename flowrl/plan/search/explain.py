@@ -7,6 +7,8 @@ one does; the smallest are the reasons worth telling.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import combinations
 
@@ -27,25 +29,30 @@ UNLIMITED = 1 << 62
 
 
 def thin(problem: Problem, most: int) -> tuple[Problem, str | None]:
-    """`problem` with at most about `most` block sizes, and the rule in words; None = unchanged.
+    """`problem` with about `most` block sizes, and the rule in words; None = unchanged.
 
-    Kept are the sizes next below a geometric series from the whole pool down to one device, and
-    those that are pinned.
+    Kept are the sizes next below the whole pool divided by powers of a root of two, so that halves
+    and quarters are among them, what each of these leaves of the pool, and those that are pinned.
     """
     sizes = problem.block_sizes()
     if len(sizes) <= most:
         return problem, None
-    ratio = (sizes[0] / sizes[-1]) ** (1 / (most - 1))
-    wanted = [sizes[-1] * ratio**step for step in range(most)]
-    kept = {
-        max((size for size in sizes if size <= at * (1 + 1e-9)), default=sizes[0]) for at in wanted
-    }
+    whole = sizes[-1]
+    doublings = math.log2(whole / sizes[0])
+    root = max(1, round(most / 2 / doublings))
+    steps = [whole / 2 ** (step / root) for step in range(math.floor(doublings * root) + 1)]
+    wanted = [part * (1 + 1e-9) for step in steps for part in (step, whole - step)]
+    kept = {sizes[max(bisect_right(sizes, size) - 1, 0)] for size in wanted}
     kept |= {size for size in problem.pinned.values() if size in sizes}
     rule = (
-        f"{len(kept)} of {len(sizes)} device counts: those next below a geometric series from "
-        f"{sizes[-1]} down to {sizes[0]} in {most} steps, and the pinned ones"
+        f"{len(kept)} of {len(sizes)} device counts: those next below {whole} divided by powers "
+        f"of 2^(1/{root}), what each leaves of {whole}, and the pinned ones"
     )
-    return replace(problem, counts=tuple(sorted(kept))), rule
+    tasks = tuple(
+        replace(task, options=tuple(option for option in task.options if option.devices in kept))
+        for task in problem.tasks
+    )
+    return replace(problem, tasks=tasks, counts=tuple(sorted(kept))), rule
 
 
 def least_peak(problem: Problem, memory_bytes: int) -> Schedule | None:
@@ -175,12 +182,14 @@ def _part(problem: Problem, names: tuple[str, ...]) -> Problem:
 
 def _timeless(problem: Problem, memory_bytes: int) -> Problem:
     """The problem with all seconds zero; each option's label says which of the task's it is."""
+    sizes = set(problem.block_sizes())
     tasks = tuple(
         replace(
             task,
             options=tuple(
                 replace(option, seconds=0.0, chunk_s=0.0, label=at)
                 for at, option in enumerate(task.options)
+                if option.devices in sizes and option.peak <= memory_bytes
             ),
         )
         for task in problem.tasks

@@ -12,7 +12,8 @@ options to a schedule (`flowrl.plan.search.schedule`); what a schedule takes is 
 Invariants, checked when a Problem is made:
 - ids are unique, `after` names tasks that stand earlier in `tasks`, so there is no cycle;
 - seconds are finite, bytes are not negative, `peak >= resident >= weight_bytes`;
-- options of equal weights, form and devices agree about `weight_bytes`;
+- options of equal weights, form and devices agree about `weight_bytes`, or hold none of them
+  (offloaded);
 - `ahead` is downward closed: what a task of it reads from is in it.
 """
 
@@ -209,7 +210,7 @@ def _check_tasks(problem: Problem) -> None:
         seen.add(task.id)
         for option in task.options:
             _check_option(task, option)
-            if task.weights is None:
+            if task.weights is None or not option.weight_bytes:
                 continue
             key = (task.weights, option.form, option.devices)
             if held.setdefault(key, option.weight_bytes) != option.weight_bytes:

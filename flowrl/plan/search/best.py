@@ -24,11 +24,14 @@ from flowrl.plan.search.space import compile_space, families
 
 __all__ = ["fewest_devices", "search", "thin"]
 
-STEPS = (0.0, 0.01, 0.04, 0.15, 0.5, 2.0)
+STEPS = (0.01, 0.04, 0.15, 0.5, 2.0)
 """By how much limits lie above the lower bound, one after the other."""
 
+WORTH_A_STEP = 1.03
+"""The ceiling is tried at once when the next limit is as near to it as this."""
+
 FEW_SIZES = 20
-"""Block sizes on which a first schedule is looked for."""
+"""Of more block sizes, about a quarter is looked at first, for a ceiling, and so on."""
 
 
 def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> SearchResult:
@@ -95,29 +98,33 @@ def _best_of(problem: Problem, top: int) -> Outcome:
     least = least_objective(space, bounds, aim)
     if math.isinf(least):
         return NOTHING
-    ceiling: float | None = None
-    for step in (*STEPS, math.inf):
-        if step > 0 and ceiling is None:
-            ceiling = _ceiling(problem, top)
-            if ceiling is None:
-                return NOTHING
-        limit = least * (1 + step) if step < math.inf else NO_LIMIT
-        limit = limit if ceiling is None else min(limit, ceiling)
-        outcome = run(space, bounds, limit, aim)
-        distinct = {signature(schedule) for schedule in outcome.schedules}
-        if len(distinct) >= top or limit == ceiling:
-            return outcome
-    raise AssertionError("the last limit is the ceiling")
+    outcome = run(space, bounds, least, aim)
+    if _num_distinct(outcome) >= top:
+        return outcome
+    ceiling = _ceiling(problem, top)
+    if ceiling is None:
+        return NOTHING
+    for step in STEPS:
+        limit = least * (1 + step)
+        if limit * WORTH_A_STEP < ceiling:
+            outcome = run(space, bounds, limit, aim)
+            if _num_distinct(outcome) >= top:
+                return outcome
+    return run(space, bounds, ceiling, aim)
 
 
 NOTHING = Outcome(schedules=(), num_states=0, num_points=0)
 
 
+def _num_distinct(outcome: Outcome) -> int:
+    return len({signature(schedule) for schedule in outcome.schedules})
+
+
 def _ceiling(problem: Problem, top: int) -> float | None:
     """An objective within which `top` schedules lie, or all there are; None where nothing fits."""
-    few, _ = thin(problem, FEW_SIZES)
-    if len(few.block_sizes()) < len(problem.block_sizes()):
-        found = _in_order(problem, _best_of(few, top).schedules)
+    fewer, _ = thin(problem, max(FEW_SIZES, len(problem.block_sizes()) // 4))
+    if len(fewer.block_sizes()) < len(problem.block_sizes()):
+        found = _in_order(problem, _best_of(fewer, top).schedules)
         if len(found) >= top:
             return found[top - 1].evaluation.objective
     smallest = least_peak(problem, problem.memory_bytes)

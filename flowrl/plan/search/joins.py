@@ -1,0 +1,263 @@
+"""Joins: from the points of two sets, those of the set that both make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flowrl.plan.search.bounds import Splits
+from flowrl.plan.search.frontier import AHEAD, LEAF, SPLIT, TURNS, Frontier, Records
+from flowrl.plan.search.points import (
+    CHUNK_S,
+    PEAK,
+    RESIDENT,
+    SECONDS,
+    SPLITS,
+    SYNC_S,
+    Points,
+    sieve,
+)
+from flowrl.plan.search.schedule import Leaf, signature
+from flowrl.plan.search.space import Cut, Floats, Ints, Space
+
+__all__ = ["Join", "join_splits", "join_turns", "leaf_points"]
+
+PAIRS_AT_ONCE = 1 << 19
+"""Joins are made in pieces, which bounds the memory that they take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """What a join needs to know.
+
+    Attributes:
+        space: The space.
+        owner: Index of the set that the points are for.
+        cut: How it is parted.
+        first: The points of the first part.
+        second: The points of the second.
+        limit: `[K]`, most seconds on each block.
+        memory_bytes: Most peak bytes.
+        keep: How many distinct schedules are wanted.
+        split: What a split counts: 1, or 0 where their number does not matter.
+        records: Where new points are entered.
+    """
+
+    space: Space
+    owner: int
+    cut: Cut
+    first: Frontier
+    second: Frontier
+    limit: Floats
+    memory_bytes: float
+    keep: int
+    split: float
+    records: Records
+
+
+def leaf_points(
+    space: Space, owner: int, limit: Floats, records: Records, *, named: bool
+) -> list[Points]:
+    """The options of the task that the set `owner` holds alone, within the limits of seconds."""
+    task = space.alone[owner]
+    if task < 0:
+        return []
+    leaves = space.leaves[task]
+    rows = np.flatnonzero(leaves.seconds <= limit[leaves.size])
+    if not len(rows):
+        return []
+    zero = np.zeros(len(rows))
+    block = leaves.size[rows]
+    values = np.stack(
+        [
+            leaves.seconds[rows],
+            leaves.chunk_s[rows],
+            zero,
+            leaves.resident[rows],
+            leaves.peak[rows],
+            zero,
+        ]
+    )
+    record = records.add(LEAF, np.zeros_like(rows), np.full_like(rows, task), rows)
+    return [
+        Points(
+            block=block,
+            values=values,
+            tokens=leaves.tokens[rows] & space.relevant[owner][block],
+            record=record,
+            name=_leaf_names(space, task)[rows] if named else np.zeros_like(rows),
+            turns=np.zeros(len(rows), dtype=bool),
+        )
+    ]
+
+
+def join_turns(join: Join) -> list[Points]:
+    """Temporals: on each block, every pair of which one stands on exactly it."""
+    first, second = join.first, join.second
+    blocks = np.flatnonzero((first.length > 0) & (second.length > 0) & (join.limit > -np.inf))
+    found = []
+    lifted = first.length - first.fresh
+    for start1, length1, length2 in (
+        (first.start, first.fresh, second.length),
+        (first.start + first.fresh, lifted, second.fresh),
+    ):
+        counts = (length1[blocks], length2[blocks])
+        for pair, row1, row2 in _pairs(start1[blocks], second.start[blocks], *counts):
+            block = blocks[pair]
+            seconds = first.points.values[SECONDS, row1] + second.points.values[SECONDS, row2]
+            use = seconds <= join.limit[block]
+            found += _turns(join, block[use], row1[use], row2[use])
+    return found
+
+
+def join_splits(join: Join, splits: Splits) -> list[Points]:
+    """Spatials, or Asynchronous roots, over the splits of blocks.
+
+    A point of the first side that leaves a part of its block idle is met with more for the second
+    side where its block is smaller, so only those that stand on exactly their block are joined.
+    """
+    first, second = join.first, join.second
+    counts = (first.fresh[splits.first], second.length[splits.second])
+    starts = (first.start[splits.first], second.start[splits.second])
+    one, two = first.points.values, second.points.values
+    found = []
+    for pair, row1, row2 in _pairs(*starts, *counts):
+        block, chunks = splits.block[pair], splits.chunks[pair]
+        u1, u2 = one[SECONDS, row1], two[SECONDS, row2]
+        if chunks.any():
+            extra = np.maximum(chunks - 1, 0)
+            u1 = u1 + extra * one[CHUNK_S, row1]
+            u2 = u2 + extra * two[CHUNK_S, row2]
+            streamed = np.minimum(u1, u2) / np.maximum(chunks, 1)
+            seconds = np.maximum(u1, u2) + np.where(chunks > 0, streamed, 0.0)
+        else:
+            seconds = np.maximum(u1, u2)
+        use = seconds <= join.limit[block]
+        found += _splits(join, block[use], row1[use], row2[use], (chunks[use], seconds[use]))
+    return found
+
+
+def _pairs(
+    start1: Ints, start2: Ints, length1: Ints, length2: Ints
+) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Every row of one range with every row of the other: the pair of ranges, both rows."""
+    products = length1 * length2
+    low = 0
+    while low < len(products):
+        high = int(np.searchsorted(np.cumsum(products[low:]), PAIRS_AT_ONCE)) + low + 1
+        here = products[low:high]
+        pair = np.repeat(np.arange(low, low + len(here)), here)
+        within = np.arange(len(pair)) - np.repeat(np.cumsum(here) - here, here)
+        if len(pair):
+            width = length2[pair]
+            yield pair, start1[pair] + within // width, start2[pair] + within % width
+        low = high
+
+
+def _turns(join: Join, block: Ints, row1: Ints, row2: Ints) -> list[Points]:
+    space = join.space
+    first, second = join.first.points, join.second.points
+    one, two = first.values[:, row1], second.values[:, row2]
+    token1, token2 = first.tokens[row1], second.tokens[row2]
+    values = one + two
+    values[PEAK] = np.maximum(one[PEAK] + two[RESIDENT], two[PEAK] + one[RESIDENT])
+    twice = token1 & token2 & space.weight_tokens
+    if twice.any():
+        for bit, nbytes in enumerate(space.weight_bytes):
+            shared = np.where(twice >> bit & 1, nbytes[block], 0.0)
+            values[RESIDENT] -= shared
+            values[PEAK] -= shared
+    tokens = token1 | token2
+    for number in join.cut.crossing:
+        ends = space.sync_tokens[number][0] | space.sync_tokens[number][1]
+        sync = space.syncs[number]
+        values[SYNC_S] += np.where((tokens & ends) == ends, sync.together_s, sync.apart_s)
+    tokens &= space.relevant[join.owner][block]
+    name = np.zeros_like(block)
+    if join.keep > 1:
+        name = _turn_names(first, row1) + _turn_names(second, row2)
+    return _made(join, TURNS, (block, row1, row2), values, tokens, name, np.zeros_like(block))
+
+
+def _splits(
+    join: Join, block: Ints, row1: Ints, row2: Ints, stream: tuple[Ints, Floats]
+) -> list[Points]:
+    chunks, seconds = stream
+    first, second = join.first.points, join.second.points
+    one, two = first.values[:, row1], second.values[:, row2]
+    values = one + two
+    values[SECONDS] = seconds
+    values[SYNC_S] += sum(join.space.syncs[number].apart_s for number in join.cut.crossing)
+    values[RESIDENT] = np.maximum(one[RESIDENT], two[RESIDENT])
+    values[PEAK] = np.maximum(one[PEAK], two[PEAK])
+    values[SPLITS] += join.split
+    name = np.zeros_like(block)
+    if join.keep > 1:
+        ends = (_mixed(_whole_names(first, row1)), _mixed(_whole_names(second, row2)))
+        name = _mixed(ends[0] * (3 if join.cut.runs_ahead else 1) + ends[1] + chunks)
+    kind = AHEAD if join.cut.runs_ahead else SPLIT
+    return _made(join, kind, (block, row1, row2), values, np.zeros_like(block), name, chunks)
+
+
+def _made(
+    join: Join,
+    kind: int,
+    rows: tuple[Ints, Ints, Ints],
+    values: Floats,
+    tokens: Ints,
+    name: Ints,
+    chunks: Ints,
+) -> list[Points]:
+    """New points, but those that do not fit and those that the sieve takes; enters the rest."""
+    block, row1, row2 = rows
+    points = Points(
+        block=block,
+        values=values,
+        tokens=tokens,
+        record=np.arange(len(block)),  # of what they are made, until they are entered
+        name=name,
+        turns=np.full(len(block), kind == TURNS),
+    )
+    points = points.take(np.flatnonzero(values[PEAK] <= join.memory_bytes))
+    points = points.take(sieve(points, join.space.exact_tokens, join.keep))
+    if not len(points.block):
+        return []
+    made = points.record
+    record = join.records.add(
+        kind,
+        chunks[made],
+        join.first.points.record[row1[made]],
+        join.second.points.record[row2[made]],
+    )
+    return [replace(points, record=record)]
+
+
+def _mixed(name: Ints) -> Ints:
+    """Spreads numbers over 64 bits; products wrap around."""
+    name = name ^ (name >> 31)
+    name = name * np.int64(0x7FB5D329728EA185)
+    name = name ^ (name >> 27)
+    name = name * np.int64(0x81DADEF4BC2DD44D - (1 << 64))
+    return name ^ (name >> 33)
+
+
+def _leaf_names(space: Space, task: int) -> Ints:
+    """Equal for options that a person could not tell apart."""
+    seen: dict[object, int] = {}
+    numbers = [
+        seen.setdefault(signature(Leaf(task="", option=option)), len(seen))
+        for option in space.leaves[task].options
+    ]
+    return _mixed(np.array(numbers, dtype=np.int64) * 64 + task + 1)
+
+
+def _turn_names(points: Points, rows: Ints) -> Ints:
+    """What a part adds to the name of a Temporal around it."""
+    return np.where(points.turns[rows], points.name[rows], _mixed(points.name[rows]))
+
+
+def _whole_names(points: Points, rows: Ints) -> Ints:
+    """The name of a part as a whole."""
+    return np.where(points.turns[rows], _mixed(points.name[rows] + 1), points.name[rows])

@@ -1,0 +1,192 @@
+"""Partial schedules as numbers, and which of them are worth keeping.
+
+A point is a partial schedule as numbers: seconds, least seconds for a further chunk, seconds of
+syncs, resident bytes, peak bytes, splits, and tokens (`flowrl.plan.search.space`). One point beats
+another on the same block when no number is larger and no token is missing: in every schedule that
+holds the other, it can take its place. So all that is ever needed is the points that are beaten by
+fewer than `keep` others, where `keep` schedules are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrl.plan.search.space import Bools, Floats, Ints
+
+__all__ = [
+    "CHUNK_S",
+    "PEAK",
+    "RESIDENT",
+    "SECONDS",
+    "SPLITS",
+    "SYNC_S",
+    "Points",
+    "concatenate",
+    "no_points",
+    "prune",
+    "sieve",
+]
+
+SECONDS, CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS = range(6)
+
+SIEVE_ROUNDS = 6
+
+FEW_A_BLOCK = 24
+"""Points a block below which the sieve is not worth its while."""
+
+SIEVE_KEYS = (SECONDS, PEAK, RESIDENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Points, one a row.
+
+    Attributes:
+        block: `[P]`, index of the block's size.
+        values: `[6, P]`, in the order of the constants of this module.
+        tokens: `[P]`, bits.
+        record: `[P]`, how each came about.
+        name: `[P]`, equal exactly for equal `schedule.signature`s but for collisions of hashes.
+        turns: `[P]`, whether it is a Temporal.
+    """
+
+    block: Ints
+    values: Floats
+    tokens: Ints
+    record: Ints
+    name: Ints
+    turns: Bools
+
+    def take(self, rows: Ints) -> Points:
+        """The points of these rows."""
+        return Points(
+            block=self.block[rows],
+            values=self.values[:, rows],
+            tokens=self.tokens[rows],
+            record=self.record[rows],
+            name=self.name[rows],
+            turns=self.turns[rows],
+        )
+
+
+def concatenate(parts: list[Points]) -> Points:
+    """All points of `parts`, which are not empty."""
+    return Points(
+        block=np.concatenate([part.block for part in parts]),
+        values=np.concatenate([part.values for part in parts], axis=1),
+        tokens=np.concatenate([part.tokens for part in parts]),
+        record=np.concatenate([part.record for part in parts]),
+        name=np.concatenate([part.name for part in parts]),
+        turns=np.concatenate([part.turns for part in parts]),
+    )
+
+
+def no_points() -> Points:
+    """None at all."""
+    none = np.zeros(0, dtype=np.int64)
+    return Points(
+        block=none,
+        values=np.zeros((6, 0)),
+        tokens=none,
+        record=none,
+        name=none,
+        turns=np.zeros(0, dtype=bool),
+    )
+
+
+def prune(points: Points, exact_tokens: int, keep: int) -> Ints:
+    """Rows that fewer than `keep` others beat, all of one block, ascending by seconds.
+
+    Of points that are the same schedule but for nesting (`Points.name`), one that is beaten is
+    worth nothing, however many are wanted, and a name counts once among those that beat a point.
+    """
+    order = np.lexsort(points.values[::-1])
+    values, tokens = points.values[:, order], points.tokens[order]
+    columns = [at for at in range(1, len(values)) if np.ptp(values[at]) > 0]
+    equal_tokens = bool((tokens == tokens[0]).all())
+    names = points.name[order]
+    first_of_name = np.zeros(len(order), dtype=bool)
+    if keep > 1:
+        first_of_name[np.unique(names, return_index=True)[1]] = True
+
+    def beats(others: Ints, rows: Ints) -> Bools:
+        """`[others, rows]`; of equal ones only an earlier row beats a later one."""
+        result = others[:, None] < rows
+        for column in columns:
+            result &= values[column][others][:, None] <= values[column][rows]
+        if not equal_tokens:
+            result &= _covers(tokens[others][:, None], tokens[rows], exact_tokens)
+        return result
+
+    kept = np.zeros(0, dtype=np.int64)
+    at, width = 0, 32
+    while at < len(order):
+        rows = np.arange(at, min(at + width, len(order)))
+        at, width = at + width, min(width * 2, 256)
+        others = np.concatenate([kept, rows])
+        by = beats(others, rows)
+        if keep == 1:
+            gone = by.any(axis=0)
+        else:
+            gone = (by & first_of_name[others][:, None]).sum(axis=0) >= keep
+            gone |= (by & (names[others][:, None] == names[rows])).any(axis=0)
+        kept = np.concatenate([kept, rows[~gone]])
+    return order[kept]
+
+
+def _covers(mine: Ints, theirs: Ints, exact_tokens: int) -> Bools:
+    """Whether no token of theirs is missing in mine."""
+    result: Bools = (theirs & ~mine) == 0
+    if exact_tokens:
+        result &= ((theirs ^ mine) & exact_tokens) == 0
+    return result
+
+
+def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
+    """Rows that are left when a few strong points of each block were held against the others.
+
+    A coarse `prune` for all blocks at once; most points of a large join go here. In each round a
+    block's strong point is the one with the least seconds, peak or resident bytes in turn.
+    """
+    rows = np.argsort(points.block, kind="stable")
+    times_beaten = np.zeros(len(rows), dtype=np.int64)
+    used = np.zeros(0, dtype=np.int64)  # strong points
+    for turn in range(SIEVE_ROUNDS + 2 * (keep - 1)):
+        blocks = points.block[rows]
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+        if len(starts) * FEW_A_BLOCK > len(rows):
+            break
+        group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
+        key = points.values[SIEVE_KEYS[turn % len(SIEVE_KEYS)]][rows]
+        key[np.isin(rows, used)] = np.inf
+        least = np.minimum.reduceat(key, starts)
+        at_least = np.flatnonzero(key == least[group])
+        strong = rows[at_least[np.unique(group[at_least], return_index=True)[1]]]
+        against = strong[group]
+        beaten = against != rows
+        for column in points.values:
+            beaten &= column[against] <= column[rows]
+        beaten &= _covers(points.tokens[against], points.tokens[rows], exact_tokens)
+        if keep > 1:
+            beaten = _often(points, (rows, against, strong, used), beaten, times_beaten, keep)
+        rows, times_beaten = rows[~beaten], times_beaten[~beaten]
+        used = np.concatenate([used, strong])
+    return rows
+
+
+def _often(
+    points: Points,
+    who: tuple[Ints, Ints, Ints, Ints],
+    beaten: Bools,
+    times_beaten: Ints,
+    keep: int,
+) -> Bools:
+    """Which rows are beaten by `keep` names, or by their own; counts on in `times_beaten`."""
+    rows, against, strong, used = who
+    name = points.name + points.block * np.int64(0x5851F42D4C957F2D)  # one for each block
+    again = np.isin(name[strong], name[used])
+    times_beaten += beaten & ~np.isin(against, strong[again])
+    gone: Bools = (times_beaten >= keep) | (beaten & (name[against] == name[rows]))
+    return gone
