@@ -23,16 +23,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import Machine
+from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
-from flowrl.cost.memory import Phase, Workload
+from flowrl.cost.memory import Phase, PhaseMemory, Workload
 from flowrl.cost.role_memory import (
     MemoryOptions,
     kv_capacity,
     offloadable_bytes,
     resident_bytes,
+    role_memory,
     role_peak,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
+from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, check_layout, layouts
 from flowrl.plan.options import PlanOptions
@@ -114,20 +117,36 @@ class Filter:
 class Candidates:
     """Makes the candidates of one request on one kind of machine.
 
-    Args:
-        budget: Bytes of a device that a plan may use.
+    Attributes:
+        budget: Bytes of a device that roles may use, the framework's own share taken off.
     """
 
-    def __init__(
-        self, request: PlanRequest, machine: Machine, budget: int, cost: Cost, dtype: str
-    ) -> None:
+    def __init__(self, request: PlanRequest, group: DeviceGroup, cost: Cost) -> None:
         self.request = request
         self.options: PlanOptions = request.options
-        self.machine = machine
+        self.group = group
+        self.machine: Machine = group.machine
         self.cost = cost
-        self.dtype = dtype
-        self.budget = budget - RUNTIME_BYTES[machine.spec.type]
+        self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self._found: dict[tuple[str, int], FoundLayouts] = {}
+
+    def work(self, task: TaskWork, layout: Layout) -> Workload:
+        """What one replica of a task is asked to do at once."""
+        dtype = role_dtype(task.role, self.request, self.group.device)
+        return task_workload(task, layout, self.request, dtype)
+
+    def memory(self, task: TaskWork, candidate: Candidate) -> PhaseMemory:
+        """Of the fullest device, by parts."""
+        options = self._memory(
+            task,
+            recompute=candidate.recompute,
+            packed_tokens=candidate.micro_tokens or None,
+            kv_tokens=candidate.kv_tokens if task.generates else None,
+            offload_optimizer="optimizer" in candidate.offload,
+        )
+        work = self.work(task, candidate.layout)
+        name = task.role.name
+        return role_memory(name, task.shape, candidate.layout, work, task.phase, options)
 
     def layouts(self, task: TaskWork, num_devices: int) -> FoundLayouts:
         """Of a task, possible and refused."""
@@ -173,7 +192,7 @@ class Candidates:
 
         For messages: what is said when nothing fits.
         """
-        work = task_workload(task, layout, self.request, self.dtype)
+        work = self.work(task, layout)
         best: tuple[int, MemoryOptions, Workload] | None = None
         for options in self._thriftiest(task):
             peak = role_peak(task.shape, layout, work, task.phase, options)
@@ -200,7 +219,7 @@ class Candidates:
     # Rollouts
 
     def _rollouts(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
-        work = task_workload(task, layout, self.request, self.dtype)
+        work = self.work(task, layout)
         empty = self._memory(task, kv_tokens=0)
         fixed = role_peak(task.shape, layout, work, Phase.ROLLOUT, empty)
         longest, most = self.request.max_length, work.num_slots * self.request.max_length
@@ -243,7 +262,7 @@ class Candidates:
     # Forward passes
 
     def _forwards(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
-        work = task_workload(task, layout, self.request, self.dtype)
+        work = self.work(task, layout)
         micro = self._micro_tokens(task, layout)[-1]
         options = self._memory(task, packed_tokens=micro)
         peak = role_peak(task.shape, layout, work, task.phase, options)
@@ -285,7 +304,7 @@ class Candidates:
     # Updates
 
     def _updates(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
-        work = task_workload(task, layout, self.request, self.dtype)
+        work = self.work(task, layout)
         for micro in self._micro_tokens(task, layout):
             for streams in (False, True):
                 for recompute in RECOMPUTE:

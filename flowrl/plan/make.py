@@ -23,16 +23,16 @@ from flowrl.cost.memory import Phase, format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
+from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import DeviceFit, Tenant, fit_device
+from flowrl.plan.groups import groups_for, plan_over_groups
+from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (
     PLAN_VERSION,
-    DeviceSummary,
     Placement,
     PlacementPlan,
-    PlanSizes,
-    PoolSummary,
     PredictedMemory,
     Prediction,
     Reason,
@@ -49,8 +49,6 @@ _SERVICE_OF = {
     Op.SCORE: Service.SCORE,
 }
 """Of the nodes of roles; every other one is a trainer's."""
-
-MAIN_PROCESS = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +72,10 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
         _check_service(node, request)
     models = [role for role in roles if _uses_model(role.name, graph)]
     hosted = [role for role in roles if role not in models]
+    if models and not request.options.single_device:
+        groups = groups_for(models, pool)
+        if groups:
+            return plan_over_groups(graph, request, pool, groups, hosted)
     models += _copied(models, request)
     placements: list[Placement] = []
     reasons: list[Reason] = []
@@ -101,17 +103,15 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
             _place_model(role, tenant, choice.address)
             for role, tenant in zip(models, tenants, strict=True)
         ]
-    host = _host_address(pool)
-    for role in hosted:
-        plays = any(node.role == role.name for node in graph.of_op(Op.INTERACT))
-        placements.append(_place_environment(role, host) if plays else _place_scorer(role, host))
-        reasons.append(_environment_reason(role) if plays else _scorer_reason(role))
+    placed, why = place_hosted(hosted, graph, pool)
+    placements += placed
+    reasons += why
     by_role = {placement.role: placement for placement in placements}
     plan = PlacementPlan(
         version=PLAN_VERSION,
         graph=graph.name,
-        pool=_summarise(pool),
-        sizes=_sizes(request),
+        pool=pool_summary(pool),
+        sizes=plan_sizes(request),
         placements=tuple(placements),
         operations=place_operations(graph, by_role, request),
         residency=place_residency(graph, by_role, fit.sleeping),
@@ -216,7 +216,7 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             hint="set model to a Hugging Face folder or a new model, or copy_of to another role",
         )
     phases = phases_of(role, graph)
-    work = workload(role, request, graph, _dtype(role, request, device))
+    work = workload(role, request, graph, role_dtype(role, request, device))
     return Tenant(
         role=role.name,
         shape=shape,
@@ -224,22 +224,6 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         phases=tuple(phase for phase in Phase if phase in phases),
         can_sleep=role.capabilities.sleep and work.num_slots > 0,
     )
-
-
-def _dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
-    if role.dtype == "auto" and role.copy_of is not None:
-        return _dtype(request.role(role.copy_of), request, device)
-    dtypes = role.capabilities.dtypes
-    if role.dtype == "auto":
-        return "bfloat16" if device.bfloat16 and "bfloat16" in dtypes else "float32"
-    if role.dtype not in dtypes:
-        raise PlanError(
-            f"backend {role.backend!r} has no parameters of type {role.dtype}",
-            where=f"roles.{role.name}.dtype",
-            found=role.dtype,
-            expected=f"one of {', '.join(sorted(dtypes))}",
-        )
-    return role.dtype
 
 
 def _place_model(role: RoleRequest, tenant: Tenant, address: str) -> Placement:
@@ -254,36 +238,6 @@ def _place_model(role: RoleRequest, tenant: Tenant, address: str) -> Placement:
         copy_of=role.copy_of,
         head=role.head,
     )
-
-
-def _place_scorer(role: RoleRequest, host: str) -> Placement:
-    return Placement(
-        role=role.name,
-        backend=role.backend,
-        devices=(host,),
-        process=role.name,
-        dtype="none",
-        replicas=role.num_workers,
-        head="none",
-    )
-
-
-def _place_environment(role: RoleRequest, host: str) -> Placement:
-    return Placement(
-        role=role.name,
-        backend=role.backend,
-        devices=(host,),
-        process=MAIN_PROCESS,
-        dtype="none",
-        head="none",
-    )
-
-
-def _host_address(pool: ResourcePool) -> str:
-    for address, _, device in pool:
-        if device.type == "cpu":
-            return address
-    raise PlanError("the pool has no CPU to run scorers on", where="cluster")
 
 
 def _model_reasons(
@@ -328,50 +282,3 @@ def _dtype_reason(role: RoleRequest, tenant: Tenant, device: Device) -> str:
     if device.bfloat16:
         return f"backend {role.backend} has no bfloat16"
     return f"{device.type} computes in float32 faster than in bfloat16"
-
-
-def _scorer_reason(role: RoleRequest) -> Reason:
-    count = f"{role.num_workers} process" + ("es" if role.num_workers > 1 else "")
-    return Reason(
-        subject=role.name,
-        choice=f"{count} of its own",
-        why="a reward that hangs or breaks cannot take the models with it",
-    )
-
-
-def _environment_reason(role: RoleRequest) -> Reason:
-    return Reason(
-        subject=role.name,
-        choice="the main process, on the CPU",
-        why="its episodes wait for turns most of the time, and it holds no device memory",
-    )
-
-
-def _summarise(pool: ResourcePool) -> PoolSummary:
-    return PoolSummary(
-        devices=tuple(
-            DeviceSummary(
-                address=address,
-                node=node.name,
-                type=device.type,
-                name=device.name,
-                memory_bytes=device.memory_bytes,
-                budget_bytes=device.budget_bytes,
-                num_cores=device.num_cores,
-            )
-            for address, node, device in pool
-        ),
-        warnings=pool.warnings,
-    )
-
-
-def _sizes(request: PlanRequest) -> PlanSizes:
-    return PlanSizes(
-        prompts_per_step=request.prompts_per_step,
-        group_size=request.group_size,
-        mini_batches=request.mini_batches,
-        micro_batch=request.micro_batch,
-        max_prompt_tokens=request.max_prompt_tokens,
-        max_response_tokens=request.max_response_tokens,
-        max_length=request.max_length,
-    )

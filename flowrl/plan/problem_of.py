@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
+from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
@@ -73,7 +74,6 @@ def pose(
     group: DeviceGroup,
     cost: Cost,
     *,
-    dtype: str,
     filters: Mapping[str, Filter] | None = None,
     kinds: frozenset[Kind] = EVERY_KIND,
     only: frozenset[str] | None = None,
@@ -81,7 +81,6 @@ def pose(
     """The problem of placing a graph on a group of equal devices.
 
     Args:
-        dtype: Of parameters and activations.
         filters: What pins leave, by task.
         kinds: Families of schedules.
         only: Tasks to place; None takes all.
@@ -90,8 +89,8 @@ def pose(
         PlanError: a role without a model; a device without figures.
     """
     tasks = tuple(task for task in tasks_of(graph, request) if only is None or task.id in only)
-    here = {task.id for task in tasks}
-    made = Candidates(request, group.machine, group.budget_bytes, cost, dtype)
+    here = frozenset[str](task.id for task in tasks)
+    made = Candidates(request, group, cost)
     counts = device_counts(len(group.addresses), group.node_size)
     held = [task.weights for task in tasks if task.weights is not None]
     ways: dict[str, tuple[Candidate, ...]] = {}
@@ -152,11 +151,14 @@ def sync_seconds(
     made: Candidates,
     *,
     apart: bool,
+    shard: Shard,
 ) -> float:
     """Of new weights on their way to a task; none where a trainer's module has them already."""
     if not task.generates and not apart:
         return 0.0
-    estimate = made.cost.weight_sync(task.shape, source, destination, made.machine, apart=apart)
+    estimate = made.cost.weight_sync(
+        task.shape, source, destination, made.machine, apart=apart, shard=shard
+    )
     return estimate.seconds
 
 
@@ -229,7 +231,9 @@ def _syncs(
         task = by_id[destination]
         source, target = _fastest(ways[update]).layout, _fastest(ways[destination]).layout
         together, apart = (
-            sync_seconds(task, source, target, made, apart=apart) / every for apart in (False, True)
+            sync_seconds(task, source, target, made, apart=apart, shard=by_id[update].library.shard)
+            / every
+            for apart in (False, True)
         )
         found.append(
             Sync(

@@ -74,13 +74,16 @@ class Transport(StrEnum):
     """How payloads or weights travel.
 
     `MEMORY`: by reference within a process. `PIPE`: between two processes of a machine.
-    `IN_PLACE`: the engine reads the trainer's own parameters. `FOLDER`: a folder of safetensors.
+    `NETWORK`: between machines. `IN_PLACE`: the engine reads the trainer's own parameters.
+    `FOLDER`: a folder of safetensors. `COLLECTIVE`: slices from device to device, in buckets.
     """
 
     MEMORY = "memory"
     PIPE = "pipe"
+    NETWORK = "network"
     IN_PLACE = "in_place"
     FOLDER = "folder"
+    COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +250,8 @@ class WeightRoute:
         after: The operation whose end publishes a version.
         parameter_classes: Of `embedding attention mlp norm head`.
         every: Steps between two times that they travel.
+        node: The operation that uses them; None for all of the destination's.
+        seconds: Predicted; None where nobody estimated it.
     """
 
     source: str
@@ -257,6 +262,8 @@ class WeightRoute:
     destination_layout: Layout = ONE_DEVICE
     parameter_classes: tuple[str, ...] = ("embedding", "attention", "mlp", "norm", "head")
     every: int = 1
+    node: str | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

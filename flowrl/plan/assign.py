@@ -1,0 +1,164 @@
+"""A schedule on the devices of a group: who stands where, and when each works.
+
+A block of the schedule gets consecutive devices. Of two parts that stand apart the larger one
+comes first, so that blocks of whole nodes begin at a node, and parts of a node stay inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from flowrl.plan.many_form import ScheduleStep
+from flowrl.plan.search import (
+    Asynchronous,
+    Leaf,
+    Problem,
+    Schedule,
+    Spatial,
+    Temporal,
+    block,
+    leaves,
+)
+from flowrl.plan.search.evaluate import seconds_of
+
+__all__ = ["Bar", "bars", "bottleneck", "busy_seconds", "pieces", "schedule_step", "slots"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """When a task works, in seconds from the start of the step."""
+
+    task: str
+    begin_s: float
+    end_s: float
+
+
+def slots(schedule: Schedule, sizes: tuple[int, ...]) -> Mapping[str, range]:
+    """The devices of each task, counted from 0.
+
+    Args:
+        sizes: That blocks may have, ascending.
+    """
+    return dict(_slots(schedule, 0, sizes))
+
+
+def _slots(schedule: Schedule, start: int, sizes: tuple[int, ...]) -> Iterator[tuple[str, range]]:
+    match schedule:
+        case Leaf():
+            yield schedule.task, range(start, start + schedule.option.devices)
+        case Temporal():
+            yield from _slots(schedule.first, start, sizes)
+            yield from _slots(schedule.second, start, sizes)
+        case Spatial() | Asynchronous():
+            parts = [schedule.first, schedule.second]
+            parts.sort(key=lambda part: -block(part, sizes))
+            for part in parts:
+                yield from _slots(part, start, sizes)
+                start += block(part, sizes)
+        case _:
+            assert_never(schedule)
+
+
+def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator[Bar]:
+    """When each task works.
+
+    Of a pipeline in chunks the reader's bar begins with its first chunk and ends with its last; it
+    is not busy all the time between.
+    """
+    match schedule:
+        case Leaf():
+            yield Bar(task=schedule.task, begin_s=begin_s, end_s=begin_s + schedule.option.seconds)
+        case Temporal():
+            yield from bars(problem, schedule.first, begin_s)
+            middle = begin_s + seconds_of(problem, schedule.first)
+            yield from bars(problem, schedule.second, middle)
+        case Spatial():
+            end_s = begin_s + seconds_of(problem, schedule)
+            yield from bars(problem, schedule.first, begin_s)
+            first = seconds_of(problem, schedule.first)
+            lag = first / schedule.chunks if _feeds(problem, schedule) else 0.0
+            yield from _stretched(problem, schedule.second, begin_s + lag, end_s)
+        case Asynchronous():
+            yield from bars(problem, schedule.first, begin_s)
+            yield from bars(problem, schedule.second, begin_s)
+        case _:
+            assert_never(schedule)
+
+
+def _stretched(problem: Problem, schedule: Schedule, begin_s: float, end_s: float) -> Iterator[Bar]:
+    seconds = seconds_of(problem, schedule)
+    scale = (end_s - begin_s) / seconds if seconds and end_s - begin_s > seconds else 1.0
+    for bar in bars(problem, schedule):
+        yield Bar(
+            task=bar.task,
+            begin_s=begin_s + scale * bar.begin_s,
+            end_s=begin_s + scale * bar.end_s,
+        )
+
+
+def pieces(problem: Problem, schedule: Schedule) -> Mapping[str, int]:
+    """Into how many pieces the batch of each task is cut, where it reads from another part."""
+    found: dict[str, int] = {}
+    waiting: list[Schedule] = [schedule]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Leaf):
+            continue
+        waiting += [node.first, node.second]
+        if isinstance(node, Spatial) and node.chunks > 1:
+            first = {leaf.task for leaf in leaves(node.first)}
+            for leaf in leaves(node.second):
+                if first & set(problem.task(leaf.task).after):
+                    found[leaf.task] = max(found.get(leaf.task, 1), node.chunks)
+    return found
+
+
+def busy_seconds(schedule: Schedule) -> float:
+    """Device seconds in which something is computed."""
+    return sum(leaf.option.devices * leaf.option.seconds for leaf in leaves(schedule))
+
+
+def bottleneck(problem: Problem, schedule: Schedule) -> str:
+    """The task that the step waits for most: the longest one of those that nothing hides."""
+    match schedule:
+        case Leaf():
+            return schedule.task
+        case Temporal():
+            parts = [bottleneck(problem, part) for part in (schedule.first, schedule.second)]
+            took = {leaf.task: leaf.option.seconds for leaf in leaves(schedule)}
+            return max(parts, key=lambda task: took[task])
+        case Spatial() | Asynchronous():
+            slow = max(
+                (schedule.first, schedule.second), key=lambda part: seconds_of(problem, part)
+            )
+            return bottleneck(problem, slow)
+        case _:
+            assert_never(schedule)
+
+
+def schedule_step(schedule: Schedule, sizes: tuple[int, ...]) -> ScheduleStep:
+    """The schedule as the plan keeps it."""
+    match schedule:
+        case Leaf():
+            return ScheduleStep(kind="run", devices=schedule.option.devices, node=schedule.task)
+        case Temporal():
+            kind, chunks = "temporal", 1
+        case Spatial():
+            kind, chunks = "spatial", schedule.chunks
+        case Asynchronous():
+            kind, chunks = "asynchronous", 1
+        case _:
+            assert_never(schedule)
+    return ScheduleStep(
+        kind=kind,  # type: ignore[arg-type]
+        devices=block(schedule, sizes),
+        chunks=chunks,
+        parts=tuple(schedule_step(part, sizes) for part in (schedule.first, schedule.second)),
+    )
+
+
+def _feeds(problem: Problem, schedule: Spatial) -> bool:
+    first = {leaf.task for leaf in leaves(schedule.first)}
+    return any(first & set(problem.task(leaf.task).after) for leaf in leaves(schedule.second))

@@ -1,0 +1,30 @@
+"""The parameter type of a role: what is asked for, or what the device computes in fastest."""
+
+from __future__ import annotations
+
+from flowrl.cluster.pool import Device
+from flowrl.errors import PlanError
+from flowrl.plan.request import PlanRequest, RoleRequest
+
+__all__ = ["role_dtype"]
+
+
+def role_dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
+    """The parameter type of a role on a device.
+
+    Raises:
+        PlanError: a type that its backend has not.
+    """
+    if role.dtype == "auto" and role.copy_of is not None:
+        return role_dtype(request.role(role.copy_of), request, device)
+    dtypes = role.capabilities.dtypes
+    if role.dtype == "auto":
+        return "bfloat16" if device.bfloat16 and "bfloat16" in dtypes else "float32"
+    if role.dtype not in dtypes:
+        raise PlanError(
+            f"backend {role.backend!r} has no parameters of type {role.dtype}",
+            where=f"roles.{role.name}.dtype",
+            found=role.dtype,
+            expected=f"one of {', '.join(sorted(dtypes))}",
+        )
+    return role.dtype

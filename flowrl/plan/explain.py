@@ -1,0 +1,269 @@
+"""Why a plan over many devices is as it is, and what it takes for granted.
+
+For each choice the runner-up with what it would have cost; for each size that is impossible the
+constraint with its numbers; for what does not fit, what it needs and what makes it fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from flowrl.cost.layout import Layout
+from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
+from flowrl.plan.assign import schedule_step
+from flowrl.plan.candidates import Candidate, Filter
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.schema import Alternative, Reason, Rejection
+from flowrl.plan.search import Kind
+from flowrl.plan.tasks import TaskWork
+
+__all__ = ["alternatives_of", "describe", "notes_of", "reasons_of", "seconds_of"]
+
+MOST_RUNNERS_UP = 2
+
+_KIND_WORDS = {
+    Kind.TEMPORAL: "all take turns on the same devices",
+    Kind.SPATIAL: "each has devices of its own",
+    Kind.HYBRID: "some take turns, some work at once",
+    Kind.ASYNCHRONOUS: "rollouts run ahead of the trainer",
+}
+
+
+def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
+    """The other schedules, nearest first."""
+    best = searched.best
+    found = []
+    for one in sorted(searched.others, key=lambda other: other.objective):
+        more = one.step_s - best.step_s
+        share = 100 * more / best.step_s if best.step_s else 0.0
+        if more > 0:
+            why = f"{seconds_of(more)} ({share:.1f} %) longer"
+        else:
+            why = "as fast, with more moving parts"
+        if one.used != best.used:
+            why += f", on {one.used} devices"
+        samples = max(task.samples for task in one.posed.tasks)
+        found.append(
+            Alternative(
+                summary=_summary(one),
+                step_s=one.step_s,
+                why_not=why,
+                kind=str(one.kind),
+                device_s=one.step_s * one.used / samples,
+                schedule=schedule_step(one.schedule, one.posed.problem.block_sizes()),
+            )
+        )
+    return tuple(found)
+
+
+def reasons_of(searched: Searched) -> tuple[Reason, ...]:
+    """The schedule, then each task."""
+    best = searched.best
+    reasons = [_schedule_reason(searched)]
+    for task in best.posed.tasks:
+        reasons.append(_layout_reason(task, best, searched))
+        reasons += _memory_reasons(task, best)
+    return tuple(reasons)
+
+
+def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
+    """What the plan takes for granted, and what cannot run here."""
+    best = searched.best
+    notes = [f"assumed: {one}" for one in request.options.assumptions]
+    notes += _library_notes(best)
+    if not any(task.phase is Phase.SCORES for task in best.posed.tasks):
+        notes.append("assumed: rules score on the hosts while samples come, and take no time here")
+    if any(len(task.nodes) > 1 for task in best.posed.tasks):
+        notes.append("assumed: environments answer at once, on the CPUs of the hosts")
+    if searched.thinned:
+        notes.append(f"looked at {searched.thinned}")
+    idle = len(best.posed.group.addresses) - best.used
+    if idle:
+        notes.append(f"{idle} devices are left idle: no larger block is faster")
+    return tuple(notes)
+
+
+def _library_notes(best: Chosen) -> Iterator[str]:
+    """Backends that declare less than the plan asks of them."""
+    assumed: dict[tuple[str, str], list[str]] = {}
+    for task in best.posed.tasks:
+        if not task.declared:
+            used = _dimensions(best.ways[task.id].layout, task)
+            assumed.setdefault((task.role.backend, task.library.name), []).append(
+                f"{task.id} ({used})"
+            )
+    for (backend, library), tasks in assumed.items():
+        yield (
+            f"cannot run here: backend {backend} declares no parallel layouts, and the plan takes "
+            f"{library} for {', '.join(tasks)}; it needs a backend that declares them"
+        )
+
+
+def _dimensions(layout: Layout, task: TaskWork) -> str:
+    used = [name for name in ("tp", "pp", "cp", "ep", "dp") if getattr(layout, name) > 1]
+    if task.library.shard == "full" and layout.shards > 1:
+        used.append("fsdp")
+    return " ".join(used) or "one device"
+
+
+def _schedule_reason(searched: Searched) -> Reason:
+    best = searched.best
+    rejected = []
+    for kind in Kind:
+        of_kind = [one for one in searched.others if one.kind is kind]
+        if kind is best.kind or not of_kind:
+            continue
+        other = min(of_kind, key=lambda one: one.step_s)
+        rejected.append(
+            Rejection(
+                choice=f"{kind}: {_summary(other)}",
+                constraint="its step takes longer",
+                found=seconds_of(other.step_s),
+                limit=seconds_of(best.step_s),
+            )
+        )
+    return Reason(
+        subject="schedule",
+        choice=f"{best.kind}: {_summary(best)}",
+        why=f"{_KIND_WORDS[best.kind]}; a step takes {seconds_of(best.step_s)}",
+        rejected=tuple(rejected),
+    )
+
+
+def _summary(one: Chosen) -> str:
+    """`actor.generate tp 4, dp 16 | actor.update tp 2, dp 32`."""
+    parts = []
+    for task in one.posed.tasks:
+        layout = one.ways[task.id].layout
+        parts.append(f"{task.id} on {layout.num_devices} ({layout.describe()})")
+    return "; ".join(parts)
+
+
+def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
+    way = best.ways[task.id]
+    made = best.posed.candidates
+    only = searched.pins.filters.get(task.id, Filter())
+    found = made.layouts(task, way.devices)
+    rejected: list[Rejection] = []
+    ways: list[Candidate] = []
+    for layout in found.possible:
+        if layout == way.layout or not only.takes(layout):
+            continue
+        fitting = list(made.of_layout(task, layout, replace(only, layout=())))
+        if fitting:
+            ways.append(min(fitting, key=lambda one: one.seconds))
+        else:
+            rejected.append(_too_large(task, layout, best))
+    ways.sort(key=lambda one: one.seconds)
+    runners_up = [_runner_up(other, way) for other in ways[:MOST_RUNNERS_UP]]
+    pinned = [f"{name}={size}" for name, size in only.layout]
+    why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways)
+    return Reason(
+        subject=task.id,
+        choice=describe(way),
+        why=why,
+        rejected=(*runners_up, *rejected, *found.refused),
+    )
+
+
+def _why(way: Candidate, others: Sequence[Candidate]) -> str:
+    seconds = seconds_of(way.seconds)
+    if not others:
+        return f"the only layout that fits {way.devices} devices; {seconds} a step"
+    if way.seconds <= others[0].seconds:
+        return f"the fastest layout on {way.devices} devices: {seconds} a step"
+    return f"{seconds} a step, and less memory than faster ones while others work"
+
+
+def _runner_up(other: Candidate, way: Candidate) -> Rejection:
+    slower = other.seconds - way.seconds
+    if slower >= 0:
+        constraint = f"{seconds_of(slower)} slower ({seconds_of(other.seconds)})"
+    else:
+        constraint = (
+            f"faster alone ({seconds_of(other.seconds)}), and the step as a whole is not: it holds "
+            f"{format_bytes(other.resident)} while others work, at most {format_bytes(other.peak)}"
+        )
+    return Rejection(choice=describe(other), constraint=constraint)
+
+
+def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
+    made = best.posed.candidates
+    need, _, _ = made.needs(task, layout)
+    runtime = RUNTIME_BYTES[made.machine.spec.type]
+    return Rejection(
+        choice=layout.describe(),
+        constraint="needs too much of a device even so: "
+        + ("recomputed and offloaded" if task.updates else "with one sample at a time"),
+        found=format_bytes(need + runtime),
+        limit=format_bytes(best.posed.group.budget_bytes),
+    )
+
+
+def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
+    """Why something is computed again, is on the host, or has less of the device."""
+    way = best.ways[task.id]
+    if task.updates and (way.recompute != "none" or way.offload):
+        memory = _plain_memory(task, way, best)
+        budget = best.posed.group.budget_bytes
+        total = memory.total + RUNTIME_BYTES[best.posed.candidates.machine.spec.type]
+        fits = total <= budget
+        choice = ", ".join(
+            words
+            for words in (
+                f"{way.recompute} recompute" if way.recompute != "none" else "",
+                f"{' and '.join(_offloaded(way))} on the host" if way.offload else "",
+            )
+            if words
+        )
+        yield Reason(
+            subject=f"{task.id} memory",
+            choice=choice,
+            why="what shares its devices fits only so" if fits else "it fits only so",
+            rejected=(
+                Rejection(
+                    choice="nothing recomputed or offloaded",
+                    constraint=f"needs {format_bytes(total)} of {format_bytes(budget)}: "
+                    + memory.describe(),
+                ),
+            ),
+        )
+    if task.generates:
+        yield Reason(
+            subject=f"{task.id} kv cache",
+            choice=f"{way.kv_tokens:,} tokens a replica, {way.slots} samples at once",
+            why=f"at most {format_bytes(way.peak)} of a device while it generates",
+        )
+
+
+def _offloaded(way: Candidate) -> list[str]:
+    words = {"optimizer": "the optimizer", "all": "between its turns everything"}
+    return [words[one] for one in way.offload]
+
+
+def _plain_memory(task: TaskWork, way: Candidate, best: Chosen) -> PhaseMemory:
+    return best.posed.candidates.memory(task, replace(way, recompute="none", offload=()))
+
+
+def describe(way: Candidate) -> str:
+    """A candidate in few words."""
+    words = [way.layout.describe()]
+    if way.recompute != "none":
+        words.append(f"{way.recompute} recompute")
+    if "optimizer" in way.offload:
+        words.append("optimizer on the host")
+    if "all" in way.offload:
+        words.append("on the host between turns")
+    return ", ".join(words)
+
+
+def seconds_of(seconds: float) -> str:
+    """`93.8 s`, `410 ms`."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms"

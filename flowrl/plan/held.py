@@ -1,0 +1,72 @@
+"""What each device holds while each task works, by named parts: the proof of a plan over many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowrl.cost.memory import MemoryPart, PhaseMemory
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.many import Chosen
+from flowrl.plan.schema import PredictedMemory
+from flowrl.plan.tasks import TaskWork
+
+__all__ = ["held_memory", "sharing_sets"]
+
+_WEIGHTS = ("parameters", "engine weights")
+_MOVABLE = ("parameters", "optimizer", "master weights", "engine weights")
+_RESIDENT = (*_MOVABLE, "kv cache", "cuda graphs", "workspace", "communication")
+
+
+def sharing_sets(chosen: Chosen) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Tasks that share devices, with the devices, numbered in the group."""
+    on: dict[int, list[str]] = {}
+    for task in chosen.posed.tasks:
+        for number in chosen.numbers[task.id]:
+            on.setdefault(number, []).append(task.id)
+    sets: dict[tuple[str, ...], list[int]] = {}
+    for number, tasks in sorted(on.items()):
+        sets.setdefault(tuple(tasks), []).append(number)
+    return {tasks: tuple(numbers) for tasks, numbers in sets.items()}
+
+
+def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
+    """One entry for each set of devices that hold the same, and each task that works there."""
+    group = chosen.posed.group
+    found = []
+    for tasks, numbers in sharing_sets(chosen).items():
+        for active in tasks:
+            parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[group.device.type])]
+            parts += _merged(chosen, tasks, active)
+            task = chosen.posed.task(active)
+            found.append(
+                PredictedMemory(
+                    device=group.addresses[numbers[0]],
+                    active=task.role.name,
+                    memory=PhaseMemory(phase=task.phase, parts=tuple(parts)),
+                    num_devices=len(numbers),
+                )
+            )
+    return tuple(found)
+
+
+def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[MemoryPart]:
+    """Parts of the task that works and of those that wait; what is held once is counted once."""
+    seen: set[tuple[str, str]] = set()
+    for name in (active, *(other for other in tasks if other != active)):
+        task, way = chosen.posed.task(name), chosen.ways[name]
+        memory = chosen.posed.candidates.memory(task, way)
+        shared = (task.weights or name, way.form)
+        again = shared in seen and bool(way.weight_bytes)
+        seen.add(shared)
+        for part in memory.parts:
+            if again and part.name in _WEIGHTS:
+                continue
+            if name == active or (part.name in _RESIDENT and _stays(task, chosen, part.name)):
+                yield part
+
+
+def _stays(task: TaskWork, chosen: Chosen, part: str) -> bool:
+    """Whether a resident part is on the device while others work."""
+    if task.generates:
+        return not task.library.sleeps or part not in (*_MOVABLE, "kv cache")
+    return "all" not in chosen.ways[task.id].offload or part not in _MOVABLE

@@ -1,0 +1,254 @@
+"""Plans over many equal devices: poses the problem, has it searched, and writes the plan down.
+
+The search prices weight sync once for all layouts; the schedules that it finds are priced again
+with their own layouts, and the best of those is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.cluster.pool import DeviceGroup
+from flowrl.cost.source import Cost
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph
+from flowrl.plan.assign import slots
+from flowrl.plan.candidates import Candidate
+from flowrl.plan.impossible import nothing_fits, nothing_runs
+from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.problem_of import Posed, pose, sync_seconds, weight_ways
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.search import Found, Kind, Leaf, Schedule, Spatial, kind_of, leaves, search
+from flowrl.plan.tasks import tasks_of
+
+__all__ = ["Chosen", "Searched", "search_group"]
+
+MARGIN = 4
+"""Schedules looked at for each that is told, since some differ in nothing that people care for."""
+
+PIN_SCHEDULES = 200
+"""Schedules looked through for one that can stand on the devices that pins name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A schedule on devices.
+
+    Attributes:
+        step_s: With weight sync priced for its own layouts.
+        syncs: Of `step_s`, by update and task.
+        ways: Each task's candidate.
+        numbers: Each task's devices, numbered in the group.
+    """
+
+    posed: Posed
+    schedule: Schedule
+    kind: Kind
+    step_s: float
+    syncs: Mapping[tuple[str, str], float]
+    ways: Mapping[str, Candidate]
+    numbers: Mapping[str, tuple[int, ...]]
+    peak: int
+
+    @property
+    def sync_s(self) -> float:
+        """What new weights take on their way."""
+        return sum(self.syncs.values())
+
+    @property
+    def used(self) -> int:
+        """Devices that anything stands on."""
+        return len({number for numbers in self.numbers.values() for number in numbers})
+
+    @property
+    def objective(self) -> float:
+        """What the best plan has least of."""
+        if self.posed.candidates.options.objective == "step_time":
+            return self.step_s
+        return self.step_s * self.used
+
+    def shape(self) -> tuple[object, ...]:
+        """What people see of a schedule: who stands where in which layout, in how many pieces."""
+        places = sorted(
+            (name, self.numbers[name], way.layout, way.recompute) for name, way in self.ways.items()
+        )
+        return (self.kind, _chunks(self.schedule), *(repr(place) for place in places))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What a search over a group gave.
+
+    Attributes:
+        best: The plan's schedule.
+        others: The next ones that differ visibly, and the best of each kind that is not among them.
+        thinned: The rule by which device counts were left out, if any.
+    """
+
+    posed: Posed
+    best: Chosen
+    others: tuple[Chosen, ...]
+    pins: PinnedTasks
+    thinned: str | None = None
+
+
+def search_group(
+    graph: Graph,
+    request: PlanRequest,
+    group: DeviceGroup,
+    cost: Cost,
+    *,
+    alternatives: int | None = None,
+) -> Searched:
+    """The best schedule of a graph on a group of equal devices.
+
+    Args:
+        alternatives: How many others; None takes what the request says.
+
+    Raises:
+        PlanError: nothing fits, or pins that cannot be kept; says what would help.
+    """
+    wanted = request.options.alternatives if alternatives is None else alternatives
+    pins = read_pins(request.options.pins, tasks_of(graph, request), len(group.addresses))
+    posed = pose(graph, request, group, cost, filters=pins.filters)
+    for task in posed.tasks:
+        if not posed.ways[task.id]:
+            raise nothing_runs(task, posed, pins)
+    top = PIN_SCHEDULES if pins.devices else 1 + MARGIN * wanted
+    result = search(posed.problem, top=top)
+    if result.infeasible is not None:
+        raise nothing_fits(posed, result.infeasible, pins)
+    ways = weight_ways(graph, posed.tasks)
+    found = _priced(posed, result.best, ways, pins)
+    if not found:
+        raise _devices_unmet(posed, pins)
+    others = _distinct(found[1:], found[0], wanted)
+    others += _of_other_kinds(posed, [found[0], *others], ways, pins) if wanted else []
+    return Searched(
+        posed=posed, best=found[0], others=tuple(others), pins=pins, thinned=result.thinned
+    )
+
+
+def _priced(
+    posed: Posed, found: Sequence[Found], ways: Mapping[tuple[str, str], int], pins: PinnedTasks
+) -> list[Chosen]:
+    """Schedules on devices, best first; those that cannot stand where pins say are left out."""
+    chosen = []
+    sizes = posed.problem.block_sizes()
+    for one in found:
+        numbers = _on_pinned(posed, slots(one.schedule, sizes), pins)
+        if numbers is None:
+            continue
+        picked = {
+            leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(one.schedule)
+        }
+        syncs = {
+            (update, task): sync_seconds(
+                posed.task(task),
+                picked[update].layout,
+                picked[task].layout,
+                posed.candidates,
+                apart=numbers[update] != numbers[task],
+                shard=posed.task(update).library.shard,
+            )
+            / every
+            for (update, task), every in ways.items()
+        }
+        chosen.append(
+            Chosen(
+                posed=posed,
+                schedule=one.schedule,
+                kind=kind_of(one.schedule),
+                step_s=one.evaluation.step_s - one.evaluation.sync_s + sum(syncs.values()),
+                syncs=syncs,
+                ways=picked,
+                numbers=numbers,
+                peak=one.evaluation.peak,
+            )
+        )
+    # sorted is stable: schedules of equal price keep the search's order, fewest moving parts first.
+    return sorted(chosen, key=lambda one: one.objective)
+
+
+def _on_pinned(
+    posed: Posed, given: Mapping[str, range], pins: PinnedTasks
+) -> dict[str, tuple[int, ...]] | None:
+    """Devices by number, so that pinned tasks get theirs; None where a schedule cannot.
+
+    Blocks are moved, not cut: what stood on one set of devices in the schedule stands on one set.
+    """
+    if not pins.devices:
+        return {name: tuple(numbers) for name, numbers in given.items()}
+    moved: dict[int, int] = {}
+    for name, wanted in pins.devices.items():
+        for here, there in zip(given[name], wanted, strict=True):
+            if moved.setdefault(here, there) != there:
+                return None
+    if len(set(moved.values())) != len(moved):
+        return None
+    size = posed.group.node_size
+    total = len(posed.group.addresses)
+    free = [number for number in range(total) if number not in set(moved.values())]
+    rest = [number for number in range(total) if number not in moved]
+    moved |= dict(zip(rest, free, strict=True))
+    numbers = {name: tuple(sorted(moved[n] for n in block)) for name, block in given.items()}
+    # A block inside one node must not be torn apart by where the others were moved.
+    for block in numbers.values():
+        if len(block) <= size and len({number // size for number in block}) > 1:
+            return None
+    return numbers
+
+
+def _distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:
+    seen = {best.shape()}
+    kept: list[Chosen] = []
+    for one in found:
+        if len(kept) == most:
+            break
+        if one.shape() not in seen:
+            seen.add(one.shape())
+            kept.append(one)
+    return kept
+
+
+def _of_other_kinds(
+    posed: Posed,
+    known: Sequence[Chosen],
+    ways: Mapping[tuple[str, str], int],
+    pins: PinnedTasks,
+) -> list[Chosen]:
+    """The best schedule of each kind that is not among the known ones."""
+    kinds = [Kind.TEMPORAL, Kind.SPATIAL]
+    if posed.problem.staleness:
+        kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
+    found = []
+    here = {one.kind for one in known}
+    for kind in kinds:
+        if kind in here or len(posed.tasks) == 1:
+            continue
+        result = search(replace(posed.problem, kinds=frozenset({kind})), top=1)
+        priced = _priced(posed, result.best, ways, pins)
+        if priced and priced[0].kind not in here:
+            here.add(priced[0].kind)
+            found.append(priced[0])
+    return found
+
+
+def _chunks(schedule: Schedule) -> tuple[int, ...]:
+    if isinstance(schedule, Leaf):
+        return ()
+    own = (schedule.chunks,) if isinstance(schedule, Spatial) else ()
+    return own + _chunks(schedule.first) + _chunks(schedule.second)
+
+
+def _devices_unmet(posed: Posed, pins: PinnedTasks) -> PlanError:
+    asked = [one for one in pins.decisions if one.field == "devices"]
+    said = " and ".join(f"{one.subject}.devices={one.value}" for one in asked)
+    return PlanError(
+        f"no schedule has {said} at once",
+        where="plan.pins",
+        found=f"{PIN_SCHEDULES} schedules with these numbers of devices looked at",
+        expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
+        hint="leave one of them to the planner",
+    )

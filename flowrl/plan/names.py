@@ -1,0 +1,48 @@
+"""Short names for many devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from flowrl.plan.check_plan import number_ranges
+
+__all__ = ["device_names"]
+
+_NUMBERED = re.compile(r"^(.*?)(\d+)$")
+
+
+def device_names(addresses: Sequence[str]) -> str:
+    """`trainer-[0-3]/cuda:[0-7]` for 32 addresses; several such, joined by commas, where need be.
+
+    >>> device_names(["a-0/cuda:0", "a-0/cuda:1", "a-1/cuda:0", "a-1/cuda:1"])
+    'a-[0-1]/cuda:[0-1]'
+    """
+    nodes: dict[str, list[str]] = {}
+    for address in addresses:
+        node, slash, device = address.rpartition("/")
+        nodes.setdefault(node + slash, []).append(device)
+    same: dict[str, list[str]] = {}
+    for node, devices in nodes.items():
+        same.setdefault(", ".join(_folded(devices)), []).append(node)
+    shown = []
+    for inside, on in same.items():
+        for node in _folded(one.rstrip("/") for one in on):
+            shown.append(f"{node}/{inside}" if node else inside)
+    return ", ".join(shown)
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Names that differ in their last number only, as one."""
+    stems: dict[str, list[int]] = {}
+    plain: list[str] = []
+    for name in names:
+        found = _NUMBERED.match(name)
+        if found is None:
+            plain.append(name)
+        else:
+            stems.setdefault(found[1], []).append(int(found[2]))
+    return plain + [
+        f"{stem}{numbers[0]}" if len(numbers) == 1 else f"{stem}[{number_ranges(numbers)}]"
+        for stem, numbers in stems.items()
+    ]

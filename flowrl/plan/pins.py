@@ -1,0 +1,205 @@
+"""Decisions that somebody made before the planner: what they mean, and whether all can be kept.
+
+    rollout.tp=2            every node that generates has tp=2
+    actor.devices=0-31      training nodes of the role `actor` are on the first 32 devices
+    actor.update.dp=16      one node
+
+A subject is a node (`actor.update`), an operation (`update`, `logprobs`), `rollout` (all that
+generate), or a role: its own nodes, without its rollout where it has others. Devices are numbered
+in the order of the group that is planned for, reserved ones not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import PlanError
+from flowrl.plan.candidates import Filter
+from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.many_form import PinnedDecision
+from flowrl.plan.options import Pin
+from flowrl.plan.tasks import TaskWork
+
+__all__ = ["PinnedTasks", "read_pins"]
+
+LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
+FIELDS = (*LAYOUT_FIELDS, "devices", "micro_tokens", "offload", "recompute")
+
+_WORDS = {
+    "recompute": ("none", "selective", "full"),
+    "offload": ("none", "optimizer", "all", "optimizer+all"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedTasks:
+    """What pins say, by task.
+
+    Attributes:
+        filters: What is left of each task's candidates.
+        devices: Numbers of the devices of tasks that have theirs given.
+        decisions: As the plan keeps them.
+    """
+
+    filters: Mapping[str, Filter]
+    devices: Mapping[str, tuple[int, ...]]
+    decisions: tuple[PinnedDecision, ...]
+
+
+def read_pins(pins: Sequence[Pin], tasks: Sequence[TaskWork], num_devices: int) -> PinnedTasks:
+    """What pins mean for tasks.
+
+    Raises:
+        PlanError: nothing is called so, a value that cannot be, or two that contradict each other;
+            it names both.
+    """
+    chosen: dict[str, dict[str, tuple[Pin, str]]] = {}
+    decisions = []
+    for pin in pins:
+        value = _value(pin, num_devices)
+        nodes = _tasks(pin, tasks)
+        for task in nodes:
+            own = chosen.setdefault(task.id, {})
+            before = own.get(pin.field)
+            if before is not None and before[1] != value:
+                raise _contradiction(before[0], pin, f"for {task.id} they say two things")
+            own[pin.field] = (pin, value)
+        decisions.append(
+            PinnedDecision(
+                subject=pin.subject,
+                field=pin.field,
+                value=value,
+                nodes=tuple(str(task.id) for task in nodes),
+            )
+        )
+    filters = {name: _filter(own) for name, own in chosen.items()}
+    devices = {
+        name: tuple(_numbers(own["devices"][1])) for name, own in chosen.items() if "devices" in own
+    }
+    for name, own in chosen.items():
+        _check_product(name, own, filters[name])
+    return PinnedTasks(filters=filters, devices=devices, decisions=tuple(decisions))
+
+
+def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
+    exact = [task for task in tasks if pin.subject in task.nodes]
+    if exact:
+        return exact
+    if pin.subject == "rollout":
+        return [task for task in tasks if task.generates]
+    by_op = [task for task in tasks if task.id.rpartition(".")[2] == pin.subject]
+    of_role = [task for task in tasks if task.role.name == pin.subject]
+    found = by_op or [task for task in of_role if not task.generates] or of_role
+    if not found:
+        names = ["rollout", *dict.fromkeys(task.role.name for task in tasks)]
+        names += [str(task.id) for task in tasks]
+        raise PlanError(
+            f"nothing in the plan is called {pin.subject!r}",
+            where=pin.where,
+            found=str(pin),
+            expected=f"one of {listing(names)}",
+            hint=suggestion(pin.subject, names),
+        )
+    return found
+
+
+def _value(pin: Pin, num_devices: int) -> str:
+    if pin.field not in FIELDS:
+        raise PlanError(
+            f"{pin.field!r} cannot be pinned",
+            where=pin.where,
+            found=str(pin),
+            expected=f"one of {listing(FIELDS)}",
+            hint=suggestion(pin.field, FIELDS),
+        )
+    if pin.field in _WORDS:
+        if pin.value not in _WORDS[pin.field]:
+            raise PlanError(
+                f"there is no such way of {pin.field}",
+                where=pin.where,
+                found=str(pin),
+                expected=f"one of {listing(_WORDS[pin.field])}",
+                hint=suggestion(pin.value, _WORDS[pin.field]),
+            )
+        return pin.value
+    if pin.field == "devices":
+        return _device_numbers(pin, num_devices)
+    if not pin.value.isdecimal() or int(pin.value) < 1:
+        raise PlanError(
+            f"{pin.field} is a whole number of at least 1", where=pin.where, found=str(pin)
+        )
+    return str(int(pin.value))
+
+
+def _device_numbers(pin: Pin, num_devices: int) -> str:
+    try:
+        numbers = _numbers(pin.value)
+    except ValueError:
+        raise PlanError(
+            "devices are numbers and ranges of them",
+            where=pin.where,
+            found=str(pin),
+            expected="for example 0-31 or 0-7,16-23",
+        ) from None
+    if len(set(numbers)) != len(numbers):
+        raise PlanError("a device is named twice", where=pin.where, found=str(pin))
+    if numbers[-1] >= num_devices:
+        raise PlanError(
+            f"there is no device {numbers[-1]}",
+            where=pin.where,
+            found=str(pin),
+            expected=f"0 to {num_devices - 1}",
+        )
+    return number_ranges(numbers)
+
+
+def _numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        begin = int(first)
+        end = int(last) if dash else begin
+        if end < begin:
+            raise ValueError(text)
+        found += range(begin, end + 1)
+    return sorted(found)
+
+
+def _filter(own: Mapping[str, tuple[Pin, str]]) -> Filter:
+    devices = own.get("devices")
+    micro = own.get("micro_tokens")
+    return Filter(
+        layout=tuple((name, int(own[name][1])) for name in LAYOUT_FIELDS if name in own),
+        devices=None if devices is None else len(_numbers(devices[1])),
+        recompute=own["recompute"][1] if "recompute" in own else None,
+        offload=own["offload"][1] if "offload" in own else None,
+        micro_tokens=None if micro is None else int(micro[1]),
+    )
+
+
+def _check_product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) -> None:
+    """Sizes of a layout and a number of devices that cannot go together."""
+    if made.devices is None:
+        return
+    product = 1
+    for name, size in made.layout:
+        if name == "ep":
+            continue
+        product *= size
+        if made.devices % product:
+            raise _contradiction(
+                own["devices"][0],
+                own[name][0],
+                f"{made.devices} devices of {task} are no multiple of {product}",
+            )
+
+
+def _contradiction(first: Pin, second: Pin, why: str) -> PlanError:
+    wheres = dict.fromkeys((first.where, second.where))
+    return PlanError(
+        f"{first} and {second} contradict each other: {why}",
+        where=" and ".join(wheres),
+        hint="take one of them out",
+    )

@@ -1,0 +1,170 @@
+"""Weight routes, written out: which slice of which parameter goes from which rank to which.
+
+A plan keeps a rule, the two layouts of a route and the classes of parameters. `expand_route` turns
+it into transfers when somebody needs them; a plan for a thousand devices would be millions of
+lines otherwise.
+
+    for transfer in expand_route(shape, source, destination):
+        transfer.parameter, transfer.source, transfer.source_slice, ...
+
+Every element that a destination rank holds comes from exactly one source rank. Among those that
+have it, destinations are spread over replicas, and one that has it already is its own source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flowrl.cost.models import ModelShape
+from flowrl.errors import PlanError
+from flowrl.plan.options import ENGINES, TRAINERS
+from flowrl.plan.parameters import Box, Holding, Parameter, parameters_of, part_of
+from flowrl.plan.schema import Operation, PlacementPlan, WeightRoute
+
+__all__ = ["Transfer", "expand_plan_route", "expand_route", "holding_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A slice on its way.
+
+    Attributes:
+        source: Rank in the source's layout.
+        source_slice: Within what the source rank holds.
+        destination_slice: Within what the destination rank holds.
+        box: Within the whole parameter.
+    """
+
+    parameter: str
+    source: int
+    destination: int
+    source_slice: Box
+    destination_slice: Box
+    box: Box
+
+    @property
+    def elements(self) -> int:
+        """Numbers that travel."""
+        return _volume(self.box)
+
+
+def expand_route(
+    shape: ModelShape,
+    source: Holding,
+    destination: Holding,
+    *,
+    classes: tuple[str, ...] | None = None,
+    together: bool = False,
+) -> Iterator[Transfer]:
+    """Every transfer of a route.
+
+    Args:
+        classes: Of parameters; None for all.
+        together: Equal ranks are the same device, and keep what they have.
+
+    Raises:
+        PlanError: the source does not hold all that the destination needs.
+    """
+    for parameter in parameters_of(shape):
+        if classes is not None and parameter.kind not in classes:
+            continue
+        held = [
+            (rank, box)
+            for rank in range(source.layout.num_devices)
+            if (box := part_of(parameter, rank, source, shape)) is not None
+        ]
+        for rank in range(destination.layout.num_devices):
+            wanted = part_of(parameter, rank, destination, shape)
+            if wanted is not None:
+                yield from _gather(parameter, rank, wanted, held, together)
+
+
+def expand_plan_route(
+    plan: PlacementPlan, route: WeightRoute, shape: ModelShape
+) -> Iterator[tuple[str, str, Transfer]]:
+    """`(from address, to address, transfer)` of a plan's route over many devices.
+
+    Raises:
+        PlanError: a route that names no operation: it travels by other means than slices.
+    """
+    if route.node is None:
+        raise PlanError(
+            f"the weights of {route.source} travel as a whole ({route.transport}), not in slices",
+            where=f"weight_routes: {route.source} to {route.destination}",
+        )
+    update = next(one for one in plan.operations if one.role == route.source and one.op == "update")
+    user = plan.operation(route.node)
+    together = update.devices == user.devices
+    transfers = expand_route(
+        shape,
+        holding_of(update),
+        holding_of(user),
+        classes=route.parameter_classes,
+        together=together,
+    )
+    for transfer in transfers:
+        yield update.devices[transfer.source], user.devices[transfer.destination], transfer
+
+
+def holding_of(operation: Operation) -> Holding:
+    """How an operation's devices hold its model."""
+    library = {**TRAINERS, **ENGINES}.get(operation.library)
+    return Holding(
+        layout=operation.layout,
+        shard="full" if operation.shard == "full" else "none",
+        replicas_last=operation.op == "generate",
+        vocabulary_step=64 if library is None else library.vocabulary_step,
+    )
+
+
+def _gather(
+    parameter: Parameter,
+    rank: int,
+    wanted: Box,
+    held: list[tuple[int, Box]],
+    together: bool,
+) -> Iterator[Transfer]:
+    """The transfers that together bring one rank its part."""
+    by_box: dict[Box, list[int]] = {}
+    for source, box in held:
+        by_box.setdefault(box, []).append(source)
+    missing = _volume(wanted)
+    # Layouts hold equal parts or such that have nothing in common.
+    for box, ranks in by_box.items():
+        common = _intersection(box, wanted)
+        if common is None:
+            continue
+        source = rank if together and rank in ranks else ranks[rank % len(ranks)]
+        missing -= _volume(common)
+        yield Transfer(
+            parameter=parameter.name,
+            source=source,
+            destination=rank,
+            source_slice=_within(common, box),
+            destination_slice=_within(common, wanted),
+            box=common,
+        )
+    if missing:
+        raise PlanError(
+            f"{missing} elements of {parameter.name} are on no source device",
+            found=f"rank {rank} needs {wanted}",
+        )
+
+
+def _intersection(one: Box, other: Box) -> Box | None:
+    box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return None if any(begin >= end for begin, end in box) else box
+
+
+def _within(box: Box, of: Box) -> Box:
+    return tuple(
+        (begin - base, end - base) for (begin, end), (base, _) in zip(box, of, strict=True)
+    )
+
+
+def _volume(box: Box) -> int:
+    count = 1
+    for begin, end in box:
+        count *= end - begin
+    return count

@@ -1,0 +1,308 @@
+"""A schedule on devices, written down as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.layout import ONE_DEVICE
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op
+from flowrl.plan.assign import (
+    Bar,
+    bars,
+    bottleneck,
+    busy_seconds,
+    pieces,
+    schedule_step,
+)
+from flowrl.plan.check_plan import check_plan
+from flowrl.plan.dtypes import role_dtype
+from flowrl.plan.engine_flags import engine_flags
+from flowrl.plan.explain import alternatives_of, notes_of, reasons_of
+from flowrl.plan.held import held_memory, sharing_sets
+from flowrl.plan.host import place_hosted, plan_sizes, pool_summary
+from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.many_form import CostSource, EngineFlags
+from flowrl.plan.names import device_names
+from flowrl.plan.operations import place_channels, place_operations
+from flowrl.plan.parameters import parameter_classes
+from flowrl.plan.problem_of import weight_ways
+from flowrl.plan.request import PlanRequest, RoleRequest
+from flowrl.plan.schema import (
+    PLAN_VERSION,
+    Channel,
+    Operation,
+    Placement,
+    PlacementPlan,
+    PredictedSpan,
+    Prediction,
+    ResidencySwitch,
+    StartUnit,
+    Transport,
+    WeightRoute,
+)
+from flowrl.plan.tasks import TaskWork
+
+__all__ = ["write_plan"]
+
+
+def write_plan(
+    graph: Graph,
+    request: PlanRequest,
+    pool: ResourcePool,
+    searched: Searched,
+    hosted: list[RoleRequest],
+) -> PlacementPlan:
+    """The plan of the best schedule that was found.
+
+    Args:
+        hosted: Roles without a model of flowrl's.
+    """
+    chosen = searched.best
+    models = list(_model_placements(chosen, request))
+    beside, why = place_hosted(hosted, graph, pool)
+    by_role = {placement.role: placement for placement in (*models, *beside)}
+    operations = _operations(graph, by_role, request, chosen)
+    plan = PlacementPlan(
+        version=PLAN_VERSION,
+        graph=graph.name,
+        pool=pool_summary(pool),
+        sizes=plan_sizes(request),
+        placements=tuple(by_role.values()),
+        operations=operations,
+        residency=tuple(_switches(chosen)),
+        weight_routes=tuple(_routes(graph, chosen)),
+        channels=tuple(_channels(graph, by_role, operations, request)),
+        prediction=_prediction(chosen, graph),
+        alternatives=alternatives_of(searched),
+        reasons=(*reasons_of(searched), *why, *request.reasons),
+        schedule=schedule_step(chosen.schedule, chosen.posed.problem.block_sizes()),
+        kind=str(chosen.kind),
+        engine_flags=tuple(_flags(chosen, request)),
+        pins=searched.pins.decisions,
+        notes=notes_of(searched, request),
+    )
+    return check_plan(plan)
+
+
+def _addresses(chosen: Chosen, numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(chosen.posed.group.addresses[number] for number in numbers)
+
+
+def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placement]:
+    """One a role: where any of its work is done, divided as its training (or first work) is."""
+    tasks: dict[str, list[TaskWork]] = {}
+    for task in chosen.posed.tasks:
+        tasks.setdefault(task.role.name, []).append(task)
+    for name, own in tasks.items():
+        role = own[0].role
+        main = next((task for task in own if task.updates), own[0])
+        numbers = sorted({number for task in own for number in chosen.numbers[task.id]})
+        layout = chosen.ways[main.id].layout
+        draws = next((task for task in own if task.generates), None)
+        yield Placement(
+            role=name,
+            backend=role.backend,
+            devices=_addresses(chosen, numbers),
+            process=name,
+            dtype=role_dtype(role, request, chosen.posed.group.device),
+            layout=layout if layout.num_devices == len(numbers) else ONE_DEVICE,
+            replicas=chosen.ways[(draws or main).id].layout.dp,
+            num_slots=chosen.ways[draws.id].slots if draws is not None else 0,
+            trainable=main.updates,
+            copy_of=role.copy_of if role.copy_of in tasks else None,
+            head=role.head,
+        )
+
+
+def _operations(
+    graph: Graph, placements: Mapping[str, Placement], request: PlanRequest, chosen: Chosen
+) -> tuple[Operation, ...]:
+    cut = pieces(chosen.posed.problem, chosen.schedule)
+    tasks: dict[str, TaskWork] = {task.id: task for task in chosen.posed.tasks}
+    found = []
+    for operation in place_operations(graph, placements, request):
+        task = tasks.get(operation.node)
+        if task is None:
+            found.append(_of_driver(operation, graph, chosen))
+            continue
+        way = chosen.ways[task.id]
+        chunks = cut.get(task.id, 1)
+        prompts = -(-request.prompts_per_step // chunks)
+        found.append(
+            replace(
+                operation,
+                devices=_addresses(chosen, chosen.numbers[task.id]),
+                start=StartUnit.GROUP if chunks > 1 else operation.start,
+                replicas=way.layout.dp,
+                chunk=prompts if chunks > 1 else way.slots,
+                micro_batch=0 if task.generates else max(1, way.micro_tokens // request.max_length),
+                layout=way.layout,
+                library="" if task.declared else task.library.name,
+                shard=task.library.shard,
+                recompute=way.recompute,
+                offload=way.offload,
+                micro_tokens=way.micro_tokens,
+                kv_tokens=way.kv_tokens,
+                slots=way.slots,
+                seconds=way.seconds,
+            )
+        )
+    return tuple(found)
+
+
+def _of_driver(operation: Operation, graph: Graph, chosen: Chosen) -> Operation:
+    """Of a sync, the devices that new weights come to."""
+    if operation.op != Op.SYNC:
+        return operation
+    role = graph.node(operation.node).role
+    draws = [task for task in chosen.posed.tasks if task.role.name == role and task.generates]
+    first = draws[0] if draws else None
+    if first is None:
+        return operation
+    return replace(operation, devices=_addresses(chosen, chosen.numbers[first.id]))
+
+
+def _channels(
+    graph: Graph,
+    placements: Mapping[str, Placement],
+    operations: tuple[Operation, ...],
+    request: PlanRequest,
+) -> Iterator[Channel]:
+    """As of one device, but payloads may have to leave the machine, and may come in pieces."""
+    by_node = {operation.node: operation for operation in operations}
+    for channel in place_channels(graph, placements):
+        ends = by_node[channel.source], by_node[channel.destination]
+        nodes = {address.partition("/")[0] for one in ends for address in one.devices}
+        apart = all(one.devices for one in ends) and len(nodes) > 1
+        reader = ends[1]
+        capacity = 0
+        if reader.start is StartUnit.GROUP and reader.seconds is not None:
+            capacity = reader.chunk * -(-reader.num_samples // request.prompts_per_step)
+        yield replace(
+            channel,
+            transport=Transport.NETWORK if apart else channel.transport,
+            capacity=capacity,
+        )
+
+
+def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
+    """From the update of each role to every task that uses its weights elsewhere, or otherwise."""
+    syncs = {str(node.role): str(node.id) for node in graph.of_op(Op.SYNC)}
+    for (update, name), every in weight_ways(graph, chosen.posed.tasks).items():
+        task, trained = chosen.posed.task(name), chosen.posed.task(update)
+        apart = chosen.numbers[update] != chosen.numbers[name]
+        same = chosen.ways[update].form == chosen.ways[name].form
+        in_place = not task.generates and not apart and same
+        if in_place and task.role.name == trained.role.name:
+            continue
+        yield WeightRoute(
+            source=trained.role.name,
+            destination=task.role.name,
+            after=syncs.get(task.role.name, update) if task.generates else update,
+            transport=Transport.COLLECTIVE,
+            source_layout=chosen.ways[update].layout,
+            destination_layout=chosen.ways[name].layout,
+            parameter_classes=parameter_classes(trained.shape),
+            every=every,
+            node=name,
+            seconds=chosen.syncs[update, name],
+        )
+
+
+def _switches(chosen: Chosen) -> Iterator[ResidencySwitch]:
+    """What is taken before a task and given back before the next one on its devices."""
+    order = [bar.task for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s))]
+    for task in chosen.posed.tasks:
+        what = _moves(task, chosen)
+        mine = set(chosen.numbers[task.id])
+        place = order.index(task.id)
+        turn = order[place + 1 :] + order[:place]
+        following = next((name for name in turn if mine & set(chosen.numbers[name])), None)
+        if what is None or following is None:
+            continue
+        where = device_names(_addresses(chosen, chosen.numbers[task.id]))
+        for action, before in (("take", task.id), ("release", following)):
+            yield ResidencySwitch(
+                role=task.role.name, device=where, what=what, action=action, before=before
+            )
+
+
+def _moves(task: TaskWork, chosen: Chosen) -> str | None:
+    if task.generates:
+        return "engine weights and kv cache" if task.library.sleeps else None
+    if "all" not in chosen.ways[task.id].offload:
+        return None
+    return "parameters and optimizer" if task.updates else "parameters"
+
+
+def _bars(chosen: Chosen) -> list[Bar]:
+    return list(bars(chosen.posed.problem, chosen.schedule))
+
+
+def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
+    alone = {task for tasks in sharing_sets(chosen) if len(tasks) == 1 for task in tasks}
+    for task in chosen.posed.tasks:
+        if task.generates:
+            way = chosen.ways[task.id]
+            flags = engine_flags(
+                task,
+                way,
+                chosen.posed.candidates.memory(task, way),
+                memory_bytes=chosen.posed.group.device.memory_bytes,
+                max_length=request.max_length,
+                dtype=role_dtype(task.role, request, chosen.posed.group.device),
+                sleeps=task.id not in alone,
+            )
+            if flags is not None:
+                yield flags
+
+
+def _prediction(chosen: Chosen, graph: Graph) -> Prediction:
+    problem = chosen.posed.problem
+    samples = max(task.samples for task in chosen.posed.tasks)
+    busy = busy_seconds(chosen.schedule)
+    total = chosen.step_s * len(chosen.posed.group.addresses)
+    return Prediction(
+        memory=held_memory(chosen),
+        step_s=chosen.step_s,
+        timeline=tuple(_timeline(chosen, graph)),
+        bottleneck=bottleneck(problem, chosen.schedule),
+        idle_share=max(0.0, 1 - busy / total) if total else 0.0,
+        sync_s=chosen.sync_s,
+        device_s=chosen.step_s * chosen.used / samples,
+        confidence=tuple(
+            CostSource(
+                node=task.id,
+                seconds=chosen.ways[task.id].seconds,
+                source=chosen.ways[task.id].estimate.source,
+                parts=chosen.ways[task.id].estimate.parts,
+            )
+            for task in chosen.posed.tasks
+        ),
+    )
+
+
+def _timeline(chosen: Chosen, graph: Graph) -> Iterator[PredictedSpan]:
+    end = 0.0
+    for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s)):
+        end = max(end, bar.end_s)
+        yield PredictedSpan(
+            node=bar.task,
+            device=device_names(_addresses(chosen, chosen.numbers[bar.task])),
+            begin_s=bar.begin_s,
+            end_s=bar.end_s,
+        )
+    syncs = {str(node.role): str(node.id) for node in graph.of_op(Op.SYNC)}
+    for (_, name), seconds in chosen.syncs.items():
+        role = chosen.posed.task(name).role.name
+        if seconds:
+            yield PredictedSpan(
+                node=syncs.get(role, f"weights to {name}"),
+                device=device_names(_addresses(chosen, chosen.numbers[name])),
+                begin_s=end,
+                end_s=end + seconds,
+            )
+            end += seconds
