@@ -133,7 +133,7 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
             found[most, slots] = _rollout(lengths, samples=2000, slots=slots).seconds
     _occupancy.cache_clear()
     for slots in (256, 2000):
-        assert found[192, slots] == pytest.approx(found[4000, slots], rel=0.03)
+        assert found[192, slots] == pytest.approx(found[4000, slots], rel=0.04)
 
 
 def test_replicas_share_samples_and_wait_for_the_longest_of_all():
