@@ -189,7 +189,9 @@ def packaged_models() -> dict[ModelShape, str]:
     if found is None or found.origin is None:
         raise _not_installed()
     models: dict[ModelShape, str] = {}
-    for path in sorted((Path(found.origin).parent / "model_configs").glob("*_config.json")):
+    folder = Path(found.origin).parent / "model_configs"
+    # Quantised variants of a model have its sizes and longer names.
+    for path in sorted(folder.glob("*_config.json"), key=lambda path: (len(path.name), path.name)):
         if path.name.endswith("_hf_quant_config.json"):
             continue
         config = json.loads(path.read_text(encoding="utf-8"))
