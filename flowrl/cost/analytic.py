@@ -13,7 +13,8 @@ constants in `efficiency`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost import efficiency
@@ -51,8 +52,9 @@ class AnalyticCost:
         self, shape: ModelShape, layout: Layout, machine: Machine, *, batch: int, context: float
     ) -> Estimate:
         """See `Cost`."""
-        parts = decode_parts(shape, layout, machine, batch=batch, context=context)
-        return Estimate.of_parts({**parts, "host": self.host_s})
+        # Without expert groups a step is a replica's own matter, however many there are.
+        replica = layout if layout.ep > 1 else replace(layout, dp=1)
+        return _decode_step(shape, replica, machine, batch, context, self.host_s)
 
     def prefill(
         self, shape: ModelShape, layout: Layout, machine: Machine, *, rows: int, tokens: int
@@ -174,3 +176,16 @@ class AnalyticCost:
     def move(self, nbytes: int, machine: Machine) -> Estimate:
         """See `Cost`."""
         return Estimate.of_parts({"host link": move_s(nbytes, machine)})
+
+
+@lru_cache(maxsize=16384)
+def _decode_step(
+    shape: ModelShape,
+    layout: Layout,
+    machine: Machine,
+    batch: int,
+    context: float,
+    host_s: float,
+) -> Estimate:
+    parts = decode_parts(shape, layout, machine, batch=batch, context=context)
+    return Estimate.of_parts({**parts, "host": host_s})

@@ -19,6 +19,7 @@ share on top.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,11 +46,28 @@ from flowrl.plan.tasks import TaskWork
 
 __all__ = ["Candidate", "Candidates", "Filter", "layout_rules", "task_workload"]
 
-KV_SHARES = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25)
+KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
+
+NO_FASTER = 0.999
+"""Of the time with a smaller cache: a larger one that takes as much is not tried further."""
 
 MICRO_SAMPLES = (1, 4)
 """Longest samples that a packed micro-batch holds."""
+
+MEMORY_STEPS = 16
+"""Steps of a device's memory in which ways are told apart."""
+
+MOST_FORMS = 4
+"""Forms of parameters that several tasks may hold at once, on one number of devices."""
+
+MOST_REPLICA = 8
+"""Devices of a replica, as a multiple of the smallest that fits: beyond that a model is only cut
+into smaller pieces that exchange more."""
+
+TIGHT = 0.5
+"""Of a device: where an update takes more even with all activations computed again, its optimizer
+may stream from the host."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -170,10 +188,16 @@ class Candidates:
             shared: Another task holds the same parameters, so it matters in which form.
         """
         found: list[Candidate] = []
+        smallest = num_devices
         for layout in self.layouts(task, num_devices).possible:
+            if layout.model_devices > MOST_REPLICA * smallest and not only.layout:
+                break  # layouts come with the smallest replicas first
             if only.takes(layout):
-                found += self.of_layout(task, layout, only)
-        return pareto(found, shared=shared)
+                made = list(self.of_layout(task, layout, only))
+                if made:
+                    smallest = min(smallest, layout.model_devices)
+                found += made
+        return pareto(found, self.budget, shared=shared)
 
     def of_layout(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         """All ways to run a task in one layout that fit the device alone."""
@@ -226,13 +250,12 @@ class Candidates:
         asleep = resident_bytes(task.shape, layout, work, empty)
         if task.library.sleeps:
             asleep -= offloadable_bytes(task.shape, layout, work, empty)
-        seen: set[int] = set()
+        before, seconds = 0, math.inf
         for share in KV_SHARES:
             free = int(self.budget * share) - fixed
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
-            if kv_tokens < longest or kv_tokens in seen:
+            if kv_tokens < longest or kv_tokens == before:
                 continue
-            seen.add(kv_tokens)
             options = replace(empty, kv_tokens=kv_tokens)
             peak = role_peak(task.shape, layout, work, Phase.ROLLOUT, options)
             estimate = self.cost.rollout(
@@ -246,6 +269,9 @@ class Candidates:
                 slots=work.num_slots,
                 kv_tokens=kv_tokens,
             )
+            if estimate.seconds > NO_FASTER * seconds:
+                break
+            before, seconds = kv_tokens, estimate.seconds
             resident = asleep
             if not task.library.sleeps:
                 resident = resident_bytes(task.shape, layout, work, options)
@@ -305,24 +331,45 @@ class Candidates:
 
     def _updates(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
         work = self.work(task, layout)
-        for micro in self._micro_tokens(task, layout):
-            for streams in (False, True):
-                for recompute in RECOMPUTE:
-                    options = self._memory(
-                        task,
-                        recompute=recompute,
-                        packed_tokens=micro,
-                        offload_optimizer=streams,
-                    )
+        for streams in (False, True):
+            base = self._memory(task, offload_optimizer=streams)
+            resident = resident_bytes(task.shape, layout, work, base)
+            moved = offloadable_bytes(task.shape, layout, work, base)
+            frozen = replace(work, trainable=False)
+            weights = offloadable_bytes(task.shape, layout, frozen, base)
+            least = self.budget + 1
+            for micro in self._micro_tokens(task, layout):
+                for recompute in reversed(RECOMPUTE):
+                    options = replace(base, recompute=recompute, packed_tokens=micro)
                     peak = role_peak(task.shape, layout, work, Phase.UPDATE, options)
-                    if peak <= self.budget:
-                        yield from self._update(task, layout, work, options, peak)
+                    least = min(least, peak)
+                    if peak > self.budget:
+                        break  # less is computed again, so more is kept
+                    kept = Candidate(
+                        layout=layout,
+                        estimate=self._train(task, layout, options),
+                        resident=resident,
+                        peak=peak,
+                        weight_bytes=weights,
+                        form=_form(task, layout),
+                        recompute=recompute,
+                        micro_tokens=micro,
+                        offload=("optimizer",) if streams else (),
+                    )
+                    yield kept
+                    yield replace(
+                        kept,
+                        move_s=2 * self.cost.move(moved, self.machine).seconds,
+                        resident=resident - moved,
+                        weight_bytes=0,
+                        form=f"{kept.form}, from the host",
+                        offload=(*kept.offload, "all"),
+                    )
+            if least <= TIGHT * self.budget:
+                return
 
-    def _update(
-        self, task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions, peak: int
-    ) -> Iterator[Candidate]:
-        micro = options.packed_tokens or 0
-        estimate = self.cost.train(
+    def _train(self, task: TaskWork, layout: Layout, options: MemoryOptions) -> Estimate:
+        return self.cost.train(
             task.shape,
             layout,
             self.machine,
@@ -330,33 +377,10 @@ class Candidates:
             prompt_tokens=self.options.prompt_tokens,
             lengths=self.options.lengths,
             mini_batches=self.request.mini_batches,
-            micro_tokens=micro,
+            micro_tokens=options.packed_tokens or 0,
             recompute=options.recompute,
             shard=options.shard,
             offload_optimizer=options.offload_optimizer,
-        )
-        resident = resident_bytes(task.shape, layout, work, options)
-        moved = offloadable_bytes(task.shape, layout, work, options)
-        frozen = replace(work, trainable=False)
-        kept = Candidate(
-            layout=layout,
-            estimate=estimate,
-            resident=resident,
-            peak=peak,
-            weight_bytes=offloadable_bytes(task.shape, layout, frozen, options),
-            form=_form(task, layout),
-            recompute=options.recompute,
-            micro_tokens=micro,
-            offload=("optimizer",) if options.offload_optimizer else (),
-        )
-        yield kept
-        yield replace(
-            kept,
-            move_s=2 * self.cost.move(moved, self.machine).seconds,
-            resident=resident - moved,
-            weight_bytes=0,
-            form=f"{kept.form}, from the host",
-            offload=(*kept.offload, "all"),
         )
 
     def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
@@ -368,26 +392,36 @@ class Candidates:
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
 
 
-def pareto(found: Sequence[Candidate], *, shared: bool) -> tuple[Candidate, ...]:
+def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Candidate, ...]:
     """Those that no other one beats in time and bytes, fastest first.
 
+    Bytes are compared in steps of `budget / MEMORY_STEPS`, or the search would be slower by
+    hundreds of options that differ in little else.
+
     Args:
-        shared: Ways that hold parameters are compared within one form of them only.
+        shared: Ways that hold parameters are compared within one form of them only, of which the
+            `MOST_FORMS` with the fastest ways are kept.
     """
     kept: list[Candidate] = []
-    ordered = sorted(found, key=lambda one: (one.seconds, one.peak, one.resident))
-    for one in ordered:
-        if not any(_beats(other, one, shared) for other in kept):
-            kept.append(one)
+    forms: dict[str, None] = {}
+    step = max(1, budget // MEMORY_STEPS)
+    for one in sorted(found, key=lambda one: (one.seconds, one.peak, one.resident)):
+        held = one.form if shared and one.weight_bytes else ""
+        if held and held not in forms and len(forms) == MOST_FORMS:
+            continue
+        if any(_beats(other, one, step, shared) for other in kept):
+            continue
+        if held:
+            forms[held] = None
+        kept.append(one)
     return tuple(kept)
 
 
-def _beats(other: Candidate, one: Candidate, shared: bool) -> bool:
+def _beats(other: Candidate, one: Candidate, step: int, shared: bool) -> bool:
     return (
-        other.devices == one.devices
-        and (not shared or not one.weight_bytes or other.form == one.form)
-        and other.resident <= one.resident
-        and other.peak <= one.peak
+        (not shared or not one.weight_bytes or other.form == one.form)
+        and other.resident // step <= one.resident // step
+        and other.peak // step <= one.peak // step
     )
 
 
