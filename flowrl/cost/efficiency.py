@@ -8,7 +8,8 @@ predict_published.md` shows the errors of both):
   `h100_sxm, Qwen3-8B` of `engine_steps.json`.
 - X: in the same way, of Qwen3-30B-A3B with experts divided over tensor ranks (`moe_ep` 1), and for
   `expert_skew` with whole experts on ranks.
-- N: the step of Qwen3-30B-A3B on 32 H100, on policy, in the performance summary of NeMo RL 0.4.
+- N: the steps of Qwen3-30B-A3B on 32 H100 and of Qwen3-235B-A22B on 128, on policy, in the
+  performance summary of NeMo RL 0.4 (`benchmarks/published/nemo_rl.yaml`), one constant each.
 - S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
 
 No constant is fitted to a single row of what is predicted, and none depends on a model.
@@ -116,9 +117,10 @@ LINK_SHARE = 0.70
 """Collectives inside a node (K): base and rank time, and the volume of a ring at that share of the
 link."""
 
-NETWORK_LATENCY_S = 25.0e-6
+NETWORK_LATENCY_S = 50.0e-6
 NETWORK_SHARE = 0.80
-"""Between nodes; not calibrated, for no row has it: common figures of NCCL on 400 Gb/s links."""
+"""Between nodes: the start for each doubling of them (N: the engines of Qwen3-235B-A22B lie across
+two nodes); the share of the link is a common figure of NCCL on 400 Gb/s links, not calibrated."""
 
 ENGINE_HOST_S = 4.0e-3
 """What an engine's host adds to a decode step (S): scheduling, sampling, logprobs, detokenising.
@@ -132,8 +134,9 @@ TRAINER_SHARE = 0.50
 work, gaps between launches, padding and uneven micro-batches."""
 
 TRAINER_EXPERTS_S = 1.5e-3
-"""A layer's routed experts in a trainer's pass (N), before `TRAINER_SHARE`: the host learns how
-many tokens each expert gets, orders them, and starts products and exchanges of their sizes."""
+"""A layer's routed experts in a trainer's pass (N: the 30B), before `TRAINER_SHARE`: the host finds
+out how many tokens each expert gets, orders them, and starts products and exchanges of their
+sizes."""
 
 LOGIT_PASSES = 3
 """Times that a trainer reads or writes float32 logits of a token in one pass; not calibrated: the

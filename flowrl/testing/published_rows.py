@@ -34,6 +34,13 @@ _SYSTEMS = {
 """Devices by the names of AIConfigurator's database."""
 
 
+_DISTILLED = {
+    "deepseek-r1-distill-qwen-": "qwen2.5-",
+    "deepseek-r1-distill-llama-": "llama-3.1-",
+}
+"""Models that others were trained into, with their sizes."""
+
+
 class Unusable(Exception):
     """A row cannot be predicted.
 
@@ -71,7 +78,7 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
     """
     if not isinstance(name, str) or not name:
         raise Unusable("model is missing")
-    path = models / f"{name.rsplit('/', 1)[-1].lower()}.json"
+    path = models / f"{_file_name(name)}.json"
     if path.is_file():
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -81,6 +88,21 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
     if isinstance(given, Mapping):
         return _given_shape(name, given)
     raise Unusable(f"unknown model {name!r}: no {path.name} in {models.name}, and no sizes given")
+
+
+def _file_name(name: str) -> str:
+    """Of the model whose sizes one has, tuned or not.
+
+    >>> _file_name("meta-llama/Meta-Llama-3.1-8B-Instruct")
+    'llama-3.1-8b'
+    """
+    short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    for prefix, family in _DISTILLED.items():
+        if short.startswith(prefix):
+            return family + short.removeprefix(prefix)
+    for word in ("-instruct", "-base", "-chat", "-math"):
+        short = short.replace(word, "")
+    return short
 
 
 def _given_shape(name: str, given: Row) -> ModelShape:

@@ -11,7 +11,7 @@ Assumed, alike for all rows:
 - full recompute, packed micro-batches of the context's length (at least `MICRO_TOKENS`), one
   optimizer step, a distributed optimizer (`fsdp`: everything divided), unless the row says else;
 - roles share the devices, and stages follow each other; a step is its stages and a weight sync, and
-  where no stages are given, generation, one pass of logprobs, training and the sync;
+  where no stages are given, generation, `logprob_passes` (1) of logprobs, training and the sync;
 - an engine gives `CACHE_SHARE` of its memory to weights and cache, and runs `DEFAULT_SLOTS` rows at
   once unless the row says else.
 """
@@ -116,6 +116,7 @@ class _Job:
     recompute: Recompute
     mini_batches: int
     micro_tokens: int
+    logprob_passes: int
     notes: list[str] = field(default_factory=list)
 
 
@@ -157,9 +158,8 @@ def _compare(name: str, job: _Job, seconds: Mapping[str, float], measured: Row) 
     ]
     given = {_STAGES[stage.stage] for stage in stages}
     step = sum(stage.predicted_s for stage in stages)
-    step += sum(
-        seconds[name] for name in ("generate", "logprobs", "train", "sync") if name not in given
-    )
+    rest = ("generate", *("logprobs",) * job.logprob_passes, "train", "sync")
+    step += sum(seconds[name] for name in rest if name not in given)
     return Prediction(
         name=name,
         stages=tuple(stages),
@@ -266,6 +266,7 @@ class _Reader:
             recompute=recompute,
             mini_batches=int(row.get("mini_batches") or row.get("num_minibatches") or 1),
             micro_tokens=int(row.get("micro_tokens") or max(MICRO_TOKENS, context)),
+            logprob_passes=int(row.get("logprob_passes") or 1),
             notes=self._notes,
         )
 
