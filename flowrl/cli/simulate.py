@@ -113,10 +113,12 @@ def _simulated(
     from flowrl.sim.run import simulate
 
     times = _times(compiled, stage, options.profile)
-    engines = {
+    # A fleet is the config's; who says nothing of it has the replicas of the plan.
+    wanted = {
         role: options.engines or config.num_engines
         for role, config in compiled.config.roles.items()
     }
+    engines = {role: n for role, n in wanted.items() if options.engines or n > 1}
     model = model_of_stage(stage, times, num_engines=engines)
     faults = Faults()
     if options.faults is not None:

@@ -186,7 +186,7 @@ class _Maker:
             if placement.num_slots and placement.process != MAIN:
                 for devices in _devices_of_replicas(placement):
                     for device in devices:
-                        found.setdefault(device, "+".join(devices))
+                        found.setdefault(device, _together(devices))
         return found
 
     # Engines and rollouts
@@ -321,7 +321,10 @@ class _Maker:
         return OpModel(
             name=operation.node,
             op=operation.op,
-            lanes=tuple(lane for replica in self.of_role.get(role, ()) for lane in replica),
+            lanes=tuple(
+                # Replicas may be on devices that an engine needs together.
+                dict.fromkeys(lane for replica in self.of_role.get(role, ()) for lane in replica)
+            ),
             cost=self.times.ops.get((role, kind or operation.op), LinearCost()),
             after=tuple(before for before in operation.after if before in names),
             rollout=origin if drawn else None,
@@ -361,6 +364,21 @@ class _Maker:
             for switch in self.plan.residency
             if switch.before == node
         )
+
+
+def _together(devices: Sequence[str]) -> str:
+    """A name for several devices.
+
+    >>> _together(["n0/cuda:4", "n0/cuda:5", "n0/cuda:6"]), _together(["cuda:0", "cuda:2"])
+    ('n0/cuda:4-6', 'cuda:0+cuda:2')
+    """
+    parts = [device.rpartition(":") for device in devices]
+    kinds = {kind for kind, _, _ in parts}
+    numbers = [int(number) for _, _, number in parts if number.isdecimal()]
+    row = list(range(numbers[0], numbers[0] + len(devices))) if numbers else []
+    if len(devices) > 1 and len(kinds) == 1 and numbers == row:
+        return f"{kinds.pop()}:{numbers[0]}-{numbers[-1]}"
+    return "+".join(devices)
 
 
 def _devices_of_replicas(placement: Placement) -> list[tuple[str, ...]]:

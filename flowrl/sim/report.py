@@ -5,6 +5,7 @@ Everything follows from the inputs, so that equal inputs give equal text, byte f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 REPORT_VERSION = 1
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +216,12 @@ def _step_lines(report: SimReport) -> list[str]:
 
 
 def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
-    """Each lane; where many are alike (`engine[0]`, `engine[1]` ...), their mean and range."""
+    """Each lane; where many differ by numbers alone (`engine[0]` ...), their mean and range."""
     alike: dict[str, list[LaneUse]] = {}
     for lane in lanes:
-        alike.setdefault(lane.lane.partition("[")[0], []).append(lane)
+        alike.setdefault(_NUMBER.sub("#", lane.lane), []).append(lane)
     rows = []
-    for name, some in alike.items():
+    for some in alike.values():
         if len(some) <= 4:
             rows += [(lane.device, lane.lane, f"{lane.idle_share:.1%}") for lane in some]
             continue
@@ -227,7 +230,7 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
         rows.append(
             (
                 next(iter(devices)) if len(devices) == 1 else f"{len(devices)} devices",
-                f"{name} x {len(some)}",
+                f"{some[0].lane} to {some[-1].lane}",
                 f"{sum(shares) / len(shares):.1%}  ({min(shares):.1%} to {max(shares):.1%})",
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ import yaml
 from flowrl.cli import main
 from flowrl.sim.profile import load_profile
 from tests.runtime.tiny_runs import tiny_config, write_config
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture
@@ -71,6 +74,51 @@ def test_lengths_faults_and_engines_are_taken_from_the_command_line(place, capsy
 
 def test_a_stage_but_the_last_can_be_named(place, capsys):
     assert told(capsys, "--stage", "sft")["stage"] == "sft"
+
+
+HERE = sorted(path for path in CONFIGS.glob("*.yaml") if "qwen25" not in path.stem)
+"""Configs for this machine; those of large models are planned for clusters."""
+
+
+@pytest.mark.parametrize("config", HERE, ids=lambda path: path.stem)
+def test_every_config_is_simulated_and_its_samples_add_up(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    faults = tmp_path / "faults.yaml"
+    faults.write_text("samples: {fail_share: 0.01}\nrewards: {fail_share: 0.01}\n")
+    words = [str(config), "--steps", "2", "--json", f"runtime.runs={tmp_path}"]
+    if config.stem == "gsm8k_tiny":  # a simulation reads no data, but the files must be there
+        words += [f"data.{key}=tests/data/gsm8k_test.jsonl" for key in ("train", "eval")]
+    words += ["--lengths", "lognormal:mean=2,sigma=1", "--faults", str(faults)]
+    told = []
+    for _ in range(2):
+        assert flowrl("simulate", *words) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    report = json.loads(told[0])
+    assert [step["step"] for step in report["steps"]] == [1, 2]
+    assert report["step_s"]["median"] > 0
+    ends = {end: number for end, number in report["samples"].items() if end != "admitted"}
+    assert sum(ends.values()) == report["samples"]["admitted"]
+    if report["num_engines"]:
+        assert sum(report["ages"].values()) > 0
+        assert report["samples"]["consumed"] > 0
+    events = json.loads((tmp_path / f"{config.stem}.trace.json").read_text())["traceEvents"]
+    assert {"update"} <= {event["name"] for event in events if event["ph"] == "X"}
+
+
+def test_the_replicas_of_a_plan_are_the_engines(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(CONFIGS.parent)
+    words = ["configs/grpo_qwen25_7b.yaml", "cluster=configs/clusters/h100_8x8.yaml"]
+    words += ["data.train=tests/data/gsm8k_test.jsonl", f"runtime.runs={tmp_path}", "--steps", "1"]
+    words += ["--lengths", "constant:64"]
+    assert flowrl("plan", *words[:3], "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert flowrl("simulate", *words, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    [placed] = [p for p in plan["placements"] if p["role"] == "actor"]
+    assert report["num_engines"] == placed["replicas"] > 1
+    assert flowrl("simulate", *words) == 0
+    assert " to h100-7/cuda:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

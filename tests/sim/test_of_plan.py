@@ -57,7 +57,7 @@ def test_what_one_process_does_is_on_one_lane(stage):
 
 
 def test_devices_that_an_engine_needs_together_are_one_lane_for_everyone(stage):
-    """Two engines of two cards each, and a trainer on all four."""
+    """Two engines of two cards each, and a reference with a replica on each card."""
     cards = tuple(
         DeviceSummary(
             address=f"cuda:{i}",
@@ -75,7 +75,7 @@ def test_devices_that_an_engine_needs_together_are_one_lane_for_everyone(stage):
     placements = tuple(
         replace(p, devices=names, process="engines", replicas=2, layout=Layout(tp=2))
         if p.role == "actor"
-        else replace(p, devices=names, process="reference")
+        else replace(p, devices=names, process="reference", replicas=4)
         if p.role == "reference"
         else p
         for p in plan.placements
@@ -83,11 +83,11 @@ def test_devices_that_an_engine_needs_together_are_one_lane_for_everyone(stage):
     pool = replace(plan.pool, devices=(*plan.pool.devices, *cards))
     placed = replace(stage, plan=replace(plan, pool=pool, placements=placements))
     model = model_of_stage(placed, assumed_times(placed))
-    assert [engine.lane for engine in model.engines] == ["cuda:0+cuda:1", "cuda:2+cuda:3"]
+    assert [engine.lane for engine in model.engines] == ["cuda:0-1", "cuda:2-3"]
     ops = {op.name: op for op in model.ops}
-    assert ops["reference.logprobs"].lanes == ("cuda:0+cuda:1", "cuda:2+cuda:3")
+    assert ops["reference.logprobs"].lanes == ("cuda:0-1", "cuda:2-3")
     report = simulated(placed)
-    assert {lane.device for lane in report.lanes} >= {"cuda:0+cuda:1", "cuda:2+cuda:3"}
+    assert {lane.device for lane in report.lanes} >= {"cuda:0-1", "cuda:2-3"}
 
 
 def test_the_scheduler_has_the_stages_settings(stage):

@@ -1,0 +1,355 @@
+"""What published remedies for long responses gain in simulation, with plots.
+
+    python benchmarks/simulated_gains.py             simulates, writes results and plots
+    python benchmarks/simulated_gains.py plots       plots of the results that are there
+
+The cluster is 32 GPUs with an 8 billion parameter model; a step learns from 1,024 samples (128
+prompts x 8) of lognormal length, mean 2,000 tokens, at most 16,384. Decode times are those of one
+H100 (shared anchors: Qwen3-8B, SGLang, bf16); training takes 6 P operations a token at 400
+teraflops a GPU. Speed-ups are of steps a second on the same GPUs, after the first steps, over the
+synchronous run that learns on the GPUs it draws with.
+
+Results go to results/simulated_gains.json, plots to docs/plots/.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from line_plots import Line, Plot, Rule
+
+from flowrl.rollout import SchedulerSettings
+from flowrl.rollout.policies import (
+    AbortRunning,
+    AgeBudget,
+    FinishRunning,
+    KeepRunning,
+    OverSampling,
+    RepackTail,
+)
+from flowrl.sim.costs import LinearCost
+from flowrl.sim.lengths import Lognormal
+from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
+from flowrl.sim.report import SimReport
+from flowrl.sim.run import simulate
+from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
+from flowrl.sim.workload import Assumed, PromptLengths
+
+RESULTS = Path(__file__).resolve().parent / "results" / "simulated_gains.json"
+PLOTS = Path(__file__).resolve().parents[1] / "docs" / "plots"
+
+GPUS, SLOTS, GROUPS, SIZE = 32, 64, 128, 8
+MEAN, LONGEST, PROMPT = 2000, 16_384, 200
+TRAIN_TOKEN_S = 6 * 8.19e9 / 400e12
+"""Of one GPU; on n of them a token takes 1/n of it."""
+LOAD_S = 3.0
+SIGMAS = (0.5, 0.75, 1.0, 1.25)
+STEPS, WARM_UP = 16, 6
+
+STEP_TIME = TableStep(
+    # anchors/engine_steps.json: Qwen3-8B, SGLang, bf16, one H100.
+    decode=DecodeTable(
+        [
+            *((1, 512, 0.00683), (1, 8192, 0.00701), (8, 512, 0.00685), (8, 8192, 0.00992)),
+            *((32, 512, 0.00768), (32, 8192, 0.0192), (64, 512, 0.00886), (64, 2048, 0.01345)),
+        ]
+    ),
+    prefill=LinearPrefill(call_s=0.008, token_s=3e-5),
+)
+
+
+def model(settings: SchedulerSettings, engines: int, *, shared: bool) -> SimModel:
+    """Engines of one GPU each, and a trainer on the others, or on all of them where `shared`."""
+    names = tuple(f"gpu[{i}]" for i in range(engines))
+    trainer = names if shared else ("trainer",)
+    gpus = engines if shared else GPUS - engines
+    ahead = settings.max_staleness
+    return SimModel(
+        name="gains",
+        lanes=tuple(
+            LaneModel(name=name, device=name) for name in dict.fromkeys((*names, *trainer, "cpu"))
+        ),
+        engines=tuple(
+            EngineModel(
+                name=name,
+                role="actor",
+                lane=name,
+                times=STEP_TIME,
+                num_slots=SLOTS,
+                capacity=SLOTS,
+                load_s=LOAD_S,
+            )
+            for name in names
+        ),
+        rollouts=(RolloutModel(name="generate", role="actor", groups=GROUPS, settings=settings),),
+        ops=(
+            OpModel(
+                name="update",
+                op="update",
+                lanes=trainer,
+                cost=LinearCost(token_s=TRAIN_TOKEN_S / gpus),
+                rollout="generate",
+                publishes=("actor",),
+            ),
+        ),
+        driver="cpu",
+        ahead=ahead,
+    )
+
+
+def run(
+    settings: SchedulerSettings, sigma: float, *, engines: int = GPUS, shared: bool = True
+) -> SimReport:
+    """A run of some steps."""
+    workload = Assumed(
+        Lognormal(mean=MEAN, sigma=sigma),
+        seed=0,
+        prompts=PromptLengths(values=(PROMPT,)),
+        longest=LONGEST,
+    )
+    made = model(settings, engines, shared=shared)
+    return simulate(made, steps=STEPS, workloads={"generate": workload})
+
+
+def step_s(report: SimReport) -> float:
+    """Mean seconds of a step, the first ones left out: they fill what later ones find."""
+    return mean(step.wall_s for step in report.steps[WARM_UP:])
+
+
+def tokens_per_s(report: SimReport) -> float:
+    """Response tokens that steps learned from in a second."""
+    later = report.steps[WARM_UP:]
+    return sum(step.num_tokens for step in later) / sum(step.wall_s for step in later)
+
+
+def synchronous(sigma: float) -> SimReport:
+    """The baseline."""
+    return run(SchedulerSettings(group_size=SIZE), sigma)
+
+
+def asynchronous(sigma: float, age: int, **policies: Any) -> tuple[int, SimReport]:
+    """Engines beside the trainer: the best way to share the GPUs out, and its run."""
+    settings = SchedulerSettings(
+        group_size=SIZE,
+        max_staleness=age,
+        admission=AgeBudget(groups=GROUPS, slack=policies.pop("slack", 0)),
+        **policies,
+    )
+    runs = [(n, run(settings, sigma, engines=n, shared=False)) for n in (12, 16, 20, 24, 28)]
+    return max(runs, key=lambda pair: tokens_per_s(pair[1]))
+
+
+# What is simulated
+
+
+def ratios() -> Iterator[dict[str, Any]]:
+    """How old samples may be."""
+    for sigma in SIGMAS:
+        base = tokens_per_s(synchronous(sigma))
+        yield {"sigma": sigma, "age": 0, "engines": GPUS, "speedup": 1.0}
+        for age in (1, 2, 4, 8):
+            engines, report = asynchronous(sigma, age)
+            yield {
+                "sigma": sigma,
+                "age": age,
+                "engines": engines,
+                "speedup": tokens_per_s(report) / base,
+            }
+
+
+def partial() -> Iterator[dict[str, Any]]:
+    """What becomes of running samples when weights are published, at an age of at most 4."""
+    for sigma in SIGMAS:
+        drained = asynchronous(sigma, 4, publication=FinishRunning())[1]
+        for name, policy in (("keep", KeepRunning()), ("abort", AbortRunning())):
+            report = asynchronous(sigma, 4, publication=policy)[1]
+            yield {
+                "sigma": sigma,
+                "publication": name,
+                "speedup": tokens_per_s(report) / tokens_per_s(drained),
+            }
+
+
+def over_sampling() -> Iterator[dict[str, Any]]:
+    """Spare members that are thrown away; and spare prompts whose samples go on in the next step.
+
+    Both learn on the GPUs that draw. With spare prompts a batch takes what is ready first, and
+    what runs then stops for the update and goes on behind it, one publication older.
+    """
+    for sigma in SIGMAS:
+        base = tokens_per_s(synchronous(sigma))
+        for spare in (1, 2, 4, 8):
+            members = run(
+                SchedulerSettings(group_size=SIZE, over_sampling=OverSampling(members=spare)),
+                sigma,
+            )
+            yield {
+                "sigma": sigma,
+                "kind": "members",
+                "share": spare / SIZE,
+                "speedup": tokens_per_s(members) / base,
+                "of steps": step_s(synchronous(sigma)) / step_s(members),
+            }
+            prompts = SchedulerSettings(
+                group_size=SIZE,
+                max_staleness=4,
+                refill=True,
+                admission=AgeBudget(groups=GROUPS, slack=4 * GROUPS),
+                over_sampling=OverSampling(prompts=spare * GROUPS // SIZE),
+            )
+            report = run(prompts, sigma)
+            yield {
+                "sigma": sigma,
+                "kind": "prompts",
+                "share": spare / SIZE,
+                "speedup": tokens_per_s(report) / base,
+                "of steps": step_s(synchronous(sigma)) / step_s(report),
+            }
+
+
+def repacking() -> Iterator[dict[str, Any]]:
+    """The tail of a synchronous step on fewer engines: what is freed, and what it costs."""
+    for sigma in SIGMAS:
+        plain = synchronous(sigma)
+        for share in (0.25, 0.5, 0.75):
+            packed = run(SchedulerSettings(group_size=SIZE, repack=RepackTail(share=share)), sigma)
+            yield {
+                "sigma": sigma,
+                "share": share,
+                "speedup": tokens_per_s(packed) / tokens_per_s(plain),
+                "freed": freed(plain, packed),
+            }
+
+
+def freed(plain: SimReport, packed: SimReport) -> float:
+    """Share of the engines' time that drawing leaves free with repacking and not without."""
+    busy = [
+        sum(lane.busy_s for lane in report.lanes if lane.lane.startswith("gpu")) / report.sim_s
+        for report in (plain, packed)
+    ]
+    return (busy[0] - busy[1]) / GPUS
+
+
+EXPERIMENTS = {
+    "ratio": ratios,
+    "partial": partial,
+    "over_sampling": over_sampling,
+    "repack": repacking,
+}
+
+
+# Plots
+
+
+def plots(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Plot]]:
+    """A name and a plot for each experiment, with published figures as rules."""
+    yield (
+        "asynchronous_ratio",
+        Plot(
+            title="Asynchronous over synchronous, same GPUs",
+            x="age of samples at most (asynchronous ratio)",
+            y="speed-up",
+            lines=by_sigma(found["ratio"], "age"),
+            rules=(
+                Rule(y=2.24, name="ROLL Flash, RLVR, at most"),
+                Rule(y=2.77, name="AReaL, at most"),
+                Rule(y=1.70, name="RLinf, reasoning, at most"),
+            ),
+        ),
+    )
+    yield (
+        "partial_rollouts",
+        Plot(
+            title="Interrupting at new weights, over finishing first (age 4)",
+            x="sigma of lengths",
+            y="speed-up",
+            lines=tuple(
+                Line(name=name, points=tuple((r["sigma"], r["speedup"]) for r in rows))
+                for name in ("keep", "abort")
+                if (rows := [r for r in found["partial"] if r["publication"] == name])
+            ),
+            rules=(Rule(y=1.12, name="AReaL 1.5B"), Rule(y=1.17, name="AReaL 7B")),
+        ),
+    )
+    yield (
+        "over_sampling",
+        Plot(
+            title="Spare prompts that go on in the next step",
+            x="spare prompts, share of a batch",
+            y="speed-up",
+            lines=by_sigma([r for r in found["over_sampling"] if r["kind"] == "prompts"], "share"),
+            rules=(
+                Rule(y=1.225, name="APRIL, mean"),
+                Rule(y=1.44, name="APRIL, at most"),
+            ),
+        ),
+    )
+    yield (
+        "spare_members",
+        Plot(
+            title="Spare members that are thrown away",
+            x="spare members, share of a group",
+            y="speed-up of steps",
+            lines=tuple(
+                Line(
+                    name=f"sigma {sigma:g}",
+                    points=tuple((r["share"], r["of steps"]) for r in rows),
+                )
+                for sigma in SIGMAS
+                if (
+                    rows := [
+                        r
+                        for r in found["over_sampling"]
+                        if r["kind"] == "members" and r["sigma"] == sigma
+                    ]
+                )
+            ),
+            rules=(),
+        ),
+    )
+    yield (
+        "tail_repacking",
+        Plot(
+            title="Engine time that repacking the tail sets free",
+            x="share of engines that the tail must fit on",
+            y="share of engine time",
+            lines=by_sigma(found["repack"], "share", value="freed"),
+            rules=(),
+        ),
+    )
+
+
+def by_sigma(rows: Sequence[dict[str, Any]], x: str, value: str = "speedup") -> tuple[Line, ...]:
+    """A line for each sigma."""
+    return tuple(
+        Line(
+            name=f"sigma {sigma:g}",
+            points=tuple((row[x], row[value]) for row in rows if row["sigma"] == sigma),
+        )
+        for sigma in SIGMAS
+    )
+
+
+def main() -> None:
+    """See the module."""
+    if sys.argv[1:] != ["plots"]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for name, experiment in EXPERIMENTS.items():
+            found[name] = []
+            for row in experiment():
+                rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+                print(name, rounded, flush=True)
+                found[name].append(rounded)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    for name, plot in plots(json.loads(RESULTS.read_text())):
+        (PLOTS / f"{name}.svg").write_text(plot.svg())
+
+
+if __name__ == "__main__":
+    main()
