@@ -31,10 +31,16 @@ def conditions(graph: Graph, node: Node) -> Iterator[GraphError]:
 
 
 def _check_replicas(node: Node) -> Iterator[GraphError]:
-    """The samples of a step must be the sum of what its replicas take, alike."""
+    """The samples of a step must be the sum of what its replicas take, alike.
+
+    Engines are given samples one by one as they have room, so some of them may draw one less.
+    """
     found = [node.attr(name) for name in ("samples", "replicas", "samples_per_replica")]
     samples, replicas, each = (value if isinstance(value, int) else 0 for value in found)
-    if replicas > 0 and samples != replicas * each:
+    even = each * replicas == samples
+    if node.op is Op.GENERATE and replicas > 0:
+        even = each == -(-samples // replicas)
+    if replicas > 0 and not even:
         low = samples // replicas * replicas
         yield node_error(
             node,
