@@ -127,7 +127,7 @@ def _chunks(problem: Problem, first: tuple[Task, ...], second: tuple[Task, ...])
 def draw_problem(rng: random.Random) -> Problem:
     """A problem of 3 to 7 tasks on at most 8 devices."""
     shape = rng.choice([_chain, _diamond, _ppo, _any_order])(rng)
-    num_devices = rng.choice([1, 2, 3, 4, 6, 8, 8, 8])
+    num_devices = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 8, 8])
     counts = rng.choice([(), (), (1, 2, 4, 8), (1, 2, 3, 4, 8), (2, 4, 6, 8)])
     sizes = [size for size in counts or range(1, num_devices + 1) if size <= num_devices]
     sizes = sizes or [num_devices]
@@ -151,7 +151,7 @@ def draw_problem(rng: random.Random) -> Problem:
         tasks=tasks,
         num_devices=num_devices,
         counts=counts if any(size <= num_devices for size in counts) else (),
-        memory_bytes=rng.choice([30, 60, 60, 90, 120, 1000]),
+        memory_bytes=rng.choice([40, 70, 100, 130, 170, 1000]),
         chunks=rng.choice([(1,), (1, 2), (1, 4), (2, 8)]) if few else rng.choice([(1, 2, 8), (4,)]),
         syncs=_draw_syncs(rng, names),
         staleness=staleness,
@@ -214,10 +214,10 @@ def _draw_options(
     most = rng.choice([1, 1, 1, 2]) if few else rng.choice([1, 2, 3, 4])
     options = []
     for label in range(most):
-        devices = rng.choice(sizes)
+        devices = min(rng.choice(sizes), rng.choice(sizes))
         form = rng.choice(["a", "a", "b"])
         nbytes = 0
-        if weights is not None:
+        if weights is not None and rng.random() < 0.85:
             nbytes = held.setdefault((weights, form, devices), rng.randint(0, 30))
         resident = nbytes + rng.choice([0, 0, rng.randint(0, 15)])
         options.append(

@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from flowrl.plan.search import Kind, Problem, Schedule, draw, evaluate, kind_of, search
+from flowrl.plan.search import Evaluator, Kind, Problem, Schedule, draw, evaluate, kind_of, search
 from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
 
 __all__ = ["Tally", "check", "compare", "main"]
@@ -83,11 +83,14 @@ def compare(problem: Problem) -> Comparison:
     best: Schedule | None = None
     best_key = (math.inf, 0)
     count = 0
+    evaluator = Evaluator(problem)
     for schedule in every_schedule(problem):
         count += 1
-        found = evaluate(problem, schedule)
+        found = evaluator.measure(schedule)
         if found.fits and (found.objective, found.num_splits) < best_key:
             best, best_key = schedule, (found.objective, found.num_splits)
+    if best is not None:
+        evaluate(problem, best)  # it also checks that this is a schedule of the problem
     answer = search(problem)
     if not answer.best or best is None:
         agreed = not answer.best and best is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrl.plan.search.best import fewest_devices, search
-from flowrl.plan.search.evaluate import Evaluation, block, evaluate
+from flowrl.plan.search.evaluate import Evaluation, Evaluator, block, evaluate, seconds_of
 from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.result import (
     Binding,
@@ -31,6 +31,7 @@ __all__ = [
     "Change",
     "ChangeKind",
     "Evaluation",
+    "Evaluator",
     "Found",
     "Infeasible",
     "Kind",
@@ -51,4 +52,5 @@ __all__ = [
     "kind_of",
     "leaves",
     "search",
+    "seconds_of",
 ]

@@ -28,15 +28,14 @@ others the sum; each rounded up to the next allowed size.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
-from flowrl.plan.search.problem import Kind, Objective, Problem, Sync
+from flowrl.plan.search.problem import Kind, Objective, Problem
 from flowrl.plan.search.schedule import (
     Asynchronous,
     Leaf,
@@ -45,10 +44,9 @@ from flowrl.plan.search.schedule import (
     Temporal,
     kind_of,
     leaves,
-    num_splits,
 )
 
-__all__ = ["Evaluation", "block", "evaluate", "rounded", "seconds_of", "sharing_leaves"]
+__all__ = ["Evaluation", "Evaluator", "block", "evaluate", "readers", "rounded", "seconds_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,27 +95,12 @@ def evaluate(problem: Problem, schedule: Schedule) -> Evaluation:
     `fits` false.
     """
     _check(problem, schedule)
-    sizes = problem.block_sizes()
-    devices = block(schedule, sizes)
-    resident, peak = _memory(problem, schedule, sizes)
-    sync_s = sum(_sync_s(schedule, sync, sizes) for sync in problem.syncs)
-    step_s = seconds_of(problem, schedule) + sync_s
-    forms = {
-        (problem.task(leaf.task).weights, leaf.option.form)
-        for leaf in leaves(schedule)
-        if leaf.option.form
-    }
-    return Evaluation(
-        step_s=step_s,
-        sync_s=sync_s,
-        devices=devices,
-        resident=resident,
-        peak=peak,
-        fits=devices <= problem.num_devices and peak <= problem.memory_bytes,
-        objective=step_s if problem.objective is Objective.STEP_TIME else step_s * devices,
-        num_splits=num_splits(schedule),
-        num_forms=len(forms),
-    )
+    return Evaluator(problem).measure(schedule)
+
+
+def seconds_of(problem: Problem, schedule: Schedule) -> float:
+    """Seconds of a schedule or a part of one, without syncs."""
+    return Evaluator(problem).seconds(schedule)
 
 
 def block(schedule: Schedule, sizes: tuple[int, ...]) -> int:
@@ -130,93 +113,167 @@ def block(schedule: Schedule, sizes: tuple[int, ...]) -> int:
     """
     match schedule:
         case Leaf():
-            need = schedule.option.devices
+            return _rounded_up(schedule.option.devices, sizes)
         case Temporal():
-            need = max(block(schedule.first, sizes), block(schedule.second, sizes))
+            return max(block(schedule.first, sizes), block(schedule.second, sizes))
         case Spatial() | Asynchronous():
             need = block(schedule.first, sizes) + block(schedule.second, sizes)
+            return _rounded_up(need, sizes)
         case _:
             assert_never(schedule)
+
+
+def _rounded_up(need: int, sizes: tuple[int, ...]) -> int:
     at = bisect_left(sizes, need)
     return sizes[at] if at < len(sizes) else need
 
 
-def seconds_of(problem: Problem, schedule: Schedule) -> float:
-    """Seconds of a schedule or a part of one, without syncs."""
-    match schedule:
-        case Leaf():
-            return schedule.option.seconds
-        case Temporal():
-            return seconds_of(problem, schedule.first) + seconds_of(problem, schedule.second)
-        case Spatial():
-            first = seconds_of(problem, schedule.first)
-            second = seconds_of(problem, schedule.second)
-            if not _readers(problem, schedule):
-                return max(first, second)
-            chunks = schedule.chunks
-            first += (chunks - 1) * sum(leaf.option.chunk_s for leaf in leaves(schedule.first))
-            second += (chunks - 1) * sum(leaf.option.chunk_s for leaf in leaves(schedule.second))
-            return (first + second) / chunks + max(first, second) * (chunks - 1) / chunks
-        case Asynchronous():
-            return max(seconds_of(problem, schedule.first), seconds_of(problem, schedule.second))
-        case _:
-            assert_never(schedule)
+class _Part(NamedTuple):
+    """A part of a schedule, measured.
+
+    Attributes:
+        tasks: Ids of its tasks.
+        block: Size of its block.
+        seconds: t.
+        chunk_s: x.
+        sync_s: Seconds of the syncs between its tasks.
+        resident: r.
+        peak: p.
+        on_block: The leaves that use exactly its block, reached through Temporals only.
+        num_splits: Spatial and Asynchronous nodes.
+        forms: Forms of weights, with their names.
+    """
+
+    tasks: frozenset[str]
+    block: int
+    seconds: float
+    chunk_s: float
+    sync_s: float
+    resident: int
+    peak: int
+    on_block: tuple[Leaf, ...]
+    num_splits: int
+    forms: frozenset[tuple[str | None, str]]
 
 
-def sharing_leaves(schedule: Schedule, size: int) -> Iterator[Leaf]:
-    """The leaves that use exactly a Temporal's block of `size`, reached through Temporals only."""
-    match schedule:
-        case Leaf():
-            if schedule.option.devices == size:
-                yield schedule
-        case Temporal():
-            yield from sharing_leaves(schedule.first, size)
-            yield from sharing_leaves(schedule.second, size)
-        case Spatial() | Asynchronous():
-            return
-        case _:
-            assert_never(schedule)
+class Evaluator:
+    """Measures schedules of one problem, without asking whether they are schedules of it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sizes = problem.block_sizes()
+        self.tasks = {task.id: task for task in problem.tasks}
+
+    def measure(self, schedule: Schedule) -> Evaluation:
+        """What `schedule` takes."""
+        part = self._part(schedule)
+        step_s = part.seconds + part.sync_s
+        by_time = self.problem.objective is Objective.STEP_TIME
+        fits = part.block <= self.problem.num_devices and part.peak <= self.problem.memory_bytes
+        return Evaluation(
+            step_s=step_s,
+            sync_s=part.sync_s,
+            devices=part.block,
+            resident=part.resident,
+            peak=part.peak,
+            fits=fits,
+            objective=step_s if by_time else step_s * part.block,
+            num_splits=part.num_splits,
+            num_forms=len(part.forms),
+        )
+
+    def seconds(self, schedule: Schedule) -> float:
+        """Seconds of a schedule or a part of one, without syncs."""
+        return self._part(schedule).seconds
+
+    def _part(self, schedule: Schedule) -> _Part:
+        if isinstance(schedule, Leaf):
+            return self._leaf(schedule)
+        first, second = self._part(schedule.first), self._part(schedule.second)
+        tasks = first.tasks | second.tasks
+        together: frozenset[str] = frozenset()
+        on_block: tuple[Leaf, ...] = ()
+        if isinstance(schedule, Temporal):
+            size = max(first.block, second.block)
+            one = first.on_block if first.block == size else ()
+            two = second.on_block if second.block == size else ()
+            twice = self._held_twice(one, two)
+            on_block = one + two
+            together = frozenset(leaf.task for leaf in on_block)
+            seconds = first.seconds + second.seconds
+            resident = first.resident + second.resident - twice
+            peak = max(first.peak + second.resident, second.peak + first.resident) - twice
+        else:
+            size = _rounded_up(first.block + second.block, self.sizes)
+            resident = max(first.resident, second.resident)
+            peak = max(first.peak, second.peak)
+            seconds = max(first.seconds, second.seconds)
+            if isinstance(schedule, Spatial) and self._feeds(first, second):
+                seconds = _pipeline_s(first, second, schedule.chunks)
+        return _Part(
+            tasks=tasks,
+            block=size,
+            seconds=seconds,
+            chunk_s=first.chunk_s + second.chunk_s,
+            sync_s=first.sync_s + second.sync_s + self._sync_s(first, second, together),
+            resident=resident,
+            peak=peak,
+            on_block=on_block,
+            num_splits=first.num_splits + second.num_splits + (not isinstance(schedule, Temporal)),
+            forms=first.forms | second.forms,
+        )
+
+    def _leaf(self, leaf: Leaf) -> _Part:
+        option = leaf.option
+        named = (self.tasks[leaf.task].weights, option.form)
+        size = _rounded_up(option.devices, self.sizes)
+        return _Part(
+            tasks=frozenset({leaf.task}),
+            block=size,
+            seconds=option.seconds,
+            chunk_s=option.chunk_s,
+            sync_s=0.0,
+            resident=option.resident,
+            peak=option.peak,
+            on_block=(leaf,) if option.devices == size else (),
+            num_splits=0,
+            forms=frozenset({named}) if option.form else frozenset(),
+        )
+
+    def _held_twice(self, first: tuple[Leaf, ...], second: tuple[Leaf, ...]) -> int:
+        """Bytes of the parameters that leaves of both sides hold on the same block."""
+        held = [
+            {
+                (weights, leaf.option.form): leaf.option.weight_bytes
+                for leaf in side
+                if (weights := self.tasks[leaf.task].weights) is not None
+                and leaf.option.weight_bytes
+            }
+            for side in (first, second)
+        ]
+        return sum(nbytes for key, nbytes in held[0].items() if key in held[1])
+
+    def _feeds(self, first: _Part, second: _Part) -> bool:
+        return any(not first.tasks.isdisjoint(self.tasks[name].after) for name in second.tasks)
+
+    def _sync_s(self, first: _Part, second: _Part, together: frozenset[str]) -> float:
+        """Seconds of the syncs from one side to the other."""
+        seconds = 0.0
+        for sync in self.problem.syncs:
+            ends = {sync.source, sync.destination}
+            if len(ends & first.tasks) == 1 and len(ends & second.tasks) == 1:
+                seconds += sync.together_s if ends <= together else sync.apart_s
+        return seconds
 
 
-def _memory(problem: Problem, schedule: Schedule, sizes: tuple[int, ...]) -> tuple[int, int]:
-    """Resident and peak bytes on the fullest device."""
-    if isinstance(schedule, Leaf):
-        return schedule.option.resident, schedule.option.peak
-    r1, p1 = _memory(problem, schedule.first, sizes)
-    r2, p2 = _memory(problem, schedule.second, sizes)
-    if not isinstance(schedule, Temporal):
-        return max(r1, r2), max(p1, p2)
-    size = block(schedule, sizes)
-    first, second = (_held(problem, side, size) for side in (schedule.first, schedule.second))
-    twice = sum(nbytes for key, nbytes in first.items() if key in second)
-    return r1 + r2 - twice, max(p1 + r2, p2 + r1) - twice
+def _pipeline_s(first: _Part, second: _Part, chunks: int) -> float:
+    """Seconds of two stages with `chunks` equal chunks."""
+    u1 = first.seconds + (chunks - 1) * first.chunk_s
+    u2 = second.seconds + (chunks - 1) * second.chunk_s
+    return (u1 + u2) / chunks + max(u1, u2) * (chunks - 1) / chunks
 
 
-def _held(problem: Problem, schedule: Schedule, size: int) -> dict[tuple[str, str], int]:
-    """Bytes of the parameters held on exactly the block of `size`, by name and form."""
-    held = {}
-    for leaf in sharing_leaves(schedule, size):
-        weights = problem.task(leaf.task).weights
-        if weights is not None and leaf.option.weight_bytes:
-            held[weights, leaf.option.form] = leaf.option.weight_bytes
-    return held
-
-
-def _sync_s(schedule: Schedule, sync: Sync, sizes: tuple[int, ...]) -> float:
-    """Seconds of one sync: of the node whose two sides hold its two tasks."""
-    node = schedule
-    while not isinstance(node, Leaf):
-        first = {leaf.task for leaf in leaves(node.first)}
-        if (sync.source in first) is not (sync.destination in first):
-            break
-        node = node.first if sync.source in first else node.second
-    if not isinstance(node, Temporal):
-        return sync.apart_s
-    on_block = {leaf.task for leaf in sharing_leaves(node, block(node, sizes))}
-    return sync.together_s if {sync.source, sync.destination} <= on_block else sync.apart_s
-
-
-def _readers(problem: Problem, schedule: Spatial) -> list[str]:
+def readers(problem: Problem, schedule: Spatial) -> list[str]:
     """The tasks of `second` that read from `first`."""
     first = {leaf.task for leaf in leaves(schedule.first)}
     return [
@@ -271,13 +328,13 @@ def _check_nodes(problem: Problem, schedule: Schedule, *, root: bool) -> None:
         if second & set(problem.task(name).after):
             raise PlanError("'second' feeds 'first'", where=name)
     if isinstance(schedule, Spatial):
-        readers = [problem.task(name) for name in _readers(problem, schedule)]
-        allowed = problem.chunks if readers else (1,)
-        most = min((task.max_chunks for task in readers), default=1)
+        reading = [problem.task(name) for name in readers(problem, schedule)]
+        allowed = problem.chunks if reading else (1,)
+        most = min((task.max_chunks for task in reading), default=1)
         if schedule.chunks not in allowed or schedule.chunks > most:
             raise PlanError(
                 f"{schedule.chunks} chunks are not allowed",
-                where=", ".join(task.id for task in readers) or None,
+                where=", ".join(task.id for task in reading) or None,
                 expected=f"one of {allowed}, at most {most}",
             )
     if isinstance(schedule, Asynchronous):
