@@ -221,12 +221,41 @@ def _responses_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
         )
 
 
+def _episodes_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
+    """An episode of all its turns, a token each and a token said between two, fits the model."""
+    graph = stage.lowered
+    for episode in graph.of_op(Op.INTERACT):
+        turns = episode.attr("max_turns")
+        for player in graph.of_op(Op.GENERATE):
+            limit = stage.limits.get(str(player.role))
+            if player.region != episode.region or limit is None or not isinstance(turns, int):
+                continue
+            prompt = 1
+            if isinstance(loaded.config.roles[str(player.role)].model, FreshModel):
+                prompt = least_prompt_tokens(loaded)[0]
+            if prompt + 2 * turns - 1 <= limit:
+                continue
+            key = f"roles.{player.role}.model"
+            most = (limit - prompt + 1) // 2
+            hint = f"write max_turns={most}" if most else "a longer model is needed"
+            yield ConfigError(
+                f"{episode.id} has up to max_turns={turns}, which with prompts of {prompt} tokens "
+                f"or more cannot fit the model of role {str(player.role)!r}",
+                where=" and ".join(filter(None, (_lines(episode), loaded.where(key)))),
+                found=f"{prompt + 2 * turns - 1} tokens where each turn and each observation is "
+                "one token",
+                expected=f"at most {limit} tokens, the whole episode together",
+                hint=hint,
+            )
+
+
 _CHECKS = (
     _groups_suffice,
     _selections_leave_some,
     _pairs_stay_whole,
     _responses_may_stop,
     _responses_fit,
+    _episodes_fit,
 )
 
 

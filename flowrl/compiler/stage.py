@@ -13,6 +13,7 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
 from flowrl.compiler.roles import StageRoles, check_roles
+from flowrl.compiler.run_warnings import warn_of_run
 from flowrl.compiler.sizes import SizedStage, check_sizes
 from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
@@ -104,9 +105,11 @@ def compile_stages(
     stages = [_lowered(loaded, program, copies, players) for program in programs]
     roles = [StageRoles(name=s.name, workflow=s.workflow, graph=s.graph) for s in stages]
     check_roles(roles, players)
-    check_sizes(loaded, _sized(loaded, stages, players))
+    sized = _sized(loaded, stages, players)
+    check_sizes(loaded, sized)
     for stage in stages:
         warn_of(stage.graph, stage.context)
+    warn_of_run(loaded, roles, sized)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     asked = [

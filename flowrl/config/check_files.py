@@ -9,6 +9,7 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, nearest
 from flowrl.config.problems import Problems
 from flowrl.config.schema import JsonlData
+from flowrl.config.user_functions import environment_problems
 from flowrl.errors import ConfigError
 
 __all__ = [
@@ -110,13 +111,16 @@ def environment_files_exist(loaded: LoadedConfig) -> Problems:
     """Of environment roles."""
     for name, role in loaded.config.roles.items():
         if role.environment is not None:
-            key = f"roles.{name}.environment"
-            yield from function_exists(
-                role.environment,
-                "environment",
-                loaded.where(key),
-                example="environments/mine.py:make",
-            )
+            yield from _environment(role.environment, loaded.where(f"roles.{name}.environment"))
+
+
+def _environment(target: str, where: str) -> Problems:
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", target) and ".py:" not in target:
+        return  # of a module, which only importing it can tell of
+    problems = list(
+        function_exists(target, "environment", where, example="environments/mine.py:make")
+    )
+    yield from problems or environment_problems(target, where)
 
 
 def function_exists(target: str, key: str, where: str, *, example: str) -> Problems:

@@ -17,6 +17,7 @@ from flowrl.config.schema import (
     RewardTerm,
     StopProperlyTerm,
 )
+from flowrl.config.user_functions import reward_problems
 from flowrl.errors import ConfigError
 
 __all__ = [
@@ -64,12 +65,13 @@ def _terms(terms: Sequence[RewardTerm], terms_key: str, loaded: LoadedConfig) ->
             )
         match term:
             case PythonReward():
-                yield from function_exists(
-                    term.function,
-                    "function",
-                    loaded.where(f"{key}.function"),
-                    example="rewards/mine.py:score",
+                where = loaded.where(f"{key}.function")
+                problems = list(
+                    function_exists(
+                        term.function, "function", where, example="rewards/mine.py:score"
+                    )
                 )
+                yield from problems or reward_problems(term.function, where)
             case FormatMatch():
                 yield from _pattern(term, loaded.where(f"{key}.pattern"))
             case StopProperlyTerm() | CosineLengthTerm():

@@ -18,26 +18,26 @@ from flowrl.data.cursor import (
     fingerprint,
 )
 from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
-from flowrl.data.rows import Responses, Row, RowProblem, Rows, Split, load_rows
+from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split, load_rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
-from flowrl.data.vocabulary import EOS, build_tokenizer, check_alphabet, vocabulary_of
+from flowrl.data.vocabulary import EOS, build_tokenizer, vocabulary_of
 
 __all__ = [
     "EOS",
+    "BadRows",
     "ChatMode",
     "Prompt",
     "PromptCursor",
     "PromptItem",
     "PromptSet",
-    "Responses",
     "Row",
+    "RowNeeds",
     "RowProblem",
     "Rows",
     "Split",
     "Tokenizer",
     "TooLong",
     "build_tokenizer",
-    "check_alphabet",
     "check_model_folder",
     "encode_prompts",
     "fingerprint",

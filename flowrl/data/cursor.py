@@ -16,7 +16,7 @@ from flowrl.backend.batch import Ints
 from flowrl.config.schema import CurriculumConfig
 from flowrl.data.curriculum import Curriculum
 from flowrl.data.order import permutation
-from flowrl.data.rows import Row, Rows
+from flowrl.data.rows import BadRows, Row, RowNeeds, Rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
 from flowrl.errors import CheckpointError, DataError
 from flowrl.ids import GroupId, group_id
@@ -101,20 +101,33 @@ def encode_prompts(
     *,
     max_prompt_tokens: int,
     chat_template: ChatMode = "auto",
+    needs: RowNeeds | None = None,
 ) -> PromptSet:
     """Tokenises every prompt once.
 
+    A row with a character that the tokenizer does not know is a bad row: it is left out and added
+    to those of `rows`.
+
+    Args:
+        needs: What else of a row the tokenizer must know; by default nothing.
+
     Raises:
-        DataError: A prompt that the tokenizer cannot take, with its file and line; or no prompt
-            that fits.
+        DataError: One bad row too many, with its file and line; or no prompt that fits.
     """
+    bad = rows.bad if isinstance(rows, Rows) else BadRows()
+    needs = RowNeeds(answer=False, solution=False) if needs is None else needs
     prompts: list[Prompt] = []
     too_long: list[TooLong] = []
     for row in rows:
         try:
             ids = tokenizer.encode_prompt(row.prompt, chat_template)
+            for text in needs.responses_of(row):
+                tokenizer.check(text)
         except DataError as reason:
-            raise _at(reason, row) from reason
+            if reason.where is not None:
+                raise  # it is of the tokenizer, and no row's
+            bad.count(reason, row.where)
+            continue
         if len(ids) > max_prompt_tokens:
             too_long.append(TooLong(where=row.where, num_tokens=len(ids)))
         else:
@@ -122,7 +135,11 @@ def encode_prompts(
     if not prompts:
         raise DataError(
             "no prompt is short enough" if too_long else "there are no prompts",
-            where=too_long[0].where if too_long else None,
+            where=too_long[0].where
+            if too_long
+            else bad.problems[0].where
+            if bad.problems
+            else None,
             found=f"the shortest has {min(t.num_tokens for t in too_long)}" if too_long else None,
             expected=f"at most {max_prompt_tokens} tokens (data.max_prompt_tokens)",
         )
@@ -295,13 +312,3 @@ def _number(value: Mapping[str, object], key: str) -> int:
     if not isinstance(found, int):
         raise CheckpointError("the data cursor of the checkpoint is broken", where=key)
     return found
-
-
-def _at(reason: DataError, row: Row) -> DataError:
-    return DataError(
-        reason.what,
-        where=row.where,
-        found=reason.found,
-        expected=reason.expected,
-        hint=reason.hint,
-    )

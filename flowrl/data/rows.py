@@ -20,12 +20,9 @@ from flowrl.data.order import permutation
 from flowrl.data.templates import Template, field_number, field_text
 from flowrl.errors import DataError
 
-__all__ = ["Responses", "Row", "RowProblem", "Rows", "Split", "load_rows"]
+__all__ = ["BadRows", "Row", "RowNeeds", "RowProblem", "Rows", "Split", "load_rows"]
 
 Split: TypeAlias = Literal["train", "eval"]
-
-Responses: TypeAlias = Literal["solution", "pair"]
-"""What training rows must hold beside the prompt: one response, or a preferred and a rejected."""
 
 _MAX_SHOWN_PROBLEMS = 3
 
@@ -67,12 +64,64 @@ class RowProblem:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNeeds:
+    """What is read of rows beside the prompt; a row may lack the rest.
+
+    Attributes:
+        answer: A reward or an environment asks for it.
+        solution: A stage learns from it; of pairs it is the preferred response.
+        rejected: A stage learns from pairs; rows are not read for rejected responses otherwise.
+    """
+
+    answer: bool = True
+    solution: bool = True
+    rejected: bool = False
+
+    def responses_of(self, row: Row) -> tuple[str, ...]:
+        """The responses of a row that the tokenizer must know."""
+        solution = (row.solution,) if self.solution else ()
+        return solution if row.rejected is None else (*solution, row.rejected)
+
+
+class BadRows:
+    """The rows of a source that cannot be used, up to `data.max_bad_rows`.
+
+    Attributes:
+        problems: In the order in which they were met.
+    """
+
+    def __init__(self, max_bad_rows: int = 0) -> None:
+        self._max_bad_rows = max_bad_rows
+        self.problems: list[RowProblem] = []
+
+    def count(self, problem: DataError, where: str) -> None:
+        """Takes note of a bad row.
+
+        Raises:
+            DataError: it is one too many; says which row, and which were bad before it.
+        """
+        reason = "; ".join(part for part in (problem.what, problem.found) if part)
+        self.problems.append(RowProblem(where=where, reason=reason))
+        bad = len(self.problems)
+        if bad > self._max_bad_rows:
+            others = ", ".join(p.where for p in self.problems[:-1][:_MAX_SHOWN_PROBLEMS])
+            raise DataError(
+                problem.what,
+                where=where,
+                found=problem.found,
+                expected=f"at most {self._max_bad_rows} bad rows (data.max_bad_rows), this is bad "
+                f"row {bad}" + (f" after {others}" if others else ""),
+                hint=problem.hint or "mend the row, or raise data.max_bad_rows to leave such out",
+            ) from None
+
+
 class Rows(Sequence[Row]):
     """The usable rows of a source, in its order, and the problems met on the way.
 
     Attributes:
         source: The file, or the name of a built-in, for messages.
-        problems: Rows that were left out because they cannot be used.
+        bad: Rows that were left out because they cannot be used; who finds more adds them.
         num_out_of_band: Rows that `data.difficulty` left out.
     """
 
@@ -81,13 +130,18 @@ class Rows(Sequence[Row]):
         rows: Sequence[Row],
         *,
         source: str,
-        problems: Sequence[RowProblem] = (),
+        bad: BadRows | None = None,
         num_out_of_band: int = 0,
     ) -> None:
         self._rows = rows
         self.source = source
-        self.problems = tuple(problems)
+        self.bad = BadRows() if bad is None else bad
         self.num_out_of_band = num_out_of_band
+
+    @property
+    def problems(self) -> tuple[RowProblem, ...]:
+        """Of the rows that were left out."""
+        return tuple(self.bad.problems)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,7 +155,7 @@ class Rows(Sequence[Row]):
             return Rows(
                 self._rows[place],
                 source=self.source,
-                problems=self.problems,
+                bad=self.bad,
                 num_out_of_band=self.num_out_of_band,
             )
         return self._rows[place]
@@ -118,26 +172,27 @@ def load_rows(
     data: DataConfig,
     *,
     split: Split,
-    responses: Responses = "solution",
+    needs: RowNeeds | None = None,
 ) -> Rows:
     """Reads `data.train` or `data.eval`.
 
-    A held-out row needs no solution: where one cannot be made, it is empty. It is taken whatever
-    its difficulty, so that what is measured does not depend on what is trained on.
+    An answer or a solution that is not needed is empty where the row has none. A held-out row is
+    taken whatever its difficulty, so that what is measured does not depend on what is trained on.
 
     Args:
         source: A path to a JSON lines file (the templates beside it in `data` apply), or a mapping
             with its own.
-        split: Which of the two it is; for messages and for whether solutions are required.
-        responses: `pair` where a stage learns from pairs: a row without a rejected response, or
-            with two equal ones, is a bad row.
+        split: Which of the two it is.
+        needs: What rows must have: one without is a bad row, and so is a pair of equal responses.
+            By default an answer, and to train on a solution.
 
     Raises:
         ConfigError: A template that cannot be parsed.
         DataError: No such file, no usable row, or more bad rows than `data.max_bad_rows`.
     """
+    needs = RowNeeds(solution=split == "train") if needs is None else needs
     if isinstance(source, ArithmeticData):
-        return _arithmetic(source, responses)
+        return _arithmetic(source, needs)
     where = f"data.{split}"
     if isinstance(source, str):
         keys = "data"
@@ -151,25 +206,25 @@ def load_rows(
         )
     else:
         keys = where
-    return _Reader(source, keys, split, responses, data).read()
+    return _Reader(source, keys, split, needs, data).read()
 
 
 class _Reader:
     """Reads one JSON lines file; blank lines are no rows."""
 
     def __init__(
-        self, source: JsonlData, keys: str, split: Split, responses: Responses, data: DataConfig
+        self, source: JsonlData, keys: str, split: Split, needs: RowNeeds, data: DataConfig
     ) -> None:
         self._source = source
         self._split = split
-        self._max_bad_rows = data.max_bad_rows
+        self._needs = needs
         self._band = _Band(data.difficulty) if data.difficulty and split == "train" else None
-        pairs = responses == "pair" and split == "train"
+        pairs = needs.rejected and split == "train"
         self._rejected = Template.parse(source.rejected, key=f"{keys}.rejected") if pairs else None
         self._prompt = Template.parse(source.prompt, key=f"{keys}.prompt")
         self._solution = Template.parse(source.solution, key=f"{keys}.solution")
         self._answer_key = f"{keys}.answer"
-        self._problems: list[RowProblem] = []
+        self._bad = BadRows(data.max_bad_rows)
 
     def read(self) -> Rows:
         path = self._source.path
@@ -188,7 +243,7 @@ class _Reader:
                         if (row := self._row(line, index=num_read, where=where)) is not None:
                             rows.append(row)
                     except DataError as problem:
-                        self._count(problem, where)
+                        self._bad.count(problem, where)
                     num_read += 1
         except OSError as reason:
             raise self._unreadable(reason) from reason
@@ -199,11 +254,11 @@ class _Reader:
             raise DataError(
                 "the data file has no usable row" if num_read else "the data file is empty",
                 where=str(path),
-                found=self._problems[0].reason if self._problems else None,
+                found=self._bad.problems[0].reason if self._bad.problems else None,
                 expected="one JSON object a line",
                 hint=f"point data.{self._split} at a file with rows",
             )
-        return Rows(rows, source=str(path), problems=self._problems, num_out_of_band=out_of_band)
+        return Rows(rows, source=str(path), bad=self._bad, num_out_of_band=out_of_band)
 
     def _row(self, line: bytes, *, index: int, where: str) -> Row | None:
         """The row of a line; None where its difficulty is not asked for."""
@@ -214,11 +269,16 @@ class _Reader:
         if not prompt.strip():
             raise DataError("the prompt is empty", found=repr(prompt))
         name = self._source.answer
-        answer = field_text(fields, name, key=self._answer_key) if name else ""
+        try:
+            answer = field_text(fields, name, key=self._answer_key) if name else ""
+        except DataError:
+            if self._needs.answer:
+                raise
+            answer = ""
         try:
             solution = self._solution.render(fields)
         except DataError:
-            if self._split == "train":
+            if self._needs.solution:
                 raise
             solution = ""
         rejected = None if self._rejected is None else self._rejected.render(fields)
@@ -233,21 +293,6 @@ class _Reader:
             fields=fields,
             where=where,
         )
-
-    def _count(self, problem: DataError, where: str) -> None:
-        reason = "; ".join(part for part in (problem.what, problem.found) if part)
-        self._problems.append(RowProblem(where=where, reason=reason))
-        bad = len(self._problems)
-        if bad > self._max_bad_rows:
-            others = ", ".join(p.where for p in self._problems[:-1][:_MAX_SHOWN_PROBLEMS])
-            raise DataError(
-                problem.what,
-                where=where,
-                found=problem.found,
-                expected=f"at most {self._max_bad_rows} bad rows (data.max_bad_rows), this is bad "
-                f"row {bad}" + (f" after {others}" if others else ""),
-                hint=problem.hint or "mend the row, or raise data.max_bad_rows to leave such out",
-            ) from None
 
     def _unreadable(self, reason: OSError) -> DataError:
         path = self._source.path
@@ -340,11 +385,11 @@ class _Sums(Sequence[Row]):
     Read for pairs of answers, all sums come `_TIMES` times, each time with another wrong answer.
     """
 
-    def __init__(self, digits: int, split: Split, sums: Ints, responses: Responses) -> None:
+    def __init__(self, digits: int, split: Split, sums: Ints, needs: RowNeeds) -> None:
         self._digits = digits
         self._split = split
         self._sums = sums
-        self._pairs = responses == "pair" and split == "train"
+        self._pairs = needs.rejected and split == "train"
 
     def __len__(self) -> int:
         return len(self._sums) * (_TIMES if self._pairs else 1)
@@ -394,7 +439,7 @@ def _wrong_sum(a: int, b: int, digits: int, time: int) -> int:
     return a + b + error if 0 <= a + b + error < 2 * 10**digits else a + b - error
 
 
-def _arithmetic(source: ArithmeticData, responses: Responses) -> Rows:
+def _arithmetic(source: ArithmeticData, needs: RowNeeds) -> Rows:
     num_pairs = 100**source.digits
     if source.held_out >= num_pairs:
         raise DataError(
@@ -406,6 +451,6 @@ def _arithmetic(source: ArithmeticData, responses: Responses) -> Rows:
     order = permutation(num_pairs, "arithmetic", source.digits)
     sums = order[: source.held_out] if source.split == "eval" else order[source.held_out :]
     return Rows(
-        _Sums(source.digits, source.split, sums, responses),
+        _Sums(source.digits, source.split, sums, needs),
         source=f"arithmetic {source.split}, {source.digits} digits",
     )

@@ -58,8 +58,10 @@ class Tokenizer:
         stop_ids: tuple[int, ...],
         chat: ChatTemplate | None,
         folder: Path,
+        alphabet_key: str = "",
     ) -> None:
         self._fast = fast
+        self._alphabet_key = alphabet_key
         self._chat = chat
         self._folder = folder
         self.end_id = end_id
@@ -68,8 +70,11 @@ class Tokenizer:
         self.vocab_size = max(fast.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path, *, alphabet_key: str = "") -> Tokenizer:
         """Reads `tokenizer.json` and the files beside it.
+
+        Args:
+            alphabet_key: The config key that its characters stand under, for messages.
 
         Raises:
             DataError: A file is missing or broken, or nothing says which token ends a response.
@@ -100,6 +105,7 @@ class Tokenizer:
             stop_ids=stop_ids,
             chat=_chat_template(folder, config, special),
             folder=folder,
+            alphabet_key=alphabet_key,
         )
 
     @property
@@ -163,16 +169,27 @@ class Tokenizer:
         """How each token is written in the vocabulary, for people."""
         return [str(self._fast.id_to_token(int(i))) for i in ids]
 
+    def check(self, text: str) -> None:
+        """Whether it knows every character of a text.
+
+        Raises:
+            DataError: one that it does not know.
+        """
+        if self._characters is None or self._characters.issuperset(text):
+            return
+        strange = sorted(set(text) - self._characters)
+        key = self._alphabet_key
+        raise DataError(
+            "the text has characters that the tokenizer does not know",
+            found=" ".join(map(repr, strange[:8])),
+            hint=f"add them to {key}, take them out, or raise data.max_bad_rows to leave such "
+            "rows out"
+            if key
+            else "take them out, or raise data.max_bad_rows to leave such rows out",
+        )
+
     def _encode(self, text: str, *, special: bool) -> Ints:
-        if self._characters is not None:
-            strange = sorted(set(text) - self._characters)
-            if strange:
-                raise DataError(
-                    "the text has characters that the tokenizer does not know",
-                    found=" ".join(map(repr, strange[:8])),
-                    hint="add them to roles.<name>.tokenizer.alphabet, or take them out of the "
-                    "data",
-                )
+        self.check(text)
         try:
             encoding = self._fast.encode(text, add_special_tokens=special)
         # The library raises plain Exception, such as for a character that has no token.

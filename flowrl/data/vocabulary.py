@@ -18,9 +18,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.config.schema import BpeTokenizer, CharTokenizer
 from flowrl.data.rows import Row
-from flowrl.errors import DataError
 
-__all__ = ["EOS", "build_tokenizer", "check_alphabet", "vocabulary_of"]
+__all__ = ["EOS", "build_tokenizer", "vocabulary_of"]
 
 EOS = "<eos>"
 
@@ -48,18 +47,10 @@ def build_tokenizer(
     """The tokenizer's files, by name.
 
     Args:
-        rows: The training rows: BPE learns from their prompts and responses; the characters of a
-            character tokenizer are checked against them.
+        rows: The training rows: BPE learns from their prompts and responses.
         max_length: Tokens that the model can take.
-
-    Raises:
-        DataError: A row with a character outside the alphabet, with its file and line.
     """
-    if isinstance(spec, BpeTokenizer):
-        fast = _train_bpe(spec, rows)
-    else:
-        fast = _characters(spec)
-        check_alphabet(spec, rows)
+    fast = _train_bpe(spec, rows) if isinstance(spec, BpeTokenizer) else _characters(spec)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,
@@ -73,25 +64,6 @@ def build_tokenizer(
         "tokenizer.json": fast.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
     }
-
-
-def check_alphabet(spec: CharTokenizer, rows: Iterable[Row]) -> None:
-    """Finds the first row with a character outside the alphabet.
-
-    Raises:
-        DataError: There is one.
-    """
-    known = set(spec.alphabet)
-    for row in rows:
-        strange = set().union(*_texts(row)) - known
-        if strange:
-            raise DataError(
-                "the row has characters outside roles.<name>.tokenizer.alphabet",
-                where=row.where,
-                found=" ".join(map(repr, sorted(strange)[:8])),
-                expected=f"characters of {spec.alphabet!r}",
-                hint="add them to the alphabet, or use tokenizer kind bpe",
-            )
 
 
 def _texts(row: Row) -> tuple[str, ...]:

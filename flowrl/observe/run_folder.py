@@ -8,6 +8,9 @@
     samples.jsonl           a row a sample, with the end it had
     checkpoints/            see flowrl.runtime.checkpoint
     model/                  the exported model, a Hugging Face folder
+    trained/ROLE/           the same of other roles that the run updated
+    models/ROLE/            what a new model was made from: config and tokenizer
+    copies/                 what copies of roles began a stage with
     summary.json            written last: a run without it did not end
     lock                    who writes here
 

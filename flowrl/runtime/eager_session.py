@@ -23,7 +23,7 @@ from flowrl.errors import ConfigError, FlowError, RewardError, TraceError
 from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
 from flowrl.runtime.eager_stage import EagerStage, MadeStep
-from flowrl.runtime.local import Turn, new_run_folder, opened_run
+from flowrl.runtime.local import Turn, new_run, opened_run
 
 __all__ = ["EagerSession"]
 
@@ -59,8 +59,10 @@ class EagerSession:
         self._failed: str | None = None
         self._stack = ExitStack()
         with ExitStack() as stack:  # of what is open where something fails
-            folder = stack.enter_context(new_run_folder(config, stages))
-            self._run = stack.enter_context(opened_run(config, stages, folder, display=display))
+            folder, inputs = stack.enter_context(new_run(config, stages))
+            self._run = stack.enter_context(
+                opened_run(config, stages, folder, inputs, display=display)
+            )
             self.folder: Path = folder.path
             self._turns: Iterator[Turn] = self._run.turns()
             self._turn = next(self._turns, None)

@@ -13,7 +13,8 @@ and delivered by itself, and holds a slot of the decoder only while it draws.
   twice.
 - `max_tokens` and `min_tokens` of the sampling options are of one turn, and so is a grammar.
 - An episode ends with `stop` where the environment is done; with `length` after `max_turns`, or
-  where what the environment says is longer than it may be or leaves no room for another turn.
+  where what the environment says is longer than it may be or leaves no room for another turn;
+  for these two the sample has the term `CUT_OBSERVATION` or `CUT_LENGTH`.
 - An aborted episode keeps nothing and begins anew, from the reset: an environment cannot be set
   back to the middle. So does one whose environment was lost.
 - An episode that its environment cannot finish ends with `FinishedEpisode.failure`.
@@ -50,7 +51,13 @@ from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.engine_deaths import Restartable
 from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
 from flowrl.runtime.scoring import FailureKind
-from flowrl.runtime.transcript import EpisodeFailure, Transcript, state_number
+from flowrl.runtime.transcript import (
+    CUT_LENGTH,
+    CUT_OBSERVATION,
+    EpisodeFailure,
+    Transcript,
+    state_number,
+)
 from flowrl.specs import FinishReason, Sampling
 
 __all__ = ["EpisodeEngine"]
@@ -332,6 +339,8 @@ class EpisodeEngine:
             return
         used = len(episode.request.prompt) + transcript.num_tokens + len(tokens)
         if len(tokens) > self._max_observation_tokens or used >= self._max_length:
+            said_too_much = len(tokens) > self._max_observation_tokens
+            transcript.cut(CUT_OBSERVATION if said_too_much else CUT_LENGTH)
             self._finish(episode, FinishReason.LENGTH)
             return
         before = tokens if len(tokens) else transcript.response

@@ -23,7 +23,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,13 @@ from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.prompt_supply import BatchNotFilled
+from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage
 from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.watchdog import Watchdog
 
-__all__ = ["Run", "Turn", "new_run_folder", "opened_run", "resume_local", "run_local"]
+__all__ = ["Run", "Turn", "new_run", "opened_run", "resume_local", "run_local"]
 
 
 def run_local(
@@ -61,24 +62,33 @@ def run_local(
         FlowError: whatever ends the run early.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
-    with new_run_folder(config, stages) as folder:
-        return folder.path, _execute(config, stages, folder, None, display)
+    with new_run(config, stages) as (folder, inputs):
+        return folder.path, _execute(config, stages, folder, inputs, None, display)
 
 
 @contextmanager
-def new_run_folder(config: RunConfig, stages: Sequence[CompiledStage]) -> Iterator[RunFolder]:
-    """A run folder with configuration, graphs and plans, held while the block runs.
+def new_run(
+    config: RunConfig, stages: Sequence[CompiledStage]
+) -> Iterator[tuple[RunFolder, RunInputs]]:
+    """A run folder with configuration, graphs and plans, and what the run reads of its user's.
+
+    Both are held while the block runs.
 
     Raises:
-        FlowError: this executor cannot run the stages; no folder is made then.
+        FlowError: this executor cannot run the stages, or the data, a reward or an environment
+            cannot be used; no folder is made then.
     """
     require_runnable(config, stages)
-    with RunFolder.create(config.runtime.runs, config.name) as folder:
+    with (
+        closing(RunInputs(config, stages)) as inputs,
+        RunFolder.create(config.runtime.runs, config.name) as folder,
+    ):
+        inputs.settle(folder.path / "models")
         folder.write_config(config_yaml(config))
         for stage in stages:
             folder.write_graph(stage.name, format_graph(stage.graph), graph_to_json(stage.graph))
             folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
-        yield folder
+        yield folder, inputs
 
 
 def resume_local(
@@ -121,7 +131,9 @@ def resume_local(
             folder.truncate_after(names, position.stage, position.step)
         folder.write_config(config_yaml(config))  # with what this resumption changes
         notes = () if checkpoint else ("no checkpoint was written before: the run begins anew",)
-        return folder.path, _execute(config, stages, folder, checkpoint, display, notes)
+        with closing(RunInputs(config, stages, folder.path / "models")) as inputs:
+            done = _execute(config, stages, folder, inputs, checkpoint, display, notes)
+        return folder.path, done
 
 
 def _is_finished(checkpoint: Checkpoint, stages: Sequence[CompiledStage]) -> bool:
@@ -239,6 +251,7 @@ def _execute(
     config: RunConfig,
     stages: Sequence[CompiledStage],
     folder: RunFolder,
+    inputs: RunInputs,
     checkpoint: Checkpoint | None,
     display: Display | None,
     notes: Sequence[str] = (),
@@ -246,7 +259,7 @@ def _execute(
     interrupt = _Interrupt()
     with ExitStack() as stack:
         run = stack.enter_context(
-            opened_run(config, stages, folder, checkpoint, display, notes, interrupt)
+            opened_run(config, stages, folder, inputs, checkpoint, display, notes, interrupt)
         )
         watchdog: Watchdog | None = None
         if config.executor != "eager":
@@ -264,6 +277,7 @@ def opened_run(
     config: RunConfig,
     stages: Sequence[CompiledStage],
     folder: RunFolder,
+    inputs: RunInputs,
     checkpoint: Checkpoint | None = None,
     display: Display | None = None,
     notes: Sequence[str] = (),
@@ -291,7 +305,7 @@ def opened_run(
             screen.note(note)
         asked = _Interrupt() if interrupt is None else interrupt
         stack.callback(gc.unfreeze)
-        opened = OpenRun(config, stages, folder, screen, stop=asked)
+        opened = OpenRun(config, stages, folder, inputs, screen, stop=asked)
         stack.callback(opened.close)
         yield Run(config, stages, folder, screen, opened, checkpoint, asked)
 
@@ -344,6 +358,7 @@ class Run:
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._ledger = Ledger(config)
         self._skipping: set[str] = set()  # stages whose skipped updates were told of
+        self._cutting: set[str] = set()  # stages whose cut episodes were told of
         self.summary: Summary | None = None
         self.loop: Stage | None = None
 
@@ -468,6 +483,7 @@ class Run:
         self._folder.write_step(result.metrics)
         self._ledger.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
+        self._tell_of_cuts(result)
         if result.metrics.skipped_updates and result.metrics.stage not in self._skipping:
             self._skipping.add(result.metrics.stage)
             self._display.warn(
@@ -475,6 +491,20 @@ class Run:
                 "gradient is not finite; skipped_updates in metrics.jsonl counts more of them. "
                 "Lower the learning rate, or look at the rewards"
             )
+
+    def _tell_of_cuts(self, result: StepResult) -> None:
+        """Says once a stage that episodes end before they are done."""
+        metrics = result.metrics
+        cut = sum(n for key, n in metrics.extra.items() if key.endswith("cut_episodes"))
+        if not cut or metrics.stage in self._cutting:
+            return
+        self._cutting.add(metrics.stage)
+        self._display.warn(
+            f"{metrics.stage} step {metrics.step}: {cut:g} episodes were cut, for what the "
+            "environment said next was longer than max_observation_tokens of fl.interact "
+            "(the term cut_observation in samples.jsonl) or left no room for another turn in the "
+            "model's max_length (cut_length); cut_episodes in metrics.jsonl counts more of them"
+        )
 
     def _reached(self, stage: CompiledStage, step: int) -> bool:
         stop = stage.config.stop

@@ -18,6 +18,7 @@ from flowrl.data import (
     Prompt,
     PromptItem,
     PromptSet,
+    RowNeeds,
     Rows,
     Tokenizer,
     encode_prompts,
@@ -158,7 +159,8 @@ def prepare_materials(
     roles: Iterable[RoleName],
     policy: RoleName,
     supervised: bool,
-    paired: bool = False,
+    needs: RowNeeds,
+    held_out_needs: RowNeeds | None = None,
     max_length: int,
 ) -> Materials:
     """Reads data and makes the model folders of `roles`.
@@ -168,31 +170,33 @@ def prepare_materials(
         roles: Roles that have a model of their own.
         policy: The role whose tokenizer the prompts are for; one of `roles`.
         supervised: Whether a stage learns from solutions.
-        paired: Whether a stage learns from pairs; rows then need a rejected response.
+        needs: What is read of training rows; a stage learns from pairs where that is `rejected`.
+        held_out_needs: What is read of held-out rows; by default their answers.
         max_length: Tokens of the longest sample that workers can hold.
 
     Raises:
         DataError, ConfigError: a row, a file or a model folder cannot be used.
     """
-    rows = load_rows(
-        config.data.train, config.data, split="train", responses="pair" if paired else "solution"
-    )
+    rows = load_rows(config.data.train, config.data, split="train", needs=needs)
     models = {role: _role_model(config, folder, role, rows) for role in roles}
     tokenizer = models[policy].tokenizer
-    notes = [f"{rows.source}: {_problems(rows)}"] if rows.problems else []
+    notes: list[str] = []
     if rows.num_out_of_band and (band := config.data.difficulty) is not None:
         notes.append(
             f"{rows.source}: {rows.num_out_of_band} rows left out, {band.field} outside "
             f"{band.low:g} to {band.high:g} (data.difficulty)"
         )
 
-    def encode(source: Rows) -> PromptSet:
+    def encode(source: Rows, needs: RowNeeds) -> PromptSet:
         prompts = encode_prompts(
             source,
             tokenizer,
             max_prompt_tokens=config.data.max_prompt_tokens,
             chat_template=config.data.chat_template,
+            needs=needs,
         )
+        if source.problems:
+            notes.append(f"{source.source}: {_problems(source)}")
         if prompts.too_long:
             notes.append(
                 f"{source.source}: {len(prompts.too_long)} prompts left out, longer than "
@@ -200,21 +204,20 @@ def prepare_materials(
             )
         return prompts
 
-    train = encode(rows)
+    train = encode(rows, needs)
     examples, solutions = train, None
     if supervised:
         solutions = Solutions(train, tokenizer)
         examples = _fitting(train, solutions, max_length, notes)
     pair_prompts, pairs = train, None
-    if paired:
+    if needs.rejected:
         pairs = Pairs(train, tokenizer)
         pair_prompts = _fitting(train, pairs, max_length, notes)
     held_out: tuple[PromptItem, ...] = ()
     if config.data.eval is not None:
-        eval_rows = load_rows(config.data.eval, config.data, split="eval")
-        if eval_rows.problems:
-            notes.append(f"{eval_rows.source}: {_problems(eval_rows)}")
-        held_out = tuple(encode(eval_rows).items())
+        read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
+        eval_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
+        held_out = tuple(encode(eval_rows, read).items())
     return Materials(
         train=train,
         examples=examples,
@@ -254,11 +257,9 @@ def require_room(prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_le
 def _role_model(config: RunConfig, folder: Path, role: RoleName, rows: Rows) -> RoleModel:
     role_config = config.roles[role]
     path = prepare_model_folder(role_config, folder / role, rows, name=role)
-    return RoleModel(
-        folder=path,
-        fresh=not isinstance(role_config.model, str),
-        tokenizer=Tokenizer.load(path),
-    )
+    fresh = not isinstance(role_config.model, str)
+    key = f"roles.{role}.tokenizer.alphabet" if fresh else ""
+    return RoleModel(folder=path, fresh=fresh, tokenizer=Tokenizer.load(path, alphabet_key=key))
 
 
 def _fitting(
@@ -291,4 +292,4 @@ def _fitting(
 
 def _problems(rows: Rows) -> str:
     shown = "; ".join(f"{p.where}: {p.reason}" for p in rows.problems[:3])
-    return f"{len(rows.problems)} unreadable rows left out ({shown})"
+    return f"{len(rows.problems)} bad rows left out ({shown})"

@@ -27,7 +27,7 @@ from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.runtime.workers import require
 from flowrl.specs import Grammar, Sampling
 
-__all__ = ["DriverMaker", "RolloutSpec", "sampling_of_rollout"]
+__all__ = ["DriverMaker", "RolloutSpec", "open_environment", "sampling_of_rollout"]
 
 
 def sampling_of_rollout(part: RolloutPart) -> Sampling:
@@ -184,16 +184,7 @@ class DriverMaker:
     def _environment(self, role: RoleName, owner: str) -> EnvironmentPool:
         """The environment of a role for one user, opened when it is first needed."""
         if (role, owner) not in self._environments:
-            config = self._config.roles[role]
-            plugin = require(config.backend, Service.ENVIRONMENT, role)
-            context = EnvironmentContext(
-                role=role,
-                environment=config.environment or "",
-                options=dict(config.options),
-                seed=derive_seed(self._config.seed, "environment", role),
-                timeout_s=config.timeout_s,
-            )
-            self._environments[role, owner] = EnvironmentPool(plugin.open_environment, context)
+            self._environments[role, owner] = open_environment(self._config, role)
         return self._environments[role, owner]
 
     def close(self) -> None:
@@ -202,3 +193,21 @@ class DriverMaker:
             for pool in self._environments.values():
                 stack.callback(pool.close)
             self._environments.clear()
+
+
+def open_environment(config: RunConfig, role: RoleName) -> EnvironmentPool:
+    """Opens the environment that plays a role.
+
+    Raises:
+        BackendError: its backend cannot be used, or the user's class cannot be loaded.
+    """
+    own = config.roles[role]
+    plugin = require(own.backend, Service.ENVIRONMENT, role)
+    context = EnvironmentContext(
+        role=role,
+        environment=own.environment or "",
+        options=dict(own.options),
+        seed=derive_seed(config.seed, "environment", role),
+        timeout_s=own.timeout_s,
+    )
+    return EnvironmentPool(plugin.open_environment, context)

@@ -16,7 +16,6 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import PromptItem, fingerprint
 from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
-from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
 from flowrl.observe.display import Display
 from flowrl.observe.rows import EvaluationRow
@@ -26,10 +25,8 @@ from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.evaluation import evaluation_metrics
 from flowrl.runtime.journal_files import RolloutJournals
-from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
-from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.open_stage import StageMaker
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
@@ -37,6 +34,7 @@ from flowrl.runtime.rollout_maker import rollout_spec
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
 from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
+from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.stage import Stage, part_of
 from flowrl.specs import Sampling
 
@@ -48,6 +46,9 @@ class OpenRun:
 
         open -> (begin_stage -> steps)* -> export -> close
 
+    Args:
+        inputs: Of the run; are closed with it.
+
     Attributes:
         beat: Called whenever something moved.
         num_held_out: Prompts of a full evaluation.
@@ -58,12 +59,14 @@ class OpenRun:
         config: RunConfig,
         stages: Sequence[CompiledStage],
         folder: RunFolder,
+        inputs: RunInputs,
         display: Display,
         *,
         stop: Callable[[], bool],
     ) -> None:
         self._config = config
         self._stages = stages
+        self._inputs = inputs
         self._stop = stop
         self._folder = folder
         self._display = display
@@ -71,7 +74,7 @@ class OpenRun:
         graphs = [stage.graph for stage in stages]
         self._parts = [GraphParts(graph) for graph in graphs]
         self._use = RoleUse(config, graphs)
-        self._scorers = OpenScorers(config, graphs)
+        self._scorers = inputs.scorers
         self._policies = OpenPolicies(
             config,
             self._use,
@@ -89,7 +92,7 @@ class OpenRun:
             beat=lambda: self.beat(),
             stop=stop,
         )
-        self._materials: Materials | None = None
+        self._materials = inputs.materials
         self._stage: Stage | None = None
         self._thread: RolloutThread | None = None
         self._evaluating: RolloutDriver | None = None
@@ -106,21 +109,7 @@ class OpenRun:
     # -- opening and closing -----------------------------------------------------------------
 
     def open(self, checkpoint: Checkpoint | None) -> None:
-        """Reads data, opens every worker, restores what a checkpoint holds."""
-        self._scorers.open()
-        roles = [role for role in self._use.models if self._use.source_of(role) is None]
-        sources = [node for stage in self._stages for node in stage.graph.of_op(Op.SOURCE)]
-        kinds = {node.attr("data") for node in sources}
-        self._materials = prepare_materials(
-            self._config,
-            self._folder.path / "models",
-            roles=roles,
-            policy=self._use.owner(self._exported),
-            supervised="examples" in kinds,
-            paired="pairs" in kinds,
-            max_length=self._max_length,
-        )
-        self._require_room(self._materials)
+        """Opens every policy, restores what a checkpoint holds."""
         self.num_held_out = len(self._held_out(None))
         self._held_out_fingerprint = fingerprint(self._materials.held_out)
         for note in self._materials.notes:
@@ -129,23 +118,13 @@ class OpenRun:
             self._check(checkpoint)
         self._policies.open(self._materials.models, checkpoint)
 
-    def _require_room(self, materials: Materials) -> None:
-        """Every response that will be drawn must fit behind its prompt."""
-        for parts in self._parts:
-            for part in parts.rollouts:
-                max_tokens = sampling_of_rollout(part).max_tokens
-                require_room(materials.train.prompts, max_tokens, self._max_length)
-        if self._scorers.pools and self._use.policy is not None:
-            max_tokens = self._evaluated_sampling().max_tokens
-            require_room(materials.held_out, max_tokens, self._max_length)
-
     def close(self) -> None:
         """Ends every worker; idempotent."""
         with ExitStack() as stack:
             if self._thread is not None:
                 # Last of all: processes that it opened anew die with it.
                 stack.callback(self._thread.close)
-            for opened in (self._policies, self._scorers, self._drivers):
+            for opened in (self._policies, self._inputs, self._drivers):
                 stack.callback(opened.close)
             stack.callback(self._end_stage)
 
@@ -177,7 +156,7 @@ class OpenRun:
 
     @property
     def _max_length(self) -> int:
-        return max(stage.plan.sizes.max_length for stage in self._stages)
+        return self._inputs.max_length
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -209,7 +188,6 @@ class OpenRun:
         return self._stage
 
     def _maker(self) -> StageMaker:
-        assert self._materials is not None
         return StageMaker(
             config=self._config,
             materials=self._materials,
@@ -303,7 +281,6 @@ class OpenRun:
         return replace(spec, sampling=sampling, group_size=1, needs_states=False)
 
     def _held_out(self, num: int | None) -> tuple[PromptItem, ...]:
-        assert self._materials is not None
         everything = self._materials.held_out
         return everything[: num or self._config.eval.num or len(everything)]
 

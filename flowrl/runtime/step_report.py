@@ -23,6 +23,7 @@ from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, score_source
 from flowrl.runtime.rollouts import Collected
 from flowrl.runtime.sample_set import StepBatch
+from flowrl.runtime.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
 __all__ = ["Drawn", "StepReport", "StepResult", "told_score"]
@@ -242,6 +243,9 @@ class StepReport:
             node = one.part.node.id
             numbers = _sample_numbers([payload for _, payload in _scored(one.collected)])
             num_tokens += int(numbers.pop("num_tokens", 0))
+            cut = sum(_is_cut(payload) for _, payload in _scored(one.collected))
+            if cut:
+                extra["cut_episodes" if node == self.main else f"{node}/cut_episodes"] = float(cut)
             if node == self.main:
                 removed = {p.item.group for _, p, end, _ in ends[node] if end == "filtered"}
                 stays = {p.item.group for _, p, end, _ in ends[node] if end == "consumed"}
@@ -311,6 +315,11 @@ def _scored(collected: Collected) -> list[tuple[SampleId, Payload]]:
     """Delivered samples, then filtered ones."""
     kept = [row for _, members in collected.groups for row in members]
     return kept + [(sample, payload) for sample, payload, _ in collected.filtered]
+
+
+def _is_cut(payload: Payload) -> bool:
+    """Whether an episode ended because its next observation had no place."""
+    return CUT_OBSERVATION in payload.terms or CUT_LENGTH in payload.terms
 
 
 def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:

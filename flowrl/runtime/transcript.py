@@ -26,10 +26,24 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring import FailureKind
 from flowrl.specs import FinishReason
 
-__all__ = ["NUM_TURNS", "EpisodeFailure", "FinishedEpisode", "Transcript", "state_number"]
+__all__ = [
+    "CUT_LENGTH",
+    "CUT_OBSERVATION",
+    "NUM_TURNS",
+    "EpisodeFailure",
+    "FinishedEpisode",
+    "Transcript",
+    "state_number",
+]
 
 NUM_TURNS = "turns"
 """The term that every episode has beside its environment's metrics: how many turns it took."""
+
+CUT_OBSERVATION = "cut_observation"
+"""The term, of value 1, of an episode that ended as an observation was longer than it may be."""
+
+CUT_LENGTH = "cut_length"
+"""The term, of value 1, of an episode that ended as there was no room for another turn."""
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 
@@ -129,6 +143,10 @@ class Transcript:
         self.response = np.concatenate([self.response, tokens])
         self._append(_Piece(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32)))
         self._extend_spans(((self._spans[-1][0], len(tokens)),))
+
+    def cut(self, reason: str) -> None:
+        """The episode ends before the environment is done: what it says next has no place."""
+        self._terms[reason] = 1.0
 
     def act(self, turn: Finished, state: int) -> None:
         """The policy has made a turn.

@@ -341,8 +341,8 @@ def test_the_limit_of_failed_rewards_holds_over_the_whole_run(
     ("line", "said"),
     [
         ('{"prompt": "12+13="', "rows.jsonl:2: not JSON"),
-        ('{"prompt": "12+13="}', "rows.jsonl:2: the row has no field 'answer'"),
-        ('{"prompt": "12x13=", "answer": "1"}', "rows.jsonl:2: the row has characters outside"),
+        ('{"answer": "12"}', "rows.jsonl:2: the row has no field 'prompt'"),
+        ('{"prompt": "12x13=", "answer": "1"}', "rows.jsonl:2: the text has characters that"),
     ],
 )
 def test_an_unreadable_row_is_named_by_file_and_line(
@@ -354,6 +354,46 @@ def test_an_unreadable_row_is_named_by_file_and_line(
     assert ended.code == 2
     assert said in ended.err
     assert len(ended.error_lines) <= 4
+    assert not (mine / "runs").exists()
+
+
+def test_a_reward_file_that_cannot_be_run_is_told_before_there_is_a_run_folder(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+):
+    (mine / "rewards.py").write_text("import nothing_of_that_name\n\ndef half(row): return 0.5\n")
+    ended = flowrl(capfd, "run", "tiny.yaml", python_reward("half"))
+    assert ended.code == 2
+    assert "rewards.py:1 in <module>: the reward cannot be loaded" in ended.err
+    assert "No module named 'nothing_of_that_name'" in ended.err
+    assert not (mine / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("raise ValueError('broken')", "{}", "ValueError: broken (game.py:1"),
+        ("import json", "{sise: 3}", "did you mean 'size'?"),
+    ],
+)
+def test_an_environment_that_cannot_be_opened_is_told_before_there_is_a_run_folder(
+    mine: Path, capfd: pytest.CaptureFixture[str], text: str, options: str, said: str
+):
+    (mine / "game.py").write_text(
+        f"{text}\n\nclass Game:\n    def __init__(self, size=2): ...\n"
+        "    def reset(self, row): ...\n    def step(self, text): ...\n"
+    )
+    (mine / "plays.py").write_text(
+        "import flowrl as fl\n\n\n@fl.workflow\n"
+        "def plays(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment):\n"
+        "    rollout, scores = fl.interact(actor, game, prompts, max_turns=2,"
+        " max_observation_tokens=4)\n"
+        "    actor.update(rollout, scores)\n"
+    )
+    game = f"{{backend: environment, environment: 'game.py:Game', options: {options}}}"
+    ended = flowrl(capfd, "run", "tiny.yaml", "workflow=plays.py", f"roles.game={game}")
+    assert ended.code == 2, ended.err
+    assert said in ended.err
+    assert not (mine / "runs").exists()
 
 
 def test_unreadable_rows_up_to_the_limit_are_counted_and_shown(
@@ -365,4 +405,4 @@ def test_unreadable_rows_up_to_the_limit_are_counted_and_shown(
         capfd, "run", "tiny.yaml", "data.train=rows.jsonl", "data.max_bad_rows=1", "train.steps=1"
     )
     assert ended.code == 0, ended.err
-    assert re.search(r"warning: .*rows\.jsonl: 1 unreadable rows? left out .*:21", ended.out)
+    assert re.search(r"warning: .*rows\.jsonl: 1 bad rows left out .*:21", ended.out)

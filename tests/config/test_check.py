@@ -409,12 +409,12 @@ def test_an_environment_names_a_function_of_a_file_that_exists() -> None:
     text = message(game.format("'game.py:make'"))
     assert "no such environment file: game.py" in text
     assert "environment must be FILE.py:NAME" in message(game.format("game"))
-    Path("game.py").write_text("")
+    Path("game.py").write_text("def make(low, name): ...\n")
     check(game.format("'game.py:make'"))
 
 
 def test_an_environment_has_no_model_and_only_it_has_options() -> None:
-    Path("game.py").write_text("")
+    Path("game.py").write_text("def make(low, name): ...\n")
     text = message("roles.game={environment: 'game.py:make', copy_of: actor}")
     assert "game is an environment, which has no copy_of" in text
     text = message("roles.actor.options={low: 0}")
@@ -422,7 +422,7 @@ def test_an_environment_has_no_model_and_only_it_has_options() -> None:
 
 
 def test_an_environment_that_uses_its_time_is_no_stall() -> None:
-    Path("game.py").write_text("")
+    Path("game.py").write_text("def make(low, name): ...\n")
     game = "roles.game={{environment: 'game.py:make', timeout_s: {}}}"
     check(game.format(299))
     assert "an environment may take 300 s (roles.game.timeout_s)" in message(game.format(300))

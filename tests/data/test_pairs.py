@@ -9,14 +9,14 @@ import pytest
 
 from flowrl.config.schema import (
     ArithmeticData,
-    CharTokenizer,
     DataConfig,
     DifficultyConfig,
     JsonlData,
 )
-from flowrl.data import Rows, build_tokenizer, load_rows
+from flowrl.data import RowNeeds, Rows, load_rows
 from flowrl.errors import ConfigError, DataError
 
+PAIRS = RowNeeds(rejected=True)
 PAIR = {"prompt": "p", "answer": "good", "rejected": "bad"}
 
 
@@ -27,7 +27,7 @@ def write(path: Path, *rows: object) -> str:
 
 def read_pairs(source: str, split: str = "train", **options: object) -> Rows:
     data = DataConfig(train=source, **options)
-    return load_rows(data.train, data, split=split, responses="pair")
+    return load_rows(data.train, data, split=split, needs=PAIRS)
 
 
 def test_a_pair_is_the_solution_and_the_rejected_response_by_their_templates(tmp_path):
@@ -40,7 +40,7 @@ def test_a_mapping_has_its_own_template_of_rejected_responses(tmp_path):
     path = Path(write(tmp_path / "d.jsonl", {"prompt": "p", "answer": "a", "w": "wrong"}))
     source = JsonlData(kind="jsonl", path=path, rejected="{w}!")
     data = DataConfig(train=source, rejected="{none}")
-    (row,) = load_rows(source, data, split="train", responses="pair")
+    (row,) = load_rows(source, data, split="train", needs=PAIRS)
     assert row.rejected == "wrong!"
 
 
@@ -50,7 +50,7 @@ def test_rejected_responses_are_not_looked_at_where_no_stage_learns_from_pairs(t
     assert load_rows(path, data, split="train")[0].rejected is None
     assert read_pairs(path, "eval")[0].rejected is None
     with pytest.raises(ConfigError, match=r"data\.rejected: a single"):
-        load_rows(path, data, split="train", responses="pair")
+        load_rows(path, data, split="train", needs=PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_row_without_a_rejected_response_names_its_line_its_fields_and_the_key
 def test_a_wrong_sum_is_off_by_a_little_and_never_changes(digits, most):
     source = ArithmeticData(kind="arithmetic", split="train", digits=digits, held_out=1)
     data = DataConfig(train=source)
-    rows, again = (load_rows(source, data, split="train", responses="pair") for _ in range(2))
+    rows, again = (load_rows(source, data, split="train", needs=PAIRS) for _ in range(2))
     errors = set()
     for row, same in zip(rows[:2000], again[:2000], strict=True):
         assert row.rejected == same.rejected
@@ -104,7 +104,7 @@ def test_a_wrong_sum_is_off_by_a_little_and_never_changes(digits, most):
 def test_each_sum_stands_among_the_pairs_with_several_wrong_answers():
     source = ArithmeticData(kind="arithmetic", split="train", digits=2)
     data = DataConfig(train=source)
-    pairs = load_rows(source, data, split="train", responses="pair")
+    pairs = load_rows(source, data, split="train", needs=PAIRS)
     sums = load_rows(source, data, split="train")
     assert len(pairs) == 4 * len(sums)
     same = [pairs[5 + time * len(sums)] for time in range(4)]
@@ -113,24 +113,16 @@ def test_each_sum_stands_among_the_pairs_with_several_wrong_answers():
     assert len({row.rejected for row in same}) > 1
     assert pairs[9000:9003][1].index == 9001
     held_out = ArithmeticData(kind="arithmetic", split="eval")
-    assert len(load_rows(held_out, data, split="eval", responses="pair")) == held_out.held_out
+    assert len(load_rows(held_out, data, split="eval", needs=PAIRS)) == held_out.held_out
 
 
 def test_the_wrong_sums_are_as_they_were():
     source = ArithmeticData(kind="arithmetic", split="train")
-    rows = load_rows(source, DataConfig(train=source), split="train", responses="pair")
+    rows = load_rows(source, DataConfig(train=source), split="train", needs=PAIRS)
     assert [row.rejected for row in rows[:4]] == WRONG
 
 
 WRONG = ["065", "072", "024", "113"]
-
-
-def test_a_new_tokenizer_knows_the_characters_of_rejected_responses(tmp_path):
-    path = write(tmp_path / "d.jsonl", {"prompt": "1", "answer": "1", "rejected": "2"})
-    rows = read_pairs(path)
-    build_tokenizer(CharTokenizer(kind="char", alphabet="12"), rows, max_length=4)
-    with pytest.raises(DataError, match="'2'"):
-        build_tokenizer(CharTokenizer(kind="char", alphabet="1"), rows, max_length=4)
 
 
 # -- data.difficulty ---------------------------------------------------------------------------

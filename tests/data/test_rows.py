@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.config.schema import ArithmeticData, DataConfig, JsonlData
-from flowrl.data import Rows, load_rows
+from flowrl.data import RowNeeds, Rows, load_rows
 from flowrl.data.templates import Template
 from flowrl.errors import ConfigError, DataError
 
@@ -43,6 +43,23 @@ def test_a_row_keeps_every_field_for_the_users_reward(tmp_path):
     (row,) = read(path)
     assert (row.prompt, row.answer, row.solution) == ("p", "7", "7")
     assert row.fields == {"prompt": "p", "answer": 7, "extra": {"deep": [1]}}
+
+
+def test_a_row_may_lack_what_nobody_reads(tmp_path):
+    path = write(
+        tmp_path / "d.jsonl", {"prompt": "p"}, {"prompt": "q", "answer": ["odd"]}, {"answer": "1"}
+    )
+    data = DataConfig(train=path, max_bad_rows=1)
+    rows = load_rows(path, data, split="train", needs=RowNeeds(answer=False, solution=False))
+    assert [(row.prompt, row.answer, row.solution) for row in rows] == [
+        ("p", "", ""),
+        ("q", "", ""),
+    ]
+    assert [problem.where for problem in rows.problems] == [f"{path}:3"]
+    with pytest.raises(DataError, match=r"which data\.answer reads"):
+        load_rows(path, data, split="train", needs=RowNeeds(solution=False))
+    with pytest.raises(DataError, match=r"which data\.solution reads"):
+        load_rows(path, data, split="train", needs=RowNeeds(answer=False))
 
 
 def test_a_mapping_source_uses_its_own_templates_and_stops_at_max_rows(tmp_path):

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, DataConfig, FreshModel, RoleConfig
 from flowrl.data import (
     Row,
+    RowNeeds,
     Tokenizer,
     check_model_folder,
     encode_prompts,
@@ -146,16 +147,45 @@ def test_every_id_but_the_end_has_a_text_so_no_token_hides_in_a_right_answer(tmp
 
 def test_a_character_outside_the_alphabet_names_file_line_and_character(tmp_path):
     spec = CharTokenizer(kind="char", alphabet="0123456789+=")
-    with pytest.raises(DataError) as caught:
-        fresh(tmp_path / "m", spec, rows_of(("1+1=", "2"), ("1-1=", "0")))
-    assert str(caught.value).startswith("d.jsonl:2: ")
-    assert "'-'" in str(caught.value)
-    assert not (tmp_path / "m").exists()
-    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, rows_of(("1+1=", "2"))))
+    folder = fresh(tmp_path / "m", spec, rows_of(("1+1=", "2")))
+    tokenizer = Tokenizer.load(folder, alphabet_key="roles.pupil.tokenizer.alphabet")
     with pytest.raises(DataError) as caught:
         encode_prompts(rows_of(("1+1=", "2"), ("7*8=", "56")), tokenizer, max_prompt_tokens=9)
     assert str(caught.value).startswith("d.jsonl:2: ")
     assert "'*'" in str(caught.value)
+    assert "add them to roles.pupil.tokenizer.alphabet" in str(caught.value)
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(folder).encode("7*8")
+    assert "alphabet" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("needs", "bad"),
+    [
+        (RowNeeds(answer=False, solution=False), {2}),
+        (RowNeeds(), {2, 3}),
+        (RowNeeds(rejected=True), {2, 3, 4}),
+    ],
+)
+def test_rows_of_unknown_characters_count_as_bad_rows_where_they_are_read(tmp_path, needs, bad):
+    texts = [("1+1=", "2", "3"), ("7*8=", "5", "6"), ("1+2=", "drei", "4"), ("2+2=", "4", "?")]
+    path = tmp_path / "d.jsonl"
+    lines = [{"prompt": p, "answer": a, "rejected": r} for p, a, r in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = CharTokenizer(kind="char", alphabet="0123456789+=")
+    tokenizer = Tokenizer.load(fresh(tmp_path / "m", spec, ()))
+
+    def encoded(limit):
+        rows = load_rows(
+            str(path), DataConfig(train=str(path), max_bad_rows=limit), split="train", needs=needs
+        )
+        return rows, encode_prompts(rows, tokenizer, max_prompt_tokens=9, needs=needs)
+
+    rows, prompts = encoded(len(bad))
+    assert {int(problem.where.rpartition(":")[2]) for problem in rows.problems} == bad
+    assert [p.row.index + 1 for p in prompts.prompts] == [n for n in range(1, 5) if n not in bad]
+    with pytest.raises(DataError, match=rf"at most {len(bad) - 1} bad rows"):
+        encoded(len(bad) - 1)
 
 
 def test_bpe_training_gives_the_same_files_in_every_process():

@@ -240,7 +240,7 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
     tokens = [ALPHABET.index(c) for c in said]
     columns: list[tuple[float, int, float, int]] = [(0.0, -1, 0.0, -1)] * len(tokens)
     head, state, score, longest = len(said), begin.state, 0.0, 0.0
-    reason, turn = FinishReason.LENGTH, 0
+    reason, turn, cut = FinishReason.LENGTH, 0, {}
     while True:
         number = state_number(state, one.sample, turn)
         limit = min(len(tokens) + one.sampling.max_tokens, limits.max_length - len(one.prompt))
@@ -262,7 +262,10 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
             reason = FinishReason.STOP
             break
         used = len(one.prompt) + len(tokens) + len(more)
-        if turn == limits.max_turns or used >= limits.max_length:
+        if turn == limits.max_turns:
+            break
+        if used >= limits.max_length:
+            cut = {"cut_length": 1.0}
             break
         tokens += more
         columns += [(0.0, -1, 0.0, -1)] * len(more)
@@ -281,7 +284,7 @@ def expected(one: GenerateRequest, limits: Limits) -> FinishedEpisode:
         state=np.array(states),
         text=said,
         score=score,
-        terms={"longest": longest, "turns": float(turn)},
+        terms={"longest": longest, **cut, "turns": float(turn)},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl.config.load import load_config
-from flowrl.data import PromptCursor
+from flowrl.data import PromptCursor, RowNeeds
 from flowrl.errors import DataError
 from flowrl.ids import RoleName, sample_id
 from flowrl.runtime.materials import Materials, prepare_materials
@@ -33,7 +33,7 @@ def prepare(folder: Path, rows: Any = None, *, max_length: int = 16, **data: obj
         roles=[ACTOR],
         policy=ACTOR,
         supervised=False,
-        paired=True,
+        needs=RowNeeds(rejected=True),
         max_length=max_length,
     )
 

@@ -18,6 +18,7 @@ from flowrl.backend.environment import (
     Outcome,
 )
 from flowrl.config.nearest import listing, suggestion
+from flowrl.config.user_functions import ENVIRONMENT_OFFERS
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs.function import definition_of
@@ -27,10 +28,7 @@ from flowrl_backends.user_file import run_file
 
 __all__ = ["UserEnvironment"]
 
-_OFFERED: Mapping[str, tuple[str, ...]] = {
-    "reset": ("row", "seed", "prompt", "answer", "sample"),
-    "step": ("text", "turn", "finish", "tokens"),
-}
+_OFFERED: Mapping[str, tuple[str, ...]] = ENVIRONMENT_OFFERS
 """What the methods of an episode may ask for by their parameters' names."""
 
 Factory: TypeAlias = Callable[..., Any]

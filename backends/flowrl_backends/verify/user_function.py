@@ -12,12 +12,11 @@ from types import ModuleType
 
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.config.nearest import listing, suggestion
+from flowrl.config.user_functions import REWARD_OFFERS
 from flowrl.errors import RewardError
 from flowrl_backends.user_file import run_file
 
 __all__ = ["UserFunction"]
-
-_OFFERED = ("prompt", "response", "answer", "row")
 
 
 class UserFunction:
@@ -116,24 +115,24 @@ def _parameters(
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return (), _OFFERED
+        return (), REWARD_OFFERS
     positional: list[str] = []
     keywords: list[str] = []
     for parameter in parameters:
         name = parameter.name
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            keywords = [n for n in _OFFERED if n not in positional]
+            keywords = [n for n in REWARD_OFFERS if n not in positional]
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
-        elif name in _OFFERED:
+        elif name in REWARD_OFFERS:
             by_position = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
             (positional if by_position else keywords).append(name)
         elif parameter.default is inspect.Parameter.empty:
             raise RewardError(
                 f"reward {target} asks for {name!r}, which is not offered",
                 where=where,
-                expected=f"parameters of {listing(_OFFERED)}, or with a default",
-                hint=suggestion(name, _OFFERED),
+                expected=f"parameters of {listing(REWARD_OFFERS)}, or with a default",
+                hint=suggestion(name, REWARD_OFFERS),
             )
     return tuple(positional), tuple(dict.fromkeys(keywords))
 

@@ -1,0 +1,118 @@
+"""What is legal in a run as a whole, and yet seldom meant: roles, critics, lengths.
+
+`flowrl.compiler.warnings` looks at one graph alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from flowrl.compiler.roles import StageRoles
+from flowrl.compiler.sizes import SizedStage, generates_before
+from flowrl.config.check_sizes import least_prompt_tokens
+from flowrl.config.load import LoadedConfig
+from flowrl.config.nearest import listing
+from flowrl.config.schema import FreshModel
+from flowrl.graph import Graph, Node, Op
+from flowrl.specs import Sampling
+from flowrl.specs.shaping import SoftOverlong
+
+__all__ = ["warn_of_run"]
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of_run(
+    loaded: LoadedConfig, roles: Sequence[StageRoles], sized: Sequence[SizedStage]
+) -> None:
+    """Logs a warning for each such thing."""
+    graphs = [stage.lowered for stage in sized]
+    for text in (
+        *_roles_without_work(loaded, roles),
+        *_critics_that_never_learn(loaded, graphs),
+        *_penalties_out_of_reach(graphs),
+        *_observations_without_room(loaded, sized),
+    ):
+        _log.warning("%s", text)
+
+
+def _roles_without_work(loaded: LoadedConfig, stages: Sequence[StageRoles]) -> Iterator[str]:
+    config = loaded.config
+    # A role whose part an argument switches off has its place in the program all the same.
+    used = {role.name for stage in stages for role in stage.workflow.roles}
+    copied = {role.copy_of for name, role in config.roles.items() if name in used}
+    for name in config.roles:
+        if name not in used | copied:
+            yield (
+                f"{loaded.where(f'roles.{name}')}: no workflow of this run uses the role {name}; "
+                f"they use {listing(sorted(used))}. `roles.{name}: null` takes it away"
+            )
+
+
+def _critics_that_never_learn(loaded: LoadedConfig, graphs: Sequence[Graph]) -> Iterator[str]:
+    trained = {node.role for graph in graphs for node in graph.of_op(Op.UPDATE, Op.SYNC)}
+    told: set[str] = set()
+    for graph in graphs:
+        for node in graph.of_op(Op.VALUES):
+            role = str(node.role)
+            if node.role in trained or role in told:
+                continue
+            told.add(role)
+            key = loaded.where(f"roles.{role}")
+            yield (
+                f"{_line(node)}: {node.id} reads the values of {role}, which no workflow of this "
+                f"run updates ({key}), so that they stay what they were; a new head is random. "
+                f"{role}.update(rollout, returns=returns, loss=fl.loss.value_clip(0.2)) teaches it"
+            )
+
+
+def _penalties_out_of_reach(graphs: Sequence[Graph]) -> Iterator[str]:
+    """Length penalties of a program that no response can meet in full."""
+    for graph in graphs:
+        for node in graph.of_op(Op.MAP):
+            spec = node.attr("spec")
+            if not isinstance(spec, SoftOverlong):
+                continue
+            limits = [
+                sampling.max_tokens
+                for generate in generates_before(graph, node)
+                if generate.region is None
+                and isinstance(sampling := generate.attr("sampling"), Sampling)
+            ]
+            if not limits or max(limits) >= spec.max_tokens:
+                continue
+            begins = spec.max_tokens - spec.buffer
+            reach = (
+                "it never begins"
+                if max(limits) <= begins
+                else f"it never exceeds {(max(limits) - begins) / spec.buffer:.3g} of its factor"
+            )
+            yield (
+                f"{_line(node)}: {node.id} takes off its whole penalty at max_tokens="
+                f"{spec.max_tokens}, but responses have at most {max(limits)} "
+                f"(sampling.max_tokens), so that {reach}"
+            )
+
+
+def _observations_without_room(loaded: LoadedConfig, sized: Sequence[SizedStage]) -> Iterator[str]:
+    for stage in sized:
+        for episode in stage.lowered.of_op(Op.INTERACT):
+            said = episode.attr("max_observation_tokens")
+            for player in stage.lowered.of_op(Op.GENERATE):
+                limit = stage.limits.get(str(player.role))
+                if player.region != episode.region or limit is None:
+                    continue
+                own = loaded.config.roles[str(player.role)].model
+                prompt = least_prompt_tokens(loaded)[0] if isinstance(own, FreshModel) else 1
+                if isinstance(said, int) and prompt + said >= limit:
+                    yield (
+                        f"{_line(episode)}: {episode.id} takes observations of up to "
+                        f"max_observation_tokens={said} tokens, which behind a prompt of {prompt} "
+                        f"leave no room for a turn in the {limit} tokens of {player.role}; longer "
+                        "episodes are cut, and cut_episodes in metrics.jsonl counts them"
+                    )
+
+
+def _line(node: Node) -> str:
+    return str(node.source or node.id)

@@ -1,0 +1,232 @@
+"""What a user's file defines, read from its text: nothing of it is run.
+
+So a misspelt name, a wrong parameter or a syntax error is told by every command, in milliseconds,
+without importing what the file imports. What only running it can tell (a failing import, a name
+that is made by a call) is left to whoever opens it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from flowrl.config.nearest import listing, suggestion
+from flowrl.errors import ConfigError
+
+__all__ = [
+    "ENVIRONMENT_OFFERS",
+    "REWARD_OFFERS",
+    "Asked",
+    "environment_parameters",
+    "environment_problems",
+    "reward_parameters",
+    "reward_problems",
+]
+
+REWARD_OFFERS = ("prompt", "response", "answer", "row")
+"""What a reward function may ask for."""
+
+ENVIRONMENT_OFFERS = {
+    "reset": ("row", "seed", "prompt", "answer", "sample"),
+    "step": ("text", "turn", "finish", "tokens"),
+}
+"""What the methods of an environment may ask for."""
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Parameters of a function, as far as the caller's values go.
+
+    Attributes:
+        required: Names without a default.
+        optional: Names with one.
+        takes_all: It has `**kwargs`.
+    """
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    takes_all: bool
+
+    def asks_for(self, name: str) -> bool:
+        """Whether it is given the value of that name."""
+        return self.takes_all or name in self.required or name in self.optional
+
+
+def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
+    """What is wrong with the reward function `FILE.py:NAME`."""
+    path, name = _split(target)
+    module = _parsed(path, "reward", where)
+    if isinstance(module, ConfigError):
+        yield module
+        return
+    found = _definition(module, name)
+    if found is None and _knows_its_names(module):
+        yield _missing(path, "function", name, _names(module), where)
+    if isinstance(found, ast.AsyncFunctionDef):
+        yield ConfigError(
+            f"reward {name!r} is an async function",
+            where=where,
+            found=f"{path}:{found.lineno}",
+            hint="make it an ordinary function; it may call asyncio.run itself",
+        )
+    elif isinstance(found, ast.FunctionDef) and not found.decorator_list:
+        yield from _not_offered(f"reward {target}", _asked(found), REWARD_OFFERS, where)
+
+
+def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
+    """What is wrong with the environment `FILE.py:NAME`."""
+    path, name = _split(target)
+    module = _parsed(path, "environment", where)
+    if isinstance(module, ConfigError):
+        yield module
+        return
+    found = _definition(module, name)
+    if found is None and _knows_its_names(module):
+        yield _missing(path, "class", name, _names(module), where)
+    if not isinstance(found, ast.ClassDef) or found.decorator_list:
+        return
+    methods = _methods(found)
+    for method, offered in ENVIRONMENT_OFFERS.items():
+        if method not in methods:
+            if not found.bases and not found.keywords and "__getattr__" not in methods:
+                yield ConfigError(
+                    f"{target} has no {method}()",
+                    where=where,
+                    found=f"{path}:{found.lineno}",
+                    hint=f"write `async def {method}(self, {', '.join(offered[:2])})`",
+                )
+        elif not methods[method].decorator_list:
+            asked = _asked(methods[method], bound=True)
+            yield from _not_offered(f"{target}.{method}", asked, offered, where)
+
+
+def reward_parameters(target: str) -> Asked | None:
+    """What a reward function asks for; None where its text does not tell."""
+    found = _found(target)
+    return _asked(found) if isinstance(found, Function) and not found.decorator_list else None
+
+
+def environment_parameters(target: str, method: str) -> Asked | None:
+    """What a method of an environment's class asks for; None where its text does not tell."""
+    found = _found(target)
+    own = _methods(found).get(method) if isinstance(found, ast.ClassDef) else None
+    return None if own is None or own.decorator_list else _asked(own, bound=True)
+
+
+def _split(target: str) -> tuple[Path, str]:
+    file, _, name = target.rpartition(":")
+    return Path(file), name
+
+
+def _found(target: str) -> ast.stmt | None:
+    path, name = _split(target)
+    module = _parsed(path, "", "")
+    return None if isinstance(module, ConfigError) else _definition(module, name)
+
+
+def _parsed(path: Path, kind: str, where: str) -> ast.Module | ConfigError:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as reason:
+        line = f"{path}:{reason.lineno}" if reason.lineno else str(path)
+        found = (reason.text or "").strip()
+        return ConfigError(
+            f"the {kind} file is no Python: {reason.msg} ({line})",
+            where=where,
+            found=repr(found) if found else None,
+        )
+    except (OSError, ValueError) as reason:
+        return ConfigError(f"the {kind} file cannot be read: {reason}", where=where)
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that bind names of the module, inside `if`, `try` and `with` too."""
+    for statement in body:
+        yield statement
+        for name in ("body", "orelse", "finalbody"):
+            if not isinstance(statement, Function | ast.ClassDef):
+                yield from _statements(getattr(statement, name, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _statements(handler.body)
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [statement.name]
+        case ast.Import() | ast.ImportFrom():
+            return [a.asname or a.name.partition(".")[0] for a in statement.names]
+        case _:
+            inner = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            return [node.id for node in inner if isinstance(node.ctx, ast.Store)]
+
+
+def _definition(module: ast.Module, name: str) -> ast.stmt | None:
+    """The last statement that binds a name."""
+    found = [s for s in _statements(module.body) if name in _bound(s)]
+    return found[-1] if found else None
+
+
+def _names(module: ast.Module) -> list[str]:
+    defined = [s.name for s in module.body if isinstance(s, Function | ast.ClassDef)]
+    return [name for name in defined if not name.startswith("_")]
+
+
+def _knows_its_names(module: ast.Module) -> bool:
+    """Whether all names of the module stand in its text."""
+    star = any(
+        isinstance(s, ast.ImportFrom) and any(a.name == "*" for a in s.names)
+        for s in _statements(module.body)
+    )
+    calls = (node.func for node in ast.walk(module) if isinstance(node, ast.Call))
+    made = any(isinstance(f, ast.Name) and f.id in ("globals", "setattr", "exec") for f in calls)
+    return not star and not made
+
+
+def _missing(path: Path, what: str, name: str, own: list[str], where: str) -> ConfigError:
+    several = "classes" if what == "class" else f"{what}s"
+    return ConfigError(
+        f"{path} has no {what} {name!r}",
+        where=where,
+        found=f"{several} {listing(own)}" if own else "a file that defines none",
+        hint=suggestion(name, own) or "write FILE.py:NAME with a name that it defines",
+    )
+
+
+def _methods(made: ast.ClassDef) -> dict[str, Function]:
+    return {s.name: s for s in _statements(made.body) if isinstance(s, Function)}
+
+
+def _asked(function: Function, *, bound: bool = False) -> Asked:
+    """What it asks for; `bound` where its first parameter is the object."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(positional) - len(arguments.defaults)
+    required = [a.arg for a in positional[:first_default]]
+    optional = [a.arg for a in positional[first_default:]]
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        (required if default is None else optional).append(argument.arg)
+    return Asked(
+        required=tuple(required[1:] if bound else required),
+        optional=tuple(optional),
+        takes_all=arguments.kwarg is not None,
+    )
+
+
+def _not_offered(
+    who: str, asked: Asked, offered: tuple[str, ...], where: str
+) -> Iterator[ConfigError]:
+    for name in asked.required:
+        if name not in offered:
+            yield ConfigError(
+                f"{who} asks for {name!r}, which is not offered",
+                where=where,
+                expected=f"parameters of {listing(offered)}, or with a default",
+                hint=suggestion(name, offered),
+            )
+            return

@@ -1,0 +1,131 @@
+"""What a run reads and calls of its user's: data, model folders, rewards, environments.
+
+All of it is opened before the run has a folder, so that a mistake in it leaves nothing behind:
+
+    open -> settle (folders of new models become the run's) -> close
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from flowrl.compiler import CompiledStage, sampling_of
+from flowrl.compiler.row_needs import row_needs
+from flowrl.config.schema import RunConfig
+from flowrl.files import folder_atomically
+from flowrl.graph import Op
+from flowrl.ids import RoleName
+from flowrl.runtime.materials import Materials, prepare_materials, require_room
+from flowrl.runtime.open_rollouts import open_environment, sampling_of_rollout
+from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.receive import role_of
+from flowrl.runtime.role_use import RoleUse
+from flowrl.runtime.rollout_parts import GraphParts
+from flowrl.specs import Sampling
+
+__all__ = ["RunInputs"]
+
+
+class RunInputs:
+    """Opened once a run; see the module.
+
+    Args:
+        models: Where folders of new models are, of a run that is resumed. Without it they are made
+            in a temporary folder, and `settle` moves them.
+
+    Attributes:
+        scorers: Open.
+        materials: Data and models.
+    """
+
+    def __init__(
+        self, config: RunConfig, stages: Sequence[CompiledStage], models: Path | None = None
+    ) -> None:
+        self._config = config
+        self._stages = stages
+        self._graphs = [stage.graph for stage in stages]
+        self._use = RoleUse(config, self._graphs)
+        self._stack = ExitStack()
+        with ExitStack() as stack:  # of what is open where something fails
+            self.scorers = OpenScorers(config, self._graphs)
+            stack.callback(self.scorers.close)
+            self.scorers.open()
+            self._try_environments()
+            if models is None:
+                models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
+            self.materials = self._materials(models)
+            self._require_room()
+            self._stack = stack.pop_all()
+
+    def settle(self, folder: Path) -> None:
+        """Moves folders of new models into `folder`, where they are not there already."""
+        models = {}
+        for role, model in self.materials.models.items():
+            target = folder / role
+            if model.fresh and model.folder != target:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with folder_atomically(target) as made:
+                    shutil.copytree(model.folder, made, dirs_exist_ok=True)
+                model = replace(model, folder=target)
+            models[role] = model
+        self.materials = replace(self.materials, models=models)
+
+    def close(self) -> None:
+        """Ends the scorers, and removes what was not settled; idempotent."""
+        self._stack.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _materials(self, models: Path) -> Materials:
+        use = self._use
+        exported = use.trained if use.policy is None else use.policy
+        sources = [node for graph in self._graphs for node in graph.of_op(Op.SOURCE)]
+        return prepare_materials(
+            self._config,
+            models,
+            roles=[role for role in use.models if use.source_of(role) is None],
+            policy=use.owner(exported),
+            supervised=any(node.attr("data") == "examples" for node in sources),
+            needs=row_needs(self._config, self._graphs, "train"),
+            held_out_needs=row_needs(self._config, self._graphs, "eval"),
+            max_length=self.max_length,
+        )
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sample of any stage."""
+        return max(stage.plan.sizes.max_length for stage in self._stages)
+
+    def _require_room(self) -> None:
+        """Every response that will be drawn must fit behind its prompt."""
+        parts = [part for graph in self._graphs for part in GraphParts(graph).rollouts]
+        for part in parts:
+            max_tokens = sampling_of_rollout(part).max_tokens
+            require_room(self.materials.train.prompts, max_tokens, self.max_length)
+        if self.scorers.pools and self._use.policy is not None:
+            max_tokens = self._evaluated_sampling().max_tokens
+            require_room(self.materials.held_out, max_tokens, self.max_length)
+
+    def _evaluated_sampling(self) -> Sampling:
+        """How the evaluated policy's last rollout draws, or would."""
+        for graph in reversed(self._graphs):
+            own = [
+                part
+                for part in GraphParts(graph).rollouts
+                if role_of(part.player) == self._use.policy
+            ]
+            if own:
+                return sampling_of_rollout(own[-1])
+        return sampling_of(self._stages[-1].config)
+
+    def _try_environments(self) -> None:
+        """Opens each environment once and closes it again: rollouts open their own."""
+        used = {role for graph in self._graphs for role in graph.roles}
+        for name in sorted(used & set(self._config.roles)):
+            if self._config.roles[name].environment is not None:
+                open_environment(self._config, RoleName(name)).close()

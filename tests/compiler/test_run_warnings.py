@@ -1,0 +1,143 @@
+"""Roles without work, critics that never learn, lengths out of reach: said when compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import ConfigError
+from tests.compiler.programs import config, grpo, model, play, ppo
+
+
+def warned(caplog: pytest.LogCaptureFixture, workflow: fl.Workflow, **changes: Any) -> list[str]:
+    caplog.clear()
+    fl.compile(workflow, config(**changes))
+    return [record.getMessage() for record in caplog.records]
+
+
+def roles(**more: Any) -> dict[str, Any]:
+    return {"actor": model(), "judge": {"backend": "verify"}, **more}
+
+
+def test_a_role_that_no_workflow_uses_is_told_with_its_key(caplog):
+    (said,) = warned(caplog, grpo, roles=roles(spare=model()))
+    assert said.startswith("the given configuration (roles.spare): no workflow of this run uses")
+    assert "actor" in said
+    assert "judge" in said
+
+
+def test_a_role_that_a_used_one_copies_is_used(caplog):
+    critic = {"copy_of": "base"}
+    assert warned(caplog, ppo, roles=roles(critic=critic, base=model())) == []
+
+
+def test_a_role_whose_part_is_switched_off_is_used(caplog):
+    @fl.workflow
+    def optional(
+        prompts: fl.Prompts,
+        *,
+        actor: fl.Policy,
+        other: fl.Policy,
+        judge: fl.Reward,
+        kl: float = 0.0,
+    ):
+        rollout = actor.generate(prompts)
+        reference = other.logprobs(rollout) if kl else None
+        actor.update(rollout, judge.score(rollout), reference=reference, kl=fl.kl.k3(kl))
+
+    assert warned(caplog, optional, roles=roles(other={"copy_of": "actor"})) == []
+
+
+@fl.workflow
+def idle_critic(prompts: fl.Prompts, *, actor: fl.Policy, critic: fl.Critic, judge: fl.Reward):
+    rollout = actor.generate(prompts)
+    advantages, _ = fl.advantage.gae(judge.score(rollout), critic.values(rollout), rollout)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2, anchor="old"))
+
+
+def test_a_critic_that_is_never_updated_is_told_with_the_line_that_reads_it(caplog):
+    (said,) = warned(caplog, idle_critic, roles=roles(critic={"copy_of": "actor"}))
+    assert "test_run_warnings.py:" in said
+    assert "critic.values reads the values of critic, which no workflow of this run updates" in said
+    assert "critic.update(rollout, returns=returns" in said
+
+
+def test_a_critic_that_another_stage_teaches_is_not(caplog):
+    both = config(roles=roles(critic={"copy_of": "actor"}))
+    both |= {"stages": ["first", "main"], "stage": {"first": {"workflow": f"{__file__}:taught"}}}
+    both["stage"]["first"]["train"] = {"sampling": {"max_tokens": 4}}
+    caplog.clear()
+    fl.compile(idle_critic, both)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+taught = ppo
+
+
+def shaped(max_tokens: int, buffer: int) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = fl.shaping.soft_overlong(
+            judge.score(rollout), rollout, max_tokens=max_tokens, buffer=buffer
+        )
+        actor.update(rollout, scores)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "buffer", "reach"),
+    [
+        (8, 2, "it never begins"),
+        (8, 0, "it never begins"),
+        (5, 2, "it never exceeds 0.5 of its factor"),
+    ],
+)
+def test_a_length_penalty_above_what_responses_can_have_is_told(caplog, max_tokens, buffer, reach):
+    (said,) = warned(caplog, shaped(max_tokens, buffer))
+    assert f"at max_tokens={max_tokens}, but responses have at most 4" in said
+    assert said.endswith(reach)
+
+
+def test_a_length_penalty_that_can_be_met_is_not_told(caplog):
+    assert warned(caplog, shaped(4, 2)) == []
+
+
+GAME = {"backend": "environment", "environment": "examples/guess.py:Guess"}
+
+
+def playing(turns: int, said: int) -> fl.Workflow:
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment):
+        rollout, scores = fl.interact(
+            actor, game, prompts, max_turns=turns, max_observation_tokens=said
+        )
+        actor.update(rollout, scores)
+
+    return program
+
+
+def of_games() -> dict[str, Any]:
+    return {"actor": model(), "game": GAME}
+
+
+def test_observations_that_leave_no_room_are_told(caplog):
+    # 32 tokens, 8 of them for the prompt (data.max_prompt_tokens).
+    assert warned(caplog, playing(2, 23), roles=of_games()) == []
+    (said,) = warned(caplog, playing(2, 24), roles=of_games())
+    assert "max_observation_tokens=24 tokens, which behind a prompt of 8" in said
+
+
+def test_turns_that_can_never_be_had_are_refused(caplog):
+    assert warned(caplog, playing(12, 4), roles=of_games()) == []
+    with pytest.raises(ConfigError, match=r"max_turns=13.* cannot fit the model") as caught:
+        warned(caplog, playing(13, 4), roles=of_games())
+    assert "33 tokens" in str(caught.value)
+    assert "write max_turns=12" in str(caught.value)
+
+
+def test_an_ordinary_game_is_not_told(caplog):
+    assert warned(caplog, play, roles={"actor": model(max_length=128), "game": GAME}) == []
