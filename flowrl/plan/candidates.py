@@ -58,6 +58,9 @@ MICRO_SAMPLES = (1, 4)
 MEMORY_STEPS = 16
 """Steps of a device's memory in which ways are told apart."""
 
+HANDICAP = 0.02
+"""Of a way's time, for each thing that makes it less plain, when ways are compared."""
+
 MOST_FORMS = 4
 """Forms of parameters that several tasks may hold at once, on one number of devices."""
 
@@ -110,6 +113,17 @@ class Candidate:
     def seconds(self) -> float:
         """Of a step, moves included."""
         return self.estimate.seconds + self.move_s
+
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """Smaller is plainer: fewer kinds of division, less moved, less computed again."""
+        one = self.layout
+        return (
+            sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep)),
+            len(self.offload),
+            RECOMPUTE.index(self.recompute),
+            one.model_devices,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +407,7 @@ class Candidates:
 
 
 def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Candidate, ...]:
-    """Those that no other one beats in time and bytes, fastest first.
+    """Those that no other one beats in time and bytes, fastest first; of equal ones the plain.
 
     Bytes are compared in steps of `budget / MEMORY_STEPS`, or the search would be slower by
     hundreds of options that differ in little else.
@@ -405,7 +419,7 @@ def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Ca
     kept: list[Candidate] = []
     forms: dict[str, None] = {}
     step = max(1, budget // MEMORY_STEPS)
-    for one in sorted(found, key=lambda one: (one.seconds, one.peak, one.resident)):
+    for one in sorted(found, key=_handicapped):
         held = one.form if shared and one.weight_bytes else ""
         if held and held not in forms and len(forms) == MOST_FORMS:
             continue
@@ -415,6 +429,11 @@ def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Ca
             forms[held] = None
         kept.append(one)
     return tuple(kept)
+
+
+def _handicapped(one: Candidate) -> tuple[float, int, int]:
+    """Seconds, a little longer for every kind of division, offload or recomputation in it."""
+    return (one.seconds * (1 + HANDICAP * sum(one.plainness[:3])), one.peak, one.resident)
 
 
 def _beats(other: Candidate, one: Candidate, step: int, shared: bool) -> bool:

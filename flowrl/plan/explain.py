@@ -15,12 +15,13 @@ from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidates import Candidate, Filter
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["alternatives_of", "describe", "notes_of", "reasons_of", "seconds_of"]
+__all__ = ["alternatives_of", "describe", "notes_of", "reasons_of"]
 
 MOST_RUNNERS_UP = 2
 
@@ -40,9 +41,9 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
         more = one.step_s - best.step_s
         share = 100 * more / best.step_s if best.step_s else 0.0
         if more > 0:
-            why = f"{seconds_of(more)} ({share:.1f} %) longer"
+            why = f"{seconds_text(more)} ({share:.1f} %) longer"
         else:
-            why = "as fast, with more moving parts"
+            why = "as fast, and less plain"
         if one.used != best.used:
             why += f", on {one.used} devices"
         samples = max(task.samples for task in one.posed.tasks)
@@ -117,18 +118,22 @@ def _schedule_reason(searched: Searched) -> Reason:
         if kind is best.kind or not of_kind:
             continue
         other = min(of_kind, key=lambda one: one.step_s)
+        saved = best.step_s - other.step_s
+        longer = "its step takes longer"
+        if saved > 0:
+            longer = f"its moving parts are not worth {seconds_text(saved)}"
         rejected.append(
             Rejection(
                 choice=f"{kind}: {_summary(other)}",
-                constraint="its step takes longer",
-                found=seconds_of(other.step_s),
-                limit=seconds_of(best.step_s),
+                constraint=longer,
+                found=seconds_text(other.step_s),
+                limit=seconds_text(best.step_s),
             )
         )
     return Reason(
         subject="schedule",
         choice=f"{best.kind}: {_summary(best)}",
-        why=f"{_KIND_WORDS[best.kind]}; a step takes {seconds_of(best.step_s)}",
+        why=f"{_KIND_WORDS[best.kind]}; a step takes {seconds_text(best.step_s)}",
         rejected=tuple(rejected),
     )
 
@@ -170,22 +175,23 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
 
 
 def _why(way: Candidate, others: Sequence[Candidate]) -> str:
-    seconds = seconds_of(way.seconds)
+    seconds = seconds_text(way.seconds)
     if not others:
         return f"the only layout that fits {way.devices} devices; {seconds} a step"
     if way.seconds <= others[0].seconds:
         return f"the fastest layout on {way.devices} devices: {seconds} a step"
-    return f"{seconds} a step, and less memory than faster ones while others work"
+    return f"{seconds} a step, and faster ones are less plain or take more memory"
 
 
 def _runner_up(other: Candidate, way: Candidate) -> Rejection:
     slower = other.seconds - way.seconds
     if slower >= 0:
-        constraint = f"{seconds_of(slower)} slower ({seconds_of(other.seconds)})"
+        constraint = f"{seconds_text(slower)} slower ({seconds_text(other.seconds)})"
     else:
         constraint = (
-            f"faster alone ({seconds_of(other.seconds)}), and the step as a whole is not: it holds "
-            f"{format_bytes(other.resident)} while others work, at most {format_bytes(other.peak)}"
+            f"faster alone ({seconds_text(other.seconds)}), but less plain, or it takes too much "
+            f"beside the others: {format_bytes(other.resident)} while they work, at most "
+            f"{format_bytes(other.peak)}"
         )
     return Rejection(choice=describe(other), constraint=constraint)
 
@@ -258,12 +264,3 @@ def describe(way: Candidate) -> str:
     if "all" in way.offload:
         words.append("on the host between turns")
     return ", ".join(words)
-
-
-def seconds_of(seconds: float) -> str:
-    """`93.8 s`, `410 ms`."""
-    if seconds >= 100:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{1000 * seconds:.0f} ms"

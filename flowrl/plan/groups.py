@@ -14,9 +14,9 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
-from flowrl.plan.explain import seconds_of
 from flowrl.plan.many import Searched, search_group
 from flowrl.plan.names import device_names
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.write_many import write_plan
@@ -79,8 +79,8 @@ def _group_reason(
         Rejection(
             choice=_group_name(one.posed.group),
             constraint="alone its best step takes longer",
-            found=seconds_of(one.best.step_s),
-            limit=seconds_of(best.best.step_s),
+            found=seconds_text(one.best.step_s),
+            limit=seconds_text(best.best.step_s),
         )
         for one in found
         if one is not best

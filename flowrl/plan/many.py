@@ -1,7 +1,9 @@
 """Plans over many equal devices: poses the problem, has it searched, and writes the plan down.
 
 The search prices weight sync once for all layouts; the schedules that it finds are priced again
-with their own layouts, and the best of those is taken.
+with their own layouts, and the best of those is taken. In it each task then takes the plainest way
+with which the step is at most `PLAIN` longer: times are estimates, and a layout that is a hundredth
+faster on paper is not worth a pipeline or a recomputation more.
 """
 
 from __future__ import annotations
@@ -19,13 +21,30 @@ from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, pose, sync_seconds, weight_ways
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.search import Found, Kind, Leaf, Schedule, Spatial, kind_of, leaves, search
+from flowrl.plan.search import (
+    Found,
+    Kind,
+    Leaf,
+    Option,
+    Schedule,
+    Spatial,
+    evaluate,
+    kind_of,
+    leaves,
+    search,
+)
 from flowrl.plan.tasks import tasks_of
 
 __all__ = ["Chosen", "Searched", "search_group"]
 
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
+
+PLAIN = 0.01
+"""Of a step's time, given for a plainer way to run one task."""
+
+SIMPLE = 0.005
+"""Likewise, for a schedule in which all take turns on the same devices."""
 
 PIN_SCHEDULES = 200
 """Schedules looked through for one that can stand on the devices that pins name."""
@@ -123,10 +142,59 @@ def search_group(
     found = _priced(posed, result.best, ways, pins)
     if not found:
         raise _devices_unmet(posed, pins)
-    others = _distinct(found[1:], found[0], wanted)
-    others += _of_other_kinds(posed, [found[0], *others], ways, pins) if wanted else []
-    return Searched(
-        posed=posed, best=found[0], others=tuple(others), pins=pins, thinned=result.thinned
+    best = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)[0]
+    best = _in_turn(posed, best, ways, pins) or best
+    others = _distinct(found, best, wanted)
+    others += _of_other_kinds(posed, [best, *others], ways, pins) if wanted else []
+    return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def _in_turn(
+    posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int], pins: PinnedTasks
+) -> Chosen | None:
+    """The best schedule in which all take turns, where it is hardly longer than a best that is
+    not; None elsewhere."""
+    if best.kind is Kind.TEMPORAL:
+        return None
+    problem = replace(posed.problem, kinds=frozenset({Kind.TEMPORAL}))
+    found = search(problem, top=1).best
+    if not found or found[0].evaluation.objective > best.objective * (1 + PLAIN):
+        return None
+    priced = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)
+    if not priced or priced[0].objective > best.objective * (1 + SIMPLE):
+        return None
+    return priced[0]
+
+
+def _plainer(posed: Posed, schedule: Schedule) -> Found:
+    """The same schedule with plainer ways, where the step is hardly longer."""
+    best = evaluate(posed.problem, schedule)
+    limit = best.objective * (1 + PLAIN)
+    for leaf in list(leaves(schedule)):
+        now = posed.candidate(leaf.task, leaf.option)
+        options = [
+            option
+            for option in posed.problem.task(leaf.task).options
+            if option.devices == leaf.option.devices
+            and posed.candidate(leaf.task, option).plainness < now.plainness
+        ]
+        options.sort(key=lambda option: posed.candidate(leaf.task, option).plainness)
+        for option in options:
+            changed = _with_option(schedule, leaf.task, option)
+            found = evaluate(posed.problem, changed)
+            if found.fits and found.objective <= limit:
+                schedule = changed
+                break
+    return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
+
+
+def _with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
+    if isinstance(schedule, Leaf):
+        return replace(schedule, option=option) if schedule.task == task else schedule
+    return replace(
+        schedule,
+        first=_with_option(schedule.first, task, option),
+        second=_with_option(schedule.second, task, option),
     )
 
 

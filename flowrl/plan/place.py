@@ -7,6 +7,7 @@ from dataclasses import replace
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Level, Node, Op, verify
 from flowrl.graph.ir import Attr
+from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
 
 __all__ = ["place"]
@@ -46,7 +47,7 @@ def _placed(node: Node, plan: PlacementPlan) -> Node:
         ) from None
     attrs: dict[str, Attr] = {}
     if home is not None:
-        attrs["devices"] = ", ".join(operation.devices or home.devices)
+        attrs["devices"] = device_names(operation.devices or home.devices)
         attrs |= {"process": home.process, "replicas": operation.replicas}
         attrs |= {"samples": operation.num_samples}
         attrs["samples_per_replica"] = -(-operation.num_samples // operation.replicas)

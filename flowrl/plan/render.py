@@ -14,7 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrl.cost.memory import MemoryPart, format_bytes
+from flowrl.plan.names import device_names
+from flowrl.plan.render_many import (
+    many_lists,
+    many_tables,
+    memory_note,
+    plain_reasons,
+    route_sentence,
+    seconds_text,
+)
 from flowrl.plan.schema import (
+    Alternative,
     DeviceSummary,
     Operation,
     Placement,
@@ -46,17 +56,25 @@ _PART_ORDER = (
 )
 
 
-def plan_text(plan: PlacementPlan) -> str:
-    """The plan as plain lines; no escape codes, whatever the terminal."""
+def plan_text(plan: PlacementPlan, *, explain: bool = False) -> str:
+    """The plan as plain lines; no escape codes, whatever the terminal.
+
+    Args:
+        explain: Tells every choice that was not made, also sizes that are merely impossible.
+    """
     blocks = [f"plan of {plan.graph}"]
+    blocks += [_plain_list(title, lines) for title, lines in many_lists(plan)[:2] if lines]
     blocks += [_plain_block(title, rows) for title, rows in _tables(plan)]
-    blocks += [_plain_list(title, lines) for title, lines in _lists(plan)]
+    blocks += [_plain_list(title, lines) for title, lines in _lists(plan, explain)]
     return "\n\n".join(blocks) + "\n"
 
 
-def plan_renderable(plan: PlacementPlan) -> Group:
-    """The plan as a rich renderable."""
+def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
+    """The plan as a rich renderable; `explain` as for `plan_text`."""
     parts: list[Text | Table | Padding] = [Text(f"plan of {plan.graph}", style="bold")]
+    for title, lines in many_lists(plan)[:2]:
+        parts += [Text(""), Text(title, style="bold")]
+        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
     for title, rows in _tables(plan):
         table = Table(title=Text(title, style="bold"), title_justify="left", box=None)
         for i, heading in enumerate(rows[0]):
@@ -64,7 +82,7 @@ def plan_renderable(plan: PlacementPlan) -> Group:
         for row in rows[1:]:
             table.add_row(*(Text(cell) for cell in row))
         parts += [Text(""), table]
-    for title, lines in _lists(plan):
+    for title, lines in _lists(plan, explain):
         parts += [Text(""), Text(title, style="bold")]
         parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
     return Group(*parts)
@@ -84,9 +102,12 @@ def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
 
 
 def _tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
-    tables = [("roles", _role_rows(plan))]
+    tables = [("roles", _role_rows(plan)), *many_tables(plan)]
+    on: dict[str, list[PredictedMemory]] = {}
+    for entry in plan.prediction.memory:
+        on.setdefault(entry.device, []).append(entry)
     for device in plan.pool.devices:
-        entries = [entry for entry in plan.prediction.memory if entry.device == device.address]
+        entries = on.get(device.address, [])
         # A few phases at a time, so that a table fits a terminal.
         for first in range(0, len(entries), _PHASES_ACROSS):
             some = entries[first : first + _PHASES_ACROSS]
@@ -97,16 +118,27 @@ def _tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
     return tables
 
 
-def _lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
+def _lists(plan: PlacementPlan, explain: bool) -> list[tuple[str, list[str]]]:
     numbered = [f"{i}. {sentence}" for i, sentence in enumerate(step_sentences(plan), start=1)]
     lists = [
         ("a step", numbered),
         ("weights", [_route(route) for route in plan.weight_routes]),
-        ("why", [line for reason in plan.reasons for line in _reason(reason)]),
-        ("alternatives", [f"{a.summary}: {a.why_not}" for a in plan.alternatives]),
+        *many_lists(plan)[2:],
+        (
+            "why",
+            [line for reason in plain_reasons(plan, explain=explain) for line in _reason(reason)],
+        ),
+        ("alternatives", [_alternative(a) for a in plan.alternatives]),
         ("warnings", list(plan.pool.warnings)),
     ]
     return [(title, lines) for title, lines in lists if lines]
+
+
+def _alternative(alternative: Alternative) -> str:
+    time = ""
+    if alternative.step_s is not None:
+        time = f"{alternative.kind}, {seconds_text(alternative.step_s)}: "
+    return f"{time}{alternative.summary}: {alternative.why_not}"
 
 
 def _role_rows(plan: PlacementPlan) -> Rows:
@@ -119,7 +151,7 @@ def _role_rows(plan: PlacementPlan) -> Rows:
             (
                 placement.role,
                 placement.backend,
-                ", ".join(placement.devices),
+                device_names(placement.devices),
                 processes,
                 placement.dtype if placement.dtype != "none" else "-",
                 _details(placement),
@@ -151,7 +183,8 @@ def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
     total = peak.memory.total if peak else 0
     share = 100 * total / device.budget_bytes if device.budget_bytes else 0
     return (
-        f"memory of {device.address} ({device.name}): peak {format_bytes(total)} of "
+        f"memory of {device.address}{memory_note(peak.num_devices if peak else 1)} "
+        f"({device.name}): peak {format_bytes(total)} of "
         f"{format_bytes(device.budget_bytes)} free, {share:.1f} %"
     )
 
@@ -192,7 +225,7 @@ def _sum(parts: Iterable[MemoryPart], role: str, name: str) -> str:
 
 def _sentence(operation: Operation, plan: PlacementPlan) -> str:
     prompts, samples = plan.sizes.prompts_per_step, operation.num_samples
-    where = f" on {', '.join(operation.devices)}" if operation.devices else ""
+    where = f" on {device_names(operation.devices)}" if operation.devices else ""
     who = operation.role or operation.node
     match operation.op:
         case "source" if samples > prompts:
@@ -249,10 +282,10 @@ def _samples(number: int) -> str:
 def _update(operation: Operation, plan: PlacementPlan) -> str:
     number = plan.sizes.mini_batches
     updates = "1 optimizer update" if number == 1 else f"{number} optimizer updates"
-    return (
-        f"{operation.role} makes {updates} from {operation.num_samples} samples, "
-        f"at most {operation.micro_batch} rows at once"
-    )
+    at_once = f"at most {operation.micro_batch} rows at once"
+    if operation.micro_tokens:
+        at_once = f"in micro-batches of {operation.micro_tokens:,} tokens"
+    return f"{operation.role} makes {updates} from {operation.num_samples} samples, {at_once}"
 
 
 def _published(operation: Operation, plan: PlacementPlan) -> str:
@@ -270,6 +303,9 @@ def _route(route: WeightRoute) -> str:
     classes = ", ".join(route.parameter_classes)
     if route.transport is Transport.IN_PLACE:
         how = "the engine reads the trainer's parameters in place; nothing is copied"
+    elif route.node is not None:
+        how = f"{route_sentence(route)} ({classes})"
+        return f"{route.source} to {route.node} after {route.after}{_every(route.every)}: {how}"
     else:
         how = f"through a {route.transport} ({classes})"
     same = route.source == route.destination

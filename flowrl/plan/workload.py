@@ -58,6 +58,4 @@ def phases_of(role: RoleRequest, graph: Graph) -> set[Phase]:
 
 def _truncates(generate: Node) -> bool:
     sampling = generate.attr("sampling")
-    return isinstance(sampling, Sampling) and (
-        sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    )
+    return isinstance(sampling, Sampling) and sampling.top_p < 1

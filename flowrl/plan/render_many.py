@@ -1,0 +1,165 @@
+"""The parts of a printed plan that only a plan over many devices has.
+
+What a step takes and what it waits for; the schedule as a tree; each operation's devices, layout
+and time; the flags of inference servers; what is taken for granted.
+"""
+
+from __future__ import annotations
+
+from flowrl.plan.names import device_names
+from flowrl.plan.schema import Operation, PlacementPlan, PredictedSpan, Reason, WeightRoute
+
+__all__ = [
+    "many_lists",
+    "many_tables",
+    "memory_note",
+    "plain_reasons",
+    "route_sentence",
+    "seconds_text",
+]
+
+Rows = tuple[tuple[str, ...], ...]
+
+_IMPOSSIBLE = "="
+"""In the name of a rejected size (`tp=8`), which only `--explain` lists."""
+
+
+def many_tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
+    """Tables by title."""
+    if plan.schedule is None:
+        return []
+    return [("operations", _operation_rows(plan)), ("times, in seconds of a step", _times(plan))]
+
+
+def many_lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
+    """Lists by title, some of them empty."""
+    if plan.schedule is None:
+        return []
+    return [
+        ("a step takes", _summary(plan)),
+        ("schedule", list(plan.schedule.draw())),
+        ("engines", [f"{one.node}: {one.engine} {one.command()}" for one in plan.engine_flags]),
+        ("pinned", [f"{pin.subject}.{pin.field}={pin.value}" for pin in plan.pins]),
+        ("notes", list(plan.notes)),
+    ]
+
+
+def plain_reasons(plan: PlacementPlan, *, explain: bool) -> tuple[Reason, ...]:
+    """The reasons to tell: all with `explain`, else without sizes that are merely impossible."""
+    if explain or plan.schedule is None:
+        return plan.reasons
+    found = []
+    for reason in plan.reasons:
+        kept = [item for item in reason.rejected if _IMPOSSIBLE not in item.choice]
+        found.append(
+            Reason(
+                subject=reason.subject,
+                choice=reason.choice,
+                why=reason.why,
+                rejected=tuple(kept[:2]),
+            )
+        )
+    return tuple(found)
+
+
+def _summary(plan: PlacementPlan) -> list[str]:
+    prediction = plan.prediction
+    if prediction.step_s is None:
+        return []
+    sources = sorted({one.source for one in prediction.confidence})
+    lines = [
+        f"{seconds_text(prediction.step_s)}, predicted from {' and '.join(sources)} costs; "
+        f"it waits most for {prediction.bottleneck}"
+    ]
+    if prediction.idle_share is not None:
+        lines.append(f"{100 * prediction.idle_share:.0f} % of device time is idle")
+    if prediction.sync_s:
+        lines.append(f"{seconds_text(prediction.sync_s)} of it for new weights on their way")
+    if prediction.device_s is not None:
+        hours = prediction.device_s / 3600
+        lines.append(
+            f"{seconds_text(prediction.device_s)} of a device for a sample ({hours:.4f} h)"
+        )
+    return lines
+
+
+def _operation_rows(plan: PlacementPlan) -> Rows:
+    rows = [("operation", "devices", "layout", "details")]
+    for operation in plan.operations:
+        if operation.seconds is not None:
+            rows.append(
+                (
+                    operation.node,
+                    f"{len(operation.devices)}: {device_names(operation.devices)}",
+                    operation.layout.describe(),
+                    _details(operation),
+                )
+            )
+    return tuple(rows)
+
+
+def _details(operation: Operation) -> str:
+    words = []
+    if operation.library:
+        words.append(operation.library)
+    if operation.slots:
+        words.append(f"{operation.slots} slots, {operation.kv_tokens:,} KV tokens")
+    if operation.recompute != "none":
+        words.append(f"{operation.recompute} recompute")
+    if operation.micro_tokens:
+        words.append(f"micro-batches of {operation.micro_tokens:,} tokens")
+    if "optimizer" in operation.offload:
+        words.append("optimizer on the host")
+    if "all" in operation.offload:
+        words.append("on the host between turns")
+    return ", ".join(words) or "-"
+
+
+def _times(plan: PlacementPlan) -> Rows:
+    sources = {one.node: one for one in plan.prediction.confidence}
+    rows = [("operation", "begins", "ends", "works", "source", "most of it")]
+    for span in plan.prediction.timeline or ():
+        one = sources.get(span.node)
+        parts = sorted(one.parts, key=lambda part: -part[1])[:3] if one is not None else []
+        rows.append(
+            (
+                span.node,
+                f"{span.begin_s:.1f}",
+                f"{span.end_s:.1f}",
+                f"{one.seconds if one is not None else span.end_s - span.begin_s:.1f}",
+                one.source if one is not None else "analytic",
+                ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts) or _where(span),
+            )
+        )
+    return tuple(rows)
+
+
+def _where(span: PredictedSpan) -> str:
+    return f"weights to {span.device}"
+
+
+def route_sentence(route: WeightRoute) -> str:
+    """How the slices of a route travel."""
+    size = ""
+    if route.seconds is not None:
+        size = f", {seconds_text(route.seconds)}"
+    return (
+        f"slices from {route.source_layout.describe()} to {route.destination_layout.describe()}"
+        f"{size}"
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """`94.2 s`, `410 ms`, `12 min`."""
+    if seconds >= 1000:
+        return f"{seconds / 60:.0f} min"
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms"
+
+
+def memory_note(num_devices: int) -> str:
+    """Behind the name of a device that others are like."""
+    return f" and {num_devices - 1} like it" if num_devices > 1 else ""
