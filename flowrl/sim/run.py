@@ -10,8 +10,10 @@ they have lanes of their own, and samples are up to `max_staleness` publications
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -64,7 +66,20 @@ def simulate(
         ConfigError: a model that cannot be simulated.
         SchedulerError: nothing moves any more; says who waits for whom.
     """
-    return _Simulation(model, workloads, faults or Faults(), seed, trace).run(steps)
+    with _without_collector():
+        return _Simulation(model, workloads, faults or Faults(), seed, trace).run(steps)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Samples hold no cycles, and to look for some takes longer the more are in flight."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Simulation:

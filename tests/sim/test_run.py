@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -226,6 +227,14 @@ def test_an_operation_of_every_third_step_is_done_in_those():
     assert walls(report) == [8.0, 8.0, 12.0, 8.0, 8.0, 12.0]
 
 
+def test_the_collector_of_cycles_is_as_it_was_behind_a_simulation():
+    assert gc.isenabled()
+    run(small_model())
+    with pytest.raises(ConfigError):
+        run(replace(small_model(), ahead=1, rollouts=()))
+    assert gc.isenabled()
+
+
 # Faults
 
 
@@ -430,7 +439,7 @@ def test_the_report_for_people():
     assert lines[0] == "simulation of small: 4 steps, 6 engines, seed 0"
     assert "  lengths  constant:8" in lines
     assert any(line.startswith("step time: ") for line in lines)
-    assert any(line.startswith("  6 devices  engine x 6") for line in lines)
+    assert any(line.startswith("  6 devices  engine[0] to engine[5]") for line in lines)
     samples = next(line for line in lines if line.startswith("samples: "))
     total, parts = samples.removeprefix("samples: ").split(" = ")
     assert int(total) == sum(int(part.split()[0]) for part in parts.split(" + "))
