@@ -15,6 +15,7 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing
 from flowrl.config.schema import FreshModel
 from flowrl.graph import Graph, Node, Op
+from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import Sampling
 from flowrl.specs.shaping import SoftOverlong
 
@@ -43,7 +44,8 @@ def _roles_without_work(loaded: LoadedConfig, stages: Sequence[StageRoles]) -> I
     used = {role.name for stage in stages for role in stage.workflow.roles}
     copied = {role.copy_of for name, role in config.roles.items() if name in used}
     for name in config.roles:
-        if name not in used | copied:
+        # What a file takes over from another one, it need not use.
+        if name not in used | copied and not loaded.is_inherited(f"roles.{name}"):
             yield (
                 f"{loaded.where(f'roles.{name}')}: no workflow of this run uses the role {name}; "
                 f"they use {listing(sorted(used))}. `roles.{name}: null` takes it away"
@@ -105,6 +107,8 @@ def _observations_without_room(loaded: LoadedConfig, sized: Sequence[SizedStage]
                     continue
                 own = loaded.config.roles[str(player.role)].model
                 prompt = least_prompt_tokens(loaded)[0] if isinstance(own, FreshModel) else 1
+                if said == MAX_OBSERVATION_TOKENS:
+                    continue  # nobody may have chosen it: most games say far less
                 if isinstance(said, int) and prompt + said >= limit:
                     yield (
                         f"{_line(episode)}: {episode.id} takes observations of up to "

@@ -83,6 +83,11 @@ class LoadedConfig:
         """Whether `key` was written anywhere, rather than left at its default."""
         return key in self.origins
 
+    def is_inherited(self, key: str) -> bool:
+        """Whether `key` was written in a file that `extends` names, and not in this one."""
+        origin = self.origins.get(key)
+        return origin is not None and origin.file not in (None, self.path)
+
     def where_all(self, *keys: str) -> str | None:
         """Where those of `keys` stand that were written; None where all are defaults."""
         return " and ".join(self.where(key) for key in keys if self.is_set(key)) or None

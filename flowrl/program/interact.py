@@ -29,7 +29,10 @@ from flowrl.program.sampling import sampling_attrs
 from flowrl.program.tracer import Read
 from flowrl.specs import Grammar, Sampling
 
-__all__ = ["interact"]
+__all__ = ["MAX_OBSERVATION_TOKENS", "interact"]
+
+MAX_OBSERVATION_TOKENS = 64
+"""Tokens of an observation where the program does not say."""
 
 
 @operation
@@ -40,7 +43,7 @@ def interact(
     n: int | None = None,
     *,
     max_turns: int = 8,
-    max_observation_tokens: int = 64,
+    max_observation_tokens: int = MAX_OBSERVATION_TOKENS,
     sampling: Sampling | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 import flowrl as fl
 from flowrl.errors import ConfigError
@@ -26,6 +27,19 @@ def test_a_role_that_no_workflow_uses_is_told_with_its_key(caplog):
     assert said.startswith("the given configuration (roles.spare): no workflow of this run uses")
     assert "actor" in said
     assert "judge" in said
+
+
+def test_a_role_of_another_file_need_not_be_used(caplog, tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(config(roles=roles(spare=model()))))
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\n")
+    caplog.clear()
+    fl.compile(grpo, child)
+    assert caplog.records == []
+    child.write_text("extends: base.yaml\nroles: {other: {copy_of: actor}}\n")
+    fl.compile(grpo, child)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"{child}:2 (roles.other)" in said
 
 
 def test_a_role_that_a_used_one_copies_is_used(caplog):
