@@ -36,6 +36,7 @@ POLICY_KINDS: Mapping[str, tuple[type[Spec], ...]] = {
     "refill": (policies.AskMissing, policies.AskByKeepRate),
     "repack": (policies.NoRepack, policies.RepackTail),
     "routing": (policies.PromptAffinity, policies.LeastLoaded),
+    "retries": (policies.Retries,),
     "stragglers": (policies.WaitForStragglers, policies.DropStragglers),
 }
 """What `train.policies` may hold: for each rule its kinds, the first one being the default."""

@@ -145,7 +145,7 @@ class Lives:
             move(sample, State.PARTIAL, sample.aborting or "given back")
             if too_old:
                 doomed.append((sample, DropReason.AGED))
-            elif sample.failures >= self._settings.max_attempts:
+            elif sample.failures >= self._settings.retries.attempts:
                 doomed.append((sample, DropReason.RETRIES))
             else:
                 if not sample.kept_tokens:
@@ -185,7 +185,7 @@ class Lives:
         """A running attempt came to nothing: try again, or give up."""
         sample.failures += 1
         sample.avoids = sample.engine
-        if sample.failures >= self._settings.max_attempts:
+        if sample.failures >= self._settings.retries.attempts:
             self.drop(sample, DropReason.RETRIES)
         else:
             self.requeue(sample, error)
@@ -234,7 +234,7 @@ class Lives:
     def fail_reward(self, sample: Sample) -> None:
         """A sample in SCORING got no score: ask again, or give up."""
         sample.reward_failures += 1
-        if sample.reward_failures >= self._settings.max_reward_attempts:
+        if sample.reward_failures >= self._settings.retries.rewards:
             self.drop(sample, DropReason.REWARD_FAILED)
         else:
             self.scores.append(sample.id)

@@ -134,8 +134,8 @@ class Sample:
     member: int  # its number in the group; group.members is in this order
     state: State = State.QUEUED
     attempt: int = -1  # number of the latest dispatch; -1 before the first; never falls
-    failures: int = 0  # failed attempts; < max_attempts while live
-    reward_failures: int = 0  # failed rewards; < max_reward_attempts while live
+    failures: int = 0  # failed attempts; < retries.attempts while live
+    reward_failures: int = 0  # failed rewards; < retries.rewards while live
     engine: Engine | None = None  # set iff RUNNING, and then engine.held has it
     avoids: Engine | None = None  # where its last attempt failed; only while QUEUED
     aborting: str = ""  # why an abort was asked of the engine; only while RUNNING

@@ -120,7 +120,7 @@ class RolloutScheduler:
 
     def reward_attempts_left(self, sample: SampleId) -> int:
         """How often the reward of a live sample may still fail, the last time included."""
-        return self.settings.max_reward_attempts - self._machine.samples[sample].reward_failures
+        return self.settings.retries.rewards - self._machine.samples[sample].reward_failures
 
     def story(self, sample: SampleId) -> str:
         """What happened to a sample; of ended ones only the validator keeps it."""

@@ -32,6 +32,7 @@ from flowrl.rollout.policies import (
     QuarantinePolicy,
     RefillPolicy,
     RepackPolicy,
+    Retries,
     RoutingPolicy,
     StragglerPolicy,
     WaitForStragglers,
@@ -49,8 +50,6 @@ class SchedulerSettings:
         group_size: Samples a group; a delivered group has exactly so many.
         max_staleness: Publications that a sample may be behind when it is consumed. 0 is
             synchronous: batches are then filled strictly in the order of admission.
-        max_attempts: Attempts of a sample that may fail before it is dropped.
-        max_reward_attempts: Rewards of a sample that may fail before it is dropped.
         judges_groups: Fully scored groups are judged (filtered or kept) before delivery.
         refill: A batch has exactly the asked number of kept groups. Otherwise filtered and
             dropped groups count towards it, and every offered group is answered in one batch.
@@ -60,6 +59,7 @@ class SchedulerSettings:
         order: In which order queued samples start.
         routing: On which engine.
         publication: What becomes of running samples when weights are published.
+        retries: How often attempts and rewards of a sample may fail.
         repack: Whether the tail of a step moves onto fewer engines.
         quarantine: What becomes of engines that fail again and again.
         patience: How long silence is borne.
@@ -69,8 +69,6 @@ class SchedulerSettings:
 
     group_size: int
     max_staleness: int = 0
-    max_attempts: int = 3
-    max_reward_attempts: int = 1
     judges_groups: bool = False
     refill: bool = False
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
@@ -79,6 +77,7 @@ class SchedulerSettings:
     order: OrderPolicy = field(default_factory=FirstOffered)
     routing: RoutingPolicy = field(default_factory=PromptAffinity)
     publication: PublicationPolicy = field(default_factory=KeepRunning)
+    retries: Retries = field(default_factory=Retries)
     repack: RepackPolicy = field(default_factory=NoRepack)
     quarantine: QuarantinePolicy = field(default_factory=NoQuarantine)
     patience: Patience = field(default_factory=Patience)
@@ -86,12 +85,7 @@ class SchedulerSettings:
     stragglers: StragglerPolicy = field(default_factory=WaitForStragglers)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("group_size", 1),
-            ("max_staleness", 0),
-            ("max_attempts", 1),
-            ("max_reward_attempts", 1),
-        ):
+        for name, least in (("group_size", 1), ("max_staleness", 0)):
             value = getattr(self, name)
             if value < least:
                 raise SchedulerError(

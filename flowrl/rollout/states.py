@@ -58,8 +58,8 @@ class DropReason(StrEnum):
     """Why a sample ended in DROPPED.
 
     - `aged`: at consumption it would have been more than `max_staleness` versions old.
-    - `retries`: `max_attempts` attempts failed, counting those lost with their engine.
-    - `reward_failed`: `max_reward_attempts` times its reward raised, hung or returned no number.
+    - `retries`: `retries.attempts` attempts failed, counting those lost with their engine.
+    - `reward_failed`: `retries.rewards` times its reward raised, hung or returned no number.
     - `incomplete_group`: another member of its group was dropped, too few are left, and a
       delivered group has exactly `group_size` valid members.
     - `redundant`: it was sampled as a spare one, and others were ready first.

@@ -108,9 +108,9 @@ def _sample(state: SchedulerState, sample: Sample) -> Iterator[str]:
         yield f"is {sample.state}, its engine {sample.engine and sample.engine.id}"
     if sample.engine and state.placement.engines.get(sample.engine.id) is not sample.engine:
         yield "runs on a lost engine"
-    if not 0 <= sample.failures < settings.max_attempts:
+    if not 0 <= sample.failures < settings.retries.attempts:
         yield f"is live after {sample.failures} failures"
-    if not 0 <= sample.reward_failures < settings.max_reward_attempts:
+    if not 0 <= sample.reward_failures < settings.retries.rewards:
         yield f"is live after {sample.reward_failures} failed rewards"
     if sum(count for _, count in sample.versions) != sample.kept_tokens:
         yield f"has {sample.kept_tokens} kept tokens, spans {sample.versions}"

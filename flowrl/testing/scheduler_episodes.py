@@ -38,6 +38,7 @@ from flowrl.rollout.policies import (
     Quarantine,
     RefillPolicy,
     RepackTail,
+    Retries,
     WaitForStragglers,
     WeightedShares,
 )
@@ -118,8 +119,7 @@ def draw_settings(rng: random.Random) -> SchedulerSettings:
     return SchedulerSettings(
         group_size=rng.choice([1, 2, 3, 4, 8]),
         max_staleness=staleness,
-        max_attempts=rng.choice([1, 2, 3, 50]),
-        max_reward_attempts=rng.choice([1, 1, 2]),
+        retries=Retries(attempts=rng.choice([1, 2, 3, 50]), rewards=rng.choice([1, 1, 2])),
         judges_groups=rng.random() < 0.6,
         refill=refill,
         admission=admission,

@@ -15,7 +15,7 @@ from flowrl.rollout import (
     SchedulerSettings,
     WeightsPublished,
 )
-from flowrl.rollout.policies import AgeBudget, OverSampling
+from flowrl.rollout.policies import AgeBudget, OverSampling, Retries
 
 
 def groups(*numbers):
@@ -106,7 +106,7 @@ def test_groups_that_no_batch_will_take_make_room(play, only):
 
 
 def test_without_refill_a_dropped_group_keeps_its_place_in_the_batch(play, only):
-    p = play(group_size=1, max_attempts=1, admission=AgeBudget(groups=2))
+    p = play(group_size=1, retries=Retries(attempts=1), admission=AgeBudget(groups=2))
     p.join()
     p.offer("0/0", "0/1", "0/2")
     p(BatchAsked, batch=0, groups=2)

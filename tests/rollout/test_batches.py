@@ -20,6 +20,7 @@ from flowrl.rollout import (
     StopAsked,
     WeightsPublished,
 )
+from flowrl.rollout.policies import Retries
 
 
 def ask(p, groups, batch=0):
@@ -125,7 +126,7 @@ def test_prompts_are_asked_for_once_and_only_when_a_batch_lacks_them(play):
 
 
 def test_prompts_that_were_asked_for_and_not_offered_are_asked_for_after_a_resume(play):
-    p = play(group_size=1, refill=True, max_attempts=1)
+    p = play(group_size=1, refill=True, retries=Retries(attempts=1))
     p.join()
     p.offer("0/0")
     ask(p, 1)
@@ -135,7 +136,7 @@ def test_prompts_that_were_asked_for_and_not_offered_are_asked_for_after_a_resum
 
 
 def test_a_group_that_lost_a_member_is_dropped_as_a_whole_and_counts(play, only):
-    p = play(group_size=3, max_attempts=1)
+    p = play(group_size=3, retries=Retries(attempts=1))
     p.join()
     p.offer("0/0", "0/1")
     ask(p, 2)
@@ -164,7 +165,7 @@ def test_a_failed_reward_drops_the_group_and_never_delivers_it_short(play, only)
 
 
 def test_a_slot_of_a_dropped_sample_is_free_at_once_and_its_abort_comes_first(play):
-    p = play(group_size=2, max_attempts=1)
+    p = play(group_size=2, retries=Retries(attempts=1))
     p.join(capacity=2)
     p.offer("0/0", "0/1")
     actions = p(SampleFailed, engine="e0", sample="0/0/0", attempt=0, error="?")

@@ -28,7 +28,7 @@ from flowrl.rollout import (
     Submit,
     Wake,
 )
-from flowrl.rollout.policies import Patience, Quarantine
+from flowrl.rollout.policies import Patience, Quarantine, Retries
 
 
 def fail(p, sample, engine="e0", error="oom"):
@@ -136,7 +136,7 @@ def test_a_clock_that_jumps_back_stands_still(play):
 def test_deadlines_are_kept_over_a_restart_with_another_clock(play):
     p = play(
         group_size=1,
-        max_attempts=9,
+        retries=Retries(attempts=9),
         quarantine=Quarantine(failures=1, seconds=30.0, most_seconds=30.0),
     )
     p.join()
@@ -185,7 +185,7 @@ def test_tokens_move_the_deadline_and_it_is_looked_at_often_enough(play):
 
 
 def test_a_sample_that_hangs_again_and_again_uses_up_its_attempts(play):
-    p = play(group_size=1, max_attempts=2, patience=Patience(stall_s=8.0))
+    p = play(group_size=1, retries=Retries(attempts=2), patience=Patience(stall_s=8.0))
     p.join("e0", 1)
     p.offer("0/0")
     p.wait(8.0)
@@ -263,7 +263,7 @@ def quarantined(play, **rules):
     p = play(
         **{
             "group_size": 1,
-            "max_attempts": 99,
+            "retries": Retries(attempts=99),
             "quarantine": Quarantine(failures=2, seconds=10.0, growth=3.0, most_seconds=50.0),
             **rules,
         }
@@ -306,7 +306,7 @@ def test_a_failure_on_trial_closes_it_for_longer(play):
 
 
 def test_one_sample_that_breaks_every_engine_closes_none(play):
-    p = play(group_size=1, max_attempts=9, quarantine=Quarantine(failures=2))
+    p = play(group_size=1, retries=Retries(attempts=9), quarantine=Quarantine(failures=2))
     p.join()
     p.offer("0/0")
     for _ in range(5):
@@ -314,7 +314,7 @@ def test_one_sample_that_breaks_every_engine_closes_none(play):
 
 
 def test_a_success_in_between_begins_the_count_anew(play):
-    p = play(group_size=1, max_attempts=9, quarantine=Quarantine(failures=2))
+    p = play(group_size=1, retries=Retries(attempts=9), quarantine=Quarantine(failures=2))
     p.join()
     p.offer("0/0", "0/1", "0/2")
     fail(p, "0/0/0")
@@ -334,7 +334,9 @@ def test_an_engine_that_dies_again_and_again_is_closed_when_it_comes_back(play):
 
 
 def test_a_refused_sample_counts_against_the_engine_too(play):
-    p = play(group_size=1, max_attempts=9, quarantine=Quarantine(failures=1, seconds=10.0))
+    p = play(
+        group_size=1, retries=Retries(attempts=9), quarantine=Quarantine(failures=1, seconds=10.0)
+    )
     p.join()
     p.offer("0/0")
     actions = p.finish("0/0/0", tokens=0, reason="abort")

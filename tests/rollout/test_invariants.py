@@ -36,6 +36,7 @@ from flowrl.rollout.policies import (
     PromptAffinity,
     Quarantine,
     RepackTail,
+    Retries,
     WeightedShares,
 )
 from flowrl.testing.scheduler_episodes import CALM, STORMY
@@ -180,7 +181,7 @@ def synchronous_rules(draw):
         group_size=3,
         judges_groups=True,
         refill=draw(st.booleans()),
-        max_attempts=1_000_000,
+        retries=Retries(attempts=1_000_000),
         admission=draw(st.sampled_from([AdmitAll(), AgeBudget(groups=3)])),
         order=draw(st.sampled_from([FirstOffered(), LongestFirst()])),
         routing=draw(st.sampled_from([PromptAffinity(), LeastLoaded()])),

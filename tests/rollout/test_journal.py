@@ -23,7 +23,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.event_form import event_from_json, event_to_json
 from flowrl.rollout.journal import JournalWriter, read_journal, replay
-from flowrl.rollout.policies import AbortRunning
+from flowrl.rollout.policies import AbortRunning, Retries
 from flowrl.rollout.story import sample_story
 from flowrl.testing.scheduler_episodes import STORMY, draw_episode
 from flowrl.testing.scheduler_episodes import play as play_episode
@@ -159,7 +159,7 @@ def eventful(play):
     p = play(
         group_size=1,
         max_staleness=3,
-        max_reward_attempts=2,
+        retries=Retries(rewards=2),
         publication=AbortRunning(),
     )
     p.now_s = 1.0

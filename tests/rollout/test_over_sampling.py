@@ -17,7 +17,7 @@ from flowrl.rollout import (
     Score,
     WeightsPublished,
 )
-from flowrl.rollout.policies import OverSampling
+from flowrl.rollout.policies import OverSampling, Retries
 
 
 def spare(play, members=1, **rules):
@@ -59,7 +59,7 @@ def test_a_spare_sample_that_waits_for_its_score_is_dropped_too(play):
 
 
 def test_a_member_that_fails_for_good_costs_nothing_while_enough_are_left(play, only):
-    p = spare(play, max_attempts=1)
+    p = spare(play, retries=Retries(attempts=1))
     p.offer("0/0")
     p(BatchAsked, batch=0, groups=1)
     assert p(SampleFailed, engine="e0", sample="0/0/1", attempt=0, error="?") == [
@@ -70,7 +70,7 @@ def test_a_member_that_fails_for_good_costs_nothing_while_enough_are_left(play, 
 
 
 def test_a_group_with_too_few_members_left_is_dropped(play):
-    p = spare(play, max_attempts=1)
+    p = spare(play, retries=Retries(attempts=1))
     p.offer("0/0")
     p.finish("0/0/0")
     p(RewardFailed, sample="0/0/0", error="?")
@@ -84,7 +84,7 @@ def test_a_group_with_too_few_members_left_is_dropped(play):
 
 
 def test_the_loss_of_an_engine_can_leave_a_group_with_enough_members(play, only):
-    p = spare(play, max_attempts=1)
+    p = spare(play, retries=Retries(attempts=1))
     p.join("e1", 1)
     p(EngineCapacityChanged, engine="e0", capacity=2)
     p.offer("0/0")
@@ -115,7 +115,7 @@ def test_without_its_old_member_a_group_is_as_young_as_the_others(play, only):
 
 
 def test_a_reward_that_fails_is_asked_for_again_as_often_as_allowed(play, only):
-    p = play(group_size=1, max_reward_attempts=2)
+    p = play(group_size=1, retries=Retries(rewards=2))
     p.join()
     p.offer("0/0", "0/1")
     p.finish("0/0/0", "0/1/0")

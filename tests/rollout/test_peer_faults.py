@@ -16,7 +16,7 @@ from flowrl.rollout import (
     SampleFailed,
     WeightsPublished,
 )
-from flowrl.rollout.policies import AgeBudget, OverSampling
+from flowrl.rollout.policies import AgeBudget, OverSampling, Retries
 
 
 def delivered(actions):
@@ -64,7 +64,9 @@ def test_one_dead_environment_blocks_its_own_group_only(play):
 @pytest.mark.parametrize("end", ["fails", "ages", "reward fails", "engine dies"])
 def test_the_end_of_a_stuck_head_delivers_the_batch_that_waited_behind_it(play, end):
     """Elsewhere: expiring it did not wake the waiter, so a ready group was not delivered."""
-    p = play(group_size=1, max_attempts=1, refill=True, max_staleness=int(end == "ages"))
+    p = play(
+        group_size=1, retries=Retries(attempts=1), refill=True, max_staleness=int(end == "ages")
+    )
     p.join("e0", 1)
     p.join("e1", 4)
     p.offer("0/0", "0/1")
@@ -92,7 +94,7 @@ def test_the_end_of_a_stuck_head_delivers_the_batch_that_waited_behind_it(play, 
 
 def test_a_failed_sample_never_counts_towards_its_group(play):
     """Elsewhere: a group of 4 was delivered with 2."""
-    p = play(group_size=4, max_attempts=1)
+    p = play(group_size=4, retries=Retries(attempts=1))
     p.join()
     p.offer("0/0", "0/1")
     ask(p, 2)

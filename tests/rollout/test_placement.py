@@ -20,7 +20,7 @@ from flowrl.rollout import (
     SampleFailed,
     SchedulerSettings,
 )
-from flowrl.rollout.policies import LeastLoaded
+from flowrl.rollout.policies import LeastLoaded, Retries
 
 
 def test_members_of_a_group_share_an_engine_and_groups_spread(play, where):
@@ -139,7 +139,7 @@ def test_without_affinity_members_of_a_group_spread_too(play, where):
 
 
 def test_a_sample_that_failed_on_an_engine_tries_another_first_if_there_is_room(play, where):
-    p = play(group_size=1, max_attempts=5)
+    p = play(group_size=1, retries=Retries(attempts=5))
     p.join("e0", 2)
     p.join("e1", 2)
     p.offer("0/0")
@@ -150,7 +150,7 @@ def test_a_sample_that_failed_on_an_engine_tries_another_first_if_there_is_room(
 
 
 def test_a_sample_that_failed_goes_back_to_the_only_engine_there_is(play, where):
-    p = play(group_size=1, max_attempts=5)
+    p = play(group_size=1, retries=Retries(attempts=5))
     p.join("e0", 2)
     p.join("e1", 0)
     p.offer("0/0")

@@ -27,6 +27,7 @@ from flowrl.rollout import (
     StopAsked,
     Submit,
 )
+from flowrl.rollout.policies import Retries
 from flowrl.specs import FinishReason
 
 
@@ -89,7 +90,7 @@ def test_a_sample_that_finishes_in_spite_of_an_abort_is_kept(play, only):
 
 
 def test_a_failed_attempt_is_retried_and_then_given_up(play, only):
-    p = play(group_size=1, max_attempts=3)
+    p = play(group_size=1, retries=Retries(attempts=3))
     p.join()
     p.offer("0/0")
     for attempt in range(2):
@@ -111,7 +112,7 @@ def test_a_failure_loses_only_the_tokens_of_its_own_attempt(play, only):
 
 
 def test_an_engine_that_gives_a_sample_back_again_and_again_uses_up_its_attempts(play):
-    p = play(group_size=1, max_attempts=2)
+    p = play(group_size=1, retries=Retries(attempts=2))
     p.join()
     p.offer("0/0")
     p.finish("0/0/0", tokens=0, reason="abort")
@@ -233,7 +234,7 @@ def test_a_stop_drops_everything_alive_and_aborts_what_runs(play, only):
 
 
 def test_after_a_resume_running_samples_are_queued_and_scores_asked_for_again(play, only):
-    p = play(group_size=2, max_attempts=1)
+    p = play(group_size=2, retries=Retries(attempts=1))
     p.join()
     p.offer("0/0")
     p.finish("0/0/1")

@@ -141,7 +141,6 @@ def test_counts_know_whether_they_add_up():
     [
         ({"group_size": 0}, "group_size is too small"),
         ({"group_size": 1, "max_staleness": -1}, "max_staleness is too small"),
-        ({"group_size": 1, "max_attempts": 0}, "max_attempts is too small"),
     ],
 )
 def test_impossible_settings_are_refused(fields, message):

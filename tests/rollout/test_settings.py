@@ -90,6 +90,7 @@ def test_each_policy_is_a_file_of_its_family():
         "quarantine": "quarantine",
         "refill": "refill",
         "repack": "repack",
+        "retries": "retries",
         "routing": "routing",
         "stragglers": "stragglers",
     }

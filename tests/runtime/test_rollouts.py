@@ -15,6 +15,7 @@ from flowrl.data.rows import Row
 from flowrl.errors import RewardError, SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, group_id
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.rollout.policies import Retries
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring import FailureKind, ScoreFailure
@@ -543,7 +544,7 @@ def test_a_reward_that_failed_is_asked_again_once_all_scorers_have_answered():
     late = Scoring(world, lambda r: 5.0 if world.log.count("scored 0/0/1") else None)
     scorers = {VERIFIER: Scoring(world, first_raises), JUDGE: late}
     scheduler = RolloutScheduler(
-        SchedulerSettings(group_size=2, max_reward_attempts=2), validate=True
+        SchedulerSettings(group_size=2, retries=Retries(rewards=2)), validate=True
     )
     failures = FailureBudget(0)
     driver = driver_of(
@@ -562,7 +563,7 @@ def test_a_reward_that_goes_on_failing_is_counted_once():
     world = World()
     scorers = {VERIFIER: Scoring(world, lambda r: "no" if r.sample == "0/0/0" else 1.0)}
     scheduler = RolloutScheduler(
-        SchedulerSettings(group_size=2, max_reward_attempts=3), validate=True
+        SchedulerSettings(group_size=2, retries=Retries(rewards=3)), validate=True
     )
     failures = FailureBudget(1)
     driver = driver_of(

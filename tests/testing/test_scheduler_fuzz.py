@@ -138,7 +138,7 @@ def without_scores_after_a_crash(self, event):
 
 def ask_for_no_second_score(self, sample):
     sample.reward_failures += 1
-    if sample.reward_failures >= self._settings.max_reward_attempts:
+    if sample.reward_failures >= self._settings.retries.rewards:
         self.drop(sample, DropReason.REWARD_FAILED)
 
 

@@ -18,6 +18,7 @@ from flowrl.rollout.policies.publication import (
 from flowrl.rollout.policies.quarantine import NoQuarantine, Quarantine, QuarantinePolicy
 from flowrl.rollout.policies.refill import AskByKeepRate, AskMissing, RefillPolicy
 from flowrl.rollout.policies.repack import NoRepack, RepackPolicy, RepackTail
+from flowrl.rollout.policies.retries import Retries
 from flowrl.rollout.policies.routing import LeastLoaded, PromptAffinity, RoutingPolicy
 from flowrl.rollout.policies.stragglers import (
     DropStragglers,
@@ -52,6 +53,7 @@ __all__ = [
     "RefillPolicy",
     "RepackPolicy",
     "RepackTail",
+    "Retries",
     "RoutingPolicy",
     "StragglerPolicy",
     "WaitForStragglers",

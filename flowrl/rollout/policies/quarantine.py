@@ -20,7 +20,7 @@ class QuarantinePolicy(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoQuarantine(QuarantinePolicy):
-    """It gets samples as long as it is there; `max_attempts` of each sample bounds the harm."""
+    """It gets samples as long as it is there; the retries of each sample bound the harm."""
 
     kind: ClassVar[str] = "no_quarantine"
 
