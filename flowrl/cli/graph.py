@@ -50,7 +50,8 @@ class GraphOptions:
 def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     """Traces `target` and prints or writes its graph.
 
-    Which of a config's several stages it is stands on standard error, where nobody chose one.
+    Below a tree, which people look at, stands which of a config's several stages it is, where
+    nobody chose one; what programs read has the graph alone.
 
     Raises:
         ConfigError: an unknown format, level, stage or pass, options that exclude each other,
@@ -60,14 +61,17 @@ def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     _check(options)
     _check_overrides(target, overrides, options)
     written: list[str] = []
-    graph = _load(target, overrides, options, written)
+    stages: list[str] = []
+    graph = _load(target, overrides, options, written, stages)
     if options.diff is not None:
-        text = render_diff(graph, _load(options.diff, overrides, options, written))
+        text = render_diff(graph, _load(options.diff, overrides, options, written, []))
     elif options.print_after:
         text = "\n".join(written)
     else:
         color = options.output is None and sys.stdout.isatty()
         text = render(graph, options.form, color=color)
+        if options.form == "tree" and options.stage is None and len(stages) > 1:
+            text = f"{text.rstrip()}\n\n{_told(stages)}"
     text = text if text.endswith("\n") else text + "\n"
     if options.output is None:
         sys.stdout.write(text)
@@ -114,14 +118,24 @@ def _is_config(target: str) -> bool:
 
 
 def _load(
-    target: str, overrides: Sequence[str], options: GraphOptions, written: list[str]
+    target: str,
+    overrides: Sequence[str],
+    options: GraphOptions,
+    written: list[str],
+    stages: list[str],
 ) -> Graph:
-    """The graph of a target; appends to `written` what `--print-after` asks for."""
+    """The graph of a target.
+
+    Args:
+        written: What `--print-after` asks for is appended.
+        stages: Names of a config's stages are appended.
+    """
     inspects = bool(options.print_after or options.disable_pass)
     if _is_config(target):
         from flowrl import api
 
         compiled = api.compile(None, Path(target), overrides=overrides)
+        stages += [stage.name for stage in compiled.stages]
         stage = _stage(compiled.stages, options.stage, target)
         if options.level != "traced" and not inspects:
             return stage.placed if options.level == "placed" else stage.graph
@@ -151,24 +165,25 @@ def _load(
 
 
 def _stage(stages: Sequence[CompiledStage], name: str | None, target: str) -> CompiledStage:
-    """The stage that was asked for; without a name the last one, which is said."""
+    """The stage that was asked for; without a name the last one."""
     names = [stage.name for stage in stages]
-    if name is not None:
-        if name not in names:
-            raise ConfigError(
-                f"{target} has no stage {name!r}",
-                where=f"--stage {name}",
-                expected=f"one of {listing(names)}",
-                hint=suggestion(name, names),
-            )
-        return stages[names.index(name)]
-    if len(stages) > 1:
-        others = ", ".join(f"--stage {other}" for other in names[:-1])
-        sys.stderr.write(
-            f"{target}: stage {names[-1]}, the last of {' -> '.join(names)}; {others} "
-            f"{'shows the other' if len(names) == 2 else 'show the others'}\n"
+    if name is None:
+        return stages[-1]
+    if name not in names:
+        raise ConfigError(
+            f"{target} has no stage {name!r}",
+            where=f"--stage {name}",
+            expected=f"one of {listing(names)}",
+            hint=suggestion(name, names),
         )
-    return stages[-1]
+    return stages[names.index(name)]
+
+
+def _told(stages: Sequence[str]) -> str:
+    """Which of several stages the last one is."""
+    others = ", ".join(f"--stage {name}" for name in stages[:-1])
+    shows = "shows the other" if len(stages) == 2 else "show the others"
+    return f"stage {stages[-1]}, the last of {' -> '.join(stages)}; {others} {shows}"
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
