@@ -44,8 +44,7 @@ def _roles_without_work(loaded: LoadedConfig, stages: Sequence[StageRoles]) -> I
     used = {role.name for stage in stages for role in stage.workflow.roles}
     copied = {role.copy_of for name, role in config.roles.items() if name in used}
     for name in config.roles:
-        # What a file takes over from another one, it need not use.
-        if name not in used | copied and not loaded.is_inherited(f"roles.{name}"):
+        if name not in used | copied and not loaded.is_taken_over(f"roles.{name}"):
             yield (
                 f"{loaded.where(f'roles.{name}')}: no workflow of this run uses the role {name}; "
                 f"they use {listing(sorted(used))}. `roles.{name}: null` takes it away"

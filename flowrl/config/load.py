@@ -83,10 +83,17 @@ class LoadedConfig:
         """Whether `key` was written anywhere, rather than left at its default."""
         return key in self.origins
 
-    def is_inherited(self, key: str) -> bool:
-        """Whether `key` was written in a file that `extends` names, and not in this one."""
+    def is_taken_over(self, key: str) -> bool:
+        """Whether `key` was written for other workflows, maybe, than those that run.
+
+        It was where it stands in a file that `extends` names, or in a file whose `workflow` or
+        `stages` the command line replaces.
+        """
         origin = self.origins.get(key)
-        return origin is not None and origin.file not in (None, self.path)
+        if origin is None or origin.file is None:
+            return False
+        chosen = (self.origins.get(name) for name in ("workflow", "stages"))
+        return origin.file != self.path or any(one is not None and one.override for one in chosen)
 
     def where_all(self, *keys: str) -> str | None:
         """Where those of `keys` stand that were written; None where all are defaults."""

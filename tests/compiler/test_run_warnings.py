@@ -9,7 +9,7 @@ import yaml
 
 import flowrl as fl
 from flowrl.errors import ConfigError
-from tests.compiler.programs import config, grpo, model, play, ppo
+from tests.compiler.programs import config, grpo, imitate, model, play, ppo
 
 
 def warned(caplog: pytest.LogCaptureFixture, workflow: fl.Workflow, **changes: Any) -> list[str]:
@@ -40,6 +40,12 @@ def test_a_role_of_another_file_need_not_be_used(caplog, tmp_path):
     fl.compile(grpo, child)
     (said,) = [record.getMessage() for record in caplog.records]
     assert f"{child}:2 (roles.other)" in said
+    caplog.clear()
+    fl.compile(None, child, overrides=[f"workflow={__file__}:only_actor", "args={}"])
+    assert caplog.records == []
+    fl.compile(None, child, overrides=[f"workflow={__file__}:only_actor", "roles.new={}"])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "command line (roles.new={})" in said
 
 
 def test_a_role_that_a_used_one_copies_is_used(caplog):
@@ -88,6 +94,7 @@ def test_a_critic_that_another_stage_teaches_is_not(caplog):
 
 
 taught = ppo
+only_actor = imitate
 
 
 def shaped(max_tokens: int, buffer: int) -> fl.Workflow:
