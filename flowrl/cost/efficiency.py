@@ -1,11 +1,12 @@
 """What devices and programs reach of what they could: every calibrated constant, and on what.
 
-Four sets of rows calibrated them, and all others were held out (`benchmarks/results/
+Five sets of rows calibrated them, and all others were held out (`benchmarks/results/
 predict_published.md` shows the errors of both):
 
 - K: kernels behind the decode and prefill steps of Qwen3-8B on one H100 (tp 1 to 8) in
   AIConfigurator 0.12.0 (NVIDIA, SGLang 0.5.14); the per-operator times that add up to the rows
   `h100_sxm, Qwen3-8B` of `engine_steps.json`.
+- A: in the same way, of Qwen3-8B on A100 (SGLang 0.5.10).
 - X: in the same way, of Qwen3-30B-A3B with experts divided over tensor ranks (`moe_ep` 1), and for
   `expert_skew` with whole experts on ranks.
 - N: the steps of Qwen3-30B-A3B on 32 H100 and of Qwen3-235B-A22B on 128, on policy, in the
@@ -103,13 +104,14 @@ CURRENT = Generation(start_scale=1.0, matmul_bytes_share=0.93, decode_attention_
 """Hopper (K), and devices of which nothing else is known."""
 
 EARLIER = Generation(start_scale=1.8, matmul_bytes_share=0.87, decode_attention_bytes_share=0.58)
-"""Ampere, whose attention kernels are those of FlashAttention 2: the operators of Qwen3-8B on A100
-in the database of K (SGLang 0.5.10). Taken for Ascend too, of which there are no rows."""
+"""Ampere (A), whose attention kernels are those of FlashAttention 2. Taken for Ascend too, of which
+there are no rows."""
 
 _EARLIER_NAMES = ("A100", "A800", "Ascend")
 
 EXPERT_SKEW_POWER = 0.65
 EXPERT_SKEW_MOST = 4.0
+"""See `expert_skew` (X)."""
 
 ALL_REDUCE_BASE_S = 2.0e-6
 ALL_REDUCE_RANK_S = 0.2e-6
