@@ -13,7 +13,8 @@ predict_published.md` shows the errors of both):
   performance summary of NeMo RL 0.4 (`benchmarks/published/nemo_rl.yaml`), one constant each.
 - S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
 
-No constant is fitted to a single row of what is predicted, and none depends on a model.
+S and N are few rows and many things happen in them: their constants are what was left when all
+else was accounted for. No constant depends on a model, or on a row that is predicted.
 
 Rates are shares of what a large matrix product or a copy reaches on the device, where the
 catalogue has that measured; else of that share of the data sheet which the devices that have both

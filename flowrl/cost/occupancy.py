@@ -32,8 +32,8 @@ from flowrl.errors import PlanError
 __all__ = ["Occupancy", "occupancy", "run_rows"]
 
 MOST_SAMPLES = 1024
-MOST_WAITING = 192
-ROTATIONS = 4
+MOST_WAITING = 256
+ROTATIONS = 2
 RESERVE_TOKENS = 64
 """Of every row, free when another is let in, so that it is not put back at once."""
 

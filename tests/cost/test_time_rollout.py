@@ -125,7 +125,7 @@ def test_rollouts_take_as_long_as_engines_that_are_stepped(samples, slots, kv_to
 def test_rows_that_stand_for_several_change_little(monkeypatch):
     lengths = LognormalLengths(mean=300, sigma=1.0, maximum=1500)
     found = {}
-    for most in (192, 4000):
+    for most in (256, 4000):
         monkeypatch.setattr("flowrl.cost.occupancy.MOST_SAMPLES", most)
         monkeypatch.setattr("flowrl.cost.occupancy.MOST_WAITING", most)
         _occupancy.cache_clear()
@@ -133,7 +133,7 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
             found[most, slots] = _rollout(lengths, samples=2000, slots=slots).seconds
     _occupancy.cache_clear()
     for slots in (256, 2000):
-        assert found[192, slots] == pytest.approx(found[4000, slots], rel=0.04)
+        assert found[256, slots] == pytest.approx(found[4000, slots], rel=0.04)
 
 
 def test_replicas_share_samples_and_wait_for_the_longest_of_all():
