@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from flowrl.compiler import CompiledStage, compile_stages
+from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
 from flowrl.config.check import check_config
 from flowrl.config.load import LoadedConfig, load_config
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
-from flowrl.plan import PlacementPlan
+from flowrl.plan import PlacementPlan, PlanRequest
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 
@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from flowrl.observe.rows import Summary
     from flowrl.runtime.eager_session import EagerSession
 
-__all__ = ["Compiled", "ConfigLike", "RunResult", "compile", "eager", "resume", "run"]
+__all__ = [
+    "Compiled",
+    "ConfigLike",
+    "RunResult",
+    "ask_for_plan",
+    "compile",
+    "eager",
+    "resume",
+    "run",
+]
 
 ConfigLike: TypeAlias = "str | Path | Mapping[str, object] | RunConfig | LoadedConfig"
 """A path to a YAML file, plain nested values, or a configuration that was already read."""
@@ -124,6 +133,17 @@ def _compile(
         # So that the run folder's config names it, and `flowrl run --resume` finds it.
         config = config.model_copy(update={"workflow": reference})
     return Compiled(config=config, stages=stages)
+
+
+def ask_for_plan(config: ConfigLike, *, overrides: Sequence[str] = ()) -> tuple[Graph, PlanRequest]:
+    """The last stage's lowered graph, and what it asks of a planner for other machines.
+
+    Raises:
+        FlowError: anything that is wrong with the configuration.
+    """
+    loaded = _load(config, overrides)
+    check_config(loaded, elsewhere=True)
+    return ask_last_stage(loaded)
 
 
 def run(

@@ -118,8 +118,40 @@ def graph(
 
 @app.command()
 def plan(
-    config: Config,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A config file, or a plan that was written.")
+    ],
     overrides: Overrides = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Tell every choice that was not made, and why.")
+    ] = False,
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", help="List the N best plans.")
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="WHAT=VALUE", help="Keep a decision: rollout.tp=2."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="A device of the catalogue.")
+    ] = None,
+    node_size: Annotated[
+        int | None, typer.Option("--node-size", help="With --device: devices of a node.", min=1)
+    ] = None,
+    min_devices: Annotated[
+        bool, typer.Option("--min-devices", help="Tell how many devices the job needs.")
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="devices=A:B", help="Step time on more and more devices."),
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="OTHER", help="Show what the plan OTHER does otherwise."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the plan: .json or .yaml."),
@@ -130,7 +162,20 @@ def plan(
     """Show where every role runs, what it takes, and a step."""
     from flowrl.cli import plan as command
 
-    command.run(_config_file(config, "plan"), overrides or [], output, as_json=json)
+    options = command.PlanCommand(
+        output=output,
+        as_json=json,
+        cluster=cluster,
+        explain=explain,
+        top=top,
+        device=device,
+        node_size=node_size,
+        min_devices=min_devices,
+        sweep=sweep,
+        pins=pin or (),
+        diff=diff,
+    )
+    command.run(_config_file(config, "plan"), overrides or [], options)
 
 
 @app.command()

@@ -1,46 +1,266 @@
-"""`flowrl plan`: where every role runs, memory by role and phase, what a step does."""
+"""`flowrl plan`: where every role runs, memory by role and phase, what a step does and takes."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowrl.cli.output import write_output
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FlowError
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from flowrl.cluster.hardware import DeviceSpec
+    from flowrl.plan import PlacementPlan
+    from flowrl.plan.sizing import Size
+
+__all__ = ["PlanCommand", "run"]
 
 
-def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCommand:
+    """The options of the command line.
+
+    Attributes:
+        cluster: Takes the place of the configuration's.
+        explain: Tells every choice that was not made.
+        top: How many plans are listed, best first.
+        device: Of the catalogue, for `min_devices` and `sweep`.
+        node_size: Devices of a node, with `device`.
+        min_devices: Tells how many devices the job needs.
+        sweep: Numbers of devices: `devices=8:1024`.
+        pins: Decisions to keep, `rollout.tp=2`.
+        diff: A plan that is compared with the first one.
+    """
+
+    output: Path | None = None
+    as_json: bool = False
+    cluster: Path | None = None
+    explain: bool = False
+    top: int | None = None
+    device: str | None = None
+    node_size: int | None = None
+    min_devices: bool = False
+    sweep: str | None = None
+    pins: Sequence[str] = ()
+    diff: Path | None = None
+
+
+def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     """Compiles a configuration and prints or writes the plan of its last stage.
 
     Raises:
         FlowError: anything that is wrong with the configuration, or a job that does not fit.
     """
+    words = [*overrides, *_as_overrides(options)]
+    if options.diff is not None:
+        _print_diff(_plan_of(config, words), _plan_of(options.diff, words), options)
+    elif options.min_devices or options.sweep is not None:
+        _print_sizes(config, words, options)
+    elif options.device is not None:
+        raise ConfigError(
+            "a device alone is no cluster",
+            where="--device",
+            found=options.device,
+            expected="--min-devices or --sweep devices=8:1024 beside it, or --cluster FILE",
+        )
+    else:
+        _print_plan(config, words, options)
+
+
+def _as_overrides(options: PlanCommand) -> list[str]:
+    words = [] if options.cluster is None else [f"cluster={options.cluster}"]
+    said: dict[str, str] = {}
+    for pin in options.pins:
+        name, equals, value = pin.partition("=")
+        if not equals or "." not in name or not value:
+            raise ConfigError(
+                "a pin says a number or devices of a part of the plan",
+                where="--pin",
+                found=pin,
+                expected="for example rollout.tp=2 or actor.devices=0-31",
+            )
+        before = said.setdefault(name, pin)
+        if before != pin:
+            raise ConfigError(
+                f"{before} and {pin} contradict each other",
+                where="--pin",
+                hint="take one of them out",
+            )
+        words.append(f"plan.pins.{name}={value}")
+    if options.top is not None:
+        if options.top < 1:
+            raise ConfigError(
+                "too small a number of plans", where="--top", found=str(options.top), expected="1"
+            )
+        words.append(f"plan.alternatives={options.top - 1}")
+    return words
+
+
+def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
+    if _is_plan(config):
+        plans = [_plan_of(config, words)]
+    else:
+        from flowrl import api
+
+        plans = [stage.plan for stage in api.compile(None, config, overrides=words).stages]
+    last = plans[-1]
+    if options.output is not None:
+        _write(last, options.output)
+    elif options.as_json:
+        sys.stdout.write(last.to_json())
+    elif options.top is not None:
+        print(_top(last, options.top))
+    else:
+        from flowrl.plan.render import plan_renderable, plan_text
+
+        for plan in plans:
+            if sys.stdout.isatty():
+                from rich.console import Console
+
+                Console(highlight=False).print(plan_renderable(plan, explain=options.explain))
+            else:
+                print(plan_text(plan, explain=options.explain))
+
+
+def _write(plan: PlacementPlan, output: Path) -> None:
+    if output.suffix not in (".json", ".yaml", ".yml"):
+        raise ConfigError(
+            "a plan is written as JSON or YAML",
+            where="--output",
+            found=str(output),
+            expected="a name that ends in .json or .yaml",
+        )
+    write_output(output, plan.to_json() if output.suffix == ".json" else plan.to_yaml())
+
+
+def _is_plan(path: Path) -> bool:
+    return path.name.endswith((".plan.json", ".plan.yaml", ".plan.yml", ".json"))
+
+
+def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:
+    """A plan that was written, or the one of a configuration."""
+    if _is_plan(path):
+        from flowrl.plan import load_plan
+
+        return load_plan(path)
     from flowrl import api
 
-    compiled = api.compile(None, config, overrides=overrides)
-    if output is not None:
-        if output.suffix not in (".json", ".yaml", ".yml"):
-            raise ConfigError(
-                "a plan is written as JSON or YAML",
-                where="--output",
-                found=str(output),
-                expected="a name that ends in .json or .yaml",
-            )
-        json_wanted = output.suffix == ".json"
-        write_output(output, compiled.plan.to_json() if json_wanted else compiled.plan.to_yaml())
-        return
-    if as_json:
-        sys.stdout.write(compiled.plan.to_json())
-        return
-    from flowrl.plan.render import plan_renderable, plan_text
+    return api.compile(None, path, overrides=words).plan
 
-    for stage in compiled.stages:
-        if sys.stdout.isatty():
-            from rich.console import Console
 
-            Console(highlight=False).print(plan_renderable(stage.plan))
+def _top(plan: PlacementPlan, most: int) -> str:
+    """The best plans, one line each."""
+    from flowrl.plan.explain_top import top_lines
+
+    return "\n".join(top_lines(plan, most))
+
+
+def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:
+    from flowrl.plan.diff import diff_plans
+
+    lines = diff_plans(old, new)
+    if options.as_json:
+        print(json.dumps(list(lines), indent=2))
+    else:
+        print("\n".join(lines) or "the plans are equal")
+
+
+def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> None:
+    """How many devices, or what it takes on each number of them."""
+    from flowrl import api
+    from flowrl.plan.groups import cost_of
+    from flowrl.plan.sizing import fewest, sizes
+
+    graph, request = api.ask_for_plan(config, overrides=words)
+    spec, node_size = _device(config, words, options)
+    cost = cost_of(request)
+    if options.sweep is None:
+        size = fewest(graph, request, spec, cost, node_size=node_size)
+        _print_fewest(size, spec, node_size, options)
+        return
+    numbers = _numbers(options.sweep, node_size)
+    found = sizes(graph, request, spec, numbers, cost, node_size=node_size)
+    if options.as_json:
+        print(json.dumps([_plain(one) for one in found], indent=2))
+        return
+    from flowrl.plan.explain_top import sweep_lines
+
+    print("\n".join(sweep_lines(found, spec.name)))
+
+
+def _plain(size: Size | int) -> dict[str, object]:
+    return {"devices": size, "fits": False} if isinstance(size, int) else asdict(size)
+
+
+def _print_fewest(size: Size, spec: DeviceSpec, node_size: int, options: PlanCommand) -> None:
+    if options.as_json:
+        print(json.dumps(asdict(size), indent=2))
+        return
+    from flowrl.plan.explain_top import fewest_lines
+
+    print("\n".join(fewest_lines(size, spec.name, node_size)))
+
+
+def _device(config: Path, words: Sequence[str], options: PlanCommand) -> tuple[DeviceSpec, int]:
+    """Which device a size is asked for, and how many a node has."""
+    from flowrl.cluster.hardware import device_spec
+    from flowrl.cluster.load import load_cluster
+
+    if options.device is not None:
+        from flowrl.plan.sizing import NODE_SIZE
+
+        spec = device_spec(options.device, where="--device")
+        return spec, options.node_size or NODE_SIZE
+    cluster = options.cluster
+    if cluster is None:
+        raise ConfigError(
+            "of which device?",
+            where="--sweep" if options.sweep is not None else "--min-devices",
+            hint="add --device NAME (configs/hardware) or --cluster FILE",
+        )
+    groups = [group for group in load_cluster(cluster).groups() if group.spec is not None]
+    if not groups:
+        raise ConfigError(
+            "no device of this cluster is in the catalogue",
+            where=f"--cluster {cluster}",
+            hint="name one with --device",
+        )
+    return groups[0].machine.spec, groups[0].node_size
+
+
+def _numbers(text: str, node_size: int) -> list[int]:
+    """`devices=8:1024` doubles; `devices=8,24,64` is a list."""
+    name, equals, value = text.partition("=")
+    try:
+        if name != "devices" or not equals:
+            raise ValueError
+        if ":" not in value:
+            numbers = sorted({int(one) for one in value.split(",")})
         else:
-            print(plan_text(stage.plan))
+            first, last = (int(one) for one in value.split(":"))
+            numbers = []
+            while 0 < first <= last:
+                numbers.append(first)
+                first *= 2
+        if not numbers or numbers[0] < 1:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            "not a range of numbers of devices",
+            where="--sweep",
+            found=text,
+            expected="devices=8:1024 (doubling), or devices=8,24,64",
+        ) from None
+    odd = [one for one in numbers if one > node_size and one % node_size]
+    if odd:
+        low = odd[0] // node_size * node_size
+        raise FlowError(
+            f"{odd[0]} devices are no whole nodes of {node_size}",
+            where="--sweep",
+            expected=f"{low} or {low + node_size}",
+        )
+    return numbers

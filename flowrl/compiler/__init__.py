@@ -3,6 +3,12 @@ package is called `compiler`.)"""
 
 from __future__ import annotations
 
-from flowrl.compiler.stage import CompiledStage, compile_stages, lower, sampling_of
+from flowrl.compiler.stage import (
+    CompiledStage,
+    ask_last_stage,
+    compile_stages,
+    lower,
+    sampling_of,
+)
 
-__all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
+__all__ = ["CompiledStage", "ask_last_stage", "compile_stages", "lower", "sampling_of"]

@@ -27,12 +27,13 @@ mean, before it is cut."""
 
 
 def plan_options(
-    loaded: LoadedConfig, *, max_prompt_tokens: int, max_response_tokens: int
+    loaded: LoadedConfig, *, max_prompt_tokens: int, max_response_tokens: int, here: bool
 ) -> PlanOptions:
     """The planner's options.
 
     Args:
         max_response_tokens: Of the longest response, of an episode with what is said in it.
+        here: The plan is for this very machine, whose one process has one device.
 
     Raises:
         ConfigError, DataError: lengths that cannot be, or that cannot be read.
@@ -59,7 +60,7 @@ def plan_options(
         pins=tuple(_pins(loaded, plan)),
         assumptions=tuple(assumptions),
         profile=None if plan.profile is None else str(plan.profile),
-        single_device=loaded.config.cluster == "auto",
+        single_device=here,
     )
 
 

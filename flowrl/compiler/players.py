@@ -72,12 +72,16 @@ def _words(text: bytes) -> object:
 class Players:
     """What is known of those who play roles before any is opened. Each thing is looked up once.
 
+    Args:
+        here: They are to play on this machine; else only what they need is asked.
+
     Attributes:
         roles: What the config says of each.
     """
 
-    def __init__(self, loaded: LoadedConfig) -> None:
+    def __init__(self, loaded: LoadedConfig, *, here: bool = True) -> None:
         self.roles: Mapping[str, RoleConfig] = loaded.config.roles
+        self._here = here
         self._loaded = loaded
         self._plugins: dict[str, Plugin] = {}
         self._files: dict[str, Mapping[str, object]] = {}
@@ -157,8 +161,7 @@ class Players:
         if isinstance(config.model, str):
             path = str(config_file(config.model))
             shape = ModelShape.from_hf_config(self._read(config.model, role), where=path)
-            here = self._loaded.config.cluster == "auto"
-            if here and (shape.experts is not None or shape.latent is not None):
+            if self._here and (shape.experts is not None or shape.latent is not None):
                 raise PlanError(
                     "experts and latent attention can be counted, but no backend here is known to "
                     "need the memory that is counted for them",

@@ -42,6 +42,8 @@ def plan_requests(
     stages: Sequence[StageRequest],
     kinds: Mapping[str, RoleKind],
     players: Players,
+    *,
+    here: bool = True,
 ) -> list[PlanRequest]:
     """One request a stage.
 
@@ -49,12 +51,13 @@ def plan_requests(
 
     Args:
         kinds: Of all roles that any stage uses.
+        here: The plan is for this very machine.
 
     Raises:
         ConfigError, PlanError: a model of which the config says too little, or what is unknown.
     """
     evaluated = evaluated_role(loaded.config, [stage.graph for stage in stages])
-    requests = [_request(loaded, stage, kinds, players, evaluated) for stage in stages]
+    requests = [_request(loaded, stage, kinds, players, evaluated, here) for stage in stages]
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
 
@@ -83,6 +86,7 @@ def _request(
     kinds: Mapping[str, RoleKind],
     players: Players,
     evaluated: str | None,
+    here: bool,
 ) -> PlanRequest:
     config, graph = loaded.config, stage.graph
     train = config.stage_config(stage.name).train
@@ -110,6 +114,7 @@ def _request(
             loaded,
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_response_tokens=response,
+            here=here,
         ),
     )
 

@@ -29,7 +29,7 @@ from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip
 from flowrl.specs.function import definition_of
 
-__all__ = ["CompiledStage", "compile_stages", "lower", "sampling_of"]
+__all__ = ["CompiledStage", "ask_last_stage", "compile_stages", "lower", "sampling_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,43 @@ def compile_stages(
             configuration, a program, its graph, a backend, or the fit on the devices.
     """
     config = loaded.config
+    here = config.cluster == "auto" and pool is None
+    stages, requests = _asked(loaded, workflow, here=here)
+    if pool is None:
+        pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
+    return tuple(
+        _placed(stage, config.stage_config(stage.name), request, pool)
+        for stage, request in zip(stages, requests, strict=True)
+    )
+
+
+def ask_last_stage(
+    loaded: LoadedConfig, *, workflow: Workflow | str | None = None
+) -> tuple[Graph, PlanRequest]:
+    """The lowered graph of the last stage, and what is asked of a plan for other machines.
+
+    Raises:
+        ConfigError, TraceError, GraphError, PlanError, BackendError: as `compile_stages` does, but
+            for the fit on devices.
+    """
+    stages, requests = _asked(loaded, workflow, here=False)
+    return stages[-1].graph, requests[-1]
+
+
+def _asked(
+    loaded: LoadedConfig, workflow: Workflow | str | None, *, here: bool
+) -> tuple[list[_Lowered], list[PlanRequest]]:
+    """All stages, lowered and checked, with what is asked of the planner.
+
+    Args:
+        here: The plan is for this very machine.
+    """
+    config = loaded.config
     workflows = [
         _workflow_of(loaded, name, workflow if name == config.stages[-1] else None)
         for name in config.stages
     ]
-    players = Players(loaded)
+    players = Players(loaded, here=here)
     programs = [
         _traced(loaded, name, program)
         for name, program in zip(config.stages, workflows, strict=True)
@@ -110,8 +142,6 @@ def compile_stages(
     for stage in stages:
         warn_of(stage.graph, stage.context)
     warn_of_run(loaded, roles, sized)
-    if pool is None:
-        pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     asked = [
         StageRequest(
             name=s.name,
@@ -122,11 +152,7 @@ def compile_stages(
         for s in stages
     ]
     kinds = {name: kind for stage in roles for name, kind in stage.kinds.items()}
-    requests = plan_requests(loaded, asked, kinds, players)
-    return tuple(
-        _placed(stage, config.stage_config(stage.name), request, pool)
-        for stage, request in zip(stages, requests, strict=True)
-    )
+    return stages, plan_requests(loaded, asked, kinds, players, here=here)
 
 
 def lower(workflow: Workflow) -> Graph:

@@ -19,13 +19,18 @@ from flowrl.errors import ConfigError
 __all__ = ["check_config"]
 
 
-def check_config(loaded: LoadedConfig) -> None:
+def check_config(loaded: LoadedConfig, *, elsewhere: bool = False) -> None:
     """Checks a validated configuration as a whole.
+
+    Args:
+        elsewhere: It is for other machines, and so are its data.
 
     Raises:
         ConfigError: One error for all that is wrong: the first in full, the others by name.
     """
-    problems = [problem for check in _CHECKS for problem in check(loaded)]
+    left_out = (check_files.data_files_exist,) if elsewhere else ()
+    checks = [check for check in _CHECKS if check not in left_out]
+    problems = [problem for check in checks for problem in check(loaded)]
     if problems:
         raise combine(problems)
 

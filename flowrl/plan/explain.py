@@ -43,7 +43,7 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
         if more > 0:
             why = f"{seconds_text(more)} ({share:.1f} %) longer"
         else:
-            why = "as fast, and less plain"
+            why = f"{seconds_text(-more)} ({-share:.1f} %) shorter, and less plain"
         if one.used != best.used:
             why += f", on {one.used} devices"
         samples = max(task.samples for task in one.posed.tasks)

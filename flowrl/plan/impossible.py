@@ -8,8 +8,9 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.memory import format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import Filter
+from flowrl.plan.candidates import Filter, layout_rules
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.layouts import possible_sizes
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, device_counts
 from flowrl.plan.schema import Rejection
@@ -34,9 +35,7 @@ def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks) -> PlanError:
             where="plan.pins" if asked else f"roles.{task.role.name}",
             found=", ".join(f"{p.subject}.{p.field}={p.value}" for p in asked) or None,
             expected=f"at most {first.limit}" if first.limit else None,
-            hint=f"set {first.choice.partition('=')[0]} to {first.nearest}"
-            if first.nearest
-            else "leave a pin out",
+            hint=_allowed(task, posed, first) or "leave a pin out",
         )
     need, layout = _least(task, posed, only)
     work = posed.candidates.work(task, layout)
@@ -96,6 +95,17 @@ def _refused(task: TaskWork, posed: Posed, only: Filter) -> Iterator[Rejection]:
     ):
         for count in wanted:
             yield from made.layouts(task, count).refused
+
+
+def _allowed(task: TaskWork, posed: Posed, refused: Rejection) -> str | None:
+    """The values that would do in the place of a refused one."""
+    name = refused.choice.partition("=")[0]
+    sizes: tuple[int, ...] = ()
+    if name in ("tp", "pp", "cp", "ep"):
+        rules = layout_rules(task, posed.candidates.request, posed.group.node_size)
+        sizes = possible_sizes(task.shape, rules, name)
+    values = [str(size) for size in sizes] or refused.nearest.split(", ")
+    return f"set {name} to {' or '.join(values)}" if values[0] else None
 
 
 def _least(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, Layout]:

@@ -40,6 +40,7 @@ __all__ = [
     "check_layout",
     "layouts",
     "nearest_divisors",
+    "possible_sizes",
 ]
 
 MEGATRON_KINDS = frozenset({"tp", "pp", "dp", "cp", "ep"})
@@ -134,6 +135,12 @@ def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple
     ]
     combined = _combined_problem(shape, layout, rules)
     return tuple(found) if combined is None else (*found, combined)
+
+
+def possible_sizes(shape: ModelShape, rules: LayoutRules, name: str) -> tuple[int, ...]:
+    """The sizes of one dimension that no constraint rules out on its own, ascending."""
+    found: tuple[int, ...] = getattr(_sizes(shape, rules), name)
+    return found
 
 
 def nearest_divisors(number: int, size: int) -> str:

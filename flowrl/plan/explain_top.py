@@ -1,0 +1,75 @@
+"""Lists of plans and sizes, for people: the best plans, how many devices, more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flowrl.plan.render_many import seconds_text
+from flowrl.plan.schema import PlacementPlan
+from flowrl.plan.sizing import Size
+
+__all__ = ["fewest_lines", "sweep_lines", "top_lines"]
+
+
+def top_lines(plan: PlacementPlan, most: int) -> list[str]:
+    """The plan and its alternatives, best first."""
+    if plan.prediction.step_s is None:
+        return ["models take turns on one device: there is one plan"]
+    best = "; ".join(
+        f"{one.node} on {len(one.devices)} ({one.layout.describe()})"
+        for one in plan.operations
+        if one.seconds is not None
+    )
+    lines = [f"1. {plan.kind}, {seconds_text(plan.prediction.step_s)}: {best}"]
+    for number, other in enumerate(plan.alternatives[: most - 1], start=2):
+        step = "-" if other.step_s is None else seconds_text(other.step_s)
+        lines.append(f"{number}. {other.kind}, {step}: {other.summary}: {other.why_not}")
+    return lines
+
+
+def fewest_lines(size: Size, device: str, node_size: int) -> list[str]:
+    """How many devices a job needs, and what it is then."""
+    nodes = -(-size.devices // node_size)
+    where = f"{nodes} nodes" if nodes > 1 else f"a node of {node_size}"
+    return [
+        f"at least {size.devices} x {device} ({where})",
+        f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "
+        "for a sample",
+        *(f"  {line}" for line in size.schedule.draw()),
+        *(f"  {task}: {layout}" for task, layout in size.layouts),
+    ]
+
+
+def sweep_lines(found: Sequence[Size | int], device: str) -> list[str]:
+    """A table of what more devices give; speed-up is to the fewest that fit."""
+    rows = [("devices", "a step", "speed-up", "of ideal", "device s/sample", "idle", "schedule")]
+    first: Size | None = None
+    for one in found:
+        if isinstance(one, int):
+            rows.append((str(one), "does not fit", "-", "-", "-", "-", "-"))
+            continue
+        first = first or one
+        faster = first.step_s / one.step_s
+        rows.append(
+            (
+                str(one.devices) if one.used == one.devices else f"{one.devices} ({one.used} used)",
+                seconds_text(one.step_s),
+                f"{faster:.2f}",
+                f"{100 * faster * first.devices / one.devices:.0f} %",
+                f"{one.device_s:.2f}",
+                f"{100 * one.idle_share:.0f} %",
+                one.kind,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        f"on {device}",
+        *(
+            "  "
+            + "  ".join(
+                cell.rjust(width) if i < len(row) - 1 else cell
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ),
+    ]
