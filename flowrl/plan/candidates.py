@@ -89,6 +89,7 @@ class Candidate:
         kv_tokens: Tokens that the cache of one replica holds; 0 elsewhere.
         slots: Samples that one replica decodes at once; 0 elsewhere.
         offload: What goes to the host: `optimizer` states that stay there, `all` between turns.
+        host: Bytes that this puts into the host's memory, for each device.
     """
 
     layout: Layout
@@ -103,6 +104,7 @@ class Candidate:
     kv_tokens: int = 0
     slots: int = 0
     offload: tuple[str, ...] = ()
+    host: int = 0
 
     @property
     def devices(self) -> int:
@@ -151,14 +153,18 @@ class Candidates:
 
     Attributes:
         budget: Bytes of a device that roles may use, the framework's own share taken off.
+        host: Bytes of its host's memory that each device may fill; None where nobody knows.
     """
 
-    def __init__(self, request: PlanRequest, group: DeviceGroup, cost: Cost) -> None:
+    def __init__(
+        self, request: PlanRequest, group: DeviceGroup, cost: Cost, host: int | None = None
+    ) -> None:
         self.request = request
         self.options: PlanOptions = request.options
         self.group = group
         self.machine: Machine = group.machine
         self.cost = cost
+        self.host = host
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self._found: dict[tuple[str, int], FoundLayouts] = {}
 
@@ -222,7 +228,10 @@ class Candidates:
         else:
             made = self._forwards(task, layout)
         for candidate in made:
-            if candidate.peak <= self.budget and _wanted(candidate, only):
+            fits = candidate.peak <= self.budget and (
+                self.host is None or candidate.host <= self.host
+            )
+            if fits and _wanted(candidate, only):
                 yield candidate
 
     def needs(self, task: TaskWork, layout: Layout) -> tuple[int, MemoryOptions, Workload]:
@@ -339,6 +348,7 @@ class Candidates:
             weight_bytes=0,
             form=f"{kept.form}, from the host",
             offload=("all",),
+            host=weights,
         )
 
     # Updates
@@ -351,6 +361,7 @@ class Candidates:
             moved = offloadable_bytes(task.shape, layout, work, base)
             frozen = replace(work, trainable=False)
             weights = offloadable_bytes(task.shape, layout, frozen, base)
+            stays = _optimizer_bytes(task, layout, work, base) if streams else 0
             least = self.budget + 1
             for micro in self._micro_tokens(task, layout):
                 for recompute in reversed(RECOMPUTE):
@@ -369,6 +380,7 @@ class Candidates:
                         recompute=recompute,
                         micro_tokens=micro,
                         offload=("optimizer",) if streams else (),
+                        host=stays,
                     )
                     yield kept
                     yield replace(
@@ -378,6 +390,7 @@ class Candidates:
                         weight_bytes=0,
                         form=f"{kept.form}, from the host",
                         offload=(*kept.offload, "all"),
+                        host=stays + moved,
                     )
             if least <= TIGHT * self.budget:
                 return
@@ -404,6 +417,15 @@ class Candidates:
         rows = (task.rows or task.samples) / layout.dp
         share = max(longest, int(rows * mean))
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
+
+
+def _optimizer_bytes(task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions) -> int:
+    """Of an optimizer's states, whether they are on the device or not."""
+    here, away = (
+        resident_bytes(task.shape, layout, work, replace(options, offload_optimizer=streams))
+        for streams in (False, True)
+    )
+    return here - away
 
 
 def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Candidate, ...]:

@@ -21,7 +21,7 @@ from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.write_many import write_plan
 
-__all__ = ["cost_of", "groups_for", "plan_over_groups"]
+__all__ = ["cost_of", "groups_for", "host_share", "plan_over_groups"]
 
 
 def groups_for(models: Sequence[RoleRequest], pool: ResourcePool) -> tuple[DeviceGroup, ...]:
@@ -36,6 +36,21 @@ def groups_for(models: Sequence[RoleRequest], pool: ResourcePool) -> tuple[Devic
         for group in pool.groups()
         if len(group.addresses) > 1 and group.spec is not None and group.device.type in supported
     )
+
+
+HOST_SHARE = 0.8
+"""Of a host's memory, for what devices put there; the rest is the programs' own."""
+
+
+def host_share(pool: ResourcePool, group: DeviceGroup) -> int:
+    """Bytes of its host's memory that each device of a group may fill."""
+    mine = set(group.addresses)
+    least = min(
+        node.memory_bytes
+        for node in pool.nodes
+        if any(pool.address(node, device) in mine for device in node.devices)
+    )
+    return int(HOST_SHARE * least / group.node_size)
 
 
 def cost_of(request: PlanRequest) -> Cost:
@@ -60,7 +75,7 @@ def plan_over_groups(
     failed: list[tuple[DeviceGroup, PlanError]] = []
     for group in groups:
         try:
-            found.append(search_group(graph, request, group, cost))
+            found.append(search_group(graph, request, group, cost, host=host_share(pool, group)))
         except PlanError as error:
             failed.append((group, error))
     if not found:

@@ -8,10 +8,12 @@ faster on paper is not worth a pipeline or a recomputation more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import DeviceGroup
+from flowrl.cost.memory import format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
@@ -118,11 +120,13 @@ def search_group(
     group: DeviceGroup,
     cost: Cost,
     *,
+    host: int | None = None,
     alternatives: int | None = None,
 ) -> Searched:
     """The best schedule of a graph on a group of equal devices.
 
     Args:
+        host: Bytes of its host's memory that each device may fill.
         alternatives: How many others; None takes what the request says.
 
     Raises:
@@ -130,7 +134,7 @@ def search_group(
     """
     wanted = request.options.alternatives if alternatives is None else alternatives
     pins = read_pins(request.options.pins, tasks_of(graph, request), len(group.addresses))
-    posed = pose(graph, request, group, cost, filters=pins.filters)
+    posed = pose(graph, request, group, cost, filters=pins.filters, host=host)
     for task in posed.tasks:
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins)
@@ -141,7 +145,7 @@ def search_group(
     ways = weight_ways(graph, posed.tasks)
     found = _priced(posed, result.best, ways, pins)
     if not found:
-        raise _devices_unmet(posed, pins)
+        raise _devices_unmet(posed, pins) if pins.devices else _hosts_full(posed)
     best = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)[0]
     best = _in_turn(posed, best, ways, pins) or best
     others = _distinct(found, best, wanted)
@@ -201,7 +205,10 @@ def _with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
 def _priced(
     posed: Posed, found: Sequence[Found], ways: Mapping[tuple[str, str], int], pins: PinnedTasks
 ) -> list[Chosen]:
-    """Schedules on devices, best first; those that cannot stand where pins say are left out."""
+    """Schedules on devices, best first.
+
+    Left out are those that cannot stand where pins say, or that put more on a host than it holds.
+    """
     chosen = []
     sizes = posed.problem.block_sizes()
     for one in found:
@@ -211,6 +218,8 @@ def _priced(
         picked = {
             leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(one.schedule)
         }
+        if _host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
+            continue
         syncs = {
             (update, task): sync_seconds(
                 posed.task(task),
@@ -237,6 +246,25 @@ def _priced(
         )
     # sorted is stable: schedules of equal price keep the search's order, fewest moving parts first.
     return sorted(chosen, key=lambda one: one.objective)
+
+
+def _host_bytes(numbers: Mapping[str, tuple[int, ...]], picked: Mapping[str, Candidate]) -> int:
+    """That all tasks of the fullest device have on its host."""
+    on: dict[int, int] = {}
+    for name, way in picked.items():
+        if way.host:
+            for number in numbers[name]:
+                on[number] = on.get(number, 0) + way.host
+    return max(on.values(), default=0)
+
+
+def _hosts_full(posed: Posed) -> PlanError:
+    return PlanError(
+        "what fits the devices puts more into the memory of their hosts than these have",
+        where="cluster",
+        found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device",
+        hint="take hosts with more memory (memory_gib), or more devices",
+    )
 
 
 def _on_pinned(

@@ -77,6 +77,7 @@ def pose(
     filters: Mapping[str, Filter] | None = None,
     kinds: frozenset[Kind] = EVERY_KIND,
     only: frozenset[str] | None = None,
+    host: int | None = None,
 ) -> Posed:
     """The problem of placing a graph on a group of equal devices.
 
@@ -84,13 +85,14 @@ def pose(
         filters: What pins leave, by task.
         kinds: Families of schedules.
         only: Tasks to place; None takes all.
+        host: Bytes of its host's memory that each device may fill.
 
     Raises:
         PlanError: a role without a model; a device without figures.
     """
     tasks = tuple(task for task in tasks_of(graph, request) if only is None or task.id in only)
     here = frozenset[str](task.id for task in tasks)
-    made = Candidates(request, group, cost)
+    made = Candidates(request, group, cost, host)
     counts = device_counts(len(group.addresses), group.node_size)
     held = [task.weights for task in tasks if task.weights is not None]
     ways: dict[str, tuple[Candidate, ...]] = {}

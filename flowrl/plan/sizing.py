@@ -15,6 +15,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
+from flowrl.plan.groups import host_share
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import read_pins
@@ -28,7 +29,8 @@ __all__ = ["NODE_SIZE", "Size", "fewest", "pool_of_devices", "sizes"]
 NODE_SIZE = 8
 """Devices of a node where nobody says: what servers of accelerators have."""
 
-HOST_BYTES, HOST_CORES = 1 << 40, 96
+HOST_BYTES, HOST_CORES = 2 << 40, 192
+"""Of a node that nobody describes: what the nodes of configs/clusters have."""
 
 FIRST_POOL, LARGEST_POOL = 64, 4096
 
@@ -155,7 +157,8 @@ def _posed(
     pool = pool_of_devices(spec, devices, node_size=node_size)
     (group,) = pool.groups()
     pins = read_pins(request.options.pins, tasks_of(graph, request), devices)
-    return pose(graph, request, group, cost, filters=pins.filters)
+    host = host_share(pool, group)
+    return pose(graph, request, group, cost, filters=pins.filters, host=host)
 
 
 def _size(posed: Posed, devices: int) -> Size:
