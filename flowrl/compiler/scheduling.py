@@ -28,6 +28,7 @@ __all__ = ["POLICY_KINDS", "scheduler_settings"]
 
 POLICY_KINDS: Mapping[str, tuple[type[Spec], ...]] = {
     "admission": (policies.AgeBudget,),
+    "fairness": (policies.FirstCome, policies.WeightedShares),
     "order": (policies.FirstOffered, policies.LongestFirst),
     "over_sampling": (policies.OverSampling,),
     "patience": (policies.Patience,),
@@ -131,8 +132,12 @@ def _options(value: str | Mapping[str, Scalar], where: str) -> Mapping[str, Scal
 
 
 def _made(kind: type[Spec], options: Mapping[str, Scalar], where: str) -> Spec:
-    types = {of.name: of.type for of in fields(kind)}  # type: ignore[arg-type]
+    every = fields(kind)  # type: ignore[arg-type]
+    types = {of.name: of.type for of in every if "user" not in of.metadata}
+    names_sources = len(types) < len(every)
     for name, value in options.items():
+        if name not in types and names_sources:
+            types[name] = "float"  # a source, by its name
         if name not in types:
             raise _unknown(name, types, where, f"option of {kind.kind}")
         wanted = str(types[name])

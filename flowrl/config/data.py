@@ -150,6 +150,8 @@ class DataConfig(Section):
         difficulty: Which training rows are taken, by a solve rate that they carry.
         curriculum: Which prompts are preferred, by the solve rate that the run estimates; without,
             every epoch is a permutation.
+        source: Field of the training rows that names the source of each, for stages whose
+            `train.policies.fairness` gives sources shares.
     """
 
     train: DataSource
@@ -164,3 +166,4 @@ class DataConfig(Section):
     chat_template: Literal["auto", "never", "always"] = "auto"
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
+    source: str | None = None

@@ -17,6 +17,7 @@ from flowrl.data.cursor import (
     encode_prompts,
     fingerprint,
 )
+from flowrl.data.mixture import PromptMixture, source_field
 from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
 from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split, load_rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
@@ -29,6 +30,7 @@ __all__ = [
     "Prompt",
     "PromptCursor",
     "PromptItem",
+    "PromptMixture",
     "PromptSet",
     "Row",
     "RowNeeds",
@@ -44,5 +46,6 @@ __all__ = [
     "fresh_config_json",
     "load_rows",
     "prepare_model_folder",
+    "source_field",
     "vocabulary_of",
 ]

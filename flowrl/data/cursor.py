@@ -53,6 +53,7 @@ class PromptItem:
         index: The row's place in its source.
         group: `epoch/index`.
         prompt_ids: int64 `[P]`.
+        source: The source that it was taken from by its share; empty where there are none.
     """
 
     epoch: int
@@ -60,6 +61,7 @@ class PromptItem:
     group: GroupId
     row: Row
     prompt_ids: Ints
+    source: str = ""
 
     @property
     def prompt(self) -> str:

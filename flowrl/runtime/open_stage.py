@@ -11,7 +11,7 @@ from flowrl.backend.batch import Ints
 from flowrl.backend.truncation import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
-from flowrl.data import PromptCursor, PromptItem, Tokenizer
+from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.asynchronous_stage import AsynchronousStage
@@ -25,6 +25,7 @@ from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.prompt_shares import shares_of
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollout_maker import RolloutMaker
@@ -209,10 +210,23 @@ class StageMaker:
                 prompts, responses, curriculum = materials.examples, self._solution, None
             case "pairs":
                 prompts, responses, curriculum = materials.pair_prompts, self._pair, None
-        if state is not None:
+        seed = derive_seed(self.config.seed, "data", *names)
+        cursor: PromptCursor | PromptMixture
+        shares = shares_of(self.config, stage) if responses is None else None
+        if shares is not None:
+            cursor = PromptMixture(
+                prompts,
+                seed,
+                shares.weights,
+                shares.source_of,
+                where=shares.where,
+                curriculum=curriculum,
+            )
+            if state is not None:
+                cursor.restore(state, prompts, shares.source_of, curriculum)
+        elif state is not None:
             cursor = PromptCursor.from_json(state, prompts, curriculum)
         else:
-            seed = derive_seed(self.config.seed, "data", *names)
             cursor = PromptCursor(prompts, seed, curriculum=curriculum)
         return Source(
             node=node.id,

@@ -27,7 +27,7 @@ class PromptSupply:
     """The prompts of one rollout.
 
     Attributes:
-        take: The next prompts of its source.
+        take: The next prompts, so many, of a source of prompts where one is named.
         limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
             lost between two batches.
         where: The config key of the limit.
@@ -36,7 +36,7 @@ class PromptSupply:
         taken: Prompts that were taken since then.
     """
 
-    take: Callable[[int], Sequence[PromptItem]]
+    take: Callable[[int, str], Sequence[PromptItem]]
     limit: int
     where: str = "train.refill_limit"
     kept: int = 0
@@ -55,7 +55,7 @@ class PromptSupply:
         self.kept = self.taken = 0
         self.lost.clear()
 
-    def further(self, groups: int) -> list[PromptItem]:
+    def further(self, groups: int, source: str = "") -> list[PromptItem]:
         """Prompts for so many groups, or as many as the limit allows; at least one.
 
         Raises:
@@ -65,7 +65,7 @@ class PromptSupply:
         if allowed < 1:
             raise self.exhausted(groups)
         self.taken += allowed
-        return list(self.take(allowed))
+        return list(self.take(allowed, source))
 
     def exhausted(self, missing: int) -> BatchNotFilled:
         """The error of a batch that cannot be filled."""

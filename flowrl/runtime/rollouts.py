@@ -20,9 +20,10 @@ Every wait is bounded by the stall timeout, after which `SchedulerError` says wh
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TypedDict, assert_never
 
 from flowrl.backend.protocols import (
@@ -185,7 +186,7 @@ class RolloutDriver:
         self._verdicts: dict[GroupId, str] = {}
         self._judged: dict[GroupId, tuple[SampleId, ...]] = {}  # of those groups
         self._wake_s: float | None = None  # when the scheduler is to be told the time
-        self._short = 0  # groups that the scheduler misses in a batch
+        self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
         self._further: list[PromptItem] = []  # offered in their place
         self._deaths = EngineDeaths(self._engines)
         self._journal = journal
@@ -223,7 +224,9 @@ class RolloutDriver:
         for item in items:
             for member in range(num_members):
                 self.store.add(sample_id(item.group, member), item)
-        self._emit(PromptsOffered(**self._stamp(), groups=tuple(item.group for item in items)))
+        for source, part in groupby(items, key=lambda item: item.source):
+            groups = tuple(item.group for item in part)
+            self._emit(PromptsOffered(**self._stamp(), groups=groups, source=source))
 
     def serves(self, engine: EngineId) -> bool:
         """Whether it is the engine that this driver's samples come from."""
@@ -336,13 +339,16 @@ class RolloutDriver:
         if self._supply is None:
             raise SchedulerError(
                 "the scheduler asks for more prompts, but this run offers a fixed batch",
-                found=f"{self._short} groups short",
+                found=f"{self._short.total()} groups short",
             )
-        items = self._supply.further(self._short)
-        self._short -= len(items)
-        self._further += items
-        self.offer(items)
-        return len(items)
+        number = 0
+        for source, short in list(self._short.items()):
+            items = self._supply.further(short, source)
+            self._short -= Counter({source: len(items)})
+            self._further += items
+            self.offer(items)
+            number += len(items)
+        return number
 
     def describe(self) -> str:
         """Who waits for whom, in one line."""
@@ -490,7 +496,7 @@ class RolloutDriver:
                 assert_never(action)
 
     def _need_prompts(self, action: NeedPrompts) -> None:
-        self._short += action.groups
+        self._short[action.source] += action.groups
 
     def _update_engine(self, engine_id: EngineId) -> None:
         """The engine is empty, and may load new weights; here it has them already."""

@@ -23,6 +23,7 @@ from flowrl.ids import RoleName
 from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.open_rollouts import open_environment, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
+from flowrl.runtime.prompt_shares import require_sources
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_parts import GraphParts
@@ -60,6 +61,8 @@ class RunInputs:
                 models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
             self.materials = self._materials(models)
             self._require_room()
+            for stage in stages:
+                require_sources(config, stage, self.materials.train)
             self._stack = stack.pop_all()
 
     def settle(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from flowrl.backend.batch import Ints
-from flowrl.data import Prompt, PromptCursor, PromptItem, PromptSet
+from flowrl.data import Prompt, PromptCursor, PromptItem, PromptMixture, PromptSet
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.payloads import Payload
@@ -37,7 +37,7 @@ class Source:
     """
 
     node: NodeId
-    cursor: PromptCursor
+    cursor: PromptCursor | PromptMixture
     num: int
     responses: Responses | None = None
     pairs: bool = False
@@ -48,9 +48,12 @@ class Source:
         """The rows of the next step."""
         return self.cursor.take(self.num)
 
-    def take_further(self, num: int) -> list[PromptItem]:
-        """The next rows, beside those of a step."""
-        return self.cursor.take(num)
+    def take_further(self, num: int, source: str = "") -> list[PromptItem]:
+        """The next rows, beside those of a step; of one source of prompts, where it is named."""
+        if not source:
+            return self.cursor.take(num)
+        assert isinstance(self.cursor, PromptMixture)  # nobody else names sources
+        return self.cursor.take_of(source, num)
 
     def item_of(self, group: GroupId) -> PromptItem:
         """A row that was handed out.

@@ -12,6 +12,7 @@ is empty.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,10 @@ class StreamingDriver(RolloutDriver):
             if self._asked is None:
                 return 0  # the filter takes out nearly all: the next weights may do better
             raise self._prompts.exhausted(max(0, self._batch_groups - self._prompts.kept))
-        number, self._short = self._short, 0
-        self.offer(self._prompts.take(number))
-        return number
+        short, self._short = self._short, Counter()
+        for source, number in short.items():
+            self.offer(self._prompts.take(number, source))
+        return short.total()
 
     def _capacity(self, engine_id: EngineId) -> int:
         publication = self.scheduler.settings.publication

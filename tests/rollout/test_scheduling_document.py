@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from typing import get_args
 
+from flowrl.compiler.scheduling import POLICY_KINDS
 from flowrl.rollout import TERMINAL, TRANSITIONS, Action, Closed, DropReason, Event
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.testing.scheduler_books import INVARIANTS
@@ -50,3 +51,14 @@ def test_every_setting_is_listed_with_its_default(repository):
 def test_the_invariants_are_numbered_alike_in_the_document_and_in_the_fuzzer(repository):
     numbers = re.findall(r"^(\d+)\. \*", section(repository, "Invariants"), re.M)
     assert [int(number) for number in numbers] == list(INVARIANTS)
+
+
+def test_every_rule_of_a_config_is_listed_with_its_kinds_and_options(repository):
+    rows = re.findall(r"^\| `(\w+)` \|(.*?)\|(.*)\|$", section(repository, "Policies"), re.M)
+    assert {name for name, _, _ in rows} == set(POLICY_KINDS)
+    for name, kinds, options in rows:
+        if len(POLICY_KINDS[name]) > 1:
+            assert {kind.kind for kind in POLICY_KINDS[name]} <= set(re.findall(r"`(\w+)`", kinds))
+        if name != "admission":  # sizes of the stage are no options of it
+            every = {of.name for kind in POLICY_KINDS[name] for of in fields(kind)} - {"shares"}
+            assert set(re.findall(r"`(\w+)`", options)) == every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -322,6 +323,20 @@ def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, pr
         ({"train": {"policies": {"order": {"kind": "longest_first", "window": "x"}}}}, "window"),
         ({"train": {"policies": {"over_sampling": {"prompts": 2}}}}, "redundant prompts need"),
         ({"train": {"policies": {"admission": {"groups": 2}}}}, "age budget follows"),
+        ({"train": {"policies": {"retries": {"attempts": 0}}}}, "attempts is out of range"),
+        ({"train": {"policies": {"retries": {"tries": 2}}}}, "no option of retries 'tries'"),
+        (
+            {"train": {"policies": {"fairness": {"kind": "weighted_shares", "math": 1}}}},
+            "rows do not say their source",
+        ),
+        (
+            {"train": {"policies": {"fairness": {"kind": "weighted_shares", "math": 0}}}},
+            "shares of sources are wrong",
+        ),
+        (
+            {"train": {"policies": {"fairness": {"kind": "weighted_shares", "math": "x"}}}},
+            "math of weighted_shares must be",
+        ),
     ],
 )
 def test_what_cannot_be_scheduled_is_refused_before_anything_starts(
@@ -331,6 +346,56 @@ def test_what_cannot_be_scheduled_is_refused_before_anything_starts(
     config["train"] |= changes.pop("train", {})
     with pytest.raises(ConfigError, match=message):
         api.run(None, {**config, **changes}, display=WatchedDisplay())
+    assert not (tmp_path / "runs").exists()
+
+
+def sourced_config(folder: Path, **shares: float) -> dict[str, Any]:
+    """A run whose prompts are of two topics, the second one with two rows only."""
+    config = config_of(folder / "runs")
+    topics = ["math"] * 10 + ["code"] * 2
+    rows = [
+        {"prompt": f"{n}+1=", "answer": str(n + 1), "topic": topic}
+        for n, topic in enumerate(topics)
+    ]
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config["data"] = {**config["data"], "train": str(data), "source": "topic"}
+    config["train"]["policies"] = {"fairness": {"kind": "weighted_shares", **shares}}
+    return config
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_sources_of_prompts_have_their_shares_also_after_a_resumption(
+    tmp_path: Path, staleness: int
+):
+    config = sourced_config(tmp_path, math=1.0, code=3.0)
+    config["train"] |= {"max_staleness": staleness, "steps": 2}
+    run = api.run(None, config, display=WatchedDisplay()).folder
+    resumed(run, "train.steps=4")
+    groups = {row["sample"].rpartition("/")[0] for row in rows_of(run)}
+    of_code = sum(int(group.partition("/")[2]) >= 10 for group in groups)
+    assert len(groups) == 4 * 8
+    # Three of four, whatever the numbers of rows; what runs ahead ends in another order.
+    if staleness:
+        assert abs(of_code - 24) <= 3
+        check_ages(run, staleness)
+        check_accounts(run)
+    else:
+        assert of_code == 24
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({"math": 1.0}, "without a share: code"),
+        ({"math": 1.0, "code": 1.0, "logic": 1.0}, "without rows: logic"),
+    ],
+)
+def test_shares_of_other_sources_than_the_data_has_are_refused_before_anything_starts(
+    tmp_path: Path, shares: dict[str, float], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        api.run(None, sourced_config(tmp_path, **shares), display=WatchedDisplay())
     assert not (tmp_path / "runs").exists()
 
 

@@ -60,7 +60,7 @@ def refilling(
         rule,
         judge=judge,
         scheduler=RolloutScheduler(settings, validate=True),
-        supply=PromptSupply(take=cursor.take, limit=limit),
+        supply=PromptSupply(take=lambda num, _: cursor.take(num), limit=limit),
         failures=FailureBudget(9),
     )
 

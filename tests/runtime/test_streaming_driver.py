@@ -70,7 +70,7 @@ class Prompts:
         self.lengths = lengths
         self.taken: list[int] = []
 
-    def take(self, num: int) -> list[PromptItem]:
+    def take(self, num: int, source: str = "") -> list[PromptItem]:
         first = sum(self.taken)
         self.taken.append(num)
         return [self.item(index) for index in range(first, first + num)]

@@ -1,0 +1,175 @@
+"""A cursor for each source of prompts, and shares by which they take turns.
+
+Prompts of a source come in epochs of their own, so a source with a large share and few rows is seen
+more often. Whose turn it is follows from the numbers that were taken: after m prompts a source with
+the share w of all shares has had m w of them, within one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from flowrl.config.nearest import suggestion
+from flowrl.config.schema import CurriculumConfig
+from flowrl.data.cursor import PromptCursor, PromptItem, PromptSet
+from flowrl.data.rows import Row
+from flowrl.errors import CheckpointError, ConfigError
+
+__all__ = ["PromptMixture", "source_field"]
+
+
+def source_field(name: str) -> Callable[[Row], str]:
+    """What reads a row's source from a field of it.
+
+    Raises (when called):
+        ConfigError: the row has no such field, or it is no text.
+    """
+
+    def source_of(row: Row) -> str:
+        value = row.fields.get(name)
+        if isinstance(value, str) and value:
+            return value
+        raise ConfigError(
+            "the row does not say its source",
+            where=row.where,
+            found=f"{name}={value!r}" if name in row.fields else ", ".join(map(str, row.fields)),
+            expected=f"a text in the field {name!r} (data.source)",
+        )
+
+    return source_of
+
+
+class PromptMixture:
+    """Hands out prompts like a `PromptCursor`; each tells its source.
+
+    Args:
+        shares: Of every source that rows name, and of no other.
+        source_of: The source of a row.
+        where: The config key of the shares.
+
+    Raises:
+        ConfigError: shares and rows do not name the same sources.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptSet,
+        seed: int,
+        shares: Mapping[str, float],
+        source_of: Callable[[Row], str],
+        *,
+        where: str = "train.policies.fairness",
+        curriculum: CurriculumConfig | None = None,
+    ) -> None:
+        by_source = _by_source(prompts, source_of)
+        _check_names(shares, by_source, where)
+        self._shares = dict(shares)
+        self._taken: Counter[str] = Counter()
+        self._cursors = {
+            name: PromptCursor(part, _seed(seed, name), curriculum=curriculum)
+            for name, part in by_source.items()
+        }
+        self._sources = {
+            prompt.row.index: name for name, part in by_source.items() for prompt in part.prompts
+        }
+
+    def take(self, num: int) -> list[PromptItem]:
+        """The next `num` prompts, of sources by turns."""
+        return [self.take_of(self._next(), 1)[0] for _ in range(num)]
+
+    def take_of(self, source: str, num: int) -> list[PromptItem]:
+        """The next `num` prompts of one source."""
+        self._taken[source] += num
+        return [replace(item, source=source) for item in self._cursors[source].take(num)]
+
+    def _next(self) -> str:
+        """Whose turn it is: the source that would be least ahead of its share after it."""
+        return min(
+            self._shares, key=lambda name: ((self._taken[name] + 1) / self._shares[name], name)
+        )
+
+    def observe(self, index: int, mean_score: float) -> None:
+        """See `PromptCursor`."""
+        self._cursors[self._sources[index]].observe(index, mean_score)
+
+    def solve_rate(self, index: int) -> float | None:
+        """See `PromptCursor`."""
+        return self._cursors[self._sources[index]].solve_rate(index)
+
+    def to_json(self) -> dict[str, object]:
+        """Where the cursors stand, and of what data."""
+        return {
+            "taken": dict(self._taken),
+            "sources": {name: cursor.to_json() for name, cursor in self._cursors.items()},
+        }
+
+    def restore(
+        self,
+        value: Mapping[str, object],
+        prompts: PromptSet,
+        source_of: Callable[[Row], str],
+        curriculum: CurriculumConfig | None = None,
+    ) -> None:
+        """Goes on where `to_json` was called.
+
+        Raises:
+            CheckpointError: it is of other data, or of other sources.
+        """
+        written, taken = value.get("sources"), value.get("taken")
+        if (
+            not isinstance(written, Mapping)
+            or not isinstance(taken, Mapping)
+            or written.keys() != self._cursors.keys()
+        ):
+            raise CheckpointError(
+                "the sources of prompts are others than when the checkpoint was written",
+                where="data.source",
+                found=", ".join(self._cursors),
+                expected=", ".join(map(str, written)) if isinstance(written, Mapping) else "none",
+                hint="set data.source and the shares as they were, or start a new run",
+            )
+        for name, part in _by_source(prompts, source_of).items():
+            self._cursors[name] = PromptCursor.from_json(written[name], part, curriculum)
+        self._taken = Counter({str(name): int(number) for name, number in taken.items()})
+
+
+def _by_source(prompts: PromptSet, source_of: Callable[[Row], str]) -> dict[str, PromptSet]:
+    parts: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts.prompts):
+        parts.setdefault(source_of(prompt.row), []).append(place)
+    return {
+        name: replace(
+            prompts,
+            prompts=tuple(prompts.prompts[place] for place in parts[name]),
+            too_long=(),
+            source=f"{prompts.source} ({name})",
+        )
+        for name in sorted(parts)
+    }
+
+
+def _check_names(shares: Mapping[str, float], names: Mapping[str, object], where: str) -> None:
+    unknown = [name for name in shares if name not in names]
+    missing = [name for name in names if name not in shares]
+    if unknown or missing:
+        raise ConfigError(
+            "the shares of sources are not those of the data",
+            where=where,
+            found=_listed("without rows: ", unknown, "without a share: ", missing),
+            expected=f"a share for each of {', '.join(names)}",
+            hint=suggestion(unknown[0], names) if unknown else None,
+        )
+
+
+def _listed(before: str, first: Sequence[str], between: str, second: Sequence[str]) -> str:
+    parts = [(before, first), (between, second)]
+    return "; ".join(text + ", ".join(names) for text, names in parts if names)
+
+
+def _seed(seed: int, source: str) -> int:
+    """Of a source, so that its order does not depend on which others there are."""
+    digest = blake2b(f"{seed}/{source}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
