@@ -1,0 +1,322 @@
+"""Plans over many devices: they fit, are whole, keep what is pinned, and say why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cluster.hardware import device_spec
+from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.errors import PlanError
+from flowrl.graph import Graph, Op
+from flowrl.plan import PlacementPlan, make_plan
+from flowrl.plan.diff import diff_plans
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.held import held_memory
+from flowrl.plan.many import search_group
+from flowrl.plan.names import device_names
+from flowrl.plan.render import plan_text
+from flowrl.plan.routes import expand_plan_route
+from flowrl.plan.sizing import fewest, pool_of_devices, sizes
+from flowrl.plan.tasks import tasks_of
+from tests.plan.conftest import GraphBuilder
+from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def sixteen() -> ResourcePool:
+    return h100(16)
+
+
+@pytest.fixture
+def plan(grpo: Graph, sixteen: ResourcePool) -> PlacementPlan:
+    return make_plan(grpo, request(), sixteen)
+
+
+def test_every_device_holds_what_it_may_in_every_phase(plan: PlacementPlan):
+    assert plan.prediction.memory
+    for entry in plan.prediction.memory:
+        assert entry.memory.total <= plan.pool.device(entry.device).budget_bytes
+    shown = Counter[str]()
+    for entry in plan.prediction.memory:
+        shown[entry.device] = entry.num_devices
+    used = {device for placement in plan.placements for device in placement.devices}
+    assert sum(shown.values()) == len({device for device in used if "cuda" in device})
+
+
+def test_the_named_parts_are_what_the_search_proved(grpo: Graph, sixteen: ResourcePool):
+    (group,) = sixteen.groups()
+    found = search_group(grpo, request(), group, AnalyticCost())
+    peak = max(entry.memory.total for entry in held_memory(found.best))
+    assert peak == found.best.peak + RUNTIME_BYTES["cuda"]
+
+
+def test_a_plan_survives_json_and_yaml(plan: PlacementPlan):
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+    assert PlacementPlan.from_yaml(plan.to_yaml()) == plan
+
+
+def test_operations_schedule_and_layouts_agree(plan: PlacementPlan):
+    assert plan.schedule is not None
+    waiting, leaves = [plan.schedule], {}
+    while waiting:
+        step = waiting.pop()
+        waiting += step.parts
+        if step.node is not None:
+            leaves[step.node] = step.devices
+    assert set(leaves) == {"actor.generate", "reference.logprobs", "actor.update"}
+    for node, devices in leaves.items():
+        operation = plan.operation(node)
+        assert len(operation.devices) == devices == operation.layout.num_devices
+        assert operation.seconds is not None
+
+
+def test_the_timeline_ends_with_the_step(plan: PlacementPlan):
+    assert plan.prediction.timeline is not None
+    assert plan.prediction.step_s == pytest.approx(
+        max(span.end_s for span in plan.prediction.timeline)
+    )
+    assert plan.prediction.bottleneck == "actor.generate"
+    assert {one.source for one in plan.prediction.confidence} == {"analytic"}
+
+
+def test_an_edited_plan_whose_layout_is_of_other_devices_is_refused(plan: PlacementPlan):
+    raw = plan.to_dict()
+    raw["operations"][1]["layout"]["dp"] *= 2
+    with pytest.raises(PlanError, match="has 16 devices and a layout of 32"):
+        PlacementPlan.from_json(json.dumps(raw))
+
+
+def test_pins_are_kept_recorded_and_checked(grpo: Graph, sixteen: ResourcePool):
+    asked = pinned(request(), "rollout.tp=2", "actor.devices=8-15", "actor.recompute=full")
+    plan = make_plan(grpo, asked, sixteen)
+    generate, update = plan.operation("actor.generate"), plan.operation("actor.update")
+    assert generate.layout.tp == 2
+    assert update.devices == tuple(f"node-1/cuda:{i}" for i in range(8))
+    assert update.recompute == "full"
+    assert [pin.nodes for pin in plan.pins] == [
+        ("actor.generate",),
+        ("actor.update",),
+        ("actor.update",),
+    ]
+    raw = plan.to_dict()
+    place = [operation["node"] for operation in raw["operations"]].index("actor.update")
+    raw["operations"][place]["recompute"] = "none"
+    with pytest.raises(PlanError, match=r"actor.recompute=full is pinned, but actor.update has"):
+        PlacementPlan.from_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        (["rollout.tp=2", "actor.generate.tp=4"], "rollout.tp=2 and actor.generate.tp=4"),
+        (["actor.devices=0-7", "actor.tp=3"], "actor.devices=0-7 and actor.tp=3"),
+        (["rollout.tp=8"], "tp=8 does not divide 28 query heads; nearest 4, 7"),
+        (["actor.devices=0-10"], "devices=11 is neither a divisor of a node nor whole nodes"),
+        (["actor.devices=0-99"], "there is no device 99"),
+        (["actors.tp=2"], "nothing in the plan is called 'actors'"),
+        (["actor.colour=2"], "'colour' cannot be pinned"),
+        (["actor.recompute=some"], "there is no such way of recompute"),
+        (["actor.devices=0-7", "rollout.devices=4-11"], "no schedule has actor.devices=0-7 and"),
+    ],
+)
+def test_pins_that_cannot_be_kept_say_why(
+    grpo: Graph, sixteen: ResourcePool, pins: list[str], said: str
+):
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, pinned(request(), *pins), sixteen)
+    assert said in str(caught.value)
+
+
+def test_reserved_devices_are_left_alone(grpo: Graph):
+    pool = h100(16)
+    first = pool.nodes[0]
+    kept = tuple(replace(device, reserved=device.type == "cuda") for device in first.devices)
+    pool = replace(pool, nodes=(replace(first, devices=kept), *pool.nodes[1:]))
+    plan = make_plan(grpo, request(), pool)
+    on = {device for operation in plan.operations for device in operation.devices}
+    assert {device.partition("/")[0] for device in on if "cuda" in device} == {"node-1"}
+
+
+def test_a_stage_that_may_be_stale_may_run_its_rollouts_ahead(grpo: Graph):
+    pool = h100(64)
+    asked = request(max_staleness=1)
+    plan = make_plan(grpo, asked, pool)
+    strict = make_plan(grpo, request(), pool)
+    assert plan.prediction.step_s is not None
+    assert strict.prediction.step_s is not None
+    assert plan.kind == "asynchronous"
+    assert plan.prediction.step_s < strict.prediction.step_s
+    assert "asynchronous" not in {one.kind for one in strict.alternatives}
+    generate, update = plan.operation("actor.generate"), plan.operation("actor.update")
+    assert not set(generate.devices) & set(update.devices)
+
+
+def test_a_reference_does_not_hold_the_weights_of_an_actor_that_learns(grpo: Graph):
+    weights = {task.id: task.weights for task in tasks_of(grpo, request())}
+    assert weights == {
+        "actor.generate": None,
+        "reference.logprobs": "actor at the start (lm)",
+        "actor.update": "actor",
+    }
+
+
+def test_frozen_copies_of_one_model_hold_the_same_weights(grpo: Graph):
+    nodes = tuple(
+        replace(node, role="judge", id="judge.logprobs") if node.id == "actor.update" else node
+        for node in grpo.nodes
+        if node.id != "actor.sync"
+    )
+    names = {node.id for node in nodes}
+    edges = tuple(edge for edge in grpo.edges if {edge.src, edge.dst} <= names)
+    graph = replace(grpo, nodes=nodes, edges=edges)
+    asked = request()
+    judge = replace(asked.role("reference"), name="judge")
+    asked = replace(asked, roles=(*asked.roles, judge))
+    logprobs = tuple(
+        replace(node, op=Op.LOGPROBS) if node.id == "judge.logprobs" else node
+        for node in graph.nodes
+    )
+    found = {t.id: t.weights for t in tasks_of(replace(graph, nodes=logprobs), asked)}
+    assert found["judge.logprobs"] == found["reference.logprobs"] == found["actor.generate"]
+
+
+def test_the_plan_says_what_it_assumes_and_what_cannot_run_here(plan: PlacementPlan):
+    said = "\n".join(plan.notes)
+    assert "backend torch declares no parallel layouts, and the plan takes sglang" in said
+    assert "rules score on the hosts" in said
+    assumed = make_plan_with_assumption()
+    assert "assumed: responses of 1 token" in "\n".join(assumed.notes)
+
+
+def make_plan_with_assumption() -> PlacementPlan:
+
+    graph = (
+        GraphBuilder()
+        .node("prompts", Op.SOURCE)
+        .node("actor.generate", Op.GENERATE, "actor")
+        .edge("prompts", "actor.generate", "prompt")
+        .graph("draw")
+    )
+    return make_plan(graph, request(assumptions=("responses of 1 token",)), h100(8))
+
+
+def test_each_choice_has_its_runner_up_and_each_impossible_size_its_constraint(
+    plan: PlacementPlan,
+):
+    text = plan_text(plan, explain=True)
+    assert "not tp=8: does not divide 28 query heads; nearest 4, 7" in text
+    reason = next(one for one in plan.reasons if one.subject == "actor.generate")
+    assert "slower" in reason.rejected[0].constraint
+    assert "tp=8" not in plan_text(plan)
+    assert "schedule: temporal" in text or "schedule: hybrid" in text
+
+
+def test_engines_get_the_flags_of_their_servers(plan: PlacementPlan, grpo: Graph):
+    (flags,) = plan.engine_flags
+    assert flags.engine == "sglang"
+    given = dict(flags.flags)
+    generate = plan.operation("actor.generate")
+    assert given["--tp-size"] == str(generate.layout.tp)
+    assert given["--max-total-tokens"] == str(generate.kv_tokens)
+    assert 0 < float(given["--mem-fraction-static"]) < 1
+    other = make_plan(grpo, request(engine="vllm"), h100(8)).engine_flags[0]
+    assert {"--tensor-parallel-size", "--gpu-memory-utilization", "--max-num-seqs"} <= {
+        name for name, _ in other.flags
+    }
+
+
+def test_routes_of_a_plan_are_written_out_to_devices(plan: PlacementPlan):
+    (route,) = plan.weight_routes
+    assert (route.source, route.node, route.after) == ("actor", "actor.generate", "actor.sync")
+    small = replace(QWEN25_7B, num_layers=4)
+    if 4 % route.source_layout.pp:
+        pytest.skip("the plan has more stages than the small model layers")
+    moved = Counter[str]()
+    for _, there, transfer in expand_plan_route(plan, route, small):
+        moved[there] += transfer.elements
+    generate = plan.operation("actor.generate")
+    assert set(moved) == set(generate.devices)
+    # Norms, and key heads that are copied, are whole on every rank.
+    assert min(moved.values()) >= small.parameters.total // generate.layout.tp
+
+
+def test_of_several_kinds_of_devices_the_better_group_takes_the_job(grpo: Graph):
+    slow = pool_of_devices(device_spec("A100-SXM-80GB"), 8)
+    nodes = tuple(replace(node, name=f"slow-{i}") for i, node in enumerate(slow.nodes))
+    pool = ResourcePool(nodes=(*nodes, *h100(8).nodes))
+    plan = make_plan(grpo, request(), pool)
+    assert plan.reasons[0].subject == "devices"
+    assert plan.reasons[0].choice.startswith("8 x H100-SXM-80GB")
+    assert plan.reasons[0].rejected[0].choice.startswith("8 x A100-SXM-80GB")
+
+
+def test_what_does_not_fit_names_its_parts_and_a_pool_on_which_it_fits(grpo: Graph):
+    big = replace(
+        QWEN25_7B,
+        num_layers=80,
+        hidden_size=16384,
+        num_heads=128,
+        num_kv_heads=8,
+        intermediate_size=53248,
+    )
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, request(big), h100(8))
+    said = str(caught.value)
+    assert "parameters" in said
+    assert "of 80.0 GiB" in said
+    number = int(said.partition("take ")[2].partition(" devices")[0])
+    assert number > 8
+    asked = replace(request(big), roles=request(big).roles)
+    assert make_plan(grpo, asked, h100(4 * number)).prediction.step_s is not None
+
+
+def test_the_fewest_devices_fit_and_fewer_do_not(grpo: Graph):
+    spec, cost = device_spec("A100-SXM-80GB"), AnalyticCost()
+    big = replace(QWEN25_7B, num_layers=80, hidden_size=8192, num_heads=64, num_kv_heads=8)
+    asked = request(replace(big, intermediate_size=28672))
+    least = fewest(grpo, asked, spec, cost)
+    assert 4 <= least.devices <= 32
+    fits, halved = sizes(grpo, asked, spec, [least.devices, least.devices // 2], cost)
+    assert not isinstance(fits, int)
+    assert fits.layouts == least.layouts
+    # Weight sync is priced at the fastest layouts of the pool that was asked for.
+    assert fits.step_s == pytest.approx(least.step_s, rel=0.01)
+    assert halved == least.devices // 2
+
+
+def test_more_devices_never_take_longer(grpo: Graph):
+    found = sizes(grpo, request(), device_spec("H100-SXM-80GB"), [8, 16, 32, 64], AnalyticCost())
+    seconds = [one.step_s for one in found if not isinstance(one, int)]
+    assert len(seconds) == 4
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_the_difference_of_two_plans_is_told(grpo: Graph, plan: PlacementPlan):
+    assert diff_plans(plan, plan) == ()
+    other = make_plan(grpo, pinned(request(), "rollout.tp=1"), h100(8))
+    lines = diff_plans(plan, other)
+    assert "devices: 16 x H100-SXM-80GB -> 8 x H100-SXM-80GB" in lines
+    assert "pinned: - -> rollout.tp=1" in lines
+    assert any(line.startswith("actor.generate layout: ") for line in lines)
+    assert any(line.startswith("step: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "shown"),
+    [
+        (["cpu:0"], "cpu:0"),
+        (["cuda:0", "cuda:1", "cuda:3"], "cuda:[0-1,3]"),
+        ([f"a-{i}/cuda:{j}" for i in (0, 1, 2) for j in range(8)], "a-[0-2]/cuda:[0-7]"),
+        (["a-0/cuda:0", "a-1/cuda:0", "a-1/cuda:1"], "a-0/cuda:0, a-1/cuda:[0-1]"),
+        ([], ""),
+    ],
+)
+def test_many_devices_have_a_short_name(addresses: list[str], shown: str):
+    assert device_names(addresses) == shown
