@@ -17,7 +17,7 @@ from flowrl.backend.protocols import GenerateBackend
 from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import EngineId
 
-__all__ = ["MAX_DEATHS", "EngineDeaths", "Restartable", "described"]
+__all__ = ["MAX_DEATHS", "EngineDeaths", "Heard", "Restartable", "described"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,15 @@ class Restartable(Protocol):
         ...
 
 
+@runtime_checkable
+class Heard(Protocol):
+    """An engine that is heard from while it works."""
+
+    def silent_s(self) -> float:
+        """Seconds that it has said nothing while it had requests."""
+        ...
+
+
 class EngineDeaths:
     """Of the engines of one driver.
 
@@ -49,6 +58,7 @@ class EngineDeaths:
         self._engines = engines
         self._deaths = dict.fromkeys(engines, 0)
         self._given_up: set[EngineId] = set()
+        self._silent: set[EngineId] = set()
         self.broken: dict[EngineId, Exception] = {}
 
     def is_alive(self, engine: EngineId) -> bool:
@@ -68,6 +78,25 @@ class EngineDeaths:
         except Exception as error:  # whatever a plug-in's library raises
             self.broken[engine] = error
         return otherwise
+
+    def fallen_silent(self, longest_s: float) -> list[EngineId]:
+        """Engines that have said nothing for so long, each once until it is heard from again."""
+        found = []
+        for name, engine in self._engines.items():
+            alive = self.is_alive(name)
+            silent_s = engine.silent_s() if isinstance(engine, Heard) and alive else 0.0
+            if silent_s > longest_s:
+                if name not in self._silent:
+                    found.append(name)
+                self._silent.add(name)
+            else:
+                self._silent.discard(name)
+        return found
+
+    def give_up(self, engine: EngineId, why: str) -> None:
+        """The engine is to be closed, and opened anew."""
+        error = WorkerDied("the engine was given up", where=str(engine), found=why)
+        self.broken.setdefault(engine, error)
 
     def ended_some(self, engine: EngineId) -> None:
         """The engine has ended samples: its deaths before count no more."""

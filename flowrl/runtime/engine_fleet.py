@@ -45,6 +45,10 @@ class _Member(RestartableEngine):
         """Seconds after which `poll` must be called to enforce a time limit."""
         return self.process.seconds_to_limit()
 
+    def silent_s(self) -> float:
+        """Seconds that it has said nothing while it had requests."""
+        return self.process.silent_s()
+
 
 class EngineFleet:
     """See the module. Opening returns at once; engines load their model meanwhile.

@@ -133,6 +133,10 @@ class EngineProcess:
             return max(0.0, self._started + self._start_timeout_s - now)
         return max(0.0, self._heard + self._silence_s - now) if self._live else self._silence_s
 
+    def silent_s(self) -> float:
+        """Seconds that it has said nothing while it had requests; 0 before it is ready."""
+        return time.monotonic() - self._heard if self._ready and self._live else 0.0
+
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """See `GenerateBackend`. What the engine has against a request is raised by `poll`."""
         if not self._live:

@@ -49,6 +49,7 @@ from flowrl.rollout import (
     EngineUpdated,
     Event,
     GroupsJudged,
+    HeartbeatLost,
     Judge,
     NeedPrompts,
     PauseEngine,
@@ -291,6 +292,7 @@ class RolloutDriver:
     def _round(self, seconds: Seconds) -> int:
         """Looks once after everyone; what moved."""
         moved = self._tell_time() + self._mend_engines() + self._poll_engines(seconds)
+        moved += self._tell_silence()
         idle = not any(self._running.values())
         moved += self._poll_scoring(seconds, wait=idle)
         if idle and self._short and not self._answers.due:
@@ -311,6 +313,14 @@ class RolloutDriver:
         self._wake_s = None
         self._emit(DeadlineReached(**self._stamp()))
         return 1
+
+    def _tell_silence(self) -> int:
+        """Tells the scheduler of engines that say nothing any more; how many."""
+        heartbeat_s = self.scheduler.settings.patience.heartbeat_s
+        silent = self._deaths.fallen_silent(heartbeat_s) if heartbeat_s else []
+        for engine in silent:
+            self._emit(HeartbeatLost(**self._stamp(), engine=engine))
+        return len(silent)
 
     def _seconds_to_wake(self) -> float:
         assert self._wake_s is not None
@@ -490,7 +500,10 @@ class RolloutDriver:
                 self._wake_s = action.at_s
             case UpdateEngine():
                 self._update_engine(action.engine)
-            case PauseEngine() | ContinueEngine() | ReleaseEngine():
+            case ReleaseEngine():
+                # Nobody asks engines to leave here, so it was silent for too long.
+                self._deaths.give_up(action.engine, "its heartbeat was lost")
+            case PauseEngine() | ContinueEngine():
                 pass  # an engine makes no token without a request, and is told of each by itself
             case _:
                 assert_never(action)

@@ -101,6 +101,7 @@ class StreamingDriver(RolloutDriver):
         """
         began = self._clock()
         moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
+        moved += self._tell_silence()
         moved += self._poll_scoring(self._spent, wait=False)
         moved += self._offer_more()
         now = self._clock()
@@ -189,7 +190,8 @@ class StreamingDriver(RolloutDriver):
                 self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
     def _look_after_engines(self) -> int:
-        moved = self._mend_engines() + self._poll_engines(self._spent)
+        moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
+        moved += self._tell_silence()
         if not moved and not self._deaths.broken:
             wait_for_any(self._waitable_engines(), POLL_S)
         return moved

@@ -466,3 +466,50 @@ def test_an_engine_that_answers_late_for_what_was_given_up_holds_nothing_for_eve
     moved = {s: p for _, members in both for s, p in members if s in held}
     assert set(moved) == set(held)
     assert all(len(payload.tokens) == 5 for payload in moved.values())
+
+
+def silenced(rollout: Rollout) -> tuple[ScriptedEngine, Callable[[], None]]:
+    """One of two engines says nothing from now on, while time passes; and what ends that."""
+    engine = rollout.fleet.engines[EngineId("actor[0]")]
+    answers, since = engine.poll, rollout.world.now
+
+    def silent(timeout_s: float) -> list[Progress | Finished]:
+        rollout.world.now += 0.5
+        return []
+
+    def speak() -> None:
+        engine.poll = answers  # type: ignore[method-assign]
+        engine.silent_s = lambda: 0.0  # type: ignore[attr-defined]
+
+    engine.poll = silent  # type: ignore[method-assign]
+    engine.silent_s = lambda: rollout.world.now - since  # type: ignore[attr-defined]
+    return engine, speak
+
+
+def test_an_engine_that_is_silent_gets_nothing_until_it_is_heard_from(tmp_path: Path):
+    rollout = Rollout(tmp_path, lengths=[5], engines=2, slots=4, patience=Patience(heartbeat_s=2.0))
+    rollout.rounds()
+    _, speak = silenced(rollout)
+    rollout.rounds(6)
+    assert any("closed: suspected" in wait for wait in rollout.driver.scheduler.waits())
+    speak()
+    rollout.rounds(2)
+    assert not any("closed" in wait for wait in rollout.driver.scheduler.waits())
+    first = rollout.collect()
+    rollout.publish()
+    both = [*first.groups, *rollout.collect().groups]
+    assert {payload.attempt for _, members in both for _, payload in members} == {0}
+
+
+def test_an_engine_that_stays_silent_is_given_up_and_others_draw_its_samples(tmp_path: Path):
+    rollout = Rollout(tmp_path, lengths=[5], engines=2, slots=4, patience=Patience(heartbeat_s=2.0))
+    rollout.rounds()
+    engine, _ = silenced(rollout)
+    held = set(engine._runs)
+    first = rollout.collect()
+    rollout.publish()
+    both = [*first.groups, *rollout.collect().groups]
+    again = {s for _, members in both for s, payload in members if payload.attempt}
+    assert again == held
+    assert EngineId("actor[0]") not in rollout.driver.scheduler.state.placement.engines
+    rollout.driver.written()  # and nobody waits for it
