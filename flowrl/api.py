@@ -11,7 +11,7 @@ print(result.summary.headline)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from flowrl.program.breakpoints import breakpoints_left_out
 
 if TYPE_CHECKING:
     from flowrl.cluster.pool import ResourcePool
+    from flowrl.cost.source import Cost
     from flowrl.observe.display import Display
     from flowrl.observe.rows import Summary
     from flowrl.runtime.eager_session import EagerSession
@@ -127,7 +128,9 @@ def _compile(
     # A breakpoint in a program that runs line by line is meant for lines that have values.
     is_eager = loaded.config.executor == "eager"
     with breakpoints_left_out() if is_eager else nullcontext():
-        stages = compile_stages(loaded, workflow=workflow, pool=pool)
+        stages = compile_stages(
+            loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded)
+        )
     reference, config = _reference(workflow), loaded.config
     if reference is not None:
         # So that the run folder's config names it, and `flowrl run --resume` finds it.
@@ -135,15 +138,36 @@ def _compile(
     return Compiled(config=config, stages=stages)
 
 
-def ask_for_plan(config: ConfigLike, *, overrides: Sequence[str] = ()) -> tuple[Graph, PlanRequest]:
-    """The last stage's lowered graph, and what it asks of a planner for other machines.
+def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None:
+    """Times that were measured (`plan.profile`) in the place of estimates; None without any.
+
+    Raises:
+        ConfigError: a profile that cannot be read, or of a device that no catalogue has.
+    """
+    path = loaded.config.plan.profile
+    if path is None:
+        return None
+    from flowrl.sim.profile import load_profile
+    from flowrl.sim.profiled_cost import profiled_cost
+
+    profile, where = load_profile(path), loaded.where("plan.profile")
+    return lambda request: profiled_cost(profile, request, where=where)
+
+
+def ask_for_plan(
+    config: ConfigLike, *, overrides: Sequence[str] = ()
+) -> tuple[Graph, PlanRequest, Cost | None]:
+    """The last stage's lowered graph, what it asks of a planner for other machines, and measured
+    times if there are any.
 
     Raises:
         FlowError: anything that is wrong with the configuration.
     """
     loaded = _load(config, overrides)
     check_config(loaded, elsewhere=True)
-    return ask_last_stage(loaded)
+    graph, request = ask_last_stage(loaded)
+    cost_of = measured_costs(loaded)
+    return graph, request, None if cost_of is None else cost_of(request)
 
 
 def run(

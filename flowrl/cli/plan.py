@@ -175,9 +175,9 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
     from flowrl.plan.groups import cost_of
     from flowrl.plan.sizing import fewest, sizes
 
-    graph, request = api.ask_for_plan(config, overrides=words)
-    spec, node_size = _device(config, words, options)
-    cost = cost_of(request)
+    graph, request, measured = api.ask_for_plan(config, overrides=words)
+    spec, node_size = _device(options)
+    cost = cost_of(request) if measured is None else measured
     if options.sweep is None:
         size = fewest(graph, request, spec, cost, node_size=node_size)
         _print_fewest(size, spec, node_size, options)
@@ -205,7 +205,7 @@ def _print_fewest(size: Size, spec: DeviceSpec, node_size: int, options: PlanCom
     print("\n".join(fewest_lines(size, spec.name, node_size)))
 
 
-def _device(config: Path, words: Sequence[str], options: PlanCommand) -> tuple[DeviceSpec, int]:
+def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
     """Which device a size is asked for, and how many a node has."""
     from flowrl.cluster.hardware import device_spec
     from flowrl.cluster.load import load_cluster

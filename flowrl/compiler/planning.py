@@ -59,7 +59,7 @@ def plan_options(
         alternatives=plan.alternatives,
         pins=tuple(_pins(loaded, plan)),
         assumptions=tuple(assumptions),
-        profile=None if plan.profile is None else str(plan.profile),
+        engine_times=plan.engine_times,
         single_device=here,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from flowrl.compiler.sizes import SizedStage, check_sizes
 from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig, TrainConfig
+from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
@@ -80,12 +81,14 @@ def compile_stages(
     *,
     workflow: Workflow | str | None = None,
     pool: ResourcePool | None = None,
+    cost_of: Callable[[PlanRequest], Cost] | None = None,
 ) -> tuple[CompiledStage, ...]:
     """Compiles every stage of a configuration.
 
     Args:
         workflow: Takes the place of the last stage's workflow.
         pool: The devices; by default what `cluster` says.
+        cost_of: Where a stage's times come from; None takes estimates.
 
     Raises:
         ConfigError, TraceError, GraphError, PlanError, BackendError: whatever is wrong with the
@@ -97,7 +100,13 @@ def compile_stages(
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     return tuple(
-        _placed(stage, config.stage_config(stage.name), request, pool)
+        _placed(
+            stage,
+            config.stage_config(stage.name),
+            request,
+            pool,
+            cost_of(request) if cost_of is not None else None,
+        )
         for stage, request in zip(stages, requests, strict=True)
     )
 
@@ -305,9 +314,13 @@ def _sized(loaded: LoadedConfig, stages: list[_Lowered], players: Players) -> li
 
 
 def _placed(
-    stage: _Lowered, config: StageConfig, request: PlanRequest, pool: ResourcePool
+    stage: _Lowered,
+    config: StageConfig,
+    request: PlanRequest,
+    pool: ResourcePool,
+    cost: Cost | None,
 ) -> CompiledStage:
-    plan = make_plan(stage.graph, request, pool)
+    plan = make_plan(stage.graph, request, pool, cost)
     # The plan chooses parameter types, which bytes follow from.
     context = replace(stage.context, costs=_costs(request, stage.graph, plan))
     graph = annotate_cost(stage.graph, context)

@@ -21,6 +21,8 @@ class PlanConfig(Section):
         sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal.
         lengths: A file of lengths, one JSON value a line (a number, or an object with
             `num_tokens`, as samples.jsonl of a run has); takes the place of mean and sigma.
+        engine_times: Where estimates of an engine's steps come from: `analytic`, or
+            `aiconfigurator`, measured kernels of the package of that name.
         profile: Times that `flowrl profile` measured; they replace estimates point by point.
         trainer: What trains where the role's backend declares no layouts itself: `megatron` (tp,
             pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
@@ -34,6 +36,7 @@ class PlanConfig(Section):
     mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
     sigma: Annotated[Float, Field(ge=0)] | None = None
     lengths: Path | None = None
+    engine_times: Literal["analytic", "aiconfigurator"] = "analytic"
     profile: Path | None = None
     trainer: Literal["megatron", "fsdp"] = "megatron"
     engine: Literal["sglang", "vllm"] = "sglang"

@@ -54,7 +54,15 @@ def host_share(pool: ResourcePool, group: DeviceGroup) -> int:
 
 
 def cost_of(request: PlanRequest) -> Cost:
-    """Where times come from."""
+    """Where times come from when nothing was measured.
+
+    Raises:
+        BackendError: the package that is asked for is not installed.
+    """
+    if request.options.engine_times == "aiconfigurator":
+        from flowrl.cost.aiconfigurator import AIConfiguratorCost
+
+        return AIConfiguratorCost(AnalyticCost(), backend=request.options.engine)
     return AnalyticCost()
 
 
@@ -64,13 +72,17 @@ def plan_over_groups(
     pool: ResourcePool,
     groups: Sequence[DeviceGroup],
     hosted: list[RoleRequest],
+    cost: Cost | None = None,
 ) -> PlacementPlan:
     """The best plan of all groups.
+
+    Args:
+        cost: Of tasks; None takes estimates.
 
     Raises:
         PlanError: it fits on none; of the first one, with what would help.
     """
-    cost = cost_of(request)
+    cost = cost_of(request) if cost is None else cost
     found: list[Searched] = []
     failed: list[tuple[DeviceGroup, PlanError]] = []
     for group in groups:

@@ -20,6 +20,7 @@ from flowrl.backend.protocols import Service
 from flowrl.cluster.pool import Device, ResourcePool
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes
+from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
@@ -60,8 +61,13 @@ class _Choice:
     reason: Reason
 
 
-def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> PlacementPlan:
+def make_plan(
+    graph: Graph, request: PlanRequest, pool: ResourcePool, cost: Cost | None = None
+) -> PlacementPlan:
     """Places `graph` on `pool`.
+
+    Args:
+        cost: Of tasks on many devices; None takes estimates.
 
     Raises:
         PlanError: a role that nothing plays, a backend that cannot do what its role does or has no
@@ -75,7 +81,7 @@ def make_plan(graph: Graph, request: PlanRequest, pool: ResourcePool) -> Placeme
     if models and not request.options.single_device:
         groups = groups_for(models, pool)
         if groups:
-            return plan_over_groups(graph, request, pool, groups, hosted)
+            return plan_over_groups(graph, request, pool, groups, hosted, cost)
     models += _copied(models, request)
     placements: list[Placement] = []
     reasons: list[Reason] = []

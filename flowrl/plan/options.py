@@ -88,7 +88,7 @@ class PlanOptions:
         engine: Of `ENGINES`, likewise.
         alternatives: Plans that are told beside the best.
         assumptions: What nobody said and the plan takes for granted, one sentence each.
-        profile: A file of measured times, or None.
+        engine_times: `analytic` or `aiconfigurator`.
         single_device: Only what runs in this very process is planned: one device.
     """
 
@@ -100,5 +100,5 @@ class PlanOptions:
     alternatives: int = 3
     pins: tuple[Pin, ...] = ()
     assumptions: tuple[str, ...] = ()
-    profile: str | None = None
+    engine_times: str = "analytic"
     single_device: bool = False
