@@ -46,7 +46,8 @@ def test_measured_steps_take_the_place_of_estimates_and_the_plan_says_so(grpo: G
         "reference.logprobs": "analytic",
         "actor.update": "analytic",
     }
-    # (Unpinned, a layout that nobody measured would be faster.) Half a second a step, whatever the batch: the longest response has at most 2,048 of them.
+    # Half a second a step, whatever the batch: the longest response has at most 2,048 of them.
+    # (Unpinned, a layout that nobody measured would be faster.)
     seconds = plan.operation("actor.generate").seconds
     assert seconds is not None
     assert 0.5 * 1000 < seconds < 0.5 * 2048 * 1.1
