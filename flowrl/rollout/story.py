@@ -112,6 +112,9 @@ def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
         if isinstance(event, ev.WeightsPublished) and state is State.RUNNING:
             text = f"weights {event.version} are published while it runs"
             moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
+        if isinstance(event, ev.Resumed) and state is not None and state not in TERMINAL:
+            text = "the run goes on from its checkpoint"
+            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
         for text in _reports(event, sample, ignored=scheduler.fenced > fenced):
             moments.append(Moment(event_id=event.id, at_s=event.at_s, text=text))
         for step in steps:

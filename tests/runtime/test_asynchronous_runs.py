@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from flowrl import api
+from flowrl.cli import why
 from flowrl.errors import ConfigError, WorkerDied
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
-from flowrl.rollout import PromptsOffered, RolloutScheduler
+from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, State, Transition
 from flowrl.rollout.journal import replay
 from flowrl.runtime import engine_process
 from flowrl.runtime.asynchronous_stage import ages_of
@@ -124,7 +125,7 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(tmp_path: Path):
 
 @pytest.mark.parametrize("publication", ["abort", "finish"])
 def test_running_samples_can_be_stopped_or_finished_when_weights_come(
-    tmp_path: Path, publication: str
+    tmp_path: Path, publication: str, capsys: pytest.CaptureFixture[str]
 ):
     config = config_of(tmp_path, policies={"publication": publication}, refill=True)
     config["roles"]["actor"]["num_engines"] = 2
@@ -132,18 +133,32 @@ def test_running_samples_can_be_stopped_or_finished_when_weights_come(
     assert [step.num_samples for step in steps_of(run)] == [32] * 6
     check_ages(run, 2)
     check_accounts(run)
-    engines = {step.engine for step in _starts(run)}
+    steps = transitions(run)[0]
+    engines = {step.engine for step in steps if step.engine}
     assert engines == {"actor.generate[0]", "actor.generate[1]"}
     if publication == "finish":
         assert all(len(row["versions"]) <= 1 for row in rows_of(run))
+        return
+    aborted = next(step.sample for step in steps if step.reason == "updating")
+    told = why_of(run, aborted, capsys)
+    assert "was aborted: updating" in told
+    assert "attempt 1 starts on" in told
 
 
-def _starts(run: Path) -> list[Any]:
+def why_of(run: Path, sample: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `flowrl why` prints."""
+    capsys.readouterr()
+    why.run(run, sample, as_json=False)
+    return capsys.readouterr().out
+
+
+def transitions(run: Path) -> tuple[list[Transition], list[int]]:
+    """Every transition in a run's journal, and the events with which it was resumed."""
     (files,) = rollout_journals(run)
-    seen: list[Any] = []
+    seen: list[Transition] = []
     journal = _joined(files.files)
-    replay(journal, observer=lambda step: seen.append(step) if step.engine else None)
-    return seen
+    replay(journal, observer=seen.append)
+    return seen, [event.id for event in journal.events if isinstance(event, Resumed)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +169,10 @@ def _starts(run: Path) -> list[Any]:
     ],
 )
 def test_a_stopped_run_goes_on_with_what_it_had_drawn(
-    tmp_path: Path, ctrl_c: Callable[[], CtrlC], keyboard: list[CtrlC]
+    tmp_path: Path,
+    ctrl_c: Callable[[], CtrlC],
+    keyboard: list[CtrlC],
+    capsys: pytest.CaptureFixture[str],
 ):
     display = ctrl_c()
     keyboard.append(display)
@@ -178,6 +196,12 @@ def test_a_stopped_run_goes_on_with_what_it_had_drawn(
     first = min(row["step"] for row in after if row["sample"] not in before)
     early = [row for row in after if row["step"] == first and row["end"] == "consumed"]
     assert any(version < first - 1 for row in early for version, _ in row["versions"])
+    # Samples that were under way went on, with what they had, and the journal tells of both.
+    steps, (moment,) = transitions(run)
+    begun = {s.sample for s in steps if s.after is State.RUNNING and s.event_id < moment}
+    used = [s.sample for s in steps if s.after is State.CONSUMED and s.event_id > moment]
+    name = next(name for name in used if name in begun)
+    assert "the run goes on from its checkpoint" in why_of(run, name, capsys)
 
 
 @pytest.fixture
