@@ -42,7 +42,7 @@ test: set-up
 learn: set-up
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q tests/learning
 
-# About 40 minutes of processor time, shared out over the cores.
+# About an hour of processor time, shared out over the cores.
 soak: set-up
 	$(BIN)/python -m flowrl.testing.scheduler_fuzz --events $(SOAK_EVENTS) --seed $(SOAK_SEED) \
 	  --jobs "$$(nproc)"

@@ -110,12 +110,12 @@ def consumed(
     return [(d.batch, d.groups, d.filtered) for d in world.books.delivered]
 
 
-def makespan(lengths, capacities, rules, sources=(), then=()):
+def makespan(lengths, capacities, rules, sources=(), then=(), *, validate=True):
     """Decode steps until every sample is finished; each running one makes a token a step.
 
     With `then`, these are the lengths of a second epoch of the prompts, and only its steps count.
     """
-    scheduler = RolloutScheduler(rules, validate=True)
+    scheduler = RolloutScheduler(rules, validate=validate)
     running: dict[str, dict[str, int]] = {}
     todo = {f"{group_id(0, n)}/0": length for n, length in enumerate(lengths)}
     event = 0

@@ -145,3 +145,23 @@ def test_with_predictable_lengths_a_step_ends_within_5_percent_of_known_ones(see
     unsorted = makespan(epochs[1], [16], SchedulerSettings(group_size=1))
     assert learned <= 1.05 * known
     assert known < unsorted
+
+
+def test_2048_samples_on_16_slots_keep_the_bound_and_need_a_quarter_of_the_steps_of_batches():
+    """Lengths of sigma 1.2; batches are 16 samples each, until the longest of them has ended."""
+    rng = random.Random(0)
+    lengths = [max(1, round(rng.lognormvariate(2.5, 1.2))) for _ in range(2048)]
+    steps = makespan(lengths, [16], SchedulerSettings(group_size=1), validate=False)
+    batches = sum(max(lengths[begin : begin + 16]) for begin in range(0, 2048, 16))
+    assert steps <= sum(lengths) / 16 + max(lengths)
+    assert batches > 4 * steps
+
+
+def test_predicted_lengths_of_2048_samples_are_worth_what_known_ones_are():
+    rng = random.Random(0)
+    usual = [max(1, round(rng.lognormvariate(2.5, 1.2))) for _ in range(2048)]
+    epochs = [[max(1, round(n * rng.uniform(0.95, 1.05))) for n in usual] for _ in range(2)]
+    rules = SchedulerSettings(group_size=1, order=LongestFirst())
+    steps = makespan(epochs[0], [16], rules, then=epochs[1], validate=False)
+    assert steps <= 1.05 * longest_first_with_known_lengths(epochs[1], 16)
+    assert steps <= sum(epochs[1]) / 16 + max(epochs[1])
