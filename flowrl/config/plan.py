@@ -28,7 +28,7 @@ class PlanConfig(Section):
             pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
         engine: What generates there: `sglang` or `vllm`.
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
-        alternatives: Plans that are told beside the best.
+        alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
     """
 
@@ -41,5 +41,5 @@ class PlanConfig(Section):
     trainer: Literal["megatron", "fsdp"] = "megatron"
     engine: Literal["sglang", "vllm"] = "sglang"
     objective: Literal["step_time", "device_time"] = "step_time"
-    alternatives: Int = Field(default=3, ge=0, le=50)
+    alternatives: Int = Field(default=0, ge=0, le=50)
     pins: dict[str, object] = Field(default_factory=dict)

@@ -40,7 +40,9 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
     for one in sorted(searched.others, key=lambda other: other.objective):
         more = one.step_s - best.step_s
         share = 100 * more / best.step_s if best.step_s else 0.0
-        if more > 0:
+        if abs(share) < 0.05:
+            why = "as fast, and less plain"
+        elif more > 0:
             why = f"{seconds_text(more)} ({share:.1f} %) longer"
         else:
             why = f"{seconds_text(-more)} ({-share:.1f} %) shorter, and less plain"

@@ -42,6 +42,9 @@ __all__ = ["Chosen", "Searched", "search_group"]
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
 
+NEIGHBOURS = 2
+"""Variants of the best schedule that are told where nobody asks for the next best ones."""
+
 PLAIN = 0.01
 """Of a step's time, given for a plainer way to run one task."""
 
@@ -138,7 +141,7 @@ def search_group(
     for task in posed.tasks:
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins)
-    top = PIN_SCHEDULES if pins.devices else 1 + MARGIN * wanted
+    top = PIN_SCHEDULES if pins.devices else 1 + MARGIN * wanted if wanted else 1
     result = search(posed.problem, top=top)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins)
@@ -147,27 +150,50 @@ def search_group(
     if not found:
         raise _devices_unmet(posed, pins) if pins.devices else _hosts_full(posed)
     best = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)[0]
-    best = _in_turn(posed, best, ways, pins) or best
-    others = _distinct(found, best, wanted)
-    others += _of_other_kinds(posed, [best, *others], ways, pins) if wanted else []
+    kinds = _of_kinds(posed, ways, pins) if len(posed.tasks) > 1 else []
+    turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
+    if turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
+        best = turns if best.kind is not Kind.TEMPORAL else best
+    if wanted:
+        others = _distinct(found, best, wanted)
+    else:
+        others = _distinct(_neighbours(posed, best, ways, pins), best, NEIGHBOURS)
+    here = {best.kind, *(one.kind for one in others)}
+    for one in (*kinds, found[0]):
+        if one.kind not in here:
+            here.add(one.kind)
+            others.append(one)
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
 
 
-def _in_turn(
+def _of_kinds(posed: Posed, ways: Mapping[tuple[str, str], int], pins: PinnedTasks) -> list[Chosen]:
+    """The best schedule of each kind, in plain ways."""
+    kinds = [Kind.TEMPORAL, Kind.SPATIAL]
+    if posed.problem.staleness:
+        kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
+    found = []
+    for kind in kinds:
+        result = search(replace(posed.problem, kinds=frozenset({kind})), top=1)
+        plain = [_plainer(posed, one.schedule) for one in result.best]
+        found += _priced(posed, plain, ways, pins)
+    return found
+
+
+def _neighbours(
     posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int], pins: PinnedTasks
-) -> Chosen | None:
-    """The best schedule in which all take turns, where it is hardly longer than a best that is
-    not; None elsewhere."""
-    if best.kind is Kind.TEMPORAL:
-        return None
-    problem = replace(posed.problem, kinds=frozenset({Kind.TEMPORAL}))
-    found = search(problem, top=1).best
-    if not found or found[0].evaluation.objective > best.objective * (1 + PLAIN):
-        return None
-    priced = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)
-    if not priced or priced[0].objective > best.objective * (1 + SIMPLE):
-        return None
-    return priced[0]
+) -> list[Chosen]:
+    """The best schedule with one task run in another way, best first."""
+    found = []
+    for leaf in leaves(best.schedule):
+        for option in posed.problem.task(leaf.task).options:
+            if option.devices != leaf.option.devices or option == leaf.option:
+                continue
+            changed = _with_option(best.schedule, leaf.task, option)
+            evaluation = evaluate(posed.problem, changed)
+            if evaluation.fits:
+                found.append(Found(schedule=changed, evaluation=evaluation))
+    found.sort(key=lambda one: one.evaluation.key)
+    return _priced(posed, found[: MARGIN * NEIGHBOURS], ways, pins)
 
 
 def _plainer(posed: Posed, schedule: Schedule) -> Found:
@@ -306,29 +332,6 @@ def _distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:
             seen.add(one.shape())
             kept.append(one)
     return kept
-
-
-def _of_other_kinds(
-    posed: Posed,
-    known: Sequence[Chosen],
-    ways: Mapping[tuple[str, str], int],
-    pins: PinnedTasks,
-) -> list[Chosen]:
-    """The best schedule of each kind that is not among the known ones."""
-    kinds = [Kind.TEMPORAL, Kind.SPATIAL]
-    if posed.problem.staleness:
-        kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
-    found = []
-    here = {one.kind for one in known}
-    for kind in kinds:
-        if kind in here or len(posed.tasks) == 1:
-            continue
-        result = search(replace(posed.problem, kinds=frozenset({kind})), top=1)
-        priced = _priced(posed, result.best, ways, pins)
-        if priced and priced[0].kind not in here:
-            here.add(priced[0].kind)
-            found.append(priced[0])
-    return found
 
 
 def _chunks(schedule: Schedule) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class PlanOptions:
         prompt_tokens: Mean of prompts.
         trainer: Of `TRAINERS`, for backends that declare no layouts.
         engine: Of `ENGINES`, likewise.
-        alternatives: Plans that are told beside the best.
+        alternatives: Next best plans that are told.
         assumptions: What nobody said and the plan takes for granted, one sentence each.
         engine_times: `analytic` or `aiconfigurator`.
         single_device: Only what runs in this very process is planned: one device.
@@ -97,7 +97,7 @@ class PlanOptions:
     trainer: str = "megatron"
     engine: str = "sglang"
     objective: ObjectiveName = "step_time"
-    alternatives: int = 3
+    alternatives: int = 0
     pins: tuple[Pin, ...] = ()
     assumptions: tuple[str, ...] = ()
     engine_times: str = "analytic"

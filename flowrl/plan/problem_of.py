@@ -5,7 +5,7 @@
     posed.candidate("actor.generate", option.label).layout
 
 Device counts are node-aligned: divisors of a node, and whole nodes. Of large pools not every number
-of nodes is tried: all up to 16, then eight sizes an octave, and what such blocks leave of a pool
+of nodes is tried: all up to 8, then four sizes an octave, and what such blocks leave of a pool
 (`device_counts`).
 
 Only an engine's work may run ahead of the trainer, and what reads from it without the trainer's
@@ -37,8 +37,8 @@ CHUNK_S = 0.05
 """Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
 launches. An estimate; nothing measures it yet."""
 
-_FINE_NODES = 16
-_SIZES_AN_OCTAVE = 8
+_FINE_NODES = 8
+_SIZES_AN_OCTAVE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
