@@ -133,7 +133,10 @@ def draw_problem(rng: random.Random) -> Problem:
     sizes = sizes or [num_devices]
     few = len(shape) > 4
     names = list(shape)
-    weights = _draw_weights(rng, names)
+    crowded = rng.random() < 0.35  # all share devices, weights and little memory
+    if crowded:
+        sizes = sizes[-1:]
+    weights = dict.fromkeys(names, "policy") if crowded else _draw_weights(rng, names)
     held: dict[tuple[str, str, int], int] = {}
     most = rng.choice([1, 2, 8])
     tasks = tuple(
@@ -151,7 +154,7 @@ def draw_problem(rng: random.Random) -> Problem:
         tasks=tasks,
         num_devices=num_devices,
         counts=counts if any(size <= num_devices for size in counts) else (),
-        memory_bytes=rng.choice([40, 70, 100, 130, 170, 1000]),
+        memory_bytes=rng.choice([30, 50, 70, 90] if crowded else [40, 70, 100, 130, 170, 1000]),
         chunks=rng.choice([(1,), (1, 2), (1, 4), (2, 8)]) if few else rng.choice([(1, 2, 8), (4,)]),
         syncs=_draw_syncs(rng, names),
         staleness=staleness,

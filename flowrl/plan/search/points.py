@@ -31,7 +31,7 @@ __all__ = [
 
 SECONDS, CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS = range(6)
 
-SIEVE_ROUNDS = 6
+SIEVE_ROUNDS = 24
 
 FEW_A_BLOCK = 24
 """Points a block below which the sieve is not worth its while."""
@@ -153,6 +153,9 @@ def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
     rows = np.argsort(points.block, kind="stable")
     times_beaten = np.zeros(len(rows), dtype=np.int64)
     used = np.zeros(0, dtype=np.int64)  # strong points
+    columns = [column for column in points.values if len(rows) and np.ptp(column) > 0]
+    equal_tokens = not len(rows) or bool((points.tokens == points.tokens[0]).all())
+    is_used = np.zeros(len(rows), dtype=bool)
     for turn in range(SIEVE_ROUNDS + 2 * (keep - 1)):
         blocks = points.block[rows]
         starts = np.flatnonzero(np.diff(blocks, prepend=-1))
@@ -160,19 +163,21 @@ def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
             break
         group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
         key = points.values[SIEVE_KEYS[turn % len(SIEVE_KEYS)]][rows]
-        key[np.isin(rows, used)] = np.inf
+        key[is_used[rows]] = np.inf
         least = np.minimum.reduceat(key, starts)
         at_least = np.flatnonzero(key == least[group])
         strong = rows[at_least[np.unique(group[at_least], return_index=True)[1]]]
         against = strong[group]
         beaten = against != rows
-        for column in points.values:
-            beaten &= column[against] <= column[rows]
-        beaten &= _covers(points.tokens[against], points.tokens[rows], exact_tokens)
+        for column in columns:
+            beaten &= column[strong][group] <= column[rows]
+        if not equal_tokens:
+            beaten &= _covers(points.tokens[against], points.tokens[rows], exact_tokens)
         if keep > 1:
             beaten = _often(points, (rows, against, strong, used), beaten, times_beaten, keep)
         rows, times_beaten = rows[~beaten], times_beaten[~beaten]
         used = np.concatenate([used, strong])
+        is_used[strong] = True
     return rows
 
 

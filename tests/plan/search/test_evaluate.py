@@ -1,0 +1,231 @@
+"""What a schedule takes, computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrl.errors import PlanError
+from flowrl.plan.search import (
+    Asynchronous,
+    Kind,
+    Leaf,
+    Objective,
+    Option,
+    Problem,
+    Spatial,
+    Sync,
+    Task,
+    Temporal,
+    block,
+    draw,
+    evaluate,
+    kind_of,
+)
+from flowrl.plan.search.schedule import signature
+
+GENERATE = Option(
+    devices=4, seconds=12.0, chunk_s=1.0, resident=20, peak=50, weight_bytes=20, form="a"
+)
+GENERATE_ON_2 = Option(devices=2, seconds=20.0, resident=40, peak=60, weight_bytes=40, form="a")
+SCORE = Option(devices=1, seconds=3.0, resident=5, peak=6)
+UPDATE = Option(
+    devices=4, seconds=16.0, chunk_s=0.5, resident=30, peak=70, weight_bytes=20, form="a"
+)
+UPDATE_OTHER_FORM = replace(UPDATE, form="b")
+
+PROBLEM = Problem(
+    tasks=(
+        Task(id="generate", options=(GENERATE, GENERATE_ON_2), weights="policy"),
+        Task(id="score", after=("generate",), options=(SCORE,), max_chunks=8),
+        Task(
+            id="update",
+            after=("generate", "score"),
+            options=(UPDATE, UPDATE_OTHER_FORM),
+            weights="policy",
+            max_chunks=4,
+        ),
+    ),
+    num_devices=8,
+    memory_bytes=100,
+    chunks=(1, 2, 4, 8),
+    syncs=(Sync(source="update", destination="generate", together_s=0.25, apart_s=2.0),),
+    staleness=1,
+    ahead=frozenset({"generate", "score"}),
+)
+
+generate = Leaf(task="generate", option=GENERATE)
+generate_on_2 = Leaf(task="generate", option=GENERATE_ON_2)
+score = Leaf(task="score", option=SCORE)
+update = Leaf(task="update", option=UPDATE)
+
+
+def test_turns_add_seconds_and_residents_and_hold_equal_weights_once() -> None:
+    schedule = Temporal(first=Temporal(first=generate, second=score), second=update)
+    found = evaluate(PROBLEM, schedule)
+    assert found.step_s == 12 + 3 + 16 + 0.25
+    # Residents 20 + 5 + 30 less the 20 that generate and update share; at its fullest while
+    # update works: 70 + 25 - 20.
+    assert (found.resident, found.peak) == (35, 75)
+    assert (found.devices, found.num_splits, found.num_forms) == (4, 0, 1)
+
+
+def test_weights_in_another_form_are_held_twice() -> None:
+    other = Leaf(task="update", option=UPDATE_OTHER_FORM)
+    schedule = Temporal(first=Temporal(first=generate, second=score), second=other)
+    found = evaluate(PROBLEM, schedule)
+    assert (found.resident, found.peak, found.num_forms) == (55, 95, 2)
+    assert found.sync_s == 0.25  # they still share the devices
+
+
+def test_a_leaf_that_leaves_devices_idle_shares_nothing() -> None:
+    schedule = Temporal(first=Temporal(first=generate_on_2, second=score), second=update)
+    found = evaluate(PROBLEM, schedule)
+    assert found.sync_s == 2.0
+    assert (found.resident, found.peak, found.fits) == (75, 115, False)
+
+
+def test_a_stream_takes_the_first_chunk_through_both_and_then_the_slower_pace() -> None:
+    first = Temporal(first=generate, second=score)
+    found = evaluate(PROBLEM, Spatial(first=first, second=update, chunks=4))
+    u1, u2 = 15 + 3 * 1.0, 16 + 3 * 0.5
+    assert found.step_s == (u1 + u2) / 4 + max(u1, u2) * 3 / 4 + 2.0
+    assert (found.resident, found.peak, found.devices) == (30, 70, 8)
+
+
+def test_parts_that_exchange_nothing_run_at_once() -> None:
+    problem = replace(
+        PROBLEM,
+        tasks=(
+            Task(id="one", options=(SCORE,)),
+            Task(id="two", options=(replace(SCORE, seconds=5.0),)),
+        ),
+        syncs=(),
+        ahead=frozenset(),
+    )
+    one, two = (Leaf(task=task.id, option=task.options[0]) for task in problem.tasks)
+    assert evaluate(problem, Spatial(first=one, second=two)).step_s == 5.0
+
+
+def test_what_runs_ahead_is_hidden_behind_the_slower_side() -> None:
+    schedule = Asynchronous(first=Temporal(first=generate, second=score), second=update)
+    found = evaluate(PROBLEM, schedule)
+    assert (found.step_s, found.sync_s, found.num_splits) == (16 + 2.0, 2.0, 1)
+
+
+def test_blocks_are_rounded_up_to_allowed_sizes() -> None:
+    schedule = Spatial(first=generate_on_2, second=score)
+    assert block(schedule, (1, 2, 4, 8)) == 4
+    assert block(Spatial(first=schedule, second=score), (1, 2, 4, 8)) == 8
+    assert block(Spatial(first=schedule, second=score), (1, 2, 4)) == 5  # fits nowhere
+
+
+def test_device_seconds_count_the_whole_block() -> None:
+    problem = replace(PROBLEM, objective=Objective.DEVICE_SECONDS)
+    schedule = Temporal(first=Temporal(first=generate, second=score), second=update)
+    assert evaluate(problem, schedule).objective == 31.25 * 4
+
+
+def test_a_schedule_is_drawn_as_a_tree() -> None:
+    schedule = Spatial(first=Temporal(first=generate, second=score), second=update, chunks=4)
+    assert draw(schedule) == (
+        "Spatial, 4 chunks\n"
+        "|-- Temporal\n"
+        "|   |-- generate on 4 devices, 12 s, a\n"
+        "|   `-- score on 1 device, 3 s\n"
+        "`-- update on 4 devices, 16 s, a"
+    )
+
+
+def test_nesting_of_turns_does_not_make_another_schedule() -> None:
+    left = Temporal(first=Temporal(first=generate, second=score), second=update)
+    right = Temporal(first=generate, second=Temporal(first=score, second=update))
+    assert signature(left) == signature(right)
+    apart = Spatial(first=Temporal(first=generate, second=score), second=update, chunks=4)
+    assert len({signature(left), signature(apart), signature(replace(apart, chunks=2))}) == 3
+
+
+def test_kinds_of_schedules() -> None:
+    turns = Temporal(first=Temporal(first=generate, second=score), second=update)
+    spatial = Spatial(first=Spatial(first=generate, second=score), second=update)
+    assert kind_of(turns) is Kind.TEMPORAL
+    assert kind_of(spatial) is Kind.SPATIAL
+    assert kind_of(Spatial(first=turns.first, second=update)) is Kind.HYBRID
+    assert kind_of(Asynchronous(first=turns.first, second=update)) is Kind.ASYNCHRONOUS
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Temporal(first=generate, second=update), "every task exactly once"),
+        (
+            Temporal(first=update, second=Temporal(first=generate, second=score)),
+            "'second' feeds 'first'",
+        ),
+        (
+            Spatial(first=Temporal(first=generate, second=score), second=update, chunks=8),
+            "8 chunks are not allowed",
+        ),
+        (
+            Asynchronous(first=generate, second=Asynchronous(first=score, second=update)),
+            "Only a whole schedule",
+        ),
+        (
+            Temporal(
+                first=Temporal(first=generate, second=score),
+                second=Leaf(task="update", option=SCORE),
+            ),
+            "an option that is none",
+        ),
+    ],
+)
+def test_what_is_no_schedule_of_the_problem_is_refused(schedule, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        evaluate(PROBLEM, schedule)
+
+
+def test_only_what_may_run_ahead_does() -> None:
+    schedule = Asynchronous(first=Temporal(first=generate, second=score), second=update)
+    with pytest.raises(PlanError, match="may not run ahead"):
+        evaluate(replace(PROBLEM, ahead=frozenset({"generate"})), schedule)
+    with pytest.raises(PlanError, match="breaks a pin"):
+        evaluate(replace(PROBLEM, pinned={"generate": 2}), schedule)
+    with pytest.raises(PlanError, match="The schedule is asynchronous"):
+        evaluate(replace(PROBLEM, kinds=frozenset({Kind.HYBRID})), schedule)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ()}, "at least one task"),
+        ({"num_devices": 0}, "num_devices must be positive"),
+        ({"counts": (0, 2)}, "counts must be positive"),
+        ({"chunks": ()}, "chunks must be"),
+        ({"kinds": frozenset()}, "at least one kind"),
+        ({"pinned": {"updat": 4}}, "'pinned' names a task that there is not"),
+        ({"ahead": frozenset({"score"})}, "which it reads from"),
+        (
+            {"syncs": (Sync(source="update", destination="update", together_s=0, apart_s=0),)},
+            "a sync needs two tasks",
+        ),
+        ({"tasks": (Task(id="a", after=("b",), options=()),)}, "which is no earlier task"),
+        (
+            {"tasks": (Task(id="a", options=(replace(SCORE, peak=1),)),)},
+            "0 <= weight_bytes <= resident <= peak",
+        ),
+        (
+            {
+                "tasks": (
+                    Task(
+                        id="a", options=(GENERATE, replace(GENERATE, weight_bytes=5)), weights="w"
+                    ),
+                )
+            },
+            "20 bytes in one option and others in another",
+        ),
+    ],
+)
+def test_a_problem_that_contradicts_itself_is_refused(change, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        replace(PROBLEM, **change)

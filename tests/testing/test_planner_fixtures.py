@@ -1,0 +1,163 @@
+"""The published planner's fixtures, others of their form, and what cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowrl.errors import ConfigError
+from flowrl.plan.search import Kind, leaves
+from flowrl.testing.planner_fixture_file import Fixture, read_fixtures
+from flowrl.testing.planner_fixtures import (
+    answer,
+    interpolated,
+    main,
+    problem_of,
+    seconds_of,
+)
+
+KNOWN = str(Path(__file__).parents[1] / "data" / "planner_fixtures.yaml")
+
+CHAIN = {
+    "name": "chain",
+    "devices": 16,
+    "batch": 64,
+    "graph": [["rollout", "score"], ["score", "inference"], ["inference", "actor"]],
+    "whole_pool_cost_s": {"rollout": 40, "score": 8, "inference": 8, "actor": 24},
+}
+
+
+def written(tmp_path, *rows) -> str:
+    path = tmp_path / "fixtures.yaml"
+    path.write_text(yaml.safe_dump({"fixtures": list(rows)}))
+    return str(path)
+
+
+def only(path: str, name: str | None = None) -> Fixture:
+    (fixture,) = read_fixtures(path, name)
+    assert isinstance(fixture, Fixture)
+    return fixture
+
+
+def test_the_published_planner_is_never_faster(capsys) -> None:
+    assert main([KNOWN]) == 0
+    printed = capsys.readouterr().out
+    assert "temporal  ours      335.000 s   theirs        335 s" in printed
+    assert "spatial   ours      289.096 s   theirs      289.1 s" in printed
+    assert printed.count("at least as fast") == 2
+
+
+def test_the_published_spatial_answer_scores_as_published() -> None:
+    fixture = only(KNOWN, "case1_1p5b_or_7b_128_devices")
+    placed = {}
+    for task in problem_of(fixture, Kind.SPATIAL).tasks:
+        wanted = fixture.source_planner.spatial_devices[task.id]
+        placed[task.id] = next(o.seconds for o in task.options if o.devices == wanted)
+    # W / g = 8 and 4: 10 * 8 / 1.8 and 101 * 4 / 1.4; enough rollout instances keep it at 224.
+    assert placed["rollout"] == 224
+    assert placed["inference"] == pytest.approx(44.444, abs=1e-3)
+    assert placed["actor"] == pytest.approx(288.571, abs=1e-3)
+    found = answer(fixture).ours[Kind.SPATIAL][1]
+    # 224 / 512 + 44.4 / 512 + 288.6: one prompt through, then the slowest's pace.
+    assert seconds_of(fixture, found) == pytest.approx(289.1, abs=0.05)
+
+
+def test_a_cycle_is_placed_together_or_apart(tmp_path) -> None:
+    fixture = only(KNOWN, "maniskill_4_devices")
+    found = answer(fixture)
+    # Two devices each: 20 environments take 0.8 and 0.6. Theirs, 1 and 3: 40 take 0.85.
+    assert found.ours[Kind.HYBRID][0] == pytest.approx(100.8)
+    assert found.theirs[Kind.HYBRID] == pytest.approx(100.85)
+    (region, actor) = leaves(found.ours[Kind.HYBRID][1])
+    assert region.option.form == "apart: env 2, rollout 2"
+    assert actor.option.devices == 4
+
+
+def test_longer_chains_diamonds_and_critics_are_planned(tmp_path) -> None:
+    diamond = CHAIN | {
+        "name": "diamond",
+        "graph": [
+            ["rollout", "score"],
+            ["rollout", "inference"],
+            ["score", "actor"],
+            ["inference", "actor"],
+        ],
+    }
+    ppo = {
+        "name": "ppo",
+        "devices": 24,
+        "batch": 64,
+        "tp": {"actor": 2},
+        "graph": [
+            *(["rollout", judge] for judge in ("reference", "reward", "values")),
+            *([judge, "actor"] for judge in ("reference", "reward", "values")),
+            *([judge, "critic"] for judge in ("reward", "values")),
+        ],
+        "whole_pool_cost_s": {
+            "rollout": 40,
+            "reference": 8,
+            "reward": 8,
+            "values": 8,
+            "actor": 24,
+            "critic": 24,
+        },
+    }
+    for row in (CHAIN, diamond, ppo):
+        found = answer(only(written(tmp_path, row)))
+        total = sum(row["whole_pool_cost_s"].values())
+        assert found.ours[Kind.TEMPORAL][0] <= total
+        assert found.ours[Kind.HYBRID][0] <= found.ours[Kind.SPATIAL][0]
+        assert found.theirs == {}
+
+
+def test_one_that_is_slower_is_told(tmp_path, capsys) -> None:
+    row = CHAIN | {"source_planner": {"temporal_s": 80.0, "spatial_s": 1.0}}
+    assert main([written(tmp_path, row)]) == 1
+    assert "SLOWER than theirs" in capsys.readouterr().out
+
+
+def test_theirs_is_compared_in_the_digits_it_is_printed_with() -> None:
+    fixture = Fixture(name="x", devices=1)
+    assert fixture.half_digit(289.1) == pytest.approx(0.05)
+
+
+def test_seconds_between_measured_environments_are_interpolated() -> None:
+    table = {10: 0.4, 20: 0.6}
+    assert [interpolated(table, at) for at in (5, 10, 15, 30)] == pytest.approx(
+        [0.4, 0.4, 0.5, 0.8]
+    )
+    assert interpolated({10: 0.4}, 20) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"devices": "eight"}, "valid integer"),
+        ({"graph": [["rollout", "actr"]]}, "'actr' has no costs"),
+        ({"batch": None}, "batch is missing"),
+        ({"graph": [["rollout", "actor"], ["actor", "rollout"]]}, "The graph has a cycle"),
+        ({"whole_pool_cost_s": {}}, "whole_pool_cost_s or cost_by_envs_s is missing"),
+        ({"cost_by_envs_s": {"env": {1: 2.0}}}, "A cycle has two roles"),
+        (
+            {"cost_by_envs_s": {"env": {1: 2.0}, "policy": {1: 2.0}}},
+            "num_envs is missing",
+        ),
+        ({"source_planner": {"devices": {"rollout": 4}}}, "only beside cost_by_envs_s"),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path, capsys, change, message) -> None:
+    assert main([written(tmp_path, CHAIN | change)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_are_none_are_told(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_fixtures(str(tmp_path / "none.yaml"))
+    path = tmp_path / "x.yaml"
+    path.write_text("rows: []")
+    with pytest.raises(ConfigError, match="has no fixtures"):
+        read_fixtures(str(path))
+    with pytest.raises(ConfigError, match="no fixture 'x'"):
+        read_fixtures(KNOWN, "x")

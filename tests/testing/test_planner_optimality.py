@@ -1,0 +1,89 @@
+"""The search against every schedule; and faults planted in the search, which must show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flowrl.plan.search import Kind, dynamic, explain, joins, space
+from flowrl.testing import planner_optimality
+from flowrl.testing.planner_optimality import check, main
+
+
+def test_the_search_finds_the_best_schedule_of_small_problems(capsys) -> None:
+    assert main(["--cases", "60", "--seed", "11", "--most", "1500"]) == 0
+    printed = capsys.readouterr().out
+    assert "cases       60" in printed
+    assert "worst gap   0\n" in printed
+
+
+def test_the_cases_reach_every_kind_and_what_cannot_be_placed() -> None:
+    tally = check(3, range(60), most=800)
+    assert tally.wrong == []
+    assert tally.worst_gap == 0
+    assert tally.infeasible > 0
+    assert {Kind.TEMPORAL, Kind.HYBRID, Kind.ASYNCHRONOUS} <= set(tally.kinds)
+    assert len(tally.tasks) >= 3
+
+
+def without_a_cut(tasks, reads, original=space._downward_closed):
+    return original(tasks, reads)[1:]
+
+
+def without_shared_weights(problem, usable, index, original=space._number_tokens):
+    tokens, weights, nbytes, syncs = original(problem, usable, index)
+    return tokens, weights, np.zeros_like(nbytes), syncs
+
+
+def without_syncs(problem, first, second):
+    return ()
+
+
+def with_bounds_too_tight(one, bounds, at_root, original=dynamic.limits):
+    most, splits = original(one, bounds, at_root)
+    return most, [[None for _ in cut] for cut in splits]
+
+
+def without_memory(join, *args, original=joins._made):
+    return original(replace(join, memory_bytes=np.inf), *args)
+
+
+def without_one_chunk_count(problem, first, second, reads, original=space._chunks):
+    chunks = original(problem, first, second, reads)
+    return chunks if chunks is None else chunks[:-1]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fault"),
+    [
+        (space, "_downward_closed", without_a_cut),
+        (space, "_number_tokens", without_shared_weights),
+        (space, "_crossing", without_syncs),
+        (space, "_chunks", without_one_chunk_count),
+        (dynamic, "limits", with_bounds_too_tight),
+        (joins, "_made", without_memory),
+    ],
+)
+def test_a_fault_in_the_search_is_found(monkeypatch, capsys, module, name, fault) -> None:
+    monkeypatch.setattr(module, name, fault)
+    assert main(["--cases", "60", "--seed", "0", "--most", "600"]) == 1
+    printed = capsys.readouterr().out
+    assert "gap" in printed
+    assert "best of all:" in printed
+
+
+def test_a_search_that_says_that_nothing_fits_is_found(monkeypatch) -> None:
+    monkeypatch.setattr(explain, "UNLIMITED", 0)
+    monkeypatch.setattr(planner_optimality, "search", lambda problem: _nothing())
+    tally = check(0, range(10), most=300)
+    assert tally.worst_gap == np.inf
+    assert tally.wrong
+
+
+def _nothing():
+    class Nothing:
+        best = ()
+
+    return Nothing()
