@@ -75,6 +75,7 @@ class AsynchronousStage(Stage):
         self._thread = thread
         self._publish = publish
         self._has_published = False  # in this step
+        self._is_ready = False  # every engine was, once
         self._stop = stop
         self._timeout_s = timeout_s
         super().__init__(
@@ -94,7 +95,10 @@ class AsynchronousStage(Stage):
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
-        self._call(self._fleet.wait_ready)
+        if not self._is_ready:
+            # Later, one that is opened anew must not keep the others waiting.
+            self._call(self._fleet.wait_ready)
+            self._is_ready = True
         started = time.monotonic()
         others = [node for node in self._sources if node != self._part.source]
         step, _ = self._begin(number, others)
@@ -201,13 +205,18 @@ class AsynchronousStage(Stage):
             if self._thread.failure is not None:
                 raise self._thread.failure
             self._driver.settle_scores()
+            self._driver.stop_clock()
             self._thread.rest()
+
+        def go_on() -> None:
+            self._driver.start_clock()
+            self._thread.go_on()
 
         self._call(settle)
         try:
             yield
         finally:
-            self._call(self._thread.go_on)
+            self._call(go_on)
 
     def state(self) -> dict[str, object]:
         """JSON of the stage now; `save` writes the samples that belong to it."""

@@ -53,6 +53,7 @@ class StreamingDriver(RolloutDriver):
         self._batch_groups = batch_groups
         self._asked: tuple[int, float] | None = None  # the batch that is waited for, and since when
         self._moved = 0.0  # when something last did
+        self._stopped = 0.0  # when the clock was
         self._spent = Seconds()
         self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
         super().__init__(supply=supply, **arguments)
@@ -164,6 +165,16 @@ class StreamingDriver(RolloutDriver):
         self._prompts.begin()
 
     # -- standing still ----------------------------------------------------------------------
+
+    def stop_clock(self) -> None:
+        """No rounds for a while: what the engines say then is heard later, so no time passes."""
+        self._stopped = self._clock()
+
+    def start_clock(self) -> None:
+        """Rounds again."""
+        stood_s = self._clock() - self._stopped
+        self._began += stood_s
+        self._moved += stood_s
 
     def settle_scores(self) -> None:
         """Waits until scorers have answered everything: others may use them then.

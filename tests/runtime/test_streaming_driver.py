@@ -513,3 +513,13 @@ def test_an_engine_that_stays_silent_is_given_up_and_others_draw_its_samples(tmp
     assert again == held
     assert EngineId("actor[0]") not in rollout.driver.scheduler.state.placement.engines
     rollout.driver.written()  # and nobody waits for it
+
+
+def test_no_time_passes_for_samples_while_nobody_listens(tmp_path: Path):
+    rollout = Rollout(tmp_path, lengths=[9], patience=Patience(stall_s=2.0))
+    rollout.rounds(2)
+    rollout.driver.stop_clock()
+    rollout.world.now += 100.0  # an evaluation, say
+    rollout.driver.start_clock()
+    groups = rollout.collect().groups
+    assert {payload.attempt for _, members in groups for _, payload in members} == {0}
