@@ -13,15 +13,17 @@ Assumed, alike for all rows:
 - roles share the devices, and stages follow each other; a step is its stages and a weight sync, and
   where no stages are given, generation, `logprob_passes` (1) of logprobs, training and the sync;
 - an engine gives `CACHE_SHARE` of its memory to weights and cache, and runs `DEFAULT_SLOTS` rows at
-  once unless the row says else.
+  once unless the row says else (`engine`: `mem_fraction_static` or `gpu_memory_utilization`, and
+  `max_running_requests`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar, get_args, overload
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost.activations import Recompute
@@ -57,6 +59,12 @@ _STAGES = {
     "weight_sync_s": "sync",
 }
 _RATES = ("tok_s_per_device", "e2e_tok_s_per_device")
+_SIZES = {
+    **{name: name for name in ("tp", "pp", "dp", "cp", "ep", "fsdp")},
+    **dict.fromkeys(("ulysses", "ulysses_sp", "context_parallel"), "cp"),
+}
+"""Sizes of a layout; Ulysses divides sequences over the ranks that we call context ranks."""
+
 _ASYNCHRONOUS = ("off", "async")
 _OVERLAPS = "stages of this run overlap over steps, and it does not say on which devices"
 
@@ -246,7 +254,11 @@ class _Reader:
         train, shard = self._layout("train_parallel", num)
         rollout, _ = self._layout("rollout_parallel", num)
         lengths = None if self._missing else self._try(lambda: _lengths(response, longest))
-        recompute = self._recompute()
+        recompute, slots = self._recompute(), self._slots()
+        mini_batches = self._optional(row, "mini_batches", 0)
+        mini_batches = mini_batches or self._optional(row, "num_minibatches", 1)
+        micro_tokens = self._optional(row, "micro_tokens", max(MICRO_TOKENS, context))
+        logprob_passes = self._optional(row, "logprob_passes", 1)
         if self._missing or not (shape and machine and train and rollout and lengths):
             raise Unusable(*self._missing)
         return _Job(
@@ -261,12 +273,12 @@ class _Reader:
             train=train,
             rollout=rollout,
             shard=shard,
-            slots=self._slots(),
-            kv_tokens=_kv_tokens(shape, rollout, machine),
+            slots=slots,
+            kv_tokens=_kv_tokens(shape, rollout, machine, self._cache_share()),
             recompute=recompute,
-            mini_batches=int(row.get("mini_batches") or row.get("num_minibatches") or 1),
-            micro_tokens=int(row.get("micro_tokens") or max(MICRO_TOKENS, context)),
-            logprob_passes=int(row.get("logprob_passes") or 1),
+            mini_batches=mini_batches,
+            micro_tokens=micro_tokens,
+            logprob_passes=logprob_passes,
             notes=self._notes,
         )
 
@@ -279,32 +291,28 @@ class _Reader:
     def _longest(self, prompt: float) -> tuple[int, float]:
         """Tokens of the longest sample, and of the longest response."""
         row = self._row
+        response = self._optional(row, "max_response_tokens", None)
         if row.get("max_context") is not None:
             context = int(self._number(row, "max_context"))
-            return context, context - prompt
-        if row.get("max_response_tokens") is not None:
-            response = int(self._number(row, "max_response_tokens"))
-            return response + int(row.get("max_prompt_tokens") or prompt), response
+            room = context - prompt
+            return context, room if response is None else min(room, response)
+        if response is not None:
+            longest = self._optional(row, "max_prompt_tokens", None) or math.ceil(prompt)
+            return response + longest, response
         self._missing.append("max_context is missing")
         return 1, 1.0
 
     def _layout(self, key: str, num: int) -> tuple[Layout | None, Shard]:
         given = self._section(self._row, key)
-        sizes = {}
-        for name in ("tp", "pp", "dp", "cp", "ep", "fsdp"):
-            value = given.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-                sizes[name] = value
-            elif value is not None:
-                self._missing.append(f"{key}.{name} is no whole number above 0: {value!r}")
-        unknown = sorted(set(given) - {"tp", "pp", "dp", "cp", "ep", "fsdp", "zero", "backend"})
-        if unknown:
-            self._notes.append(f"{key}: {', '.join(map(str, unknown))} ignored")
-        shard: Shard = "full" if "fsdp" in sizes else "optimizer"
+        sizes = self._sizes(key, given)
+        shard: Shard = "full" if "fsdp" in sizes or given.get("zero") == 3 else "optimizer"
+        if given.get("zero") == 0:
+            shard = "none"
         inner = sizes.get("tp", 1) * sizes.get("pp", 1) * sizes.get("cp", 1)
         data = sizes.get("dp", 1) * sizes.get("fsdp", 1)
-        if not {"dp", "fsdp"} & set(sizes):
-            data = max(1, num // inner)
+        # What is not said fills the devices: replicas, of whole models or of sharded ones.
+        if "dp" not in sizes and num % (inner * data) == 0:
+            data = num // inner
         if given and inner * data != num:
             self._missing.append(f"{key} is for {inner * data} devices, not for {num}")
             return None, shard
@@ -319,6 +327,23 @@ class _Reader:
         )
         return layout, shard
 
+    def _sizes(self, key: str, given: Row) -> dict[str, int]:
+        """Sizes of a layout by our names."""
+        sizes: dict[str, int] = {}
+        ignored = []
+        for name, value in given.items():
+            known = _SIZES.get(str(name))
+            if known is None:
+                ignored.append(str(name))
+            elif isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+                sizes[known] = sizes.get(known, 1) * value
+            elif value is not None:
+                self._missing.append(f"{key}.{name} is no whole number above 0: {value!r}")
+        told = [name for name in ignored if name != "zero"]
+        if told:
+            self._notes.append(f"{key}: {', '.join(told)} ignored")
+        return sizes
+
     def _recompute(self) -> Recompute:
         found = self._row.get("recompute", "full")
         if found not in get_args(Recompute):
@@ -327,11 +352,36 @@ class _Reader:
         return found  # type: ignore[no-any-return]
 
     def _slots(self) -> int:
+        found = self._optional(self._engine(), "max_running_requests", None)
+        if found is None:
+            self._notes.append(f"engine.max_running_requests taken for {DEFAULT_SLOTS}")
+        return found or DEFAULT_SLOTS
+
+    def _engine(self) -> Row:
         engine = self._row.get("engine")
-        if isinstance(engine, Mapping) and engine.get("max_running_requests"):
-            return int(engine["max_running_requests"])
-        self._notes.append(f"engine.max_running_requests taken for {DEFAULT_SLOTS}")
-        return DEFAULT_SLOTS
+        return engine if isinstance(engine, Mapping) else {}
+
+    def _cache_share(self) -> float:
+        """Of the device's memory, for weights and cache."""
+        for name in ("gpu_memory_utilization", "mem_fraction_static"):
+            share = self._engine().get(name)
+            if isinstance(share, int | float) and 0 < share <= 1:
+                return float(share)
+        return CACHE_SHARE
+
+    @overload
+    def _optional(self, row: Row, key: str, absent: int) -> int: ...
+    @overload
+    def _optional(self, row: Row, key: str, absent: None) -> int | None: ...
+    def _optional(self, row: Row, key: str, absent: int | None) -> int | None:
+        """A whole number above 0, where the row has one."""
+        value = row.get(key)
+        if value is None:
+            return absent
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self._missing.append(f"{key} is no whole number above 0: {value!r}")
+            return absent
+        return value
 
     def _section(self, row: Row, key: str) -> Row:
         found = row.get(key)
@@ -372,10 +422,10 @@ def _lengths(mean: float, longest: float) -> Lengths:
     return LognormalLengths(mean=mean, sigma=SIGMA, maximum=longest)
 
 
-def _kv_tokens(shape: ModelShape, rollout: Layout, machine: Machine) -> int:
+def _kv_tokens(shape: ModelShape, rollout: Layout, machine: Machine, share: float) -> int:
     stages = stage_parameters(shape, rollout.tp, rollout.pp, rollout.ep)
     weights = 2 * max(stage.total for stage in stages)
-    free = int(machine.spec.memory_bytes * CACHE_SHARE) - weights
+    free = int(machine.spec.memory_bytes * share) - weights
     if free <= 0:
         gib = weights / 2**30
         raise Unusable(

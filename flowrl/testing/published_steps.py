@@ -134,20 +134,27 @@ def _predict(kind: str, row: Row, shape: ModelShape, cost: Cost) -> StepError:
 
 def _layout(row: Row, shape: ModelShape) -> Layout:
     moe = row.get("moe") or {}
-    if int(row.get("attention_dp") or moe.get("attention_dp") or 1) > 1:
+    if not isinstance(moe, dict):
+        raise Unusable("moe is no object with moe_tp and moe_ep")
+    if max(_count(row, "attention_dp"), _count(moe, "attention_dp")) > 1:
         raise Unusable("attention by data ranks is not modelled")
     precision = str(row.get("precision") or row.get("dtype") or "bf16")
     if precision not in ("bf16", "bfloat16"):
         raise Unusable(f"only bfloat16 is modelled, not {precision}")
     if moe and shape.experts is None:
         raise Unusable(f"{row['model']} has no experts to divide")
-    tp, ep = int(_number(row, "tp")), int(moe.get("moe_ep") or 1)
-    if moe and ep * int(moe.get("moe_tp") or 1) not in (tp, 1):
+    tp, ep = int(_number(row, "tp")), _count(moe, "moe_ep")
+    if moe and ep * _count(moe, "moe_tp") not in (tp, 1):
         raise Unusable(f"moe_tp x moe_ep is not tp {tp}: {dict(moe)}")
     try:
-        return Layout(tp=tp, ep=ep, pp=int(row.get("pp") or 1))
+        return Layout(tp=tp, ep=ep, pp=_count(row, "pp"))
     except PlanError as error:
         raise Unusable(str(error)) from error
+
+
+def _count(row: Row, key: str) -> int:
+    """A whole number above 0; 1 where there is none."""
+    return 1 if row.get(key) is None else int(_number(row, key))
 
 
 def _number(row: Row, key: str) -> float:

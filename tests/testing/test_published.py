@@ -114,6 +114,9 @@ def test_a_row_names_everything_that_it_lacks(models, rlinf):
         ("recompute", "some", "recompute is one of none, selective, full"),
         ("rollout_parallel", {"tp": 1, "pp": 1, "ep": 3, "dp": 8}, "ep=3 does not divide"),
         ("devices", None, "devices is missing"),
+        ("mini_batches", "four", "mini_batches is no whole number above 0"),
+        ("max_response_tokens", [1], "max_response_tokens is no whole number above 0"),
+        ("engine", {"max_running_requests": 0}, "max_running_requests is no whole number"),
         ("model", 7, "model is missing"),
     ],
 )
@@ -130,7 +133,15 @@ def test_a_model_that_leaves_no_room_for_a_cache_is_told(models, rlinf):
 
 
 def test_layouts_of_every_kind_are_predicted(models, rlinf):
-    for train in ({"fsdp": 8}, {"tp": 2, "pp": 2}, {"cp": 4, "dp": 2}, {"tp": 2, "fsdp": 4}):
+    for train in (
+        {"fsdp": 8},
+        {"fsdp": 4},
+        {"tp": 2, "pp": 2},
+        {"cp": 4, "dp": 2},
+        {"tp": 2, "fsdp": 4},
+        {"fsdp": 4, "ulysses": 2},
+        {"dp": 8, "zero": 0},
+    ):
         for rollout in ({"tp": 4}, {"tp": 2, "pp": 2, "dp": 2}):
             row = {**rlinf, "train_parallel": train, "rollout_parallel": rollout}
             (found,) = predict_row(row, models)
@@ -190,6 +201,8 @@ def test_prompts_and_longest_parts_stand_for_sequences_and_context(models, rlinf
         ("moe", {"moe_tp": 1, "moe_ep": 2}, "has no experts to divide"),
         ("precision", "fp8", "only bfloat16"),
         ("attention_dp", 2, "attention by data ranks"),
+        ("moe", "ep 4", "moe is no object"),
+        ("pp", -1, "pp is no number above 0"),
     ],
 )
 def test_step_rows_that_cannot_be_predicted_are_counted_by_reason(
