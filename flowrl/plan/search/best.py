@@ -20,12 +20,15 @@ from flowrl.plan.search.explain import explain, fits, least_peak, thin
 from flowrl.plan.search.problem import Problem
 from flowrl.plan.search.result import Found, SearchResult
 from flowrl.plan.search.schedule import Schedule, signature
-from flowrl.plan.search.space import compile_space, families
+from flowrl.plan.search.space import Space, compile_space, families
 
 __all__ = ["fewest_devices", "search", "thin"]
 
 STEPS = (0.01, 0.04, 0.15, 0.5, 2.0)
 """By how much limits lie above the lower bound, one after the other."""
+
+WIDE_STEPS = (0.1, 1.0)
+"""The same for few block sizes, where a run takes its time whatever the limit."""
 
 WORTH_A_STEP = 1.03
 """The ceiling is tried at once when the next limit is as near to it as this."""
@@ -90,9 +93,9 @@ def fewest_devices(problem: Problem) -> int | None:
     return sizes[low] if low < len(sizes) else None
 
 
-def _best_of(problem: Problem, top: int) -> Outcome:
+def _best_of(problem: Problem, top: int, like: Space | None = None) -> Outcome:
     """The best schedules of one family."""
-    space = compile_space(problem)
+    space = compile_space(problem, like)
     bounds = lower_bounds(space)
     aim = Aim(objective=problem.objective, memory_bytes=problem.memory_bytes, keep=top)
     least = least_objective(space, bounds, aim)
@@ -101,10 +104,10 @@ def _best_of(problem: Problem, top: int) -> Outcome:
     outcome = run(space, bounds, least, aim)
     if _num_distinct(outcome) >= top:
         return outcome
-    ceiling = _ceiling(problem, top)
+    ceiling = _ceiling(problem, top, space)
     if ceiling is None:
         return NOTHING
-    for step in STEPS:
+    for step in STEPS if len(space.sizes) > FEW_SIZES else WIDE_STEPS:
         limit = least * (1 + step)
         if limit * WORTH_A_STEP < ceiling:
             outcome = run(space, bounds, limit, aim)
@@ -120,11 +123,16 @@ def _num_distinct(outcome: Outcome) -> int:
     return len({signature(schedule) for schedule in outcome.schedules})
 
 
-def _ceiling(problem: Problem, top: int) -> float | None:
-    """An objective within which `top` schedules lie, or all there are; None where nothing fits."""
+def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
+    """An objective within which `top` schedules lie, or all there are; None where nothing fits.
+
+    Few block sizes are searched whatever it takes.
+    """
+    if len(problem.block_sizes()) <= FEW_SIZES:
+        return NO_LIMIT
     fewer, _ = thin(problem, max(FEW_SIZES, len(problem.block_sizes()) // 4))
     if len(fewer.block_sizes()) < len(problem.block_sizes()):
-        found = _in_order(problem, _best_of(fewer, top).schedules)
+        found = _in_order(problem, _best_of(fewer, top, space).schedules)
         if len(found) >= top:
             return found[top - 1].evaluation.objective
     smallest = least_peak(problem, problem.memory_bytes)

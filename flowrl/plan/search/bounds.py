@@ -51,13 +51,15 @@ def lower_bounds(space: Space) -> Floats:
             if cut.turns:
                 np.minimum(best, first + second, out=best)
             for chunks in _chunk_counts(cut):
+                if chunks == 1 and cut.turns:
+                    continue  # one after the other on a part each is slower than on all
                 u1, u2 = _with_chunks(space, cut, bounds, chunks)
                 np.minimum(best, _crossing(space, u1, u2, chunks), out=best)
         np.minimum.accumulate(best, out=best)
         for cut in space.cuts[at]:
             for chunks in _chunk_counts(cut):
                 if chunks == 0 or (chunks == 1 and cut.turns):
-                    continue  # the crossing is the best of the first, a Temporal of the second
+                    continue  # the crossing was the best of the former, a Temporal of the latter
                 u1, u2 = _with_chunks(space, cut, bounds, chunks)
                 possible = np.where(np.isfinite(best), best, -np.inf)
                 block, first_at, second_at = _windows(space, u1, u2, chunks, possible)

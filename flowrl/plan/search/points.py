@@ -150,11 +150,16 @@ def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
     A coarse `prune` for all blocks at once; most points of a large join go here. In each round a
     block's strong point is the one with the least seconds, peak or resident bytes in turn.
     """
+    if len(points.block) <= FEW_A_BLOCK:
+        return np.arange(len(points.block))
     rows = np.argsort(points.block, kind="stable")
+    blocks = points.block[rows]
+    if np.count_nonzero(blocks[1:] != blocks[:-1]) * FEW_A_BLOCK >= len(rows):
+        return rows
     times_beaten = np.zeros(len(rows), dtype=np.int64)
     used = np.zeros(0, dtype=np.int64)  # strong points
-    columns = [column for column in points.values if len(rows) and np.ptp(column) > 0]
-    equal_tokens = not len(rows) or bool((points.tokens == points.tokens[0]).all())
+    columns = [column for column in points.values if np.ptp(column) > 0]
+    equal_tokens = bool((points.tokens == points.tokens[0]).all())
     is_used = np.zeros(len(rows), dtype=bool)
     for turn in range(SIEVE_ROUNDS + 2 * (keep - 1)):
         blocks = points.block[rows]

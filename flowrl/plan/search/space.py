@@ -140,8 +140,13 @@ def families(problem: Problem) -> list[Problem]:
     return found
 
 
-def compile_space(problem: Problem) -> Space:
+def compile_space(problem: Problem, like: Space | None = None) -> Space:
     """The space of one of the `families` of a problem.
+
+    Args:
+        problem: The problem.
+        like: The space of a problem that differs in options, sizes and memory alone; its sets and
+            cuts are taken over.
 
     Raises:
         PlanError: More tasks or more forms at one block size than the search can number.
@@ -153,6 +158,8 @@ def compile_space(problem: Problem) -> Space:
             expected=f"at most {MAX_TASKS}",
             hint="join tasks that run on the same devices anyway",
         )
+    if like is not None:
+        return _completed(replace(_compile(problem), sets=like.sets, cuts=like.cuts))
     kinds = problem.kinds
     runs_ahead = Kind.ASYNCHRONOUS in kinds and problem.staleness > 0
     whole = Kind.HYBRID in kinds
@@ -312,11 +319,15 @@ def _with_cuts(
                 for first, runs_ahead in found[mask]
             )
         )
+    return _completed(replace(space, sets=tuple(sets), cuts=tuple(cuts)))
+
+
+def _completed(space: Space) -> Space:
+    """`space` with what follows from its sets."""
     least = [float(leaves.chunk_s.min(initial=np.inf)) for leaves in space.leaves]
+    sets = space.sets
     return replace(
         space,
-        sets=tuple(sets),
-        cuts=tuple(cuts),
         alone=tuple(mask.bit_length() - 1 if mask.bit_count() == 1 else -1 for mask in sets),
         chunk_s=np.array([sum(least[task] for task in _members(mask)) for mask in sets]),
         relevant=_relevant(space, sets),
@@ -365,7 +376,7 @@ def _crossing(problem: Problem, first: int, second: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _relevant(space: Space, sets: list[int]) -> Ints:
+def _relevant(space: Space, sets: tuple[int, ...]) -> Ints:
     """`[sets, K]`: tokens that a task outside of the set can meet at a block size."""
     number = {task.id: at for at, task in enumerate(space.tasks)}
     wanted = np.zeros((len(space.tasks), len(space.sizes)), dtype=np.int64)
