@@ -27,9 +27,6 @@ __all__ = ["fewest_devices", "search", "thin"]
 STEPS = (0.01, 0.04, 0.15, 0.5, 2.0)
 """By how much limits lie above the lower bound, one after the other."""
 
-WIDE_STEPS = (0.1, 1.0)
-"""The same for few block sizes, where a run takes its time whatever the limit."""
-
 WORTH_A_STEP = 1.03
 """The ceiling is tried at once when the next limit is as near to it as this."""
 
@@ -107,7 +104,7 @@ def _best_of(problem: Problem, top: int, like: Space | None = None) -> Outcome:
     ceiling = _ceiling(problem, top, space)
     if ceiling is None:
         return NOTHING
-    for step in STEPS if len(space.sizes) > FEW_SIZES else WIDE_STEPS:
+    for step in STEPS:
         limit = least * (1 + step)
         if limit * WORTH_A_STEP < ceiling:
             outcome = run(space, bounds, limit, aim)
