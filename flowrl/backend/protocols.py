@@ -81,6 +81,8 @@ class Capabilities:
         grammars: What can constrain generated text: of `regex json_schema`.
         repeats_truncation: Sampling options of a rollout that engine and trainer can include in
             logprobs (`Sampling.logprobs`): of `top_p top_k min_p repetition_penalty min_tokens`.
+        recompute: Activations that a trainer can compute again in the backward pass: of
+            `selective` (what is cheap) and `full` (all but the input of each layer).
     """
 
     services: frozenset[Service]
@@ -94,6 +96,7 @@ class Capabilities:
     heads: frozenset[Head] = frozenset({"lm"})
     grammars: frozenset[str] = frozenset()
     repeats_truncation: frozenset[str] = frozenset()
+    recompute: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +276,8 @@ class UpdateSpec:
         old_policy: Where the loss's `old_logprobs` come from: `given` in the batch, or the update's
             `own` forward pass, detached. The latter is for a single mini-batch whose update is the
             first of the step: its weights are still those that the step began with.
+        recompute: Activations that the backward pass computes again instead of keeping them: of
+            `Capabilities.recompute`, or `none`. Gradients are the same.
     """
 
     loss: LossSpec
@@ -282,6 +287,7 @@ class UpdateSpec:
     micro_batch: int
     max_tokens: int
     old_policy: Literal["given", "own"] = "given"
+    recompute: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,26 +123,30 @@ def forward_tensors(
     attention: AttentionKind,
     length: int,
     layout: Layout = ONE_DEVICE,
-    sequence_parallel: bool = True,
+    engine: bool = False,
 ) -> float:
     """The largest tensors of one token alive at once inside one layer, without gradients.
 
-    `3 h + 3 q + 3 f` elements; with experts f is what one token passes, and every copy of the token
-    is there before and after its expert: `2 h` for each. Engines have no sequence parallelism: each
-    device of `tp` holds the hidden states whole.
+    `3 h + 3 q + 3 f` elements in a trainer; `2 h + 3 q + 3 k + 4 f` in an engine, whose layers
+    hold projections of gate and up together and those of attention until the next layer's. With
+    experts f is what one token passes, and every copy of the token is there before and after its
+    expert: `2 h` for each. Engines have no sequence parallelism: each device of `tp` holds the
+    hidden states whole.
     """
     h, experts = shape.hidden_size, shape.experts
-    divided = 3 * shape.query_size
+    states, wide = (2, 4) if engine else (3, 3)
+    divided = 3 * shape.query_size + (3 * shape.kv_size if engine else 0)
     if attention == "eager":
         divided += shape.num_heads * length
-    mlp: float = 3 * shape.intermediate_size if shape.num_layers > shape.num_expert_layers else 0
+    plain = shape.num_layers > shape.num_expert_layers
+    mlp = wide * shape.intermediate_size if plain else 0
     if experts is not None:
         copies = 2 * experts.num_active * h * _spread(layout)
-        routed = 3 * experts.num_active * experts.expert_size + copies
+        routed = wide * experts.num_active * experts.expert_size + copies
         if layout.ep > 1:
             routed = int(routed * EXPERT_IMBALANCE)
-        mlp = max(mlp, routed + 3 * experts.shared_size)
-    return (3 * h / (layout.tp if sequence_parallel else 1) + (divided + mlp) / layout.tp) * width
+        mlp = max(mlp, routed + wide * experts.shared_size)
+    return (states * h / (1 if engine else layout.tp) + (divided + mlp) / layout.tp) * width
 
 
 def _spread(layout: Layout) -> int:

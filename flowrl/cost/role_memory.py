@@ -14,9 +14,9 @@ Resident:
 
 While the optimizer runs:
 - gradients in float32 `4 P`, divided by d with `shard="full"`. On one device a pass's own `P w`
-  stand beside them where w < 4; on several they are added into the float32 ones layer by layer
-  (Megatron's distributed optimizer: `6 + 12/d` bytes a parameter for bfloat16, parameters included)
-  or reduced layer by layer (FSDP), which leaves those of one layer.
+  stand beside them at its end where w < 4; on several they are added into the float32 ones layer by
+  layer (Megatron's distributed optimizer: `6 + 12/d` bytes a parameter for bfloat16, parameters
+  included) or reduced layer by layer (FSDP), which leaves those of one layer.
 - gathered parameters with `shard="full"` on several devices: two layers (the one that works and the
   one that is fetched ahead), and the stage's tables, which stay from forward to backward.
 - activations of a micro-batch (`flowrl.cost.activations`), of its tokens `/ cp`, times the
@@ -65,7 +65,9 @@ from flowrl.cost.memory import (
     Phase,
     PhaseMemory,
     Workload,
-    softmax_bytes,
+    forward_peak,
+    update_logits,
+    update_peak,
 )
 from flowrl.cost.models import ModelShape
 from flowrl.cost.sharding import StageParameters, cache_elements, stage_parameters
@@ -108,7 +110,8 @@ class MemoryOptions:
     """How a role spends or saves memory.
 
     Attributes:
-        recompute: Which activations are computed again in the backward pass.
+        recompute: Which activations are computed again in the backward pass; `none` leaves it to
+            the workload.
         shard: What is divided over the devices with the same parameters: nothing, the optimizer's
             states (ZeRO-1), or parameters, gradients and states (FSDP).
         offload_optimizer: The optimizer's states are in the memory of the host, and stream through
@@ -301,23 +304,28 @@ def _update_parts(
     stage: StageParameters,
 ) -> dict[str, int]:
     width = DTYPE_BYTES[work.dtype]
-    full = options.shard == "full"
-    gradients = 4 * (_divided(stage, layout) if full else stage.total)
-    if width < 4:
-        gradients += width * (stage.total if layout.num_devices == 1 else stage.largest_layer)
-    tokens = options.packed_tokens or work.micro_batch * work.max_length
-    logits = 0
+    gradients = 4 * (_divided(stage, layout) if options.shard == "full" else stage.total)
+    own = 0
+    if width < 4 and layout.num_devices == 1:
+        own = width * stage.total
+    elif width < 4:
+        gradients += width * stage.largest_layer
+    elements = 0
     if stage.last:
         positions = options.packed_tokens or work.micro_batch * work.max_response_tokens
         elements = -(-positions * shape.output_size // (layout.cp * _head_shards(shape, layout)))
-        logits = 2 * width * elements + softmax_bytes(elements)
-    return {
-        "gradients": gradients,
-        "gathered weights": _gathered(layout, options, stage, width) * 2,
-        "activations": int(tokens / layout.cp * _kept(shape, layout, work, options, stage)),
-        "logits": logits,
-        "transfer buffers": 2 * TRANSFER_BYTES if options.offload_optimizer else 0,
-    }
+    tokens = (options.packed_tokens or work.micro_batch * work.max_length) / layout.cp
+    kept, recomputed = _kept(shape, layout, work, options, stage)
+    parts = update_peak(
+        gradients=gradients,
+        own=own,
+        kept=int(tokens * kept),
+        recomputed=int(tokens * recomputed),
+        logits=update_logits(elements, width),
+    )
+    parts["gathered weights"] = 2 * _gathered(layout, options, stage, width)
+    parts["transfer buffers"] = 2 * TRANSFER_BYTES if options.offload_optimizer else 0
+    return parts
 
 
 def _head_shards(shape: ModelShape, layout: Layout) -> int:
@@ -337,10 +345,10 @@ def _kept(
     work: Workload,
     options: MemoryOptions,
     stage: StageParameters,
-) -> float:
-    """Bytes that a token of a micro-batch leaves for the backward passes of a stage."""
+) -> tuple[float, float]:
+    """Bytes that a token leaves for the backward passes of a stage, and that come back in one."""
     width = DTYPE_BYTES[work.dtype]
-    recompute = options.recompute
+    recompute = options.recompute if options.recompute != "none" else work.recompute
     partial: Recompute = "none" if recompute == "full" else recompute
     attention = attention_kept(
         shape,
@@ -357,9 +365,9 @@ def _kept(
     norm = norm_kept(shape, width) / layout.tp if stage.last else 0
     if recompute == "full":
         one = attention + max(dense if plain else 0, experts if stage.num_expert_layers else 0)
-        return flight * stage.num_layers * layer_input(shape, width, layout) + one + norm
+        return flight * stage.num_layers * layer_input(shape, width, layout) + norm, one
     kept = stage.num_layers * attention + plain * dense + stage.num_expert_layers * experts
-    return flight * (kept + norm)
+    return flight * (kept + norm), 0
 
 
 def _in_flight(
@@ -393,8 +401,12 @@ def _forward_parts(
         shape, width=width, attention=work.attention, length=work.max_length, layout=layout
     )
     elements = -(-positions * shape.output_size // (layout.cp * _head_shards(shape, layout)))
-    logits = width * elements + softmax_bytes(elements) if stage.last else 0
-    parts = _larger(activations=int(tokens / layout.cp * token), logits=logits)
+    parts = forward_peak(
+        layer=int(tokens / layout.cp * token),
+        hidden=int(tokens / layout.cp * 2 * shape.hidden_size * width / layout.tp),
+        elements=elements if stage.last else 0,
+        width=width,
+    )
     gathered = _gathered(layout, options, stage, width)
     return parts | ({"gathered weights": gathered} if gathered else {})
 
@@ -410,18 +422,12 @@ def _rollout_parts(
         attention=work.attention,
         length=longest,
         layout=layout,
-        sequence_parallel=False,
+        engine=True,
     )
     copies = TRUNCATED_DRAW_COPIES if work.truncates else DRAW_COPIES
-    parts = _larger(
-        activations=int(tokens * token), logits=4 * copies * work.num_slots * shape.vocab_size
-    )
+    activations, logits = int(tokens * token), 4 * copies * work.num_slots * shape.vocab_size
+    parts = {"activations": activations} if activations >= logits else {"logits": logits}
     apart = not work.shares_weights or not work.trainable
     if apart and options.device_type != "cpu":
         parts["transfer buffers"] = TRANSFER_BYTES
     return parts
-
-
-def _larger(*, activations: int, logits: int) -> dict[str, int]:
-    """One part, of two that are not there at the same time."""
-    return {"activations": activations} if activations >= logits else {"logits": logits}

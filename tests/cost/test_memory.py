@@ -61,7 +61,12 @@ def test_half_precision_halves_parameters_and_cache_and_adds_a_master_copy() -> 
     assert half["kv cache"] * 2 == full["kv cache"]
     assert half["master weights"] == full["parameters"]
     assert half["optimizer"] == full["optimizer"]
-    assert half["gradients"] == full["gradients"] + half["parameters"]
+    assert half["gradients"] == full["gradients"]
+    # At the end of a pass its own gradients are there, and the activations are not.
+    short = replace(WORK, dtype="bfloat16", micro_batch=1, max_length=2, max_response_tokens=1)
+    least = named(phase_memory("actor", SHAPE, short, Phase.UPDATE))
+    assert least["gradients"] == full["gradients"] + half["parameters"]
+    assert "activations" not in least
 
 
 def test_a_frozen_role_that_does_not_generate_holds_parameters_only() -> None:
@@ -115,9 +120,12 @@ def test_a_forward_only_pass_needs_its_layers_or_its_logits_of_the_rows_there_ar
     few = replace(SHAPE, vocab_size=3)
     # 20 rows of 10 tokens, one layer's 3h + 3q + 3f elements.
     assert working(WORK, few) == {"activations": 200 * (24 + 24 + 72) * 4}
-    assert working(WORK) == {"logits": (1 + 3) * 4 * 80 * 100}
+    # Logits and four copies of their pieces, beside the last hidden states of 200 tokens twice.
+    logits = (1 + 4) * 4 * 80 * 100 + 200 * 2 * 8 * 4
+    assert working(WORK) == {"logits": logits}
     # 128 rows at most.
-    assert working(replace(WORK, num_samples=1000)) == {"logits": (1 + 3) * 4 * 512 * 100}
+    logits = (1 + 4) * 4 * 512 * 100 + 1280 * 2 * 8 * 4
+    assert working(replace(WORK, num_samples=1000)) == {"logits": logits}
 
 
 def test_truncated_sampling_needs_more_copies_of_the_logits() -> None:

@@ -66,10 +66,17 @@ def named(memory: PhaseMemory) -> dict[str, int]:
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shard", ["none", "optimizer", "full"])
-def test_one_device_has_the_numbers_of_a_device_alone(phase: Phase, dtype: str, shard: str) -> None:
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_one_device_has_the_numbers_of_a_device_alone(
+    phase: Phase, dtype: str, shard: str, recompute: str
+) -> None:
     options = replace(ON_CPU, shard=shard)
     settings = product(
-        (True, False), (0, 3), ("sdpa", "eager"), (True, False), (SHAPE.with_value_head(), SHAPE)
+        (True, False),
+        (0, 3),
+        ("sdpa", "eager"),
+        (True, False),
+        (SHAPE.with_value_head(), SHAPE, EXPERTS),
     )
     for trainable, slots, attention, shares, shape in settings:
         work = replace(
@@ -79,12 +86,16 @@ def test_one_device_has_the_numbers_of_a_device_alone(phase: Phase, dtype: str, 
             num_slots=slots,
             attention=attention,
             shares_weights=shares,
+            recompute=recompute,
         )
         if phase is Phase.ROLLOUT and not slots:
             continue
         alone = phase_memory("actor", shape, work, phase)
         assert named(role_memory("actor", shape, Layout(), work, phase, options)) == named(alone)
         assert role_peak(shape, Layout(), work, phase, options) == alone.total
+        told = replace(options, recompute=recompute)
+        unsaid = replace(work, recompute="none")
+        assert role_peak(shape, Layout(), unsaid, phase, told) == alone.total
         resident = sum(part.nbytes for part in resident_memory("actor", shape, work))
         assert resident_bytes(shape, Layout(), work, options) == resident
 
@@ -263,8 +274,14 @@ def test_selective_recompute_drops_what_norms_and_the_mlp_can_compute_again() ->
 
 
 def test_full_recompute_keeps_the_input_of_each_layer_and_one_layer_s_tensors() -> None:
-    parts = update(Layout(), recompute="full")
+    few = replace(SHAPE, vocab_size=8)
+    parts = update(Layout(), few, recompute="full")
     assert parts["activations"] == TOKENS * (2 * 8 * 2 + KEPT + LAST_NORM)
+    assert "logits" not in parts
+    # With many logits, those of the moment before are more than a layer's tensors.
+    many = update(Layout(), replace(SHAPE, vocab_size=1000), recompute="full")
+    assert many["activations"] == TOKENS * (2 * 8 * 2 + LAST_NORM)
+    assert many["logits"] == (2 * 2 + 4 * 4) * 20 * 1000
 
 
 def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
@@ -279,8 +296,9 @@ def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> No
 
 def test_the_stage_with_the_logits_is_the_fullest_where_they_are_most() -> None:
     wide = replace(SHAPE, num_layers=2, vocab_size=100_000, tied=False)
+    elements = 5 * 4 * 100_000
     parts = update(Layout(pp=2), wide)
-    assert parts["logits"] == (2 * 2 + 3 * 4) * 5 * 4 * 100_000
+    assert parts["logits"] == 2 * 2 * elements + 4 * 4 * elements
     halved = update(Layout(pp=2, tp=2), wide)
     assert halved["logits"] == parts["logits"] // 2
     deep = replace(SHAPE, num_layers=2, vocab_size=8, intermediate_size=500, tied=False)
@@ -290,12 +308,13 @@ def test_the_stage_with_the_logits_is_the_fullest_where_they_are_most() -> None:
 def test_a_packed_micro_batch_has_its_tokens_and_each_may_be_of_a_response() -> None:
     parts = update(Layout(), packed_tokens=30)
     assert parts["activations"] == 30 * (2 * KEPT + LAST_NORM)
-    assert parts["logits"] == (2 * 2 + 3 * 4) * 30 * 100
+    assert parts["logits"] == (2 * 2 + 4 * 4) * 30 * 100
     options = MemoryOptions(device_type="cpu", packed_tokens=30)
     wide = replace(SHAPE, vocab_size=1_000_000)
     memory = role_memory("actor", wide, Layout(tp=2), TRAINING, Phase.LOGPROBS, options)
     elements = 30 * 1_000_000 // 2
-    assert named(memory)["logits"] == 2 * elements + 3 * 4 * (1 << 22)
+    # And the last hidden states twice.
+    assert named(memory)["logits"] == 2 * elements + 4 * 4 * (1 << 22) + 30 * 2 * 8 * 2 // 2
 
 
 def test_experts_of_several_devices_meet_more_tokens_on_the_fullest() -> None:

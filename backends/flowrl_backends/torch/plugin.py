@@ -46,6 +46,7 @@ class TorchPlugin:
         repeats_truncation=frozenset(
             {"top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"}
         ),
+        recompute=frozenset({"full"}),
     )
 
     def check(self) -> BackendStatus:

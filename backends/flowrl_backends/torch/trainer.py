@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from flowrl_backends.torch.model import (
 )
 from flowrl_backends.torch.optimizer import Optimizer
 from flowrl_backends.torch.predict import closed, distributions, predict_all, squares
+from flowrl_backends.torch.recompute import recomputed_layers
 from flowrl_backends.torch.updates import Objective
 from flowrl_backends.torch.weights import load_weights
 
@@ -169,8 +171,8 @@ class TorchTrainer:
 
         Raises:
             BackendError: `begin` was not called, the loss does not belong to the model's head, a
-                field that the loss reads is missing, samples are not the pairs that it reads, or a
-                mini-batch has no response token.
+                field that the loss reads is missing, samples are not the pairs that it reads, a
+                mini-batch has no response token, or the model's layers cannot be recomputed.
         """
         where = f"roles.{self._context.role}"
         if self._optimizer is None:
@@ -178,7 +180,20 @@ class TorchTrainer:
         wanted = spec.loss.predicts
         self._require("lm" if wanted == "logprobs" else "value", f"{wanted}, as {spec.loss} reads")
         objective = Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
-        return [objective.update(self._optimizer, rows) for rows in spec.mini_batches]
+        with self._recomputing(spec.recompute):
+            return [objective.update(self._optimizer, rows) for rows in spec.mini_batches]
+
+    def _recomputing(self, recompute: str) -> AbstractContextManager[None]:
+        if recompute == "none":
+            return nullcontext()
+        if recompute != "full":
+            raise BackendError(
+                f"the torch trainer has no {recompute} recompute",
+                where=f"roles.{self._context.role}.recompute",
+                found=recompute,
+                expected="none or full",
+            )
+        return recomputed_layers(self.model)
 
     def export(self, folder: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer files) into `folder`."""
