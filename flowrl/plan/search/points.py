@@ -157,46 +157,39 @@ def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
     if np.count_nonzero(blocks[1:] != blocks[:-1]) * FEW_A_BLOCK >= len(rows):
         return rows
     times_beaten = np.zeros(len(rows), dtype=np.int64)
-    used = np.zeros(0, dtype=np.int64)  # strong points
     columns = [column for column in points.values if np.ptp(column) > 0]
     equal_tokens = bool((points.tokens == points.tokens[0]).all())
-    is_used = np.zeros(len(rows), dtype=bool)
+    is_used = np.zeros(len(rows), dtype=bool)  # by row of `points`: it was a strong point
+    # One for each name and block; used ones beat nobody twice.
+    name = points.name + points.block * np.int64(0x5851F42D4C957F2D)
+    used_names = np.zeros(0, dtype=np.int64)
     for turn in range(SIEVE_ROUNDS + 2 * (keep - 1)):
-        blocks = points.block[rows]
-        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+        starts, group = _groups(points.block[rows])
         if len(starts) * FEW_A_BLOCK > len(rows):
             break
-        group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
         key = points.values[SIEVE_KEYS[turn % len(SIEVE_KEYS)]][rows]
         key[is_used[rows]] = np.inf
-        least = np.minimum.reduceat(key, starts)
-        at_least = np.flatnonzero(key == least[group])
-        strong = rows[at_least[np.unique(group[at_least], return_index=True)[1]]]
-        against = strong[group]
-        beaten = against != rows
+        at_least = np.flatnonzero(key == np.minimum.reduceat(key, starts)[group])
+        strong = rows[at_least[_groups(group[at_least])[0]]]
+        beaten = strong[group] != rows
         for column in columns:
             beaten &= column[strong][group] <= column[rows]
         if not equal_tokens:
-            beaten &= _covers(points.tokens[against], points.tokens[rows], exact_tokens)
+            beaten &= _covers(points.tokens[strong][group], points.tokens[rows], exact_tokens)
         if keep > 1:
-            beaten = _often(points, (rows, against, strong, used), beaten, times_beaten, keep)
+            counts = ~np.isin(name[strong], used_names)
+            times_beaten += beaten & counts[group]
+            beaten &= name[strong][group] == name[rows]
+            beaten |= times_beaten >= keep
+            used_names = np.concatenate([used_names, name[strong]])
         rows, times_beaten = rows[~beaten], times_beaten[~beaten]
-        used = np.concatenate([used, strong])
         is_used[strong] = True
     return rows
 
 
-def _often(
-    points: Points,
-    who: tuple[Ints, Ints, Ints, Ints],
-    beaten: Bools,
-    times_beaten: Ints,
-    keep: int,
-) -> Bools:
-    """Which rows are beaten by `keep` names, or by their own; counts on in `times_beaten`."""
-    rows, against, strong, used = who
-    name = points.name + points.block * np.int64(0x5851F42D4C957F2D)  # one for each block
-    again = np.isin(name[strong], name[used])
-    times_beaten += beaten & ~np.isin(against, strong[again])
-    gone: Bools = (times_beaten >= keep) | (beaten & (name[against] == name[rows]))
-    return gone
+def _groups(sorted_values: Ints) -> tuple[Ints, Ints]:
+    """Where runs of equal values begin, and the number of its run for each value."""
+    begins = np.empty(len(sorted_values), dtype=bool)
+    begins[0] = True
+    np.not_equal(sorted_values[1:], sorted_values[:-1], out=begins[1:])
+    return np.flatnonzero(begins), np.cumsum(begins) - 1
