@@ -133,8 +133,12 @@ class EngineFleet:
         self._folders.add(version, folder)
 
     def load(self, name: EngineId) -> None:
-        """Has an engine load the newest weights."""
-        self._serve(name, self._members[name].process)
+        """Has an engine load the newest weights; one that is dead does when it is opened anew."""
+        process = self._members[name].process
+        if process.is_dead:
+            self._folders.forget(name)  # or what it never loads would stay in memory
+        else:
+            self._serve(name, process)
 
     def publish(self, version: int, folder: Path) -> None:
         """`announce`, and `load` for every engine."""

@@ -133,6 +133,11 @@ class EngineProcess:
             return max(0.0, self._started + self._start_timeout_s - now)
         return max(0.0, self._heard + self._silence_s - now) if self._live else self._silence_s
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to be gone."""
+        return self._death is not None
+
     def silent_s(self) -> float:
         """Seconds that it has said nothing while it had requests; 0 before it is ready."""
         return time.monotonic() - self._heard if self._ready and self._live else 0.0
@@ -220,8 +225,9 @@ class EngineProcess:
     def _tell(self, message: Message) -> None:
         if self._closed:
             raise BackendError("the engine is closed", where=str(self.name))
-        self._outgoing += pack(message)
-        self._send()
+        if self._death is None:  # else nobody is there, as the next poll says
+            self._outgoing += pack(message)
+            self._send()
 
     def _send(self) -> None:
         try:

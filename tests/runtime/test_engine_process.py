@@ -188,6 +188,22 @@ def test_nobody_waits_for_an_engine_that_died_before_it_was_ready(
         engine.wait_ready()
 
 
+def test_what_is_sent_to_an_engine_that_is_dead_is_lost_and_nothing_else(
+    opened: Open, tmp_path: Path
+):
+    # Weights are published whenever the trainer has some: perhaps before the engine is replaced.
+    engine = opened()
+    engine.wait_ready()
+    os.kill(engine._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        until(engine, lambda outputs: False)
+    engine.publish(2, weights(tmp_path / "2", 22))
+    engine.submit([request("0/0/0")])
+    engine.abort([SampleId("0/0/0")])
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        engine.poll(0.0)
+
+
 @pytest.mark.parametrize("wait", ["wait_ready", "poll"])
 def test_an_engine_that_dies_behind_a_child_with_its_socket_is_noticed(opened: Open, wait: str):
     engine = opened()

@@ -1,0 +1,70 @@
+"""A fleet of engines: weights reach those that live, and nothing is kept for those that do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import WorkerDied
+from flowrl.ids import EngineId
+from flowrl.runtime.engine_fleet import EngineFleet
+from tests.runtime.scripted_engine import PLUGIN, context, weights
+
+NAMES = [EngineId("actor[0]"), EngineId("actor[1]")]
+DEADLINE_S = 60.0
+
+
+def publish(fleet: EngineFleet, version: int) -> Path:
+    folder = fleet.written(version)
+    fleet.publish(version, folder)
+    return folder
+
+
+def export(folder: Path) -> None:
+    weights(folder, int(folder.name))
+
+
+def wait(fleet: EngineFleet, folder: Path, *names: EngineId) -> None:
+    """Until a version that is not the newest any more is gone."""
+    end = time.monotonic() + DEADLINE_S
+    while folder.exists():
+        assert time.monotonic() < end
+        for name in names:
+            fleet.engines[name].poll(0.1)
+
+
+def wait_for_death(fleet: EngineFleet, name: EngineId) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        fleet.engines[name].poll(0.1)
+
+
+def test_weights_wait_for_no_engine_that_is_dead_until_it_is_opened_anew(tmp_path: Path):
+    fleet = EngineFleet(
+        NAMES,
+        PLUGIN,
+        context(tmp_path / "model"),
+        export=export,
+        beside=tmp_path,
+        silence_s=DEADLINE_S,
+    )
+    with closing(fleet):
+        first = publish(fleet, 1)
+        fleet.wait_ready()
+        dead = fleet._members[NAMES[0]]
+        os.kill(dead.process._process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            wait_for_death(fleet, NAMES[0])
+        second = publish(fleet, 2)
+        wait(fleet, first, NAMES[1])
+        dead.restart()
+        fleet.wait_ready()
+        third = publish(fleet, 3)
+        # Opened anew, it has loaded the newest weights, and then these.
+        wait(fleet, second, *NAMES)
+        assert third.exists()
