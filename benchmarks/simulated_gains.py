@@ -1,9 +1,10 @@
 """What published remedies for long responses gain in simulation, with plots.
 
-    python benchmarks/simulated_gains.py             simulates, writes results and plots
-    python benchmarks/simulated_gains.py plots       plots of the results that are there
+    python benchmarks/simulated_gains.py               simulates, writes results and plots
+    python benchmarks/simulated_gains.py ratio 0.5     one experiment, of one sigma of lengths
+    python benchmarks/simulated_gains.py plots         plots of the results that are there
 
-The cluster is 32 GPUs with an 8 billion parameter model; a step learns from 1,024 samples (128
+The cluster is 16 GPUs with an 8 billion parameter model; a step learns from 512 samples (64
 prompts x 8) of lognormal length, mean 2,000 tokens, at most 16,384. Decode times are those of one
 H100 (shared anchors: Qwen3-8B, SGLang, bf16); training takes 6 P operations a token at 400
 teraflops a GPU. Speed-ups are of steps a second on the same GPUs, after the first steps, over the
@@ -43,13 +44,15 @@ from flowrl.sim.workload import Assumed, PromptLengths
 RESULTS = Path(__file__).resolve().parent / "results" / "simulated_gains.json"
 PLOTS = Path(__file__).resolve().parents[1] / "docs" / "plots"
 
-GPUS, SLOTS, GROUPS, SIZE = 32, 64, 128, 8
+GPUS, SLOTS, GROUPS, SIZE = 16, 64, 64, 8
 MEAN, LONGEST, PROMPT = 2000, 16_384, 200
 TRAIN_TOKEN_S = 6 * 8.19e9 / 400e12
 """Of one GPU; on n of them a token takes 1/n of it."""
-LOAD_S = 3.0
+LOAD_S = 1.0
+"""16 GB of weights at some 20 GB/s, and the pause around it."""
 SIGMAS = (0.5, 0.75, 1.0, 1.25)
-STEPS, WARM_UP = 16, 6
+WARM_UP = 20
+"""Steps, of twice as many; half of them where a step is larger."""
 
 STEP_TIME = TableStep(
     # anchors/engine_steps.json: Qwen3-8B, SGLang, bf16, one H100.
@@ -63,7 +66,9 @@ STEP_TIME = TableStep(
 )
 
 
-def model(settings: SchedulerSettings, engines: int, *, shared: bool) -> SimModel:
+def model(
+    settings: SchedulerSettings, engines: int, *, shared: bool, groups: int = GROUPS
+) -> SimModel:
     """Engines of one GPU each, and a trainer on the others, or on all of them where `shared`."""
     names = tuple(f"gpu[{i}]" for i in range(engines))
     trainer = names if shared else ("trainer",)
@@ -86,7 +91,7 @@ def model(settings: SchedulerSettings, engines: int, *, shared: bool) -> SimMode
             )
             for name in names
         ),
-        rollouts=(RolloutModel(name="generate", role="actor", groups=GROUPS, settings=settings),),
+        rollouts=(RolloutModel(name="generate", role="actor", groups=groups, settings=settings),),
         ops=(
             OpModel(
                 name="update",
@@ -103,7 +108,12 @@ def model(settings: SchedulerSettings, engines: int, *, shared: bool) -> SimMode
 
 
 def run(
-    settings: SchedulerSettings, sigma: float, *, engines: int = GPUS, shared: bool = True
+    settings: SchedulerSettings,
+    sigma: float,
+    *,
+    engines: int = GPUS,
+    shared: bool = True,
+    groups: int = GROUPS,
 ) -> SimReport:
     """A run of some steps."""
     workload = Assumed(
@@ -112,18 +122,19 @@ def run(
         prompts=PromptLengths(values=(PROMPT,)),
         longest=LONGEST,
     )
-    made = model(settings, engines, shared=shared)
-    return simulate(made, steps=STEPS, workloads={"generate": workload})
+    made = model(settings, engines, shared=shared, groups=groups)
+    steps = max(2 * WARM_UP * GROUPS // groups, 12)
+    return simulate(made, steps=steps, workloads={"generate": workload})
 
 
 def step_s(report: SimReport) -> float:
     """Mean seconds of a step, the first ones left out: they fill what later ones find."""
-    return mean(step.wall_s for step in report.steps[WARM_UP:])
+    return mean(step.wall_s for step in report.steps[len(report.steps) // 2 :])
 
 
 def tokens_per_s(report: SimReport) -> float:
     """Response tokens that steps learned from in a second."""
-    later = report.steps[WARM_UP:]
+    later = report.steps[len(report.steps) // 2 :]
     return sum(step.num_tokens for step in later) / sum(step.wall_s for step in later)
 
 
@@ -132,107 +143,92 @@ def synchronous(sigma: float) -> SimReport:
     return run(SchedulerSettings(group_size=SIZE), sigma)
 
 
-def asynchronous(sigma: float, age: int, **policies: Any) -> tuple[int, SimReport]:
+def asynchronous(
+    sigma: float, age: int, *, groups: int = GROUPS, **policies: Any
+) -> tuple[int, SimReport]:
     """Engines beside the trainer: the best way to share the GPUs out, and its run."""
     settings = SchedulerSettings(
         group_size=SIZE,
         max_staleness=age,
-        admission=AgeBudget(groups=GROUPS, slack=policies.pop("slack", 0)),
+        admission=AgeBudget(groups=groups),
         **policies,
     )
-    runs = [(n, run(settings, sigma, engines=n, shared=False)) for n in (12, 16, 20, 24, 28)]
+    runs = [
+        (n, run(settings, sigma, engines=n, shared=False, groups=groups)) for n in (8, 10, 12, 14)
+    ]
     return max(runs, key=lambda pair: tokens_per_s(pair[1]))
 
 
 # What is simulated
 
 
-def ratios() -> Iterator[dict[str, Any]]:
+def ratios(sigma: float) -> Iterator[dict[str, Any]]:
     """How old samples may be."""
-    for sigma in SIGMAS:
-        base = tokens_per_s(synchronous(sigma))
-        yield {"sigma": sigma, "age": 0, "engines": GPUS, "speedup": 1.0}
-        for age in (1, 2, 4, 8):
-            engines, report = asynchronous(sigma, age)
-            yield {
-                "sigma": sigma,
-                "age": age,
-                "engines": engines,
-                "speedup": tokens_per_s(report) / base,
-            }
+    base = tokens_per_s(synchronous(sigma))
+    yield {"age": 0, "engines": GPUS, "speedup": 1.0}
+    for age in (1, 2, 4, 8):
+        engines, report = asynchronous(sigma, age)
+        yield {"age": age, "engines": engines, "speedup": tokens_per_s(report) / base}
 
 
-def partial() -> Iterator[dict[str, Any]]:
+def partial(sigma: float) -> Iterator[dict[str, Any]]:
     """What becomes of running samples when weights are published, at an age of at most 4."""
-    for sigma in SIGMAS:
-        drained = asynchronous(sigma, 4, publication=FinishRunning())[1]
+    for groups in (GROUPS, 4 * GROUPS):
+        drained = asynchronous(sigma, 4, groups=groups, publication=FinishRunning())[1]
         for name, policy in (("keep", KeepRunning()), ("abort", AbortRunning())):
-            report = asynchronous(sigma, 4, publication=policy)[1]
+            report = asynchronous(sigma, 4, groups=groups, publication=policy)[1]
             yield {
-                "sigma": sigma,
                 "publication": name,
+                "samples": groups * SIZE,
+                "step_s": step_s(report),
                 "speedup": tokens_per_s(report) / tokens_per_s(drained),
             }
 
 
-def over_sampling() -> Iterator[dict[str, Any]]:
+def over_sampling(sigma: float) -> Iterator[dict[str, Any]]:
     """Spare members that are thrown away; and spare prompts whose samples go on in the next step.
 
     Both learn on the GPUs that draw. With spare prompts a batch takes what is ready first, and
     what runs then stops for the update and goes on behind it, one publication older.
     """
-    for sigma in SIGMAS:
-        base = tokens_per_s(synchronous(sigma))
-        for spare in (1, 2, 4, 8):
-            members = run(
-                SchedulerSettings(group_size=SIZE, over_sampling=OverSampling(members=spare)),
-                sigma,
-            )
+    plain = synchronous(sigma)
+    for spare in (1, 2, 4, 8):
+        members = SchedulerSettings(group_size=SIZE, over_sampling=OverSampling(members=spare))
+        prompts = SchedulerSettings(
+            group_size=SIZE,
+            max_staleness=4,
+            refill=True,
+            # Slack: of what may be in flight, no more than a batch and the spare prompts.
+            admission=AgeBudget(groups=GROUPS, slack=4 * GROUPS),
+            over_sampling=OverSampling(prompts=spare * GROUPS // SIZE),
+        )
+        for kind, settings in (("members", members), ("prompts", prompts)):
+            report = run(settings, sigma)
             yield {
-                "sigma": sigma,
-                "kind": "members",
+                "kind": kind,
                 "share": spare / SIZE,
-                "speedup": tokens_per_s(members) / base,
-                "of steps": step_s(synchronous(sigma)) / step_s(members),
-            }
-            prompts = SchedulerSettings(
-                group_size=SIZE,
-                max_staleness=4,
-                refill=True,
-                admission=AgeBudget(groups=GROUPS, slack=4 * GROUPS),
-                over_sampling=OverSampling(prompts=spare * GROUPS // SIZE),
-            )
-            report = run(prompts, sigma)
-            yield {
-                "sigma": sigma,
-                "kind": "prompts",
-                "share": spare / SIZE,
-                "speedup": tokens_per_s(report) / base,
-                "of steps": step_s(synchronous(sigma)) / step_s(report),
+                "speedup": tokens_per_s(report) / tokens_per_s(plain),
+                "steps": step_s(plain) / step_s(report),
+                "age_mean": sum(a * n for a, n in report.ages.items()) / sum(report.ages.values()),
+                "dropped": report.samples["dropped"] / report.samples["admitted"],
             }
 
 
-def repacking() -> Iterator[dict[str, Any]]:
+def repacking(sigma: float) -> Iterator[dict[str, Any]]:
     """The tail of a synchronous step on fewer engines: what is freed, and what it costs."""
-    for sigma in SIGMAS:
-        plain = synchronous(sigma)
-        for share in (0.25, 0.5, 0.75):
-            packed = run(SchedulerSettings(group_size=SIZE, repack=RepackTail(share=share)), sigma)
-            yield {
-                "sigma": sigma,
-                "share": share,
-                "speedup": tokens_per_s(packed) / tokens_per_s(plain),
-                "freed": freed(plain, packed),
-            }
+    plain = synchronous(sigma)
+    for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2):
+        packed = run(SchedulerSettings(group_size=SIZE, repack=RepackTail(share=share)), sigma)
+        yield {
+            "share": share,
+            "speedup": tokens_per_s(packed) / tokens_per_s(plain),
+            "gpu_time": busy_s(packed) / busy_s(plain),
+        }
 
 
-def freed(plain: SimReport, packed: SimReport) -> float:
-    """Share of the engines' time that drawing leaves free with repacking and not without."""
-    busy = [
-        sum(lane.busy_s for lane in report.lanes if lane.lane.startswith("gpu")) / report.sim_s
-        for report in (plain, packed)
-    ]
-    return (busy[0] - busy[1]) / GPUS
+def busy_s(report: SimReport) -> float:
+    """Seconds that GPUs draw or learn, be it for a single row."""
+    return sum(lane.busy_s for lane in report.lanes if lane.lane.startswith("gpu"))
 
 
 EXPERIMENTS = {
@@ -269,9 +265,19 @@ def plots(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Plot]]:
             x="sigma of lengths",
             y="speed-up",
             lines=tuple(
-                Line(name=name, points=tuple((r["sigma"], r["speedup"]) for r in rows))
+                Line(
+                    name=f"{name}, {samples:,} a step",
+                    points=tuple((r["sigma"], r["speedup"]) for r in rows),
+                )
                 for name in ("keep", "abort")
-                if (rows := [r for r in found["partial"] if r["publication"] == name])
+                for samples in (GROUPS * SIZE, 4 * GROUPS * SIZE)
+                if (
+                    rows := [
+                        r
+                        for r in found["partial"]
+                        if (r["publication"], r["samples"]) == (name, samples)
+                    ]
+                )
             ),
             rules=(Rule(y=1.12, name="AReaL 1.5B"), Rule(y=1.17, name="AReaL 7B")),
         ),
@@ -298,7 +304,7 @@ def plots(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Plot]]:
             lines=tuple(
                 Line(
                     name=f"sigma {sigma:g}",
-                    points=tuple((r["share"], r["of steps"]) for r in rows),
+                    points=tuple((r["share"], r["steps"]) for r in rows),
                 )
                 for sigma in SIGMAS
                 if (
@@ -315,10 +321,10 @@ def plots(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Plot]]:
     yield (
         "tail_repacking",
         Plot(
-            title="Engine time that repacking the tail sets free",
-            x="share of engines that the tail must fit on",
-            y="share of engine time",
-            lines=by_sigma(found["repack"], "share", value="freed"),
+            title="GPU time of the same samples with the tail repacked",
+            x="share of the GPUs in use that the tail must fit on",
+            y="of that without",
+            lines=by_sigma(found["repack"], "share", value="gpu_time"),
             rules=(),
         ),
     )
@@ -335,19 +341,34 @@ def by_sigma(rows: Sequence[dict[str, Any]], x: str, value: str = "speedup") -> 
     )
 
 
+def simulated(name: str, sigma: float) -> list[dict[str, Any]]:
+    """The rows of an experiment, shown as they come."""
+    rows = []
+    for row in EXPERIMENTS[name](sigma):
+        rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+        rows.append({"sigma": sigma, **rounded})
+        print(name, rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     """See the module."""
-    if sys.argv[1:] != ["plots"]:
-        found: dict[str, list[dict[str, Any]]] = {}
-        for name, experiment in EXPERIMENTS.items():
-            found[name] = []
-            for row in experiment():
-                rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-                print(name, rounded, flush=True)
-                found[name].append(rounded)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    match sys.argv[1:]:
+        case ["plots"]:
+            parts: list[tuple[str, float]] = []
+        case [word, number]:
+            parts = [(word, float(number))]
+        case _:
+            parts = [(name, sigma) for name in EXPERIMENTS for sigma in SIGMAS]
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, sigma in parts:
+        others = [row for row in known.get(name, []) if row["sigma"] != sigma]
+        known[name] = sorted(others + simulated(name, sigma), key=lambda row: row["sigma"])
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    if any(len({row["sigma"] for row in known.get(name, [])}) < 2 for name in EXPERIMENTS):
+        return  # there is not enough to draw yet
     PLOTS.mkdir(parents=True, exist_ok=True)
-    for name, plot in plots(json.loads(RESULTS.read_text())):
+    for name, plot in plots(known):
         (PLOTS / f"{name}.svg").write_text(plot.svg())
 
 
