@@ -12,7 +12,7 @@ from dataclasses import replace
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.plan.assign import schedule_step
-from flowrl.plan.candidates import Candidate, Filter
+from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.render_many import seconds_text
@@ -235,7 +235,8 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
                 Rejection(
                     choice="nothing recomputed or offloaded",
                     constraint=f"needs {format_bytes(total)} of {format_bytes(budget)}: "
-                    + memory.describe(),
+                    + memory.describe()
+                    + _fits_with(task, way, best),
                 ),
             ),
         )
@@ -245,6 +246,21 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
             choice=f"{way.kv_tokens:,} tokens a replica, {way.slots} samples at once",
             why=f"at most {format_bytes(way.peak)} of a device while it generates",
         )
+
+
+def _fits_with(task: TaskWork, way: Candidate, best: Chosen) -> str:
+    """The single changes with which an update fits a device alone."""
+    made, layout = best.posed.candidates, way.layout
+    changes = {
+        f"{kind} recompute": replace(way, recompute=kind, offload=())
+        for kind in RECOMPUTE
+        if kind != "none"
+    }
+    changes["the optimizer on the host"] = replace(way, recompute="none", offload=("optimizer",))
+    wider = replace(layout, dp=2 * layout.dp)
+    changes[f"dp {wider.dp}"] = replace(way, layout=wider, recompute="none", offload=())
+    fits = [words for words, one in changes.items() if made.memory(task, one).total <= made.budget]
+    return f"; fits alone with {' or '.join(fits)}" if fits else ""
 
 
 def _offloaded(way: Candidate) -> list[str]:

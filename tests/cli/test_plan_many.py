@@ -1,0 +1,177 @@
+"""`flowrl plan` for clusters: every option on the configs that come along."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli import main
+from flowrl.plan import PlacementPlan, load_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "configs/grpo_qwen25_7b.yaml"
+SMALL = ["train.prompts_per_step=64", "train.sampling.max_tokens=1024"]
+SMALL += ["plan.mean_response_tokens=300", "roles.actor.num_slots=64"]
+NODE = ["--cluster", "configs/clusters/h100_1x8.yaml"]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(ROOT)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", *words])
+        told = capsys.readouterr()
+        return int(str(ended.value.code)), told.out, told.err
+
+    return run
+
+
+def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_library(flowrl: Run):
+    code, out, err = flowrl(CONFIG, *SMALL, *NODE)
+    assert (code, err) == (0, "")
+    for part in (
+        "a step takes",
+        "schedule",
+        "predicted from analytic",
+        "engines",
+        "cannot run here",
+    ):
+        assert part in out
+    assert "not tp=8" not in out
+    assert "torch" not in sys.modules or "torch" in STARTED_WITH
+    _, explained, _ = flowrl(CONFIG, *SMALL, *NODE, "--explain")
+    assert "not tp=8: does not divide 28 query heads; nearest 4, 7" in explained
+
+
+STARTED_WITH = frozenset(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("config", "cluster", "tasks"),
+    [
+        ("ppo_qwen25_7b", "h100_8x8", 5),
+        ("gsm8k_qwen25_7b_npu", "ascend_a2_1x8", 3),
+        ("grpo_qwen25_32b", "a100_8x8", 3),
+    ],
+)
+def test_the_configs_of_large_jobs_have_plans(flowrl: Run, config: str, cluster: str, tasks: int):
+    code, out, err = flowrl(
+        f"configs/{config}.yaml", "--cluster", f"configs/clusters/{cluster}.yaml", "--json"
+    )
+    assert (code, err) == (0, "")
+    plan = PlacementPlan.from_json(out)
+    timed = [operation for operation in plan.operations if operation.seconds is not None]
+    assert len(timed) == tasks
+    for entry in plan.prediction.memory:
+        assert entry.memory.total <= plan.pool.device(entry.device).budget_bytes
+
+
+def test_the_best_plans_are_listed_in_order(flowrl: Run):
+    code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--top", "4")
+    assert code == 0
+    assert [line.partition(".")[0] for line in out.splitlines()] == ["1", "2", "3", "4"]
+
+
+def test_plans_are_written_read_and_compared(flowrl: Run, tmp_path: Path):
+    best, other = str(tmp_path / "a.plan.json"), str(tmp_path / "b.plan.yaml")
+    assert flowrl(CONFIG, *SMALL, *NODE, "-o", best)[0] == 0
+    assert flowrl(CONFIG, *SMALL, *NODE, "--pin", "rollout.tp=1", "-o", other)[0] == 0
+    pins = load_plan(Path(other)).pins
+    assert [(pin.subject, pin.field, pin.value) for pin in pins] == [("rollout", "tp", "1")]
+    code, out, _ = flowrl(best, "--diff", other)
+    assert code == 0
+    assert "pinned: - -> rollout.tp=1" in out
+    assert flowrl(best, "--diff", best)[1] == "the plans are equal\n"
+    assert json.loads(flowrl(best, "--diff", other, "--json")[1]) == out.splitlines()
+    assert "plan of grpo" in flowrl(best)[1]
+
+
+def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
+    code, out, _ = flowrl(CONFIG, *SMALL, "--device", "A100-SXM-80GB", "--min-devices", "--json")
+    assert code == 0
+    least = json.loads(out)["devices"]
+    words = ["--device", "a100-sxm-80gb", "--sweep", f"devices={least},{8 * least}"]
+    code, out, _ = flowrl(CONFIG, *SMALL, *words)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[2:]]
+    assert [row[0] for row in rows] == [str(least), str(8 * least)]
+    code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--sweep", "devices=4:16", "--json")
+    assert [one["devices"] for one in json.loads(out)] == [4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "H100-SXM-80GB"], "a device alone is no cluster"),
+        (["--min-devices"], "of which device?"),
+        (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
+        ([*NODE, "--pin", "rollout"], "a pin says a number or devices"),
+        ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),
+        ([*NODE, "--pin", "rollout.tp=8"], "nearest 4, 7"),
+        ([*NODE, "--top", "0"], "too small a number of plans"),
+        ([*NODE, "--sweep", "devices=8:4"], "not a range of numbers of devices"),
+        ([*NODE, "--sweep", "devices=8,12"], "12 devices are no whole nodes of 8"),
+        ([*NODE, "--diff", "gone.plan.json"], "the plan cannot be read"),
+        (["--cluster", "configs/clusters/gone.yaml"], "no such cluster file"),
+        ([*NODE, "plan.mean_response_tokens=4000"], "longer than the longest"),
+        ([*NODE, "plan.lengths=gone.jsonl"], "lengths cannot be read"),
+        ([*NODE, "plan.pins.rollout=2"], "a pin says a number or devices"),
+        (["roles.actor.model=configs/models/gone.json"], "no such model config"),
+    ],
+)
+def test_mistakes_end_with_2_and_say_what_to_do(flowrl: Run, words: list[str], said: str):
+    code, _, err = flowrl(CONFIG, *SMALL, *words)
+    assert code == 2
+    assert said in err
+
+
+def test_lengths_come_from_a_file_a_config_or_an_assumption_that_is_told(
+    flowrl: Run, tmp_path: Path
+):
+    lengths = tmp_path / "lengths.jsonl"
+    lengths.write_text('{"num_tokens": 10}\n{"num_tokens": 20}\n')
+    _, short, _ = flowrl(CONFIG, *SMALL, *NODE, f"plan.lengths={lengths}", "--json")
+    _, longer, _ = flowrl(CONFIG, *SMALL, *NODE, "--json")
+    words = ["plan.mean_response_tokens=null", "plan.sigma=null", "plan.mean_prompt_tokens=null"]
+    _, assumed, _ = flowrl(CONFIG, *SMALL, *NODE, *words, "--json")
+    steps = [PlacementPlan.from_json(out).prediction.step_s for out in (short, longer, assumed)]
+    assert steps[0] is not None
+    assert steps[1] is not None
+    assert steps[0] < steps[1]
+    notes = "\n".join(PlacementPlan.from_json(assumed).notes)
+    assert "assumed: responses of 512 tokens on average" in notes
+    assert "assumed: prompts of 512 tokens on average" in notes
+    assert "assumed: responses" not in "\n".join(PlacementPlan.from_json(longer).notes)
+
+
+def test_a_shape_without_weights_is_planned_and_not_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(ROOT)
+    model = json.loads((ROOT / "configs/models/qwen2.5-0.5b.json").read_text())
+    model |= {"num_hidden_layers": 1, "hidden_size": 14, "intermediate_size": 8, "vocab_size": 400}
+    shape = tmp_path / "tiny.json"
+    shape.write_text(json.dumps(model))
+    words = ["data.train=tests/data/gsm8k_test.jsonl", f"roles.actor.model={shape}"]
+    words += [
+        "data.max_prompt_tokens=16",
+        "train.sampling.max_tokens=16",
+        "train.prompts_per_step=4",
+    ]
+    words += [
+        "plan.mean_prompt_tokens=8",
+        "plan.mean_response_tokens=8",
+        "data.prompt='{question}'",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", CONFIG, *words, f"runtime.runs={tmp_path}"])
+    assert ended.value.code == 2
+    assert "has the shape of a model, and no weights to run" in capsys.readouterr().err
