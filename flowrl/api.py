@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
 from flowrl.config.check import check_config
+from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError
@@ -125,6 +126,10 @@ def _compile(
     workflow: Workflow | str | None, loaded: LoadedConfig, pool: ResourcePool | None = None
 ) -> Compiled:
     check_config(loaded)
+    if pool is None and names_ray(loaded.config.cluster):
+        from flowrl.runtime.ray_pool import ray_pool
+
+        pool = ray_pool(loaded.config.cluster)
     # A breakpoint in a program that runs line by line is meant for lines that have values.
     is_eager = loaded.config.executor == "eager"
     with breakpoints_left_out() if is_eager else nullcontext():

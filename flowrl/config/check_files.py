@@ -18,6 +18,7 @@ __all__ = [
     "environment_files_exist",
     "function_exists",
     "model_folders_exist",
+    "names_ray",
     "workflow_files_exist",
 ]
 
@@ -35,7 +36,7 @@ def data_files_exist(loaded: LoadedConfig) -> Problems:
     """Of training and held-out data; a plan for other machines is made without them."""
     data = loaded.config.data
     cluster = loaded.config.cluster
-    if cluster != "auto" and Path(cluster).is_file():
+    if names_ray(cluster) or (cluster != "auto" and Path(cluster).is_file()):
         return
     for key, source in (("data.train", data.train), ("data.eval", data.eval)):
         match source:
@@ -143,10 +144,15 @@ def function_exists(target: str, key: str, where: str, *, example: str) -> Probl
         yield from _missing_file(Path(file), what, where)
 
 
+def names_ray(cluster: str) -> bool:
+    """Whether the key `cluster` names a running Ray cluster: `ray`, or `ray:ADDRESS`."""
+    return cluster == "ray" or cluster.startswith("ray:")
+
+
 def cluster_file_exists(loaded: LoadedConfig) -> Problems:
     """Of a cluster that is not this machine."""
     cluster = loaded.config.cluster
-    if cluster != "auto":
+    if cluster != "auto" and not names_ray(cluster):
         yield from _missing_file(Path(cluster), "cluster file", loaded.where("cluster"))
 
 

@@ -374,7 +374,8 @@ class RunConfig(Section):
             belong to the last; `stage.NAME` holds those of the others.
         executor: `local` runs the compiled plan on this machine; `eager` runs the program line by
             line on real tensors, for breakpoints and notebooks, with the same results.
-        cluster: `auto` finds this machine's devices; a path names a YAML that describes others.
+        cluster: `auto` finds this machine's devices; a path names a YAML that describes others;
+            `ray`, or `ray:ADDRESS`, lists those of a running Ray cluster, to plan for them.
     """
 
     name: str = "run"
