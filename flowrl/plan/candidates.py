@@ -295,15 +295,21 @@ class Candidates:
             if estimate.seconds > NO_FASTER * seconds:
                 break
             before, seconds = kv_tokens, estimate.seconds
-            resident = asleep
+            resident, weights = asleep, 0
             if not task.library.sleeps:
                 resident = resident_bytes(task.shape, layout, work, options)
+            if task.library.in_place:
+                # The KV cache goes and comes; parameters stay, the trainer's own where it is here.
+                weights = _parameter_bytes(task, layout, work, empty)
+                awake = options if not task.library.sleeps else empty
+                resident = resident_bytes(task.shape, layout, work, awake)
             yield Candidate(
                 layout=layout,
                 estimate=estimate,
                 resident=resident,
                 peak=max(peak, resident),
-                form=f"engine {layout.describe()}",
+                weight_bytes=weights,
+                form=_form(task, layout) if weights else f"engine {layout.describe()}",
                 kv_tokens=kv_tokens,
                 slots=work.num_slots,
             )
@@ -318,7 +324,7 @@ class Candidates:
         if peak > self.budget:
             return
         resident = resident_bytes(task.shape, layout, work, options)
-        weights = offloadable_bytes(task.shape, layout, work, options)
+        weights = _parameter_bytes(task, layout, work, options)
         estimate = self.cost.forward(
             task.shape,
             layout,
@@ -359,8 +365,7 @@ class Candidates:
             base = self._memory(task, offload_optimizer=streams)
             resident = resident_bytes(task.shape, layout, work, base)
             moved = offloadable_bytes(task.shape, layout, work, base)
-            frozen = replace(work, trainable=False)
-            weights = offloadable_bytes(task.shape, layout, frozen, base)
+            weights = _parameter_bytes(task, layout, work, base)
             stays = _optimizer_bytes(task, layout, work, base) if streams else 0
             least = self.budget + 1
             for micro in self._micro_tokens(task, layout):
@@ -417,6 +422,12 @@ class Candidates:
         rows = (task.rows or task.samples) / layout.dp
         share = max(longest, int(rows * mean))
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
+
+
+def _parameter_bytes(task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions) -> int:
+    """Of a model's parameters alone: what tasks of one role may hold once."""
+    frozen = replace(work, trainable=False, num_slots=0)
+    return offloadable_bytes(task.shape, layout, frozen, options)
 
 
 def _optimizer_bytes(task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions) -> int:

@@ -85,7 +85,8 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
         notes.append(f"looked at {searched.thinned}")
     idle = len(best.posed.group.addresses) - best.used
     if idle:
-        notes.append(f"{idle} devices are left idle: no larger block is faster")
+        word = "device is" if idle == 1 else "devices are"
+        notes.append(f"{idle} {word} left idle: no larger block is faster")
     return tuple(notes)
 
 
@@ -179,10 +180,14 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
 def _why(way: Candidate, others: Sequence[Candidate]) -> str:
     seconds = seconds_text(way.seconds)
     if not others:
-        return f"the only layout that fits {way.devices} devices; {seconds} a step"
+        return f"the only layout on {_devices(way)} that fits: {seconds} a step"
     if way.seconds <= others[0].seconds:
-        return f"the fastest layout on {way.devices} devices: {seconds} a step"
+        return f"the fastest layout on {_devices(way)}: {seconds} a step"
     return f"{seconds} a step, and faster ones are less plain or take more memory"
+
+
+def _devices(way: Candidate) -> str:
+    return "1 device" if way.devices == 1 else f"{way.devices} devices"
 
 
 def _runner_up(other: Candidate, way: Candidate) -> Rejection:

@@ -67,6 +67,8 @@ def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[Mem
 
 def _stays(task: TaskWork, chosen: Chosen, part: str) -> bool:
     """Whether a resident part is on the device while others work."""
+    if task.generates and task.library.in_place:
+        return not task.library.sleeps or part != "kv cache"
     if task.generates:
         return not task.library.sleeps or part not in (*_MOVABLE, "kv cache")
     return "all" not in chosen.ways[task.id].offload or part not in _MOVABLE

@@ -136,7 +136,9 @@ def search_group(
         PlanError: nothing fits, or pins that cannot be kept; says what would help.
     """
     wanted = request.options.alternatives if alternatives is None else alternatives
-    pins = read_pins(request.options.pins, tasks_of(graph, request), len(group.addresses))
+    pins = read_pins(
+        request.options.pins, tasks_of(graph, request, group.device.type), len(group.addresses)
+    )
     posed = pose(graph, request, group, cost, filters=pins.filters, host=host)
     for task in posed.tasks:
         if not posed.ways[task.id]:

@@ -33,6 +33,7 @@ class Library:
         vocabulary_step: See `LayoutRules`.
         cp_splits_heads: See `LayoutRules`.
         sleeps: An engine gives its memory back while others work.
+        in_place: An engine reads the parameters of the trainer on its device.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Library:
     vocabulary_step: int = 64
     cp_splits_heads: bool = False
     sleeps: bool = True
+    in_place: bool = False
 
 
 TRAINERS = {

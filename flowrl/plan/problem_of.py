@@ -90,7 +90,11 @@ def pose(
     Raises:
         PlanError: a role without a model; a device without figures.
     """
-    tasks = tuple(task for task in tasks_of(graph, request) if only is None or task.id in only)
+    tasks = tuple(
+        task
+        for task in tasks_of(graph, request, group.device.type)
+        if only is None or task.id in only
+    )
     here = frozenset[str](task.id for task in tasks)
     made = Candidates(request, group, cost, host)
     counts = device_counts(len(group.addresses), group.node_size)
@@ -156,7 +160,7 @@ def sync_seconds(
     shard: Shard,
 ) -> float:
     """Of new weights on their way to a task; none where a trainer's module has them already."""
-    if not task.generates and not apart:
+    if not apart and (not task.generates or task.library.in_place):
         return 0.0
     estimate = made.cost.weight_sync(
         task.shape, source, destination, made.machine, apart=apart, shard=shard

@@ -156,7 +156,7 @@ def _posed(
 ) -> Posed:
     pool = pool_of_devices(spec, devices, node_size=node_size)
     (group,) = pool.groups()
-    pins = read_pins(request.options.pins, tasks_of(graph, request), devices)
+    pins = read_pins(request.options.pins, tasks_of(graph, request, spec.type), devices)
     host = host_share(pool, group)
     return pose(graph, request, group, cost, filters=pins.filters, host=host)
 

@@ -86,8 +86,12 @@ class TaskWork:
         return self.phase is Phase.UPDATE
 
 
-def tasks_of(graph: Graph, request: PlanRequest) -> tuple[TaskWork, ...]:
+def tasks_of(graph: Graph, request: PlanRequest, device_type: str = "cuda") -> tuple[TaskWork, ...]:
     """The tasks of a step, in an order in which they can run.
+
+    Args:
+        device_type: That they are to run on. On CPUs no library but the role's own backend is
+            meant, with one device a trainer and a replica of an engine.
 
     Raises:
         PlanError: a role without a model, or a region that several policies play in.
@@ -102,7 +106,7 @@ def tasks_of(graph: Graph, request: PlanRequest) -> tuple[TaskWork, ...]:
             task.id for task in found if task.role.name == node.role and _ordered(task, node)
         ]
         after = dict.fromkeys((*before[node.id], *earlier))
-        found.append(_task(node, tuple(after), node.role in trained, graph, request))
+        found.append(_task(node, tuple(after), node.role in trained, graph, request, device_type))
     return tuple(found)
 
 
@@ -148,6 +152,7 @@ def _task(
     trains: bool,
     graph: Graph,
     request: PlanRequest,
+    device_type: str,
 ) -> TaskWork:
     role = request.role(str(node.role))
     shape = request.shape_of(role)
@@ -159,7 +164,7 @@ def _task(
         )
     phase = phase_of(node)
     assert phase is not None
-    library, declared = _library(role, phase, request)
+    library, declared = _library(role, phase, request, device_type)
     tokens = request.max_response_tokens
     if phase is Phase.ROLLOUT:
         tokens = min(
@@ -184,7 +189,7 @@ def _task(
         slots=role.num_slots,
         max_tokens=tokens,
         pieces=_pieces(node, phase, graph, request),
-        weights=_weights(role, trains, phase, graph, request),
+        weights=_weights(role, trains, phase, library, graph, request),
         every=every if isinstance(every, int) else 1,
     )
 
@@ -195,10 +200,21 @@ def _members(node: Node, graph: Graph) -> tuple[NodeId, ...]:
     return tuple(other.id for other in graph.nodes if other.region == node.region)
 
 
-def _library(role: RoleRequest, phase: Phase, request: PlanRequest) -> tuple[Library, bool]:
+def _library(
+    role: RoleRequest, phase: Phase, request: PlanRequest, device_type: str
+) -> tuple[Library, bool]:
     """What runs a task: the role's backend where it declares layouts, else what is assumed."""
     declared = role.capabilities.layouts
     generates = phase is Phase.ROLLOUT
+    if device_type == "cpu":
+        library = Library(
+            name=role.backend,
+            kinds=frozenset({"dp"}) if generates else frozenset(),
+            shard="none",
+            sleeps=role.capabilities.sleep,
+            in_place=role.capabilities.shares_weights,
+        )
+        return library, True
     if declared:
         return (
             Library(
@@ -257,9 +273,14 @@ def _of_a_group(spec: AdvantageSpec) -> bool:
 
 
 def _weights(
-    role: RoleRequest, trains: bool, phase: Phase, graph: Graph, request: PlanRequest
+    role: RoleRequest,
+    trains: bool,
+    phase: Phase,
+    library: Library,
+    graph: Graph,
+    request: PlanRequest,
 ) -> str | None:
-    if phase is Phase.ROLLOUT and trains:
+    if phase is Phase.ROLLOUT and trains and not library.in_place:
         return None  # an engine's own copy, in its own form
     takes_over = any(sync.role == role.name for sync in graph.of_op(Op.SYNC))
     if trains or takes_over:

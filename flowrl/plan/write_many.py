@@ -22,7 +22,7 @@ from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.engine_flags import engine_flags
 from flowrl.plan.explain import alternatives_of, notes_of, reasons_of
 from flowrl.plan.held import held_memory, sharing_sets
-from flowrl.plan.host import place_hosted, plan_sizes, pool_summary
+from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.many_form import CostSource, EngineFlags
 from flowrl.plan.names import device_names
@@ -106,7 +106,8 @@ def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placemen
             role=name,
             backend=role.backend,
             devices=_addresses(chosen, numbers),
-            process=name,
+            # On CPUs the executor of today runs them, with its models in one process.
+            process=MAIN_PROCESS if chosen.posed.group.device.type == "cpu" else name,
             dtype=role_dtype(role, request, chosen.posed.group.device),
             layout=layout if layout.num_devices == len(numbers) else ONE_DEVICE,
             replicas=chosen.ways[(draws or main).id].layout.dp,
@@ -196,18 +197,20 @@ def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
         apart = chosen.numbers[update] != chosen.numbers[name]
         same = chosen.ways[update].form == chosen.ways[name].form
         in_place = not task.generates and not apart and same
-        if in_place and task.role.name == trained.role.name:
+        own = task.role.name == trained.role.name
+        if in_place and own:
             continue
+        reads = task.library.in_place and own and not apart
         yield WeightRoute(
             source=trained.role.name,
             destination=task.role.name,
             after=syncs.get(task.role.name, update) if task.generates else update,
-            transport=Transport.COLLECTIVE,
+            transport=Transport.IN_PLACE if reads else Transport.COLLECTIVE,
             source_layout=chosen.ways[update].layout,
             destination_layout=chosen.ways[name].layout,
             parameter_classes=parameter_classes(trained.shape),
             every=every,
-            node=name,
+            node=None if reads else name,
             seconds=chosen.syncs[update, name],
         )
 
@@ -232,7 +235,8 @@ def _switches(chosen: Chosen) -> Iterator[ResidencySwitch]:
 
 def _moves(task: TaskWork, chosen: Chosen) -> str | None:
     if task.generates:
-        return "engine weights and kv cache" if task.library.sleeps else None
+        what = "kv cache" if task.library.in_place else "engine weights and kv cache"
+        return what if task.library.sleeps else None
     if "all" not in chosen.ways[task.id].offload:
         return None
     return "parameters and optimizer" if task.updates else "parameters"

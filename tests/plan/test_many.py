@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flowrl.cluster.hardware import device_spec
-from flowrl.cluster.pool import ResourcePool
+from flowrl.cluster.pool import ResourcePool, split_cpus
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Op
@@ -320,3 +320,24 @@ def test_the_difference_of_two_plans_is_told(grpo: Graph, plan: PlacementPlan):
 )
 def test_many_devices_have_a_short_name(addresses: list[str], shown: str):
     assert device_names(addresses) == shown
+
+
+def test_two_cpus_are_planned_for_with_what_runs_on_them(grpo: Graph):
+    pool = split_cpus(
+        ResourcePool(nodes=(replace(h100(1).nodes[0], devices=h100(1).nodes[0].devices[:1]),)), 2
+    )
+    small = replace(QWEN25_7B, num_layers=2, hidden_size=64, vocab_size=512, intermediate_size=128)
+    small = replace(small, num_heads=4, head_dim=16)
+    together = make_plan(grpo, request(small), pool)
+    assert together.operation("actor.update").layout.num_devices == 1
+    assert together.operation("actor.update").library == ""
+    assert together.engine_flags == ()
+    assert not any("cannot run here" in note for note in together.notes)
+    (route,) = together.weight_routes
+    if together.operation("actor.generate").devices == together.operation("actor.update").devices:
+        assert route.transport == "in_place"
+    pinned_apart = pinned(request(small, max_staleness=1), "rollout.devices=1", "actor.devices=0")
+    apart = make_plan(grpo, pinned_apart, pool)
+    assert apart.kind == "asynchronous"
+    assert apart.operation("actor.generate").devices == ("cpu:1",)
+    assert apart.operation("actor.update").devices == ("cpu:0",)
