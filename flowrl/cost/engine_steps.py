@@ -109,10 +109,8 @@ def sends_s(shape: ModelShape, layout: Layout, machine: Machine, count: float) -
         return 0.0
     nbytes = count * shape.hidden_size * dtype_bytes(machine) / (layout.tp * layout.cp)
     apart = layout.tp * layout.cp
-    across = sum(
-        stage * apart // machine.node_size != (stage + 1) * apart // machine.node_size
-        for stage in range(layout.pp - 1)
-    )
+    # Stage s begins in node `s apart // node_size`, which grows by one at most where apart is less.
+    across = min(layout.pp - 1, (layout.pp - 1) * apart // machine.node_size)
     near = collectives.send_s(nbytes, machine, across=False)
     far = collectives.send_s(nbytes, machine, across=True)
     return across * far + (layout.pp - 1 - across) * near

@@ -12,7 +12,8 @@ longest of the whole batch.
 Where samples wait, which of them come last matters, so some rotations of the order are averaged.
 
 Batches of more than `MOST_SAMPLES`, and with samples that wait of more than `MOST_WAITING`, are
-computed with each row standing for several.
+computed with each row standing for several. Where slots are too few for that and the queue is long,
+its first `MOST_SAMPLES` rows are run, and the time before the last ones drain is stretched.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ __all__ = ["Occupancy", "occupancy", "run_rows"]
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
 ROTATIONS = 2
-RESERVE_TOKENS = 64
-"""Of every row, free when another is let in, so that it is not put back at once."""
+RESERVE_TOKENS, RESERVE_SHARE = 64, 1 / 32
+"""Of every row, free when another is let in, so that it is not put back at once: so many tokens,
+and at least this share of a mean response."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -108,10 +110,11 @@ def _occupancy(
     if samples <= slots and _peak_tokens(values, held) * scale <= kv_tokens:
         return _at_once(values, scale)
     scale = max(1, min(samples // MOST_WAITING, slots // 16))
-    values = _values(lengths, samples, scale, longest)
+    stretch = max(1.0, samples / scale / MOST_SAMPLES)
+    values = _values(lengths, round(samples / stretch), scale, longest)
     num = len(values)
     order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
-    pieces: list[tuple[float, int, float]] = []
+    tables = []
     again = 0.0
     for rotation in range(ROTATIONS):
         turned = np.roll(order, rotation * num // ROTATIONS)
@@ -121,9 +124,9 @@ def _occupancy(
             kv_tokens=max(kv_tokens / scale, held + longest),
             held_tokens=held,
         )
-        pieces += run
-        again += put_back
-    table = np.array(pieces)
+        tables.append(_stretched(np.array(run), stretch))
+        again += put_back * stretch
+    table = np.concatenate(tables)
     return Occupancy(
         steps=table[:, 0],
         batch=table[:, 1] * scale,
@@ -131,6 +134,17 @@ def _occupancy(
         again=again * scale / ROTATIONS,
         runs=ROTATIONS,
     )
+
+
+def _stretched(table: Floats, stretch: float) -> Floats:
+    """Pieces of a queue that is so many times as long: what is before its last rows drain."""
+    if stretch > 1.0:
+        batch = table[:, 1]
+        full = int(np.flatnonzero(batch >= 0.9 * batch.max())[-1]) + 1
+        tokens = table[:, 0] * batch
+        before, after = float(tokens[:full].sum()), float(tokens[full:].sum())
+        table[:full, 0] *= (stretch * (before + after) - after) / before
+    return table
 
 
 def _values(lengths: Lengths, samples: int, scale: int, longest: float) -> Floats:
@@ -175,13 +189,14 @@ def run_rows(
     ends: list[tuple[float, int]] = []
     running: dict[int, tuple[float, float]] = {}  # id: length, step at which it had no token
     pieces: list[tuple[float, int, float]] = []
+    reserve = max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
     now = own = again = 0.0
     number = 0
     while waiting or running:
         while waiting and len(running) < slots:
             length, has = waiting[0]
             rows = len(running) + 1
-            needed = own + has + rows * (held_tokens + RESERVE_TOKENS)
+            needed = own + has + rows * (held_tokens + reserve)
             if running and needed > kv_tokens:
                 break
             waiting.popleft()

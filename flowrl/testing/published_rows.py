@@ -6,9 +6,10 @@ A row that cannot be predicted is no error: it says what it lacks (`Unusable`) a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import yaml
 
@@ -17,7 +18,16 @@ from flowrl.config.nearest import listing
 from flowrl.cost.models import Experts, ModelShape
 from flowrl.errors import ConfigError, PlanError
 
-__all__ = ["Row", "Unusable", "machine_of", "median", "read_document", "shape_of", "share_below"]
+__all__ = [
+    "Row",
+    "Unusable",
+    "is_positive",
+    "machine_of",
+    "median",
+    "read_document",
+    "shape_of",
+    "share_below",
+]
 
 Row: TypeAlias = Mapping[str, Any]
 """As its file has it: rows come from other hands, and any key may be absent or wrong."""
@@ -51,6 +61,12 @@ class Unusable(Exception):
     def __init__(self, *reasons: str) -> None:
         self.reasons = reasons
         super().__init__("; ".join(reasons))
+
+
+def is_positive(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number above 0, and a finite one."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]
 
 
 def machine_of(name: object, *, node_size: object = None) -> Machine:

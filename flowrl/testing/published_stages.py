@@ -35,7 +35,7 @@ from flowrl.cost.role_memory import Shard, kv_capacity
 from flowrl.cost.sharding import stage_parameters
 from flowrl.cost.source import Cost
 from flowrl.errors import FlowError
-from flowrl.testing.published_rows import Row, Unusable, machine_of, shape_of
+from flowrl.testing.published_rows import Row, Unusable, is_positive, machine_of, shape_of
 
 __all__ = ["SIGMA", "Prediction", "StagePrediction", "predict_row"]
 
@@ -162,7 +162,7 @@ def _compare(name: str, job: _Job, seconds: Mapping[str, float], measured: Row) 
     stages = [
         StagePrediction(stage=key, predicted_s=seconds[stage], measured_s=float(measured[key]))
         for key, stage in _STAGES.items()
-        if isinstance(measured.get(key), int | float) and measured[key] > 0
+        if is_positive(measured.get(key))
     ]
     given = {_STAGES[stage.stage] for stage in stages}
     step = sum(stage.predicted_s for stage in stages)
@@ -178,9 +178,9 @@ def _compare(name: str, job: _Job, seconds: Mapping[str, float], measured: Row) 
 
 def _step_s(job: _Job, measured: Row) -> float | None:
     step = measured.get("step_s")
-    if isinstance(step, int | float) and step > 0:
+    if is_positive(step):
         return float(step)
-    rate = next((measured[key] for key in _RATES if measured.get(key)), None)
+    rate = next((measured[key] for key in _RATES if is_positive(measured.get(key))), None)
     if rate is None:
         return None
     tokens = job.samples * (job.prompt_tokens + job.lengths.mean)
@@ -259,6 +259,9 @@ class _Reader:
         mini_batches = mini_batches or self._optional(row, "num_minibatches", 1)
         micro_tokens = self._optional(row, "micro_tokens", max(MICRO_TOKENS, context))
         logprob_passes = self._optional(row, "logprob_passes", 1)
+        deepest = max(layout.pp for layout in (train, rollout, Layout()) if layout is not None)
+        if shape is not None and deepest > shape.num_layers:
+            self._missing.append(f"pp {deepest} is more than the {shape.num_layers} layers")
         if self._missing or not (shape and machine and train and rollout and lengths):
             raise Unusable(*self._missing)
         return _Job(
@@ -365,7 +368,7 @@ class _Reader:
         """Of the device's memory, for weights and cache."""
         for name in ("gpu_memory_utilization", "mem_fraction_static"):
             share = self._engine().get(name)
-            if isinstance(share, int | float) and 0 < share <= 1:
+            if is_positive(share) and share <= 1:
                 return float(share)
         return CACHE_SHARE
 
@@ -392,7 +395,7 @@ class _Reader:
 
     def _number(self, row: Row, key: str, name: str | None = None) -> float:
         value = row.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if is_positive(value):
             return float(value)
         if value is not None:
             self._missing.append(f"{name or key} is no number above 0: {value!r}")

@@ -20,6 +20,7 @@ from flowrl.errors import PlanError
 from flowrl.testing.published_rows import (
     Row,
     Unusable,
+    is_positive,
     machine_of,
     median,
     shape_of,
@@ -146,8 +147,11 @@ def _layout(row: Row, shape: ModelShape) -> Layout:
     tp, ep = int(_number(row, "tp")), _count(moe, "moe_ep")
     if moe and ep * _count(moe, "moe_tp") not in (tp, 1):
         raise Unusable(f"moe_tp x moe_ep is not tp {tp}: {dict(moe)}")
+    pp = _count(row, "pp")
+    if pp > shape.num_layers:
+        raise Unusable(f"pp {pp} is more than the {shape.num_layers} layers of {row['model']}")
     try:
-        return Layout(tp=tp, ep=ep, pp=_count(row, "pp"))
+        return Layout(tp=tp, ep=ep, pp=pp)
     except PlanError as error:
         raise Unusable(str(error)) from error
 
@@ -159,6 +163,6 @@ def _count(row: Row, key: str) -> int:
 
 def _number(row: Row, key: str) -> float:
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if not is_positive(value):
         raise Unusable(f"{key} is missing" if value is None else f"{key} is no number above 0")
     return float(value)

@@ -14,7 +14,7 @@ from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.cost import efficiency, kernels
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.efficiency import rates
-from flowrl.cost.engine_steps import decode_parts, prefill_parts
+from flowrl.cost.engine_steps import decode_parts, prefill_parts, sends_s
 from flowrl.cost.forward_pass import Tokens, forward_parts
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import Experts, ModelShape
@@ -138,6 +138,14 @@ def test_a_pipeline_keeps_a_part_of_the_batch_on_each_stage(qwen):
     assert sum(whole.values()) == pytest.approx(sum(staged.values()) - staged["pipeline"])
     # Two stages are next to each other; 16 rows of 4096 elements go once between them.
     assert staged["pipeline"] == pytest.approx(2e-6 + 16 * 4096 * 2 / (450e9 * 0.7))
+
+
+def test_sends_between_stages_leave_the_node_where_stages_do(qwen):
+    nbytes = 4096 * 4096 * 2 / 4
+    near, far = 2e-6 + nbytes / (450e9 * 0.7), 50e-6 + nbytes / (50e9 * 0.8)
+    # Stages of 4 devices: two fit a node, so of 5 steps between 6 stages 2 go across.
+    assert sends_s(qwen, Layout(tp=4, pp=6), H100, 4096) == pytest.approx(3 * near + 2 * far)
+    assert sends_s(qwen, Layout(tp=8, pp=3), H100, 8192) == pytest.approx(2 * far)
 
 
 def test_prompts_fill_and_drain_a_pipeline(qwen):

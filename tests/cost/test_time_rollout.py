@@ -136,6 +136,17 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
         assert found[256, slots] == pytest.approx(found[4000, slots], rel=0.04)
 
 
+def test_long_queues_of_few_slots_take_as_long_as_all_of_their_tokens():
+    lengths = LognormalLengths(mean=300, sigma=0.8, maximum=1500)
+    found = dict(_rollout(lengths, samples=6000, slots=8).parts)["decode"]
+    rng = np.random.default_rng(1)
+    drawn = np.minimum(np.exp(lengths.mu + 0.8 * rng.standard_normal(6000)), 1500)
+    pieces, _ = run_rows(drawn.tolist(), slots=8, kv_tokens=1e9, held_tokens=12.5)
+    assert found == pytest.approx(sum(s * _step(b, 100 + own) for s, b, own in pieces), rel=0.03)
+    huge = _rollout(lengths, samples=10**8, slots=8).seconds
+    assert huge == pytest.approx(found * 10**8 / 6000, rel=0.02)
+
+
 def test_replicas_share_samples_and_wait_for_the_longest_of_all():
     lengths = LognormalLengths(mean=300, sigma=1.0, maximum=100_000)
     alone = _rollout(lengths, samples=16, slots=16)

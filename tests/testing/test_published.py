@@ -113,6 +113,7 @@ def test_a_row_names_everything_that_it_lacks(models, rlinf):
         ("max_context", 90, "no room beside the prompt"),
         ("recompute", "some", "recompute is one of none, selective, full"),
         ("rollout_parallel", {"tp": 1, "pp": 1, "ep": 3, "dp": 8}, "ep=3 does not divide"),
+        ("train_parallel", {"pp": 29}, "train_parallel is for 29 devices, not for 8"),
         ("devices", None, "devices is missing"),
         ("mini_batches", "four", "mini_batches is no whole number above 0"),
         ("max_response_tokens", [1], "max_response_tokens is no whole number above 0"),
@@ -124,6 +125,12 @@ def test_wrong_inputs_are_told_and_not_counted(models, rlinf, key, value, messag
     (found,) = predict_row({**rlinf, key: value}, models)
     assert found.stages == ()
     assert message in "\n".join(found.missing)
+
+
+def test_a_pipeline_deeper_than_the_model_is_told(models, rlinf):
+    row = {**rlinf, "train_parallel": {"pp": 32}, "devices": {"type": "H100", "num": 32}}
+    (found,) = predict_row({**row, "rollout_parallel": {"dp": 32}}, models)
+    assert found.missing == ("pp 32 is more than the 28 layers",)
 
 
 def test_a_model_that_leaves_no_room_for_a_cache_is_told(models, rlinf):
@@ -203,6 +210,7 @@ def test_prompts_and_longest_parts_stand_for_sequences_and_context(models, rlinf
         ("attention_dp", 2, "attention by data ranks"),
         ("moe", "ep 4", "moe is no object"),
         ("pp", -1, "pp is no number above 0"),
+        ("pp", 10**9, "is more than the 36 layers"),
     ],
 )
 def test_step_rows_that_cannot_be_predicted_are_counted_by_reason(
