@@ -166,8 +166,8 @@ def _compare(name: str, job: _Job, seconds: Mapping[str, float], measured: Row) 
     ]
     given = {_STAGES[stage.stage] for stage in stages}
     step = sum(stage.predicted_s for stage in stages)
-    rest = ("generate", *("logprobs",) * job.logprob_passes, "train", "sync")
-    step += sum(seconds[name] for name in rest if name not in given)
+    turns = {"generate": 1, "logprobs": job.logprob_passes, "train": 1, "sync": 1}
+    step += sum(seconds[name] * times for name, times in turns.items() if name not in given)
     return Prediction(
         name=name,
         stages=tuple(stages),
