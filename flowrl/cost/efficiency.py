@@ -23,6 +23,7 @@ reach on average (H100, H200).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -198,4 +199,4 @@ def expert_skew(ep: int) -> float:
     `ep^0.65`, at most 4: choices of experts follow a power law in those rows. Trainers balance
     their experts, so a trainer's passes leave it out.
     """
-    return min(ep**EXPERT_SKEW_POWER, EXPERT_SKEW_MOST)
+    return min(math.pow(ep, EXPERT_SKEW_POWER), EXPERT_SKEW_MOST)

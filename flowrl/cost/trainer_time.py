@@ -214,10 +214,9 @@ def _optimizer_s(
     shape: ModelShape, layout: Layout, machine: Machine, shard: Shard, offloaded: bool
 ) -> float:
     experts, dense = _largest_stage(shape, layout)
+    stepped = float(dense + experts)
     if shard != "none":
-        dense = dense / layout.shards
-        experts = experts / layout.expert_replicas
-    stepped = dense + experts
+        stepped = dense / layout.shards + experts / layout.expert_replicas
     seconds = stepped * OPTIMIZER_BYTES / efficiency.rates(machine.spec).nbytes
     if offloaded:
         link = machine.spec.host_bytes_per_s * efficiency.HOST_LINK_SHARE
