@@ -152,7 +152,7 @@ def _summary(one: Chosen) -> str:
 
 def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
     way = best.ways[task.id]
-    made = best.posed.candidates
+    made = best.posed.made(task.id)
     only = searched.pins.filters.get(task.id, Filter())
     found = made.layouts(task, way.devices)
     rejected: list[Rejection] = []
@@ -204,7 +204,7 @@ def _runner_up(other: Candidate, way: Candidate) -> Rejection:
 
 
 def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
-    made = best.posed.candidates
+    made = best.posed.made(task.id)
     need, _, _ = made.needs(task, layout)
     runtime = RUNTIME_BYTES[made.machine.spec.type]
     return Rejection(
@@ -212,7 +212,7 @@ def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
         constraint="needs too much of a device even so: "
         + ("recomputed and offloaded" if task.updates else "with one sample at a time"),
         found=format_bytes(need + runtime),
-        limit=format_bytes(best.posed.group.budget_bytes),
+        limit=format_bytes(best.posed.group_of(task.id).budget_bytes),
     )
 
 
@@ -221,8 +221,8 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
     way = best.ways[task.id]
     if task.updates and (way.recompute != "none" or way.offload):
         memory = _plain_memory(task, way, best)
-        budget = best.posed.group.budget_bytes
-        total = memory.total + RUNTIME_BYTES[best.posed.candidates.machine.spec.type]
+        budget = best.posed.group_of(task.id).budget_bytes
+        total = memory.total + RUNTIME_BYTES[best.posed.group_of(task.id).device.type]
         fits = total <= budget
         choice = ", ".join(
             words
@@ -255,7 +255,7 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
 
 def _fits_with(task: TaskWork, way: Candidate, best: Chosen) -> str:
     """The single changes with which an update fits a device alone."""
-    made, layout = best.posed.candidates, way.layout
+    made, layout = best.posed.made(task.id), way.layout
     changes = {
         f"{kind} recompute": replace(way, recompute=kind, offload=())
         for kind in RECOMPUTE
@@ -274,7 +274,7 @@ def _offloaded(way: Candidate) -> list[str]:
 
 
 def _plain_memory(task: TaskWork, way: Candidate, best: Chosen) -> PhaseMemory:
-    return best.posed.candidates.memory(task, replace(way, recompute="none", offload=()))
+    return best.posed.made(task.id).memory(task, replace(way, recompute="none", offload=()))
 
 
 def describe(way: Candidate) -> str:

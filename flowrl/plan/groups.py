@@ -1,7 +1,8 @@
 """Which devices of a pool a plan is made for, where it has several kinds.
 
-One group of equal devices takes the whole job: each is tried, and the one with the best plan is
-taken. Devices of other kinds stay idle, and the plan says what it would be on them.
+Each group of equal devices is tried for the whole job, and each ordered pair of groups with the
+rollouts on the one and training on the other (`flowrl.plan.mixed`). The best is taken; the plan
+says what the others would be.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.many import Searched, search_group
+from flowrl.plan.mixed import search_two_groups
 from flowrl.plan.names import device_names
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -85,11 +87,23 @@ def plan_over_groups(
     cost = cost_of(request) if cost is None else cost
     found: list[Searched] = []
     failed: list[tuple[DeviceGroup, PlanError]] = []
+    order = _numbers(pool)
     for group in groups:
         try:
-            found.append(search_group(graph, request, group, cost, host=host_share(pool, group)))
+            one = search_group(
+                graph,
+                request,
+                group,
+                cost,
+                host=host_share(pool, group),
+                numbering=[order[address] for address in group.addresses],
+            )
+            found.append(one)
         except PlanError as error:
             failed.append((group, error))
+    if len(groups) > 1:
+        hosts = {group: host_share(pool, group) for group in groups}
+        found += search_two_groups(graph, request, hosts, cost)
     if not found:
         raise failed[0][1]
     best = min(found, key=lambda one: one.best.objective)
@@ -99,13 +113,20 @@ def plan_over_groups(
     return replace(plan, reasons=(_group_reason(best, found, failed), *plan.reasons))
 
 
+def _numbers(pool: ResourcePool) -> dict[str, int]:
+    """The numbers by which pins name devices."""
+    accelerators = [address for address, _, device in pool if device.type != "cpu"]
+    addresses = accelerators or [address for address, _, _ in pool]
+    return {address: number for number, address in enumerate(addresses)}
+
+
 def _group_reason(
     best: Searched, found: Sequence[Searched], failed: Sequence[tuple[DeviceGroup, PlanError]]
 ) -> Reason:
     rejected = [
         Rejection(
-            choice=_group_name(one.posed.group),
-            constraint="alone its best step takes longer",
+            choice=_groups_name(one),
+            constraint="its best step takes longer",
             found=seconds_text(one.best.step_s),
             limit=seconds_text(best.best.step_s),
         )
@@ -117,10 +138,19 @@ def _group_reason(
     ]
     return Reason(
         subject="devices",
-        choice=_group_name(best.posed.group),
-        why="all models are on devices of one kind, and these give the best plan",
+        choice=_groups_name(best),
+        why="of all kinds of devices, and rollouts on one with training on another, the best",
         rejected=tuple(rejected),
     )
+
+
+def _groups_name(one: Searched) -> str:
+    if not one.posed.parts:
+        return _group_name(one.posed.group)
+    names: dict[str, list[str]] = {}
+    for task in one.posed.tasks:
+        names.setdefault(_group_name(one.posed.group_of(task.id)), []).append(task.id)
+    return ", ".join(f"{' and '.join(tasks)} on {name}" for name, tasks in names.items())
 
 
 def _group_name(group: DeviceGroup) -> str:

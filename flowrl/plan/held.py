@@ -31,16 +31,17 @@ def sharing_sets(chosen: Chosen) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
     """One entry for each set of devices that hold the same, and each task that works there."""
-    group = chosen.posed.group
+    posed = chosen.posed
     found = []
     for tasks, numbers in sharing_sets(chosen).items():
         for active in tasks:
-            parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[group.device.type])]
+            kind = posed.group_of(active).device.type
+            parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])]
             parts += _merged(chosen, tasks, active)
             task = chosen.posed.task(active)
             found.append(
                 PredictedMemory(
-                    device=group.addresses[numbers[0]],
+                    device=posed.group.addresses[numbers[0]],
                     active=task.role.name,
                     memory=PhaseMemory(phase=task.phase, parts=tuple(parts)),
                     num_devices=len(numbers),
@@ -54,7 +55,7 @@ def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[Mem
     seen: set[tuple[str, str]] = set()
     for name in (active, *(other for other in tasks if other != active)):
         task, way = chosen.posed.task(name), chosen.ways[name]
-        memory = chosen.posed.candidates.memory(task, way)
+        memory = chosen.posed.made(name).memory(task, way)
         shared = (task.weights or name, way.form)
         again = shared in seen and bool(way.weight_bytes)
         seen.add(shared)

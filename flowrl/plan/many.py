@@ -37,7 +37,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.tasks import tasks_of
 
-__all__ = ["Chosen", "Searched", "search_group"]
+__all__ = ["Chosen", "Searched", "plainer", "search_group"]
 
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
@@ -124,21 +124,22 @@ def search_group(
     cost: Cost,
     *,
     host: int | None = None,
+    numbering: Sequence[int] | None = None,
     alternatives: int | None = None,
 ) -> Searched:
     """The best schedule of a graph on a group of equal devices.
 
     Args:
         host: Bytes of its host's memory that each device may fill.
+        numbering: Of each device of the group, its number in the cluster; None counts from 0.
         alternatives: How many others; None takes what the request says.
 
     Raises:
         PlanError: nothing fits, or pins that cannot be kept; says what would help.
     """
     wanted = request.options.alternatives if alternatives is None else alternatives
-    pins = read_pins(
-        request.options.pins, tasks_of(graph, request, group.device.type), len(group.addresses)
-    )
+    numbers = range(len(group.addresses)) if numbering is None else numbering
+    pins = read_pins(request.options.pins, tasks_of(graph, request, group.device.type), numbers)
     posed = pose(graph, request, group, cost, filters=pins.filters, host=host)
     for task in posed.tasks:
         if not posed.ways[task.id]:
@@ -151,7 +152,7 @@ def search_group(
     found = _priced(posed, result.best, ways, pins)
     if not found:
         raise _devices_unmet(posed, pins) if pins.devices else _hosts_full(posed)
-    best = _priced(posed, [_plainer(posed, found[0].schedule)], ways, pins)[0]
+    best = _priced(posed, [plainer(posed, found[0].schedule)], ways, pins)[0]
     kinds = _of_kinds(posed, ways, pins) if len(posed.tasks) > 1 else []
     turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
     if turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
@@ -176,7 +177,7 @@ def _of_kinds(posed: Posed, ways: Mapping[tuple[str, str], int], pins: PinnedTas
     found = []
     for kind in kinds:
         result = search(replace(posed.problem, kinds=frozenset({kind})), top=1)
-        plain = [_plainer(posed, one.schedule) for one in result.best]
+        plain = [plainer(posed, one.schedule) for one in result.best]
         found += _priced(posed, plain, ways, pins)
     return found
 
@@ -198,7 +199,7 @@ def _neighbours(
     return _priced(posed, found[: MARGIN * NEIGHBOURS], ways, pins)
 
 
-def _plainer(posed: Posed, schedule: Schedule) -> Found:
+def plainer(posed: Posed, schedule: Schedule) -> Found:
     """The same schedule with plainer ways, where the step is hardly longer."""
     best = evaluate(posed.problem, schedule)
     limit = best.objective * (1 + PLAIN)

@@ -6,7 +6,7 @@
 
 A subject is a node (`actor.update`), an operation (`update`, `logprobs`), `rollout` (all that
 generate), or a role: its own nodes, without its rollout where it has others. Devices are numbered
-in the order of the group that is planned for, reserved ones not counted.
+in the cluster's order: its accelerators, or its CPUs where it has none.
 """
 
 from __future__ import annotations
@@ -48,8 +48,13 @@ class PinnedTasks:
     decisions: tuple[PinnedDecision, ...]
 
 
-def read_pins(pins: Sequence[Pin], tasks: Sequence[TaskWork], num_devices: int) -> PinnedTasks:
+def read_pins(
+    pins: Sequence[Pin], tasks: Sequence[TaskWork], numbering: Sequence[int]
+) -> PinnedTasks:
     """What pins mean for tasks.
+
+    Args:
+        numbering: Of each device that may be used, its number in the cluster.
 
     Raises:
         PlanError: nothing is called so, a value that cannot be, or two that contradict each other;
@@ -58,7 +63,7 @@ def read_pins(pins: Sequence[Pin], tasks: Sequence[TaskWork], num_devices: int) 
     chosen: dict[str, dict[str, tuple[Pin, str]]] = {}
     decisions = []
     for pin in pins:
-        value = _value(pin, num_devices)
+        value = _value(pin, numbering)
         nodes = _tasks(pin, tasks)
         for task in nodes:
             own = chosen.setdefault(task.id, {})
@@ -75,8 +80,11 @@ def read_pins(pins: Sequence[Pin], tasks: Sequence[TaskWork], num_devices: int) 
             )
         )
     filters = {name: _filter(own) for name, own in chosen.items()}
+    places = {number: place for place, number in enumerate(numbering)}
     devices = {
-        name: tuple(_numbers(own["devices"][1])) for name, own in chosen.items() if "devices" in own
+        name: tuple(places[number] for number in _numbers(own["devices"][1]))
+        for name, own in chosen.items()
+        if "devices" in own
     }
     for name, own in chosen.items():
         _check_product(name, own, filters[name])
@@ -105,7 +113,7 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
     return found
 
 
-def _value(pin: Pin, num_devices: int) -> str:
+def _value(pin: Pin, numbering: Sequence[int]) -> str:
     if pin.field not in FIELDS:
         raise PlanError(
             f"{pin.field!r} cannot be pinned",
@@ -125,7 +133,7 @@ def _value(pin: Pin, num_devices: int) -> str:
             )
         return pin.value
     if pin.field == "devices":
-        return _device_numbers(pin, num_devices)
+        return _device_numbers(pin, numbering)
     if not pin.value.isdecimal() or int(pin.value) < 1:
         raise PlanError(
             f"{pin.field} is a whole number of at least 1", where=pin.where, found=str(pin)
@@ -133,7 +141,7 @@ def _value(pin: Pin, num_devices: int) -> str:
     return str(int(pin.value))
 
 
-def _device_numbers(pin: Pin, num_devices: int) -> str:
+def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
     try:
         numbers = _numbers(pin.value)
     except ValueError:
@@ -145,12 +153,14 @@ def _device_numbers(pin: Pin, num_devices: int) -> str:
         ) from None
     if len(set(numbers)) != len(numbers):
         raise PlanError("a device is named twice", where=pin.where, found=str(pin))
-    if numbers[-1] >= num_devices:
+    missing = sorted(set(numbers) - set(numbering))
+    if missing:
         raise PlanError(
-            f"there is no device {numbers[-1]}",
+            f"there is no device {missing[-1]} to be used: it is reserved, of another kind, or not "
+            "there",
             where=pin.where,
             found=str(pin),
-            expected=f"0 to {num_devices - 1}",
+            expected=f"of {number_ranges(numbering)}",
         )
     return number_ranges(numbers)
 

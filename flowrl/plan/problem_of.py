@@ -15,7 +15,7 @@ weights: rewards and references.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
@@ -29,7 +29,15 @@ from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.problem import EVERY_KIND
 from flowrl.plan.tasks import TaskWork, tasks_of
 
-__all__ = ["Posed", "device_counts", "pose", "sync_seconds", "weight_ways"]
+__all__ = [
+    "CHUNKS",
+    "Posed",
+    "device_counts",
+    "may_run_ahead",
+    "pose",
+    "sync_seconds",
+    "weight_ways",
+]
 
 CHUNKS = (1, 2, 4, 8, 16)
 
@@ -48,6 +56,7 @@ class Posed:
     Attributes:
         tasks: In the problem's order.
         ways: Of each task, by label.
+        parts: Of a problem over several groups of devices, what each task's group was asked.
     """
 
     problem: Problem
@@ -55,6 +64,15 @@ class Posed:
     ways: Mapping[str, tuple[Candidate, ...]]
     candidates: Candidates
     group: DeviceGroup
+    parts: Mapping[str, Posed] = field(default_factory=dict)
+
+    def made(self, task: str) -> Candidates:
+        """What makes the candidates of a task."""
+        return self.parts[task].candidates if task in self.parts else self.candidates
+
+    def group_of(self, task: str) -> DeviceGroup:
+        """The devices that a task is on some of."""
+        return self.parts[task].group if task in self.parts else self.group
 
     def task(self, id: str) -> TaskWork:  # noqa: A002
         """The task of this name; KeyError where there is none."""
@@ -117,7 +135,7 @@ def pose(
         chunks=CHUNKS,
         syncs=tuple(_syncs(graph, tasks, ways, made)),
         staleness=request.max_staleness,
-        ahead=_ahead(tasks) if request.max_staleness else frozenset(),
+        ahead=may_run_ahead(tasks) if request.max_staleness else frozenset(),
         pinned={
             name: one.devices
             for name, one in (filters or {}).items()
@@ -193,7 +211,7 @@ def _option_task(
     )
 
 
-def _ahead(tasks: tuple[TaskWork, ...]) -> frozenset[str]:
+def may_run_ahead(tasks: tuple[TaskWork, ...]) -> frozenset[str]:
     """Rollouts, and what reads from them alone without weights that the step trains."""
     found: set[str] = set()
     for task in tasks:

@@ -118,7 +118,7 @@ def fewest(
         if number is not None:
             return _size(posed, number)
         if devices >= LARGEST_POOL:
-            pins = read_pins(request.options.pins, posed.tasks, devices)
+            pins = read_pins(request.options.pins, posed.tasks, range(devices))
             if lacking:
                 raise nothing_runs(lacking[0], posed, pins)
             why = search(posed.problem).infeasible
@@ -156,7 +156,7 @@ def _posed(
 ) -> Posed:
     pool = pool_of_devices(spec, devices, node_size=node_size)
     (group,) = pool.groups()
-    pins = read_pins(request.options.pins, tasks_of(graph, request, spec.type), devices)
+    pins = read_pins(request.options.pins, tasks_of(graph, request, spec.type), range(devices))
     host = host_share(pool, group)
     return pose(graph, request, group, cost, filters=pins.filters, host=host)
 

@@ -107,8 +107,8 @@ def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placemen
             backend=role.backend,
             devices=_addresses(chosen, numbers),
             # On CPUs the executor of today runs them, with its models in one process.
-            process=MAIN_PROCESS if chosen.posed.group.device.type == "cpu" else name,
-            dtype=role_dtype(role, request, chosen.posed.group.device),
+            process=MAIN_PROCESS if chosen.posed.group_of(main.id).device.type == "cpu" else name,
+            dtype=role_dtype(role, request, chosen.posed.group_of(main.id).device),
             layout=layout if layout.num_devices == len(numbers) else ONE_DEVICE,
             replicas=chosen.ways[(draws or main).id].layout.dp,
             num_slots=chosen.ways[draws.id].slots if draws is not None else 0,
@@ -254,10 +254,10 @@ def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
             flags = engine_flags(
                 task,
                 way,
-                chosen.posed.candidates.memory(task, way),
-                memory_bytes=chosen.posed.group.device.memory_bytes,
+                chosen.posed.made(task.id).memory(task, way),
+                memory_bytes=chosen.posed.group_of(task.id).device.memory_bytes,
                 max_length=request.max_length,
-                dtype=role_dtype(task.role, request, chosen.posed.group.device),
+                dtype=role_dtype(task.role, request, chosen.posed.group_of(task.id).device),
                 sleeps=task.id not in alone,
             )
             if flags is not None:

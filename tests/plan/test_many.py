@@ -119,7 +119,7 @@ def test_pins_are_kept_recorded_and_checked(grpo: Graph, sixteen: ResourcePool):
         (["actor.devices=0-7", "actor.tp=3"], "actor.devices=0-7 and actor.tp=3"),
         (["rollout.tp=8"], "tp=8 does not divide 28 query heads; nearest 4, 7"),
         (["actor.devices=0-10"], "devices=11 is neither a divisor of a node nor whole nodes"),
-        (["actor.devices=0-99"], "there is no device 99"),
+        (["actor.devices=0-99"], "there is no device 99 to be used"),
         (["actors.tp=2"], "nothing in the plan is called 'actors'"),
         (["actor.colour=2"], "'colour' cannot be pinned"),
         (["actor.recompute=some"], "there is no such way of recompute"),
@@ -247,14 +247,41 @@ def test_routes_of_a_plan_are_written_out_to_devices(plan: PlacementPlan):
     assert min(moved.values()) >= small.parameters.total // generate.layout.tp
 
 
-def test_of_several_kinds_of_devices_the_better_group_takes_the_job(grpo: Graph):
-    slow = pool_of_devices(device_spec("A100-SXM-80GB"), 8)
-    nodes = tuple(replace(node, name=f"slow-{i}") for i, node in enumerate(slow.nodes))
-    pool = ResourcePool(nodes=(*nodes, *h100(8).nodes))
-    plan = make_plan(grpo, request(), pool)
+def two_kinds(slow: int, fast: int) -> ResourcePool:
+    """Nodes of A100 and of H100."""
+    others = pool_of_devices(device_spec("A100-SXM-80GB"), slow)
+    nodes = tuple(replace(node, name=f"slow-{i}") for i, node in enumerate(others.nodes))
+    return ResourcePool(nodes=(*nodes, *h100(fast).nodes))
+
+
+def test_rollouts_and_training_may_be_on_two_kinds_of_devices(grpo: Graph):
+    plan = make_plan(grpo, request(), two_kinds(8, 8))
+    alone = make_plan(grpo, request(), h100(8))
+    assert plan.prediction.step_s is not None
+    assert alone.prediction.step_s is not None
+    assert plan.prediction.step_s < alone.prediction.step_s
+    names = {
+        node: {plan.pool.device(device).name for device in plan.operation(node).devices}
+        for node in ("actor.generate", "reference.logprobs", "actor.update")
+    }
+    assert all(len(kinds) == 1 for kinds in names.values())
+    assert names["actor.generate"] != names["actor.update"]
+    for entry in plan.prediction.memory:
+        assert entry.memory.total <= plan.pool.device(entry.device).budget_bytes
+    assert PlacementPlan.from_json(plan.to_json()) == plan
     assert plan.reasons[0].subject == "devices"
+    rejected = [one.choice for one in plan.reasons[0].rejected]
+    assert any(choice.startswith("8 x H100-SXM-80GB") for choice in rejected)
+
+
+def test_pinned_devices_choose_the_kind_and_are_numbered_in_the_whole_cluster(grpo: Graph):
+    asked = pinned(request(), "rollout.devices=8-15", "actor.devices=8-15")
+    plan = make_plan(grpo, asked, two_kinds(8, 8))
+    assert plan.operation("actor.update").devices == tuple(f"node-0/cuda:{i}" for i in range(8))
     assert plan.reasons[0].choice.startswith("8 x H100-SXM-80GB")
-    assert plan.reasons[0].rejected[0].choice.startswith("8 x A100-SXM-80GB")
+    mixed = pinned(request(), "rollout.devices=4-11")
+    with pytest.raises(PlanError, match="it is reserved, of another kind"):
+        make_plan(grpo, mixed, two_kinds(8, 8))
 
 
 def test_what_does_not_fit_names_its_parts_and_a_pool_on_which_it_fits(grpo: Graph):
