@@ -143,3 +143,7 @@ def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
                 expected="for example rollout.tp=2 or actor.devices=0-31",
             )
         yield Pin(subject=subject, field=of, value=str(value), where=where)
+    for name, role in loaded.config.roles.items():
+        if role.recompute != "auto":
+            where = loaded.where(f"roles.{name}.recompute")
+            yield Pin(subject=name, field="recompute", value=role.recompute, where=where)

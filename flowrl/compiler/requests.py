@@ -151,6 +151,7 @@ def _role_request(
         shape=players.shape(name) if own_model else None,
         head="lm" if kind is None else head_of(kind),
         dtype=config.dtype,
+        recompute=config.recompute,
         num_slots=config.num_slots,
         copy_of=config.copy_of,
         evaluated=name == evaluated,

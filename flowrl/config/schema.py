@@ -282,6 +282,9 @@ class RoleConfig(Section):
             their own.
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
             float32 elsewhere.
+        recompute: `full` keeps the input of each layer in a forward pass and computes the rest
+            again in the backward pass: a fourth more work for much less memory. `auto` leaves it
+            to the planner, which keeps all on a single device.
         terms: What a reward scores with; none takes `rewards.terms`.
         environment: `FILE.py:NAME` that makes the environment, of an environment role.
         options: Keyword arguments of the environment.
@@ -296,6 +299,7 @@ class RoleConfig(Section):
     num_slots: Int = Field(default=256, ge=1)
     num_engines: Int = Field(default=1, ge=1, le=1024)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    recompute: Literal["auto", "none", "full"] = "auto"
     terms: tuple[RewardTerm, ...] | None = None
     environment: str | None = None
     options: Args = Field(default_factory=dict)

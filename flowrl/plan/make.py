@@ -222,6 +222,13 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             hint="set model to a Hugging Face folder or a new model, or copy_of to another role",
         )
     phases = phases_of(role, graph)
+    if role.recompute not in ("auto", "none", *role.capabilities.recompute):
+        raise PlanError(
+            f"backend {role.backend!r} has no {role.recompute} recompute",
+            where=f"roles.{role.name}.recompute",
+            found=role.recompute,
+            expected=f"one of {', '.join(['none', *sorted(role.capabilities.recompute)])}",
+        )
     work = workload(role, request, graph, role_dtype(role, request, device))
     return Tenant(
         role=role.name,

@@ -71,7 +71,12 @@ def _operation(
         max_turns=turns if isinstance(turns, int) else 0,
         every=every if isinstance(every, int) else 1,
         region=node.region,
+        recompute="full" if updates and _recomputes(node, request) else "none",
     )
+
+
+def _recomputes(node: Node, request: PlanRequest) -> bool:
+    return node.role is not None and request.role(node.role).recompute == "full"
 
 
 def place_channels(graph: Graph, placements: Mapping[str, Placement]) -> tuple[Channel, ...]:

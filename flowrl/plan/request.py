@@ -24,6 +24,7 @@ class RoleRequest:
         head: What its model ends in.
         dtype: `auto` takes bfloat16 where the device has it in hardware and float32 elsewhere; a
             copy takes the type of its original.
+        recompute: Of a backward pass: `none`, `full`, or `auto`.
         num_slots: Samples decoded at once.
         copy_of: A role whose weights it begins with.
         evaluated: Held-out samples are drawn from it, even where the graph does not generate.
@@ -36,6 +37,7 @@ class RoleRequest:
     shape: ModelShape | None = None
     head: Head = "lm"
     dtype: str = "auto"
+    recompute: str = "auto"
     num_slots: int = 256
     copy_of: str | None = None
     evaluated: bool = False

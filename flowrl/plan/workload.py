@@ -36,6 +36,7 @@ def workload(role: RoleRequest, request: PlanRequest, graph: Graph, dtype: str) 
         trainable=bool(rows),
         shares_weights=role.capabilities.shares_weights,
         truncates=any(_truncates(node) for node in graph.of_op(Op.GENERATE)),
+        recompute="full" if rows and role.recompute == "full" else "none",
     )
 
 

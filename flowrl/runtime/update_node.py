@@ -118,12 +118,14 @@ def update_spec(
     """How the batch becomes optimizer updates, as the plan sizes them."""
     loss = inputs.node.attr("loss")
     assert isinstance(loss, LossSpec)
+    operation = plan.operation(inputs.node.id)
     return UpdateSpec(
         loss=loss,
         kl=kl,
         temperature=temperature,
         mini_batches=split_groups(inputs.sequences.groups.tolist(), plan.sizes.mini_batches),
-        micro_batch=plan.operation(inputs.node.id).micro_batch,
+        micro_batch=operation.micro_batch,
+        recompute=operation.recompute,
         max_tokens=max_tokens,
         old_policy="own" if inputs.node.attr("old_logprobs") == "own" else "given",
     )

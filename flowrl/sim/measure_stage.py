@@ -279,6 +279,7 @@ class _Stage:
             group_size=2 if pairs else max(1, operation.num_samples // sizes.prompts_per_step),
             max_rows=max(1, operation.num_samples // parts),
             micro_batch=operation.micro_batch or sizes.micro_batch,
+            recompute=operation.recompute,
             max_tokens=min(sizes.max_response_tokens, sizes.max_length - max(map(len, self.drawn))),
             vocab_size=self.tokenizer.vocab_size,
             temperature=self.config.stage_config(self.stage.name).train.sampling.temperature or 1.0,

@@ -36,6 +36,7 @@ class TrainQuestion:
         group_size: Samples of a prompt.
         max_rows: Rows of one call in a step: of a mini-batch, for an update.
         micro_batch: Rows of one pass.
+        recompute: Of an update's backward pass.
         max_tokens: Of the longest response.
         vocab_size: Tokens below it can be drawn.
         temperature: Of the rollout.
@@ -52,6 +53,7 @@ class TrainQuestion:
     temperature: float
     budget_s: float
     timer: Timer
+    recompute: str = "none"
 
 
 def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpProfile:
@@ -182,6 +184,7 @@ def _update_spec(question: TrainQuestion, batch: SequenceBatch) -> UpdateSpec:
         temperature=question.temperature,
         mini_batches=(tuple(range(len(batch))),),
         micro_batch=question.micro_batch,
+        recompute=question.recompute,
         max_tokens=question.max_tokens,
         old_policy="own" if question.node.attr("old_logprobs") == "own" else "given",
     )
