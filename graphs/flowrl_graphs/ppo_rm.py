@@ -16,8 +16,8 @@ group:
     L = - mean over pairs of  log sigmoid(r(q, o_w) - r(q, o_l))
 
 What the policy finds out about the reward model's mistakes is so held against it. The annotator
-stands for whoever compares: the policy never sees its scores. A stage `reward_model` before this
-one teaches the reward model from pairs of the data.
+stands for whoever compares: the policy never sees its scores. Stages before this one teach the
+reward model: `reward_model` from pairs of the data, `comparisons` from the policy's first answers.
 """
 
 from __future__ import annotations

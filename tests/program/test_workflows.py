@@ -16,6 +16,7 @@ from flowrl.program import import_file, load_workflow
 from flowrl.specs import PolicyClip
 from flowrl_graphs.async_grpo import async_grpo
 from flowrl_graphs.cispo import cispo
+from flowrl_graphs.comparisons import comparisons
 from flowrl_graphs.dapo import dapo
 from flowrl_graphs.dpo import dpo
 from flowrl_graphs.dr_grpo import dr_grpo
@@ -39,7 +40,7 @@ STAGES = {
     gspo: ["sft", "gspo"],
     cispo: ["sft", "cispo"],
     ppo: ["sft", "ppo"],
-    ppo_rm: ["teach", "sft", "reward_model", "ppo_rm"],
+    ppo_rm: ["teach", "sft", "reward_model", "comparisons", "ppo_rm"],
     async_grpo: ["sft", "async_grpo"],
     opd: ["teach", "sft", "opd"],
     dpo: ["sft", "dpo"],
@@ -66,6 +67,7 @@ STAGES = {
         ("ppo_kl", ppo, {"kl": 0.01}),
         ("ppo_rm", ppo_rm, {}),
         ("reward_model", reward_model, {}),
+        ("comparisons", comparisons, {}),
         ("opd", opd, {}),
         ("dpo", dpo, {}),
     ],
