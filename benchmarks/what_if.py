@@ -1,0 +1,321 @@
+"""What kind of schedule a step is fastest with, by job, devices and spread of lengths, with plots.
+
+    python benchmarks/what_if.py                 plans, writes results, table and plots
+    python benchmarks/what_if.py --small FILE    GRPO 7B on 8 and 16 devices alone
+
+The best temporal, spatial, hybrid and asynchronous schedule of each job and pool of H100, with the
+analytic costs and the lengths of the config. Hybrid contains the first two. Asynchronous ones learn
+from samples one publication old, drawn batch by batch: no sample goes on across an update.
+Predictions, not measurements.
+
+Results go to results/what_if.json, a table to results/what_if.md, plots to docs/plots/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from line_plots import Line, Plot
+
+from flowrl import api
+from flowrl.cluster.hardware import device_spec
+from flowrl.cost.lengths import Floats, Lengths, spread
+from flowrl.files import write_text_atomic
+from flowrl.plan.groups import cost_of, host_share
+from flowrl.plan.problem_of import Posed, may_run_ahead, pose
+from flowrl.plan.search import Found, Kind, draw, leaves, search
+from flowrl.plan.sizing import pool_of_devices
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PLOTS = ROOT / "docs" / "plots"
+
+DEVICE = "H100-SXM-80GB"
+DEVICES = (8, 16, 32, 64, 128, 256, 512, 1024)
+KINDS = (Kind.TEMPORAL, Kind.SPATIAL, Kind.HYBRID, Kind.ASYNCHRONOUS)
+SIGMAS = (0.0, 0.3, 0.8, 1.2)
+
+_32B = "roles.actor.model=configs/models/qwen2.5-32b.json"
+JOBS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "GRPO 7B": ("configs/grpo_qwen25_7b.yaml", ()),
+    "GRPO 32B": ("configs/grpo_qwen25_32b.yaml", ()),
+    "PPO 7B": ("configs/ppo_qwen25_7b.yaml", ()),
+    "PPO 32B": ("configs/ppo_qwen25_7b.yaml", (_32B,)),
+}
+
+_LONG = (
+    *("train.prompts_per_step=512", "train.group_size=16", "train.sampling.max_tokens=27648"),
+    *("plan.mean_prompt_tokens=100", "plan.mean_response_tokens=14550", "plan.sigma=1"),
+    "roles.actor.num_slots=128",
+)
+"""RLinf's batch: 8,192 samples, contexts of at most 28,672 tokens, 120 million tokens a step."""
+
+PUBLISHED: dict[str, tuple[int, tuple[str, ...]]] = {
+    "RLinf, 1.5B, 128": (128, (*_LONG, "roles.actor.model=configs/models/qwen2.5-1.5b.json")),
+    "RLinf, 7B, 128": (128, _LONG),
+    "NeMo RL, 30B-A3B, 32": (
+        32,
+        (
+            *("train.prompts_per_step=64", "train.group_size=32", "data.max_prompt_tokens=512"),
+            *("train.sampling.max_tokens=3584", "plan.mean_prompt_tokens=100"),
+            *("plan.mean_response_tokens=3054", "plan.sigma=1"),
+            "roles.actor.model=configs/models/qwen3-30b-a3b.json",
+        ),
+    ),
+}
+"""Devices and overrides of configs/grpo_qwen25_7b.yaml. Sigma is what predict_published assumes."""
+
+Row = dict[str, Any]
+
+
+def posed(config: str, overrides: Sequence[str], devices: int) -> Posed:
+    """The problem of a job on so many devices."""
+    graph, request, _ = api.ask_for_plan(ROOT / config, overrides=overrides)
+    pool = pool_of_devices(device_spec(DEVICE), devices)
+    (group,) = pool.groups()
+    return pose(graph, request, group, cost_of(request), host=host_share(pool, group))
+
+
+def best(problem: Posed, devices: int, kind: Kind) -> Found | None:
+    """The best schedule of one kind, or None where none fits."""
+    stale = kind is Kind.ASYNCHRONOUS
+    asked = replace(
+        problem.problem,
+        num_devices=devices,
+        kinds=frozenset({kind}),
+        staleness=int(stale),
+        ahead=may_run_ahead(problem.tasks) if stale else frozenset(),
+    )
+    found = search(asked, top=1).best
+    return found[0] if found else None
+
+
+def row(problem: Posed, devices: int, kind: Kind) -> Row:
+    """A kind's best schedule as data; `step_s` is None where none fits."""
+    found = best(problem, devices, kind)
+    if found is None:
+        return {"devices": devices, "kind": str(kind), "step_s": None}
+    tasks = []
+    for leaf in leaves(found.schedule):
+        way = problem.candidate(leaf.task, leaf.option)
+        tasks.append(
+            {
+                "task": str(leaf.task),
+                "devices": way.devices,
+                "layout": way.layout.describe(),
+                "seconds": round(way.seconds, 2),
+                "offload": list(way.offload),
+                "recompute": way.recompute,
+            }
+        )
+    busy = sum(task["devices"] * task["seconds"] for task in tasks)
+    return {
+        "devices": devices,
+        "kind": str(kind),
+        "step_s": round(found.evaluation.step_s, 2),
+        "sync_s": round(found.evaluation.sync_s, 2),
+        "peak_gib": round(found.evaluation.peak / 2**30, 1),
+        "idle": round(1 - busy / (found.evaluation.step_s * devices), 3),
+        "schedule": draw(found.schedule).splitlines(),
+        "tasks": tasks,
+    }
+
+
+def rows(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
+    """Each kind on each number of devices."""
+    # Ways on fewer devices are the same in a larger pool, so one problem serves all sizes.
+    problem = posed(config, overrides, max(sizes))
+    for devices in sizes:
+        for kind in KINDS:
+            yield row(problem, devices, kind)
+
+
+# Streams by completion
+
+
+def stream_s(lengths: Lengths, group: int, generate_s: float, read_s: float, chunks: int) -> float:
+    """Seconds of a rollout of samples that all run at once, and of a reader beside it that takes
+    the groups in `chunks` as they complete.
+
+    The search takes chunks to come at even intervals and to be equally long. Here a group is
+    complete with its longest sample, time passes with tokens (so an emptier engine is no faster),
+    and reading a chunk takes its share of all tokens.
+    """
+    values = _mixed(spread(lengths, 512 * group), group)
+    order = values.max(axis=1).argsort()
+    ends, tokens = values.max(axis=1)[order], values.sum(axis=1)[order]
+    now = 0.0
+    size = len(order) // chunks
+    for first in range(0, size * chunks, size):
+        ready = generate_s * float(ends[first + size - 1]) / float(ends[-1])
+        share = float(tokens[first : first + size].sum() / tokens.sum())
+        now = max(now, ready) + read_s * share
+    return now
+
+
+def _mixed(values: Floats, group: int) -> Floats:
+    """Lengths in groups, long and short ones mixed by steps of the golden ratio."""
+    golden = (math.sqrt(5) - 1) / 2
+    order = sorted(range(len(values)), key=lambda index: index * golden % 1.0)
+    mixed: Floats = values[order].reshape(-1, group)
+    return mixed
+
+
+def streams(sizes: Sequence[int]) -> Iterator[Row]:
+    """How far the even chunks of the search are from groups that end when they end.
+
+    On half of the devices GRPO 7B generates, on the others the rest takes turns.
+    """
+    for sigma in SIGMAS[1:]:
+        job = JOBS["GRPO 7B"]
+        problem = posed(job[0], (*job[1], f"plan.sigma={sigma}"), max(sizes))
+        for devices in sizes:
+            fastest = {
+                task.id: min(
+                    way.seconds for way in problem.ways[task.id] if way.devices == devices // 2
+                )
+                for task in problem.tasks
+            }
+            generate_s = fastest.pop("actor.generate")
+            read_s, chunks = sum(fastest.values()), 4
+            even = (generate_s + read_s) / chunks
+            even += max(generate_s, read_s) * (chunks - 1) / chunks
+            lengths = problem.candidates.options.lengths
+            yield {
+                "sigma": sigma,
+                "devices": devices,
+                "generate_s": round(generate_s, 2),
+                "read_s": round(read_s, 2),
+                "even_s": round(even, 2),
+                "by_completion_s": round(stream_s(lengths, 8, generate_s, read_s, chunks), 2),
+            }
+
+
+# What is written
+
+
+def of_kind(found: Sequence[Row], kind: Kind) -> dict[int, float]:
+    """Seconds of a step by number of devices, where it fits."""
+    return {
+        one["devices"]: one["step_s"]
+        for one in found
+        if one["kind"] == str(kind) and one["step_s"] is not None
+    }
+
+
+def plot(title: str, lines: dict[str, dict[int, float]]) -> str:
+    """Ratios over the logarithm of the number of devices."""
+    drawn = Plot(
+        title=title,
+        x="log2 of devices",
+        y="of the temporal step",
+        lines=tuple(
+            Line(name=name, points=tuple((math.log2(n), y) for n, y in points.items()))
+            for name, points in lines.items()
+        ),
+        rules=(),
+    )
+    return drawn.svg()
+
+
+def ratios(found: Sequence[Row], kind: Kind) -> dict[int, float]:
+    """A kind's step over the temporal one."""
+    base = of_kind(found, Kind.TEMPORAL)
+    return {n: y / base[n] for n, y in of_kind(found, kind).items() if n in base}
+
+
+def plots(results: Row) -> Iterator[tuple[str, str]]:
+    """Names and pictures."""
+    for job, found in results["jobs"].items():
+        lines = {str(kind): ratios(found, kind) for kind in KINDS[1:]}
+        name = job.lower().replace(" ", "_")
+        yield f"what_if_{name}", plot(f"{job} on H100: a step, over the temporal one", lines)
+    for kind in (Kind.HYBRID, Kind.ASYNCHRONOUS):
+        lines = {f"sigma {s}": ratios(found, kind) for s, found in results["sigma"].items()}
+        title = f"GRPO 7B, {kind}, by spread of lengths"
+        yield f"what_if_sigma_{kind}", plot(title, lines)
+
+
+def table(found: Sequence[Row], first: str, key: str = "devices") -> Iterator[str]:
+    """Rows of a Markdown table."""
+    yield f"| {first} | {' | '.join(str(kind) for kind in KINDS)} | fastest on policy |"
+    yield "|---|---|---|---|---|---|"
+    for value in dict.fromkeys(one[key] for one in found):
+        here = {one["kind"]: one for one in found if one[key] == value}
+        cells = [_cell(here[str(kind)]) for kind in KINDS]
+        schedule = "; ".join(here[str(Kind.HYBRID)].get("schedule", ["-"])[:1])
+        yield f"| {value} | {' | '.join(cells)} | {schedule} |"
+
+
+def _cell(one: Row) -> str:
+    return "-" if one["step_s"] is None else f"{one['step_s']:.1f} s"
+
+
+def report(results: Row) -> Iterator[str]:
+    """The table as a document."""
+    yield "# What if: kinds of schedules\n"
+    yield "Seconds of a step by the analytic costs, written by `python benchmarks/what_if.py`; the"
+    yield "schedules and layouts are in what_if.json. The planning guide says what they mean."
+    for job, found in results["jobs"].items():
+        yield f"\n## {job}\n"
+        yield from table(found, "H100")
+    for sigma, found in results["sigma"].items():
+        yield f"\n## GRPO 7B, sigma {sigma}\n"
+        yield from table(found, "H100")
+    yield "\n## Published jobs, as far as they are known\n"
+    yield from table(results["published"], "job", "job")
+    yield "\n## Streams: even chunks, and groups as they end\n"
+    yield "| sigma | H100 | generate | the rest | even chunks | by completion |"
+    yield "|---|---|---|---|---|---|"
+    for one in results["streams"]:
+        yield (
+            f"| {one['sigma']} | {one['devices']} | {one['generate_s']:.1f} s | "
+            f"{one['read_s']:.1f} s | {one['even_s']:.1f} s | {one['by_completion_s']:.1f} s |"
+        )
+
+
+def study() -> Row:
+    """All of it."""
+    grpo = JOBS["GRPO 7B"]
+    published = []
+    for name, (devices, overrides) in PUBLISHED.items():
+        published += [{"job": name, **one} for one in rows(grpo[0], overrides, (devices,))]
+    return {
+        "device": DEVICE,
+        "jobs": {name: list(rows(*job, DEVICES)) for name, job in JOBS.items()},
+        "sigma": {
+            f"{sigma:g}": list(rows(grpo[0], (f"plan.sigma={sigma}",), DEVICES)) for sigma in SIGMAS
+        },
+        "published": published,
+        "streams": list(streams((32, 64, 128, 256))),
+    }
+
+
+def small() -> Row:
+    """A case that takes a second."""
+    return {"device": DEVICE, "jobs": {"GRPO 7B": list(rows(*JOBS["GRPO 7B"], (8, 16)))}}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--small", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.small is not None:
+        write_text_atomic(options.small, json.dumps(small(), indent=1) + "\n")
+        return
+    results = study()
+    write_text_atomic(RESULTS / "what_if.json", json.dumps(results, indent=1) + "\n")
+    write_text_atomic(RESULTS / "what_if.md", "\n".join(report(results)) + "\n")
+    for name, picture in plots(results):
+        write_text_atomic(PLOTS / f"{name}.svg", picture)
+
+
+if __name__ == "__main__":
+    main()
