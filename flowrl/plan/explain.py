@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
+from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
 from flowrl.plan.fit import RUNTIME_BYTES
@@ -86,7 +87,7 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
     idle = len(best.posed.group.addresses) - best.used
     if idle:
         word = "device is" if idle == 1 else "devices are"
-        notes.append(f"{idle} {word} left idle: no larger block is faster")
+        notes.append(f"{idle} {word} left idle: no larger block is better")
     return tuple(notes)
 
 
@@ -204,15 +205,16 @@ def _runner_up(other: Candidate, way: Candidate) -> Rejection:
 
 
 def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
-    made = best.posed.made(task.id)
-    need, _, _ = made.needs(task, layout)
-    runtime = RUNTIME_BYTES[made.machine.spec.type]
+    """A layout in which even the thriftiest way needs more than a device has."""
+    made, group = best.posed.made(task.id), best.posed.group_of(task.id)
+    need, options, work = made.needs(task, layout)
+    memory = role_memory(task.role.name, task.shape, layout, work, task.phase, options)
+    total = format_bytes(need + RUNTIME_BYTES[group.device.type])
+    even = "recomputed and offloaded" if task.updates else "with one sample at a time"
     return Rejection(
         choice=layout.describe(),
-        constraint="needs too much of a device even so: "
-        + ("recomputed and offloaded" if task.updates else "with one sample at a time"),
-        found=format_bytes(need + runtime),
-        limit=format_bytes(best.posed.group_of(task.id).budget_bytes),
+        constraint=f"needs {total} of {format_bytes(group.budget_bytes)} even {even}: "
+        + memory.describe(),
     )
 
 

@@ -1,0 +1,133 @@
+"""Schedules on numbered devices: who stands where, when each works, what counts are tried."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from flowrl.plan.assign import bars, bottleneck, busy_seconds, pieces, schedule_step, slots
+from flowrl.plan.problem_of import device_counts
+from flowrl.plan.search import (
+    Asynchronous,
+    Leaf,
+    Option,
+    Problem,
+    Schedule,
+    Spatial,
+    Task,
+    Temporal,
+    block,
+    evaluate,
+)
+
+SIZES = device_counts(32, 8)
+
+
+def leaf(task: str, devices: int, seconds: float = 1.0) -> Leaf:
+    return Leaf(task=task, option=Option(devices=devices, seconds=seconds))
+
+
+def problem_of(*leaves: Leaf, chunks: tuple[int, ...] = (1, 2, 4)) -> Problem:
+    """A chain of tasks, each of which reads the one before."""
+    tasks = []
+    for i, one in enumerate(leaves):
+        after = (leaves[i - 1].task,) if i else ()
+        tasks.append(Task(id=one.task, after=after, options=(one.option,), max_chunks=4))
+    return Problem(
+        tasks=tuple(tasks),
+        num_devices=32,
+        counts=SIZES,
+        memory_bytes=1,
+        chunks=chunks,
+        staleness=1,
+        ahead=frozenset({leaves[0].task}),
+    )
+
+
+def test_device_counts_are_parts_of_a_node_and_whole_nodes():
+    assert device_counts(24, 8) == (1, 2, 4, 8, 16, 24)
+    assert device_counts(4, 8) == (1, 2, 4)
+    assert device_counts(12, 6) == (1, 2, 3, 6, 12)
+
+
+def test_of_large_pools_a_block_and_what_it_leaves_are_both_tried():
+    counts = device_counts(1024, 8)
+    assert len(counts) < 60
+    whole = [count for count in counts if count >= 8 and count < 1024]
+    assert {1024 - count for count in whole} == set(whole)
+    assert {8 * nodes for nodes in range(1, 9)} <= set(counts)
+
+
+def test_the_larger_part_comes_first_and_turns_share():
+    generate, score, update = leaf("generate", 16), leaf("score", 4), leaf("update", 8)
+    schedule = Spatial(first=score, second=Spatial(first=update, second=generate))
+    assert slots(schedule, SIZES) == {
+        "generate": range(16),
+        "update": range(16, 24),
+        "score": range(24, 28),
+    }
+    turns = Temporal(first=generate, second=update)
+    assert slots(turns, SIZES) == {"generate": range(16), "update": range(8)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), num=st.integers(2, 5))
+def test_parts_that_stand_apart_never_meet_and_none_crosses_a_node(data: st.DataObject, num: int):
+    leaves = [leaf(f"t{i}", data.draw(st.sampled_from(SIZES[:6]))) for i in range(num)]
+    schedule: Schedule = leaves[0]
+    apart: set[frozenset[str]] = set()
+    for i, one in enumerate(leaves[1:], start=1):
+        if data.draw(st.booleans()):
+            schedule = Temporal(first=schedule, second=one)
+        else:
+            schedule = Spatial(first=schedule, second=one)
+            apart |= {frozenset({one.task, other.task}) for other in leaves[:i]}
+    assume(block(schedule, SIZES) in SIZES)  # others are larger than the pool
+    places = slots(schedule, SIZES)
+    for one, other in combinations(places, 2):
+        if frozenset({one, other}) in apart:
+            assert not set(places[one]) & set(places[other])
+    for numbers in places.values():
+        inside = len(numbers) <= 8
+        first, last = numbers[0] // 8, numbers[-1] // 8
+        assert first == last if inside else numbers[0] % 8 == 0
+
+
+def test_a_pipelines_reader_begins_with_the_first_chunk_and_ends_with_the_step():
+    first, second = leaf("a", 8, 8.0), leaf("b", 8, 4.0)
+    problem = problem_of(first, second)
+    schedule = Spatial(first=first, second=second, chunks=4)
+    found = {bar.task: (bar.begin_s, bar.end_s) for bar in bars(problem, schedule)}
+    # (8 + 4) / 4 + 8 * 3 / 4 = 9 seconds.
+    assert found == {"a": (0.0, 8.0), "b": (2.0, 9.0)}
+    assert evaluate(problem, schedule).step_s == pytest.approx(9.0)
+    assert pieces(problem, schedule) == {"b": 4}
+    assert bottleneck(problem, schedule) == "a"
+    assert busy_seconds(schedule) == 8 * 8.0 + 8 * 4.0
+
+
+def test_turns_follow_each_other_and_what_runs_ahead_does_not_wait():
+    first, second = leaf("a", 8, 8.0), leaf("b", 8, 4.0)
+    problem = problem_of(first, second)
+    turns = {bar.task: bar.begin_s for bar in bars(problem, Temporal(first=first, second=second))}
+    assert turns == {"a": 0.0, "b": 8.0}
+    ahead = Asynchronous(first=first, second=second)
+    assert {bar.task: bar.begin_s for bar in bars(problem, ahead)} == {"a": 0.0, "b": 0.0}
+    assert bottleneck(problem, ahead) == "a"
+
+
+def test_the_schedule_is_kept_as_a_tree_and_drawn():
+    schedule = Spatial(
+        first=leaf("a", 16), second=Temporal(first=leaf("b", 8), second=leaf("c", 1)), chunks=2
+    )
+    kept = schedule_step(schedule, SIZES)
+    assert kept.draw() == (
+        "spatial on 24 devices, 2 chunks",
+        "|-- a on 16 devices",
+        "`-- temporal on 8 devices",
+        "    |-- b on 8 devices",
+        "    `-- c on 1 device",
+    )

@@ -1,0 +1,118 @@
+"""The ways to run a task: they fit, none is beaten, and each says what it spends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.layout import Layout
+from flowrl.cost.role_memory import kv_capacity
+from flowrl.cost.source import Estimate
+from flowrl.graph import Graph
+from flowrl.plan.candidates import Candidate, Candidates, Filter, pareto
+from flowrl.plan.tasks import TaskWork, tasks_of
+from tests.plan.many_cases import h100, request
+
+GIB = 1 << 30
+
+
+def candidates(host: int | None = None) -> Candidates:
+    (group,) = h100(16).groups()
+    return Candidates(request(), group, AnalyticCost(), host)
+
+
+def task(grpo: Graph, name: str) -> TaskWork:
+    return next(one for one in tasks_of(grpo, request()) if one.id == name)
+
+
+def way(seconds: float, resident: int, peak: int, **changes: object) -> Candidate:
+    made = Candidate(
+        layout=Layout(dp=8),
+        estimate=Estimate(seconds=seconds),
+        resident=resident * GIB,
+        peak=peak * GIB,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_a_way_that_is_slower_and_larger_is_left_out():
+    fast, small, beaten = way(1.0, 20, 60), way(2.0, 5, 60), way(3.0, 20, 60)
+    assert pareto([beaten, small, fast], 64 * GIB, shared=False) == (fast, small)
+
+
+def test_ways_that_differ_by_less_than_a_step_of_memory_are_one():
+    fast, slower = way(1.0, 21, 62), way(2.0, 20, 61)
+    assert pareto([fast, slower], 64 * GIB, shared=False) == (fast,)
+
+
+def test_of_about_equal_ways_the_plain_one_is_kept():
+    plain = way(1.0, 20, 60)
+    cut = way(0.99, 20, 60, layout=Layout(pp=2, dp=4))
+    assert pareto([plain, cut], 64 * GIB, shared=False) == (plain,)
+    much = way(0.9, 20, 60, layout=Layout(pp=2, dp=4))
+    assert pareto([plain, much], 64 * GIB, shared=False) == (much,)
+
+
+def test_ways_that_may_share_parameters_are_compared_in_one_form_only():
+    one = way(1.0, 20, 60, weight_bytes=GIB, form="tp 1")
+    other = way(2.0, 20, 60, weight_bytes=GIB, form="tp 2")
+    assert pareto([one, other], 64 * GIB, shared=True) == (one, other)
+    assert pareto([one, other], 64 * GIB, shared=False) == (one,)
+
+
+@pytest.mark.parametrize("name", ["actor.generate", "reference.logprobs", "actor.update"])
+def test_every_way_fits_and_its_numbers_agree(grpo: Graph, name: str):
+    made, work = candidates(), task(grpo, name)
+    found = made.of_task(work, 16, Filter(), shared=False)
+    assert found
+    for one in found:
+        assert one.layout.num_devices == 16
+        assert 0 <= one.weight_bytes <= one.resident <= one.peak <= made.budget
+        assert made.memory(work, one).total == pytest.approx(one.peak, abs=1)
+    seconds = [one.seconds for one in found]
+    assert min(seconds) > 0
+
+
+def test_an_engine_gives_its_memory_back_and_its_cache_is_what_is_free(grpo: Graph):
+    made, work = candidates(), task(grpo, "actor.generate")
+    for one in made.of_task(work, 8, Filter(), shared=False):
+        assert one.resident < 6 * GIB
+        assert one.slots == min(64, -(-512 // one.layout.dp))
+        most = kv_capacity(work.shape, one.layout, free_bytes=one.peak)
+        assert request().max_length <= one.kv_tokens <= min(most, one.slots * 2560)
+
+
+def test_what_is_on_the_host_is_moved_and_counted(grpo: Graph):
+    made, work = candidates(), task(grpo, "actor.update")
+    layout = Layout(tp=2, dp=8)
+    here, away = None, None
+    for one in made.of_layout(work, layout, Filter(recompute="none")):
+        if one.offload == ():
+            here = one
+        if one.offload == ("all",):
+            away = one
+    assert here is not None
+    assert away is not None
+    moved = here.resident - away.resident
+    assert away.host == moved > 0
+    assert away.move_s == pytest.approx(2 * AnalyticCost().move(moved, made.machine).seconds)
+    full = candidates(host=moved - 1)
+    assert all(one.offload != ("all",) for one in full.of_layout(work, layout, Filter()))
+
+
+def test_a_frozen_model_is_fetched_and_not_brought_back(grpo: Graph):
+    made, work = candidates(), task(grpo, "reference.logprobs")
+    kept, fetched = made.of_layout(work, Layout(dp=16), Filter())
+    assert fetched.move_s == pytest.approx(
+        AnalyticCost().move(kept.weight_bytes, made.machine).seconds
+    )
+
+
+def test_pinned_ways_are_the_only_ones(grpo: Graph):
+    made, work = candidates(), task(grpo, "actor.update")
+    only = Filter(layout=(("tp", 2),), recompute="full", offload="none")
+    found = made.of_task(work, 16, only, shared=False)
+    assert found
+    assert {(one.layout.tp, one.recompute, one.offload) for one in found} == {(2, "full", ())}
