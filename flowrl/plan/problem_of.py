@@ -43,7 +43,8 @@ CHUNKS = (1, 2, 4, 8, 16)
 
 CHUNK_S = 0.05
 """Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
-launches. An estimate; nothing measures it yet."""
+launches. An estimate; nothing measures it yet. What leaves the device between its turns takes its
+way to the host and back besides, with every chunk: in a stream, those that take turns alternate."""
 
 _FINE_NODES = 8
 _SIZES_AN_OCTAVE = 4
@@ -197,7 +198,7 @@ def _option_task(
             Option(
                 devices=way.devices,
                 seconds=way.seconds / task.every,
-                chunk_s=CHUNK_S,
+                chunk_s=CHUNK_S + way.move_s,
                 resident=way.resident,
                 peak=way.peak,
                 weight_bytes=way.weight_bytes if weights is not None else 0,

@@ -1,0 +1,48 @@
+"""What taking turns inside a stream costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.graph import Graph
+from flowrl.plan.groups import host_share
+from flowrl.plan.problem_of import CHUNK_S, Posed, pose
+from flowrl.plan.search import Leaf, Option, Spatial, Temporal, evaluate
+from tests.plan.many_cases import h100, request
+
+
+@pytest.fixture
+def posed(grpo: Graph) -> Posed:
+    pool = h100(8)
+    (group,) = pool.groups()
+    return pose(grpo, request(), group, AnalyticCost(), host=host_share(pool, group))
+
+
+def way(posed: Posed, task: str, *, moved: bool) -> Option:
+    """The fastest on 4 devices whose parameters go to the host between its turns, or do not."""
+    return next(
+        option
+        for option in posed.problem.task(task).options
+        if option.devices == 4 and ("all" in posed.candidate(task, option).offload) == moved
+    )
+
+
+def test_what_takes_turns_in_a_stream_comes_from_the_host_with_every_chunk(posed: Posed):
+    generate = Leaf(task="actor.generate", option=way(posed, "actor.generate", moved=False))
+    reference = Leaf(
+        task="reference.logprobs", option=way(posed, "reference.logprobs", moved=False)
+    )
+    update = Leaf(task="actor.update", option=way(posed, "actor.update", moved=True))
+    chunks = 4
+    turns = Temporal(first=reference, second=update)
+    stream = Spatial(first=generate, second=turns, chunks=chunks)
+
+    move_s = posed.candidate(update.task, update.option).move_s
+    assert move_s > 0
+    first = generate.option.seconds + (chunks - 1) * CHUNK_S
+    second = reference.option.seconds + update.option.seconds
+    second += (chunks - 1) * (2 * CHUNK_S + move_s)
+    expected = (first + second) / chunks + max(first, second) * (chunks - 1) / chunks
+    found = evaluate(posed.problem, stream)
+    assert found.step_s - found.sync_s == pytest.approx(expected)
