@@ -42,6 +42,9 @@ __all__ = ["Chosen", "Searched", "plainer", "search_group"]
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
 
+ENGINE_SHARE = 32
+"""Rollouts, the longest work of most steps, are not tried on a smaller part of a pool than this."""
+
 NEIGHBOURS = 2
 """Variants of the best schedule that are told where nobody asks for the next best ones."""
 
@@ -140,7 +143,15 @@ def search_group(
     wanted = request.options.alternatives if alternatives is None else alternatives
     numbers = range(len(group.addresses)) if numbering is None else numbering
     pins = read_pins(request.options.pins, tasks_of(graph, request, group.device.type), numbers)
-    posed = pose(graph, request, group, cost, filters=pins.filters, host=host)
+    posed = pose(
+        graph,
+        request,
+        group,
+        cost,
+        filters=pins.filters,
+        host=host,
+        engine_least=len(group.addresses) // ENGINE_SHARE,
+    )
     for task in posed.tasks:
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins)

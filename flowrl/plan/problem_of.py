@@ -97,6 +97,7 @@ def pose(
     kinds: frozenset[Kind] = EVERY_KIND,
     only: frozenset[str] | None = None,
     host: int | None = None,
+    engine_least: int = 1,
 ) -> Posed:
     """The problem of placing a graph on a group of equal devices.
 
@@ -105,6 +106,7 @@ def pose(
         kinds: Families of schedules.
         only: Tasks to place; None takes all.
         host: Bytes of its host's memory that each device may fill.
+        engine_least: Devices that a rollout is tried on at least.
 
     Raises:
         PlanError: a role without a model; a device without figures.
@@ -123,8 +125,9 @@ def pose(
         only_these = (filters or {}).get(task.id, Filter())
         shared = task.weights is not None and held.count(task.weights) > 1
         found: list[Candidate] = []
+        least = engine_least if task.generates else 1
         for count in counts:
-            if only_these.devices in (None, count):
+            if only_these.devices == count or (only_these.devices is None and count >= least):
                 found += made.of_task(task, count, only_these, shared=shared)
         ways[task.id] = tuple(found)
     shares = {name for name in held if held.count(name) > 1}
