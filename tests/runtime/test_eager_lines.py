@@ -486,7 +486,7 @@ def test_a_reward_that_raises_in_a_run_is_told_with_its_sample(tmp_path: Path):
 
 def test_a_reward_that_cannot_be_loaded_is_told_before_the_first_step(tmp_path: Path):
     broken = tmp_path / "broken.py"
-    broken.write_text("import no_such_module\n")
+    broken.write_text("import no_such_module\n\n\ndef f(response):\n    return 1.0\n")
     config = rewarded("looking", tmp_path)
     config["rewards"]["terms"][0]["function"] = f"{broken}:f"
     with pytest.raises(fl.RewardError, match="the reward cannot be loaded") as caught:

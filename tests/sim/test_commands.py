@@ -164,6 +164,7 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     assert {engine.role for engine in profile.engines} == {"actor"}
     assert {(op.role, op.op) for op in profile.ops} == {
         ("actor", "export"),
+        ("actor", "logprobs"),
         ("actor", "sync"),
         ("actor", "update"),
         ("reference", "logprobs"),
