@@ -85,7 +85,7 @@ class Fixture(BaseModel):
 
     @cached_property
     def _stages(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        graph = nx.DiGraph()
+        graph: nx.DiGraph[str] = nx.DiGraph()
         named = self.region_name if self.region else ""
         graph.add_nodes_from(([named] if named else []) + list(self.whole_pool_cost_s))
         for edge in self.graph:
