@@ -25,7 +25,7 @@ from line_plots import Line, Plot
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
-from flowrl.cost.lengths import Floats, Lengths, spread
+from flowrl.cost.lengths import Lengths, spread
 from flowrl.files import write_text_atomic
 from flowrl.plan.groups import cost_of, host_share
 from flowrl.plan.problem_of import Posed, may_run_ahead, pose
@@ -71,7 +71,11 @@ PUBLISHED: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Devices and overrides of configs/grpo_qwen25_7b.yaml. Sigma is what predict_published assumes."""
 
+MINI_BATCHES = 4
+"""Of the config: chunks that an update can take."""
+
 Row = dict[str, Any]
+Groups = tuple[Sequence[float], Sequence[float]]
 
 
 def posed(config: str, overrides: Sequence[str], devices: int) -> Posed:
@@ -101,20 +105,8 @@ def row(problem: Posed, devices: int, kind: Kind) -> Row:
     found = best(problem, devices, kind)
     if found is None:
         return {"devices": devices, "kind": str(kind), "step_s": None}
-    tasks = []
-    for leaf in leaves(found.schedule):
-        way = problem.candidate(leaf.task, leaf.option)
-        tasks.append(
-            {
-                "task": str(leaf.task),
-                "devices": way.devices,
-                "layout": way.layout.describe(),
-                "seconds": round(way.seconds, 2),
-                "offload": list(way.offload),
-                "recompute": way.recompute,
-            }
-        )
-    busy = sum(task["devices"] * task["seconds"] for task in tasks)
+    ways = [problem.candidate(leaf.task, leaf.option) for leaf in leaves(found.schedule)]
+    busy = sum(way.devices * way.seconds for way in ways)
     return {
         "devices": devices,
         "kind": str(kind),
@@ -123,7 +115,7 @@ def row(problem: Posed, devices: int, kind: Kind) -> Row:
         "peak_gib": round(found.evaluation.peak / 2**30, 1),
         "idle": round(1 - busy / (found.evaluation.step_s * devices), 3),
         "schedule": draw(found.schedule).splitlines(),
-        "tasks": tasks,
+        "layouts": [way.layout.describe() for way in ways],
     }
 
 
@@ -139,62 +131,82 @@ def rows(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterato
 # Streams by completion
 
 
-def stream_s(lengths: Lengths, group: int, generate_s: float, read_s: float, chunks: int) -> float:
-    """Seconds of a rollout of samples that all run at once, and of a reader beside it that takes
-    the groups in `chunks` as they complete.
+def even_s(generate_s: float, read_s: float, chunks: int) -> float:
+    """Seconds of a stream as the search takes it: equal chunks at even intervals."""
+    return (generate_s + read_s) / chunks + max(generate_s, read_s) * (chunks - 1) / chunks
 
-    The search takes chunks to come at even intervals and to be equally long. Here a group is
-    complete with its longest sample, time passes with tokens (so an emptier engine is no faster),
-    and reading a chunk takes its share of all tokens.
+
+def by_completion_s(groups: Groups, generate_s: float, read_s: float, chunks: int) -> float:
+    """Seconds of a stream whose reader takes the groups in `chunks` as they complete.
+
+    Samples all run at once. A group is complete with its longest sample; time passes with tokens,
+    though an emptier engine is faster and groups are complete later than that; a chunk takes its
+    share of all tokens to read.
     """
-    values = _mixed(spread(lengths, 512 * group), group)
-    order = values.max(axis=1).argsort()
-    ends, tokens = values.max(axis=1)[order], values.sum(axis=1)[order]
+    ends, tokens = groups
+    size = len(ends) // chunks
     now = 0.0
-    size = len(order) // chunks
     for first in range(0, size * chunks, size):
-        ready = generate_s * float(ends[first + size - 1]) / float(ends[-1])
-        share = float(tokens[first : first + size].sum() / tokens.sum())
-        now = max(now, ready) + read_s * share
+        ready = generate_s * ends[first + size - 1] / ends[-1]
+        now = max(now, ready) + read_s * sum(tokens[first : first + size]) / sum(tokens)
     return now
 
 
-def _mixed(values: Floats, group: int) -> Floats:
-    """Lengths in groups, long and short ones mixed by steps of the golden ratio."""
+def groups_of(lengths: Lengths, num: int, size: int) -> Groups:
+    """Longest samples and tokens of groups, in the order in which they complete.
+
+    Long and short samples are mixed by steps of the golden ratio.
+    """
     golden = (math.sqrt(5) - 1) / 2
+    values = [float(value) for value in spread(lengths, num * size)]
     order = sorted(range(len(values)), key=lambda index: index * golden % 1.0)
-    mixed: Floats = values[order].reshape(-1, group)
-    return mixed
+    groups = [[values[index] for index in order[at::num]] for at in range(num)]
+    pairs = sorted((max(group), sum(group)) for group in groups)
+    return [end for end, _ in pairs], [tokens for _, tokens in pairs]
 
 
 def streams(sizes: Sequence[int]) -> Iterator[Row]:
-    """How far the even chunks of the search are from groups that end when they end.
+    """GRPO 7B in a stream, the rest taking turns beside the rollout, with both kinds of chunks.
 
-    On half of the devices GRPO 7B generates, on the others the rest takes turns.
+    For each, the best way to share the devices out; memory and messages are left out.
     """
-    for sigma in SIGMAS[1:]:
-        job = JOBS["GRPO 7B"]
-        problem = posed(job[0], (*job[1], f"plan.sigma={sigma}"), max(sizes))
+    config, overrides = JOBS["GRPO 7B"]
+    for sigma in SIGMAS:
+        problem = posed(config, (*overrides, f"plan.sigma={sigma}"), max(sizes))
+        rollout, *rest = problem.tasks
+        num = rollout.samples // rollout.group_size
+        groups = groups_of(problem.candidates.options.lengths, num, rollout.group_size)
         for devices in sizes:
-            fastest = {
-                task.id: min(
-                    way.seconds for way in problem.ways[task.id] if way.devices == devices // 2
-                )
-                for task in problem.tasks
-            }
-            generate_s = fastest.pop("actor.generate")
-            read_s, chunks = sum(fastest.values()), 4
-            even = (generate_s + read_s) / chunks
-            even += max(generate_s, read_s) * (chunks - 1) / chunks
-            lengths = problem.candidates.options.lengths
+            turns = sum(_fastest(problem, task.id, devices) for task in problem.tasks)
+            found: dict[str, tuple[float, int]] = {}
+            for here in problem.problem.block_sizes():
+                generate_s = _fastest(problem, rollout.id, here, at_once=True)
+                read_s = sum(_fastest(problem, task.id, devices - here) for task in rest)
+                if not math.isfinite(generate_s + read_s):
+                    continue
+                ways = {
+                    "even": even_s(generate_s, read_s, MINI_BATCHES),
+                    "by_completion": by_completion_s(groups, generate_s, read_s, MINI_BATCHES),
+                }
+                for name, seconds in ways.items():
+                    found[name] = min(found.get(name, (math.inf, 0)), (round(seconds, 2), here))
             yield {
                 "sigma": sigma,
                 "devices": devices,
-                "generate_s": round(generate_s, 2),
-                "read_s": round(read_s, 2),
-                "even_s": round(even, 2),
-                "by_completion_s": round(stream_s(lengths, 8, generate_s, read_s, chunks), 2),
+                "temporal_s": round(turns, 2),
+                **{f"{name}_s": seconds for name, (seconds, _) in found.items()},
+                **{f"{name}_generate": here for name, (_, here) in found.items()},
             }
+
+
+def _fastest(problem: Posed, task: str, devices: int, *, at_once: bool = False) -> float:
+    """Seconds of a task on so many devices; `at_once` with a slot for each sample of the step."""
+    samples = problem.task(task).samples if at_once else 0
+    ways = problem.ways[task]
+    return min(
+        (w.seconds for w in ways if w.devices == devices and w.slots * w.layout.dp >= samples),
+        default=math.inf,
+    )
 
 
 # What is written
@@ -244,7 +256,7 @@ def plots(results: Row) -> Iterator[tuple[str, str]]:
 
 def table(found: Sequence[Row], first: str, key: str = "devices") -> Iterator[str]:
     """Rows of a Markdown table."""
-    yield f"| {first} | {' | '.join(str(kind) for kind in KINDS)} | fastest on policy |"
+    yield f"| {first} | {' | '.join(str(kind) for kind in KINDS)} | hybrid is |"
     yield "|---|---|---|---|---|---|"
     for value in dict.fromkeys(one[key] for one in found):
         here = {one["kind"]: one for one in found if one[key] == value}
@@ -271,13 +283,12 @@ def report(results: Row) -> Iterator[str]:
     yield "\n## Published jobs, as far as they are known\n"
     yield from table(results["published"], "job", "job")
     yield "\n## Streams: even chunks, and groups as they end\n"
-    yield "| sigma | H100 | generate | the rest | even chunks | by completion |"
-    yield "|---|---|---|---|---|---|"
+    yield "| sigma | H100 | temporal | even chunks | by completion |"
+    yield "|---|---|---|---|---|"
     for one in results["streams"]:
-        yield (
-            f"| {one['sigma']} | {one['devices']} | {one['generate_s']:.1f} s | "
-            f"{one['read_s']:.1f} s | {one['even_s']:.1f} s | {one['by_completion_s']:.1f} s |"
-        )
+        seconds = (one[name] for name in ("temporal_s", "even_s", "by_completion_s"))
+        cells = " | ".join(f"{value:.1f} s" for value in seconds)
+        yield f"| {one['sigma']:g} | {one['devices']} | {cells} |"
 
 
 def study() -> Row:
@@ -293,7 +304,7 @@ def study() -> Row:
             f"{sigma:g}": list(rows(grpo[0], (f"plan.sigma={sigma}",), DEVICES)) for sigma in SIGMAS
         },
         "published": published,
-        "streams": list(streams((32, 64, 128, 256))),
+        "streams": list(streams((128, 256, 512, 1024))),
     }
 
 
