@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from flowrl.cost.lengths import ConstantLengths, LognormalLengths
 
 
 @pytest.fixture(scope="module")
-def script(repository):
+def script(repository: Path) -> ModuleType:
     folder = repository / "benchmarks"
     spec = importlib.util.spec_from_file_location("what_if", folder / "what_if.py")
     assert spec is not None
@@ -25,7 +28,7 @@ def script(repository):
 
 
 @pytest.fixture(scope="module")
-def small(script, tmp_path_factory):
+def small(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = tmp_path_factory.mktemp("what_if") / "small.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["what_if.py", "--small", str(file)])
@@ -33,7 +36,7 @@ def small(script, tmp_path_factory):
     return json.loads(file.read_text())
 
 
-def test_the_small_case_is_that_of_the_results(small, repository):
+def test_the_small_case_is_that_of_the_results(small: Any, repository: Path):
     results = json.loads((repository / "benchmarks" / "results" / "what_if.json").read_text())
     for row in small["jobs"]["GRPO 7B"]:
         same = {name: row[name] for name in ("devices", "kind")}
@@ -41,7 +44,7 @@ def test_the_small_case_is_that_of_the_results(small, repository):
         assert row["step_s"] == pytest.approx(kept["step_s"], rel=0.02)
 
 
-def test_the_guide_says_what_the_results_say(repository):
+def test_the_guide_says_what_the_results_say(repository: Path):
     results = json.loads((repository / "benchmarks" / "results" / "what_if.json").read_text())
     guide = (repository / "docs" / "planning-guide.md").read_text()
     for devices in {row["devices"] for row in results["jobs"]["GRPO 7B"]}:
@@ -52,7 +55,7 @@ def test_the_guide_says_what_the_results_say(repository):
         assert f"| {devices:,} | {' | '.join(cells)} |" in guide
 
 
-def test_hybrid_is_as_fast_as_what_it_contains_and_more_devices_are_no_slower(small):
+def test_hybrid_is_as_fast_as_what_it_contains_and_more_devices_are_no_slower(small: Any):
     rows = small["jobs"]["GRPO 7B"]
     seconds = {(row["kind"], row["devices"]): row["step_s"] for row in rows}
     assert len(seconds) == 8
@@ -63,20 +66,20 @@ def test_hybrid_is_as_fast_as_what_it_contains_and_more_devices_are_no_slower(sm
         assert seconds[kind, 16] <= seconds[kind, 8]
 
 
-def test_rows_fit_their_devices_and_are_never_busier_than_whole(small):
+def test_rows_fit_their_devices_and_are_never_busier_than_whole(small: Any):
     for row in small["jobs"]["GRPO 7B"]:
         assert 0 < row["peak_gib"] <= 80
         assert 0 <= row["idle"] < 1
         assert len(row["layouts"]) == 3
 
 
-def test_groups_of_equal_samples_all_come_at_the_end(script):
+def test_groups_of_equal_samples_all_come_at_the_end(script: ModuleType):
     groups = script.groups_of(ConstantLengths(tokens=100), 64, 8)
     assert script.by_completion_s(groups, 60.0, 20.0, 4) == pytest.approx(80.0)
     assert script.even_s(60.0, 20.0, 4) == pytest.approx(65.0)
 
 
-def test_no_stream_ends_before_its_last_group_is_read(script):
+def test_no_stream_ends_before_its_last_group_is_read(script: ModuleType):
     lengths = LognormalLengths(mean=2400, sigma=0.8, maximum=8192)
     groups = script.groups_of(lengths, 512, 8)
     found = script.by_completion_s(groups, 61.5, 32.2, 4)
