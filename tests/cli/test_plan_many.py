@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from flowrl.cli import main
 from flowrl.plan import PlacementPlan, load_plan
+from tests.cli.in_one_process import run_all
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_qwen25_7b.yaml"
@@ -35,8 +35,8 @@ def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_library(flowrl: Run):
-    code, out, err = flowrl(CONFIG, *SMALL, *NODE)
-    assert (code, err) == (0, "")
+    ended = run_all({"plan": ["plan", CONFIG, *SMALL, *NODE]}, ROOT)["plan"]
+    assert (ended.code, ended.err, list(ended.heavy)) == (0, "", [])
     for part in (
         "a step takes",
         "schedule",
@@ -44,14 +44,10 @@ def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_libra
         "engines",
         "cannot run here",
     ):
-        assert part in out
-    assert "not tp=8" not in out
-    assert "torch" not in sys.modules or "torch" in STARTED_WITH
+        assert part in ended.out
+    assert "not tp=8" not in ended.out
     _, explained, _ = flowrl(CONFIG, *SMALL, *NODE, "--explain")
     assert "not tp=8: does not divide 28 query heads; nearest 4, 7" in explained
-
-
-STARTED_WITH = frozenset(sys.modules)
 
 
 @pytest.mark.parametrize(
