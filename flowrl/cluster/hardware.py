@@ -116,7 +116,7 @@ def find_spec(name: str) -> DeviceSpec | None:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class _Measured(_Section):

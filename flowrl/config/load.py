@@ -25,8 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from flowrl.config.nearest import listing, suggestion
@@ -349,6 +347,10 @@ def _add_override(draft: _Draft, override: str) -> None:
 def _interpolate(draft: _Draft, path: Path | None) -> dict[str, Value]:
     if not _has_interpolation(draft.values):
         return draft.values
+    # Its grammar takes longer to import than a configuration to read, and few interpolate.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         # The defaults take part, so that `${seed}` means the seed even where none is written.
         tree = OmegaConf.merge(OmegaConf.create(_defaults()), OmegaConf.create(draft.values))

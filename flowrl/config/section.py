@@ -22,8 +22,16 @@ Args: TypeAlias = dict[str, str | int | float | bool | None]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change."""
+    """Base of all sections: unknown keys are errors, values never change.
+
+    A validator is built when it is first asked for, so that a section that is only read as a part
+    of another one gets none of its own.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,
     )

@@ -24,7 +24,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
-from flowrl.cost.rollout_time import rollout_estimate
+from flowrl.cost.rollout_time import DecodeStep, rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.cost.switching import move_s, weight_sync_parts
 from flowrl.cost.trainer_time import Batch, forward_batch_parts, update_parts
@@ -52,9 +52,12 @@ class AnalyticCost:
         self, shape: ModelShape, layout: Layout, machine: Machine, *, batch: int, context: float
     ) -> Estimate:
         """See `Cost`."""
+        return self._decoder(shape, layout, machine)(batch, context)
+
+    def _decoder(self, shape: ModelShape, layout: Layout, machine: Machine) -> DecodeStep:
         # Without expert groups a step is a replica's own matter, however many there are.
         replica = layout if layout.ep > 1 else replace(layout, dp=1)
-        return _decode_step(shape, replica, machine, batch, context, self.host_s)
+        return _decoder(shape, replica, machine, self.host_s)
 
     def prefill(
         self, shape: ModelShape, layout: Layout, machine: Machine, *, rows: int, tokens: int
@@ -80,9 +83,7 @@ class AnalyticCost:
     ) -> Estimate:
         """See `Cost`."""
         return rollout_estimate(
-            lambda batch, context: self.decode_step(
-                shape, layout, machine, batch=batch, context=context
-            ),
+            self._decoder(shape, layout, machine),
             lambda rows, tokens: self.prefill(shape, layout, machine, rows=rows, tokens=tokens),
             replicas=layout.dp,
             samples=samples,
@@ -178,14 +179,17 @@ class AnalyticCost:
         return Estimate.of_parts({"host link": move_s(nbytes, machine)})
 
 
-@lru_cache(maxsize=16384)
-def _decode_step(
-    shape: ModelShape,
-    layout: Layout,
-    machine: Machine,
-    batch: int,
-    context: float,
-    host_s: float,
-) -> Estimate:
-    parts = decode_parts(shape, layout, machine, batch=batch, context=context)
-    return Estimate.of_parts({**parts, "host": host_s})
+@lru_cache(maxsize=512)
+def _decoder(shape: ModelShape, layout: Layout, machine: Machine, host_s: float) -> DecodeStep:
+    """Steps of one replica, each computed once: rollouts differ in their number and their cache.
+
+    What is the same for all of them is looked up once a rollout, for its hash takes longer than
+    that of a batch and a context.
+    """
+
+    @lru_cache(maxsize=256)
+    def step(batch: int, context: float) -> Estimate:
+        parts = decode_parts(shape, layout, machine, batch=batch, context=context)
+        return Estimate.of_parts({**parts, "host": host_s})
+
+    return step

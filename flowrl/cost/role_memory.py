@@ -40,6 +40,7 @@ logits. The framework's own memory is not in here: it is a process's, not a role
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from flowrl.cost.activations import (
@@ -216,7 +217,12 @@ def _stages(shape: ModelShape, layout: Layout) -> tuple[StageParameters, ...]:
 
     Stages between them hold no tables and fewer micro-batches than the second.
     """
-    stages = stage_parameters(shape, layout.tp, layout.pp, layout.ep)
+    return _fullest(shape, layout.tp, layout.pp, layout.ep)
+
+
+@lru_cache(maxsize=4096)
+def _fullest(shape: ModelShape, tp: int, pp: int, ep: int) -> tuple[StageParameters, ...]:
+    stages = stage_parameters(shape, tp, pp, ep)
     if len(stages) <= 4:
         return stages
     most = max(stages[1:-1], key=lambda stage: (stage.num_layers, -stage.index))

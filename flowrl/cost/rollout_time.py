@@ -25,7 +25,7 @@ from flowrl.cost.lengths import Floats, Lengths
 from flowrl.cost.occupancy import occupancy
 from flowrl.cost.source import Estimate, Source
 
-__all__ = ["rollout_estimate"]
+__all__ = ["DecodeStep", "rollout_estimate"]
 
 DecodeStep = Callable[[int, float], Estimate]
 """Of a batch and a mean context."""

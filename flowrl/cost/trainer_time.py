@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost import collectives, efficiency
@@ -78,12 +79,11 @@ def forward_batch_parts(
     shape: ModelShape, layout: Layout, machine: Machine, batch: Batch, shard: Shard
 ) -> PassParts:
     """Seconds of logprobs, values or scores, by part."""
-    passes = _passes(layout, batch)
-    once = _pass_parts(shape, layout, machine, passes.tokens)
-    turns = (passes.number + layout.pp - 1) / layout.pp
-    parts = {name: seconds * turns for name, seconds in once.items()}
+    number, once = _once(shape, layout, machine, batch)
+    turns = (number + layout.pp - 1) / layout.pp
+    parts = {name: seconds * turns for name, seconds in once}
     if shard == "full":
-        gathered = passes.number * _gather_s(shape, layout, machine)
+        gathered = number * _gather_s(shape, layout, machine)
         parts["sharded parameters"] = max(0.0, gathered - sum(parts.values()))
     return parts
 
@@ -110,15 +110,12 @@ def update_parts(
         lengths=batch.lengths,
         micro_tokens=batch.micro_tokens,
     )
-    passes = _passes(layout, mini)
-    turns = mini_batches * (passes.number + layout.pp - 1) / layout.pp
-    parts = {
-        name: seconds * turns * _worth(name, recompute)
-        for name, seconds in _pass_parts(shape, layout, machine, passes.tokens).items()
-    }
+    number, once = _once(shape, layout, machine, mini)
+    turns = mini_batches * (number + layout.pp - 1) / layout.pp
+    parts = {name: seconds * turns * _worth(name, recompute) for name, seconds in once}
     if shard == "full":
-        once = 2 * _gather_s(shape, layout, machine) + _reduce_s(shape, layout, machine)
-        exchanged = mini_batches * passes.number * once
+        sharded = 2 * _gather_s(shape, layout, machine) + _reduce_s(shape, layout, machine)
+        exchanged = mini_batches * number * sharded
         parts["sharded parameters"] = max(0.0, exchanged - sum(parts.values()))
     else:
         parts["gradients"] = mini_batches * _gradients_s(shape, layout, machine, shard)
@@ -134,6 +131,16 @@ def _worth(name: str, recompute: Recompute) -> float:
     if name in ("tensor parallel", "expert parallel", "context parallel", "pipeline"):
         return 2.0 + again
     return 3.0 + (again or (recompute == "selective" and name == "norms"))
+
+
+@lru_cache(maxsize=4096)
+def _once(
+    shape: ModelShape, layout: Layout, machine: Machine, batch: Batch
+) -> tuple[int, tuple[tuple[str, float], ...]]:
+    """Micro-batches of a replica, and the parts of one: whatever an update computes again or has
+    on the host, they are the same."""
+    passes = _passes(layout, batch)
+    return passes.number, tuple(_pass_parts(shape, layout, machine, passes.tokens).items())
 
 
 def _passes(layout: Layout, batch: Batch) -> _Passes:
@@ -200,6 +207,7 @@ def _reduce_s(shape: ModelShape, layout: Layout, machine: Machine) -> float:
     )
 
 
+@lru_cache(maxsize=4096)
 def _gradients_s(shape: ModelShape, layout: Layout, machine: Machine, shard: Shard) -> float:
     """Of one optimizer step."""
     if shard == "optimizer":

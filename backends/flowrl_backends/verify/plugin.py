@@ -15,7 +15,6 @@ from flowrl.backend.protocols import (
     TrainBackend,
 )
 from flowrl.errors import BackendError
-from flowrl_backends.verify.scorer import Scorer
 
 if TYPE_CHECKING:
     from flowrl.backend.environment import Environment, EnvironmentContext
@@ -45,6 +44,8 @@ class VerifyPlugin:
 
     def open_score(self, context: ScoreContext) -> ScoreBackend:
         """A scorer of the terms in `context`."""
+        from flowrl_backends.verify.scorer import Scorer
+
         return Scorer(context)
 
     def open_environment(self, context: EnvironmentContext) -> Environment:
