@@ -494,9 +494,12 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class _PlanFile(BaseModel):
-    """Its settings hold for the plain dataclasses inside it too."""
+    """Its settings hold for the plain dataclasses inside it too.
 
-    model_config = ConfigDict(extra="forbid")
+    Its validator is built when the first plan is read, for making one needs none.
+    """
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     plan: PlacementPlan
 
