@@ -22,9 +22,10 @@ from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config
 from flowrl.config.schema import RunConfig
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
-from flowrl.plan import PlacementPlan, PlanRequest
+from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
+from flowrl.plan.local import ASYNCHRONOUS
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 
@@ -85,6 +86,29 @@ class Compiled:
         """The plan of the last stage."""
         return self.stages[-1].plan
 
+    def with_plan(self, plan: PlacementPlan | Path) -> Compiled:
+        """The run with another plan, or a plan's file, for the stages of its graph.
+
+        Raises:
+            ConfigError: the file is no plan, or of no stage's graph.
+            PlanError: the parts of the plan contradict each other.
+        """
+        where = "plan" if isinstance(plan, PlacementPlan) else str(plan)
+        given = plan if isinstance(plan, PlacementPlan) else load_plan(plan)
+        graphs = [stage.graph.name for stage in self.stages]
+        if given.graph not in graphs:
+            raise ConfigError(
+                "the plan is of no stage of this run",
+                where=where,
+                found=f"a plan of {given.graph!r}",
+                expected=f"of {', '.join(map(repr, dict.fromkeys(graphs)))}",
+            )
+        stages = tuple(
+            stage.with_plan(given) if stage.graph.name == given.graph else stage
+            for stage in self.stages
+        )
+        return replace(self, stages=stages)
+
     def run(self, *, display: Display | None = None) -> RunResult:
         """Executes the plan in a new run folder.
 
@@ -106,6 +130,7 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
     *,
     overrides: Sequence[str] = (),
     pool: ResourcePool | None = None,
+    measured: bool = True,
 ) -> Compiled:
     """Traces, lowers and places every stage of a configuration.
 
@@ -115,15 +140,21 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
         config: See `ConfigLike`.
         overrides: `key=value` texts.
         pool: Devices to plan for; by default what `cluster` says, which is this machine.
+        measured: Plans for this machine are chosen by the times that `flowrl profile` measured, if
+            it did.
 
     Raises:
         FlowError: anything that is wrong, before a tensor library is imported or data is read.
     """
-    return _compile(workflow, _load(config, overrides), pool)
+    return _compile(workflow, _load(config, overrides), pool, chooses=measured)
 
 
 def _compile(
-    workflow: Workflow | str | None, loaded: LoadedConfig, pool: ResourcePool | None = None
+    workflow: Workflow | str | None,
+    loaded: LoadedConfig,
+    pool: ResourcePool | None = None,
+    *,
+    chooses: bool = True,
 ) -> Compiled:
     check_config(loaded)
     if pool is None and names_ray(loaded.config.cluster):
@@ -136,11 +167,43 @@ def _compile(
         stages = compile_stages(
             loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded)
         )
+    if chooses and not is_eager and loaded.config.cluster == "auto" and pool is None:
+        stages = _fastest(loaded, stages)
     reference, config = _reference(workflow), loaded.config
     if reference is not None:
         # So that the run folder's config names it, and `flowrl run --resume` finds it.
         config = config.model_copy(update={"workflow": reference})
     return Compiled(config=config, stages=stages)
+
+
+def profile_path(runs: Path, name: str) -> Path:
+    """Where a config's profile is, if nobody says otherwise."""
+    return runs / f"{name}.profile.json"
+
+
+def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[CompiledStage, ...]:
+    """The stages by the plans that are fastest by a profile of this machine, where there is one.
+
+    A profile is of a config's last stage; it is used for it alone.
+    """
+    config, stage = loaded.config, stages[-1]
+    path = config.plan.profile or profile_path(config.runtime.runs, config.name)
+    if stage.local is None or len(stage.local.choices()) < 2 or not path.is_file():
+        return stages
+    from flowrl.sim.choose_plan import choose_plan
+    from flowrl.sim.profile import load_profile, profile_times
+
+    try:
+        times = profile_times(load_profile(path), stage, source=str(path))
+        chosen = choose_plan(stage, times, config.plan, config.seed)
+    except FlowError as reason:
+        if config.plan.profile is not None:
+            raise
+        # It lies there from another time; that it is not used is told with the plan.
+        why = f"{path} cannot be used: {reason.what}"
+        left = Reason(subject="profile", choice="none", why=why)
+        chosen = stage.with_plan(replace(stage.plan, reasons=(*stage.plan.reasons, left)))
+    return (*stages[:-1], chosen)
 
 
 def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None:
@@ -240,8 +303,25 @@ def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) 
     """
     from flowrl.runtime.local import resume_local
 
-    path, summary = resume_local(compiled.config, compiled.stages, folder, display=display)
+    stages = tuple(_as_begun(stage, folder) for stage in compiled.stages)
+    path, summary = resume_local(compiled.config, stages, folder, display=display)
     return RunResult(folder=path, summary=summary)
+
+
+def _as_begun(stage: CompiledStage, folder: Path) -> CompiledStage:
+    """A stage by the plan that a run folder holds; a run goes on as it began."""
+    written = folder / f"plan.{stage.name}.json"
+    if stage.local is None or stage.local.request.in_process or not written.is_file():
+        return stage
+    plan = load_plan(written)
+    # One without a kind is older than this choice; one of a line by line run knows none.
+    ahead = stage.local.request.may_run_ahead or stage.local.request.must_run_ahead
+    if plan.kind == "" or (plan.kind == ASYNCHRONOUS) > ahead:
+        return stage
+    nodes = [operation.node for operation in plan.operations]
+    if nodes != [operation.node for operation in stage.plan.operations]:
+        return stage  # of another workflow, which the executor tells of
+    return stage.with_plan(plan)
 
 
 def _reference(workflow: Workflow | str | None) -> str | None:

@@ -185,6 +185,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run folder.")
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Run a plan as it is written there."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a config, or go on with a run that was stopped."""
@@ -192,9 +196,9 @@ def run(
 
     if resume is not None:
         words = ([str(config)] if config is not None else []) + (overrides or [])
-        command.resume(resume, words)
+        command.resume(resume, words, plan)
     else:
-        command.run(_config_file(config, "run"), overrides or [])
+        command.run(_config_file(config, "run"), overrides or [], plan)
 
 
 def _config_file(config: Path | None, command: str) -> Path:

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from flowrl.compiler import CompiledStage
     from flowrl.sim.profile import Profile
 
-__all__ = ["profile_path", "run"]
-
-
-def profile_path(runs: Path, name: str) -> Path:
-    """Where a config's profile is, if nobody says otherwise."""
-    return runs / f"{name}.profile.json"
+__all__ = ["run"]
 
 
 def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json: bool) -> None:
@@ -31,12 +26,12 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
     from flowrl import api
     from flowrl.sim.profile import save_profile
 
-    compiled = api.compile(None, config, overrides=overrides)
+    compiled = api.compile(None, config, overrides=overrides, measured=False)
     stage = compiled.stages[-1]
     tell = _teller(quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="flowrl-profile-") as scratch:
         profile = _measured(compiled, stage, Path(scratch), tell)
-    path = output or profile_path(compiled.config.runtime.runs, compiled.config.name)
+    path = output or api.profile_path(compiled.config.runtime.runs, compiled.config.name)
     save_profile(profile, path)
     if as_json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
@@ -72,7 +67,7 @@ def _calibrated(
     from flowrl.sim.scorers import ScoreTimes
 
     values = calibration_values(compiled.config, stage, folder)
-    result = api.compile(None, values).run(display=SilentDisplay())
+    result = api.compile(None, values, measured=False).run(display=SilentDisplay())
     found = calibration_of(list(RunFolder.open(result.folder).steps()))
     scorers = tuple(
         replace(

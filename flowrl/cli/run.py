@@ -30,8 +30,11 @@ _INTERRUPTED = 130
 """128 + SIGINT, as shells count it."""
 
 
-def run(config: Path, overrides: Sequence[str]) -> None:
+def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
     """Compiles and runs.
+
+    Args:
+        plan: Takes the place of the plan of the stage that it is of.
 
     Raises:
         FlowError: whatever ends the run early.
@@ -39,11 +42,14 @@ def run(config: Path, overrides: Sequence[str]) -> None:
     from flowrl import api
 
     compiled = api.compile(None, config, overrides=overrides)
+    if plan is not None:
+        compiled = compiled.with_plan(plan)
     _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
 
 
-def resume(path: Path, overrides: Sequence[str]) -> None:
-    """Goes on with the run in folder `path` from its latest checkpoint.
+def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
+    """Goes on with the run in folder `path` from its latest checkpoint, by the plans that it began
+    with.
 
     Raises:
         ConfigError: an override that would make another run of it.
@@ -52,6 +58,12 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     from flowrl import api
     from flowrl.observe.run_folder import RunFolder
 
+    if plan is not None:
+        raise ConfigError(
+            "a resumed run keeps its plans",
+            where=f"--plan {plan}",
+            hint=f"edit {path}/plan.STAGE.json to go on by another one",
+        )
     for override in overrides:
         if not override.startswith(_CHANGEABLE):
             raise ConfigError(

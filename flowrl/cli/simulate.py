@@ -92,7 +92,7 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     Raises:
         FlowError: the stage cannot be simulated, or the profile is of another model.
     """
-    from flowrl.cli.profile import profile_path
+    from flowrl.api import profile_path
     from flowrl.sim.compare import beside, beside_text
 
     stage = compiled.stages[-1]
@@ -113,12 +113,7 @@ def _simulated(
     from flowrl.sim.run import simulate
 
     times = _times(compiled, stage, options.profile)
-    # A fleet is the config's; who says nothing of it has the replicas of the plan.
-    wanted = {
-        role: options.engines or config.num_engines
-        for role, config in compiled.config.roles.items()
-    }
-    engines = {role: n for role, n in wanted.items() if options.engines or n > 1}
+    engines = dict.fromkeys(compiled.config.roles, options.engines) if options.engines else {}
     model = model_of_stage(stage, times, num_engines=engines)
     faults = Faults()
     if options.faults is not None:
@@ -170,7 +165,7 @@ def _stage(compiled: Compiled, name: str | None) -> CompiledStage:
 
 
 def _times(compiled: Compiled, stage: CompiledStage, path: Path | None) -> StageTimes:
-    from flowrl.cli.profile import profile_path
+    from flowrl.api import profile_path
     from flowrl.sim.profile import load_profile, profile_times
     from flowrl.sim.times import assumed_times
 

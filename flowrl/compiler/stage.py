@@ -10,6 +10,7 @@ from pathlib import Path
 from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
+from flowrl.compiler.local_options import LocalOptions, local_options
 from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
 from flowrl.compiler.roles import StageRoles, check_roles
@@ -43,6 +44,7 @@ class CompiledStage:
         graph: The lowered graph, with the cost of each node.
         plan: Where and how it runs.
         placed: The same graph, with what the plan says of each node.
+        local: What the plan left open on one device; None where it is over many.
     """
 
     name: str
@@ -53,6 +55,15 @@ class CompiledStage:
     graph: Graph
     plan: PlacementPlan
     placed: Graph
+    local: LocalOptions | None = None
+
+    def with_plan(self, plan: PlacementPlan) -> CompiledStage:
+        """The stage by another plan of its graph.
+
+        Raises:
+            PlanError, GraphError: the plan is of another graph.
+        """
+        return replace(self, plan=plan, placed=place(self.graph, plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +112,13 @@ def compile_stages(
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     return tuple(
         _placed(
+            loaded,
             stage,
             config.stage_config(stage.name),
             request,
             pool,
-            cost_of(request) if cost_of is not None else None,
+            # A single device takes no estimates.
+            cost_of(request) if cost_of is not None and not here else None,
         )
         for stage, request in zip(stages, requests, strict=True)
     )
@@ -314,6 +327,7 @@ def _sized(loaded: LoadedConfig, stages: list[_Lowered], players: Players) -> li
 
 
 def _placed(
+    loaded: LoadedConfig,
     stage: _Lowered,
     config: StageConfig,
     request: PlanRequest,
@@ -321,6 +335,10 @@ def _placed(
     cost: Cost | None,
 ) -> CompiledStage:
     plan = make_plan(stage.graph, request, pool, cost)
+    local = None
+    if plan.schedule is None:
+        local = local_options(loaded, config, stage.graph, plan, stage.context)
+        plan = local.default(stage.graph)
     # The plan chooses parameter types, which bytes follow from.
     context = replace(stage.context, costs=_costs(request, stage.graph, plan))
     graph = annotate_cost(stage.graph, context)
@@ -333,6 +351,7 @@ def _placed(
         graph=graph,
         plan=plan,
         placed=place(graph, plan),
+        local=local,
     )
 
 

@@ -28,6 +28,9 @@ class PlanConfig(Section):
             pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
         engine: What generates there: `sglang` or `vllm`.
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
+        kind: How a run on this machine draws samples: `temporal`, `spatial` or `asynchronous` (see
+            `flowrl.plan.local`); `auto` takes what is predicted to be fastest by the times that
+            `flowrl profile` measured, and the main process where nothing was measured.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
     """
@@ -41,5 +44,6 @@ class PlanConfig(Section):
     trainer: Literal["megatron", "fsdp"] = "megatron"
     engine: Literal["sglang", "vllm"] = "sglang"
     objective: Literal["step_time", "device_time"] = "step_time"
+    kind: Literal["auto", "temporal", "spatial", "asynchronous"] = "auto"
     alternatives: Int = Field(default=0, ge=0, le=50)
     pins: dict[str, object] = Field(default_factory=dict)

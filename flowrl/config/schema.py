@@ -277,7 +277,8 @@ class RoleConfig(Section):
         optimizer: What differs from the stage's `train.optimizer`, such as a critic's learning
             rate.
         num_slots: Samples decoded at once.
-        num_engines: Engines that draw side by side, each with `num_slots` and weights of its own.
+        num_engines: Engines that draw side by side, each with `num_slots`, and with weights of its
+            own where they are processes; nothing leaves it to the planner.
             More than one, or one of a stage whose `max_staleness` is above 0, are in processes of
             their own.
         dtype: Parameter type; `auto` takes bfloat16 where the device has it in hardware and
@@ -297,7 +298,7 @@ class RoleConfig(Section):
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
     optimizer: OptimizerChanges | None = None
     num_slots: Int = Field(default=256, ge=1)
-    num_engines: Int = Field(default=1, ge=1, le=1024)
+    num_engines: Annotated[Int, Field(ge=1, le=1024)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
     terms: tuple[RewardTerm, ...] | None = None

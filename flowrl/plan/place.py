@@ -48,7 +48,7 @@ def _placed(node: Node, plan: PlacementPlan) -> Node:
     attrs: dict[str, Attr] = {}
     if home is not None:
         attrs["devices"] = device_names(operation.devices or home.devices)
-        attrs |= {"process": home.process, "replicas": operation.replicas}
+        attrs |= {"process": operation.process or home.process, "replicas": operation.replicas}
         attrs |= {"samples": operation.num_samples}
         attrs["samples_per_replica"] = -(-operation.num_samples // operation.replicas)
     attrs |= {"start": str(operation.start), "chunk": operation.chunk}

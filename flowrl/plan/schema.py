@@ -194,6 +194,9 @@ class Operation:
         kv_tokens: Tokens that the KV cache of one replica holds; 0 where slots are the limit.
         slots: Samples that one replica decodes at once; 0 where the placement says it.
         seconds: Predicted, of a step; None where nobody estimated it.
+        process: Whose it is where that is not its role's: each replica is a process of its own.
+        cores: The core of each replica, counted among those that a run may use; empty leaves it to
+            the operating system.
     """
 
     node: str
@@ -219,6 +222,8 @@ class Operation:
     kv_tokens: int = 0
     slots: int = 0
     seconds: float | None = None
+    process: str = ""
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +391,8 @@ class PlacementPlan:
 
     Attributes:
         schedule: Of a plan over many devices; None where models take turns on one.
-        kind: Of the schedule: `temporal`, `spatial`, `hybrid` or `asynchronous`.
+        kind: Of the schedule: `temporal`, `spatial`, `hybrid` or `asynchronous`. Of a plan for one
+            device see `flowrl.plan.local`.
         engine_flags: How inference servers are started.
         pins: Decisions that were not the planner's.
         notes: What it takes for granted, and what cannot run here; for people.

@@ -24,6 +24,8 @@ from flowrl.errors import BackendError
 
 __all__ = [
     "Output",
+    "bind_to",
+    "core_id",
     "die_with",
     "ending",
     "has_ended",
@@ -97,6 +99,17 @@ def standard_error() -> int:
     return subprocess.DEVNULL if sys.__stderr__ is None else 2
 
 
+def core_id(number: int) -> int | None:
+    """The kernel's number of a core, counted among those that this process may use.
+
+    None where there is no such core, or where the platform binds no process to one.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[number] if number < len(cores) else None
+
+
 # -- in the child ---------------------------------------------------------------------------------
 
 
@@ -111,6 +124,13 @@ def die_with(parent: int) -> None:
         # It may have died before the kernel was asked.
         if os.getppid() != parent:
             os._exit(0)
+
+
+def bind_to(core: int) -> None:
+    """Binds this process, and the threads that it starts from now on, to one core (Linux)."""
+    with contextlib.suppress(AttributeError, OSError):
+        # A container may have taken it away since; then the process runs where it can.
+        os.sched_setaffinity(0, {core})
 
 
 def received(sock: socket.socket, nbytes: int) -> bytes:

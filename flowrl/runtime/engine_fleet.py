@@ -18,6 +18,7 @@ from pathlib import Path
 from flowrl.backend.protocols import GenerateBackend, PolicyContext
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
+from flowrl.runtime.child_process import core_id
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.restartable import RestartableEngine
 from flowrl.runtime.weight_folders import WeightFolders
@@ -64,6 +65,8 @@ class EngineFleet:
         export: Writes the trainer's weights into a folder.
         beside: Where weights wait if the system has no shared memory.
         silence_s: Seconds that an engine with requests may say nothing.
+        cores: The core of each engine, counted among those that this process may use; empty leaves
+            it to the operating system.
 
     Attributes:
         engines: By name.
@@ -78,11 +81,13 @@ class EngineFleet:
         export: Callable[[Path], None],
         beside: Path,
         silence_s: float,
+        cores: Sequence[int] = (),
     ) -> None:
         self._plugin = plugin
         self._context = replace(context, trainable=False)
         self._export = export
         self._silence_s = silence_s
+        self._core_of = dict(zip(names, map(core_id, cores), strict=bool(cores)))
         self._folders = WeightFolders(beside)
         self._busy_before = 0.0
         self._members: dict[EngineId, _Member] = {}
@@ -104,6 +109,7 @@ class EngineFleet:
             self._context,
             silence_s=self._silence_s,
             published=partial(self._folders.loaded, name),
+            core=self._core_of.get(name),
         )
 
     def _serve(self, name: EngineId, engine: EngineProcess) -> None:

@@ -62,6 +62,7 @@ class EngineProcess:
         silence_s: Seconds that an engine with requests may say nothing.
         output: Where the engine prints to; by default this process's standard error.
         published: Called with each version that the engine has loaded, from within `poll`.
+        core: That the process is bound to, by the number that the kernel gives it.
 
     The process dies with the thread that opened it (Linux kills children by thread), so that one
     must outlive it.
@@ -77,6 +78,7 @@ class EngineProcess:
         silence_s: float = 120.0,
         output: Output | None = None,
         published: Callable[[int], None] = lambda version: None,
+        core: int | None = None,
     ) -> None:
         self.name = name
         self._num_slots = context.num_slots
@@ -91,7 +93,7 @@ class EngineProcess:
         self._busy_s = 0.0
         self._outputs: list[Progress | Finished] = []
         self._incoming = FrameReader()
-        self._outgoing = bytearray(pack(("open", plugin, context)))
+        self._outgoing = bytearray(pack(("open", plugin, context, core)))
         self._selector = selectors.DefaultSelector()
         ours, theirs = socket.socketpair()
         with theirs:

@@ -4,7 +4,7 @@ Frames are those of `flowrl.runtime.scoring_wire`. Requests and ends cross as pl
 arrays of many samples, because hundreds of them cross at once and each object costs microseconds.
 Both ends are one program in one run; nothing here reads a file.
 
-    client -> engine    ("open", plugin, PolicyContext), once
+    client -> engine    ("open", plugin, PolicyContext, core or None), once
                         ("submit", [request, ...])   ("abort", (sample, ...))
                         ("publish", version, folder or None)
                         ("sleep",)  ("wake",)

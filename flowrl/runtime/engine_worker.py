@@ -24,7 +24,7 @@ from typing import cast
 from flowrl.backend.protocols import Finished, GenerateBackend, PolicyContext, Progress
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.child_process import die_with, named_plugin, received
+from flowrl.runtime.child_process import bind_to, die_with, named_plugin, received
 from flowrl.runtime.engine_wire import (
     RequestFields,
     pack_ends,
@@ -130,7 +130,9 @@ def main(arguments: list[str]) -> None:
     messages = _first(sock, incoming)
     if not messages:
         return
-    _, plugin, context = messages[0]
+    _, plugin, context, core = messages[0]
+    if core is not None:
+        bind_to(cast(int, core))  # before any thread of a library is there
     try:
         engine = named_plugin(str(plugin)).open_generate(cast(PolicyContext, context), None)
     except FlowError as reason:

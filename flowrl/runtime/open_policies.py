@@ -25,6 +25,7 @@ from flowrl.errors import CheckpointError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import EngineId, RoleName
+from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.engine_fleet import EngineFleet
@@ -140,17 +141,18 @@ class OpenPolicies:
             self._lasting.clear()
             self._kept.clear()
 
-    def open_fleet(self, role: RoleName, num: int) -> EngineFleet:
+    def open_fleet(self, role: RoleName, engines: LocalEngines) -> EngineFleet:
         """Engines of a role in processes of their own, with the weights that it has now."""
         worker = self[role]
         fleet = EngineFleet(
-            [EngineId(f"{role}.generate[{number}]") for number in range(num)],
+            [EngineId(f"{role}.generate[{number}]") for number in range(engines.processes)],
             self._placements[role].backend,
             worker.context,
             export=worker.train.export,
             beside=self._folder / "sync",
             # The run itself gives up after that time; an engine is opened anew before.
             silence_s=self._config.runtime.stall_timeout_s / 2,
+            cores=engines.cores,
         )
         try:
             fleet.publish(worker.version, fleet.written(worker.version))

@@ -24,10 +24,17 @@ _VERIFIER = RoleName("verify")
 
 
 class OpenScorers:
-    """Opened once a run; `open` -> `of_rollout`, `of_evaluation` -> `close`."""
+    """Opened once a run; `open` -> `of_rollout`, `of_evaluation` -> `close`.
 
-    def __init__(self, config: RunConfig, graphs: Sequence[Graph]) -> None:
+    Args:
+        workers: Processes of each role, by the plans; others have those of the configuration.
+    """
+
+    def __init__(
+        self, config: RunConfig, graphs: Sequence[Graph], workers: Mapping[str, int] | None = None
+    ) -> None:
         self._config = config
+        self._workers = workers or {}
         scores = [node for graph in graphs for node in graph.of_op(Op.SCORE) if is_rule_score(node)]
         self._roles = tuple(dict.fromkeys(role_of(node) for node in scores))
         self._last = scores[-1] if scores else None
@@ -48,7 +55,11 @@ class OpenScorers:
             self._pools[role] = open_inline_scoring(backend, role, terms)
             return
         self._pools[role] = open_scoring(
-            backend, role, terms, timeout_s=config.timeout_s, workers=config.workers
+            backend,
+            role,
+            terms,
+            timeout_s=config.timeout_s,
+            workers=self._workers.get(role, config.workers),
         )
 
     def _of_config(self) -> RoleName | None:

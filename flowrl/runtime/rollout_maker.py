@@ -13,6 +13,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
+from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.engine_fleet import EngineFleet
@@ -52,9 +53,10 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
     return scheduler_settings(
         stage.config.train,
         group_size=_group_size(part),
-        max_staleness=stage.context.max_staleness,
+        # In a synchronous plan nothing is drawn ahead, however old samples may be.
+        max_staleness=stage.context.max_staleness if stage.plan.kind == ASYNCHRONOUS else 0,
         judges_groups=bool(part.ends),
-        num_engines=config.roles[role_of(part.player)].num_engines,
+        num_engines=max(1, engines_of(stage.plan, role_of(part.player)).processes),
         key=train_key(config, stage),
     )
 
@@ -123,7 +125,7 @@ class RolloutMaker:
         )
 
     def fleets(self, stack: ExitStack) -> dict[RoleName, EngineFleet]:
-        """Engines in processes of their own, of the roles that need them.
+        """Engines in processes of their own, of the roles for which the plan says so.
 
         Args:
             stack: Closes them.
@@ -131,10 +133,10 @@ class RolloutMaker:
         fleets: dict[RoleName, EngineFleet] = {}
         for part in self.program.parts.rollouts:
             role = role_of(part.player)
-            num = self.config.roles[role].num_engines
-            if role in fleets or (num == 1 and not self.streams):
+            engines = engines_of(self.stage.plan, role)
+            if role in fleets or not engines.processes:
                 continue
-            fleets[role] = fleet = self.policies.open_fleet(role, num)
+            fleets[role] = fleet = self.policies.open_fleet(role, engines)
             stack.callback(fleet.close)
         return fleets
 

@@ -53,7 +53,9 @@ class RunInputs:
         self._use = RoleUse(config, self._graphs)
         self._stack = ExitStack()
         with ExitStack() as stack:  # of what is open where something fails
-            self.scorers = OpenScorers(config, self._graphs)
+            placed = [placement for stage in stages for placement in stage.plan.placements]
+            workers = {p.role: p.replicas for p in placed if p.head == "none"}
+            self.scorers = OpenScorers(config, self._graphs, workers)
             stack.callback(self.scorers.close)
             self.scorers.open()
             self._try_environments()

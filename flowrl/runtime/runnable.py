@@ -13,6 +13,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Node, Op
+from flowrl.runtime.local_plans import require_local_plan
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import settings_of, train_key
@@ -25,13 +26,12 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     """Checks every stage.
 
     Raises:
-        PlanError: the plan is for devices that are not here.
+        PlanError: the plan is for devices that are not here, or says what is not done here.
         ConfigError: a model without weights; a stage asks for drawing ahead, for refilled batches
             or for policies of the scheduler where they cannot be, scores data by rules, has a
             reward without terms, or stops by a policy that it does not train.
     """
-    if config.cluster != "auto":
-        _require_devices(config, stages)
+    _require_devices(config, stages)
     _require_weights(config)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
@@ -40,6 +40,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_scores_of_rollouts(stage)
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
+        require_local_plan(stage, in_process=config.executor == "eager")
 
 
 def _require_weights(config: RunConfig) -> None:
@@ -80,7 +81,11 @@ def _require_scores_of_rollouts(stage: CompiledStage) -> None:
 
 
 def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
-    here = {address for address, _, _ in discover()}
+    if config.cluster == "auto":  # the plan was made for what is here, but may have been edited
+        pools = [stage.local.base.pool for stage in stages if stage.local is not None]
+        here = {device.address for pool in pools for device in pool.devices}
+    else:
+        here = {address for address, _, _ in discover()}
     for stage in stages:
         for placement in stage.plan.placements:
             missing = [device for device in placement.devices if device not in here]

@@ -21,6 +21,7 @@ from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import LinearCost
@@ -92,8 +93,8 @@ def model_of_stage(
     """What is simulated of a stage.
 
     Args:
-        num_engines: Engines of each generating role (`roles.ROLE.num_engines`); those that are not
-            named have as many as the plan has replicas.
+        num_engines: Engines of each generating role; those that are not named have as many as the
+            plan says.
 
     Raises:
         ConfigError: a stage with episodes, whose environment's times nobody knows.
@@ -110,7 +111,9 @@ class _Maker:
         self.plan: PlacementPlan = stage.plan
         self.times = times
         self.num_engines = num_engines
-        self.staleness = stage.context.max_staleness
+        # In a synchronous plan for one device nothing is drawn ahead, however old samples may be.
+        ahead = self.plan.schedule is not None or self.plan.kind == ASYNCHRONOUS
+        self.staleness = stage.context.max_staleness if ahead else 0
         self.lanes: dict[str, LaneModel] = {}
         self.together = self._devices_of_engines()
         self.of_role = {
@@ -218,12 +221,14 @@ class _Maker:
         ]
 
     def _num_engines(self, role: str) -> int:
-        return self.num_engines.get(role, max(1, self.plan.placement(role).replicas))
+        planned = engines_of(self.plan, role).processes or self.plan.placement(role).replicas
+        return self.num_engines.get(role, max(1, planned))
 
     def _is_fleet(self, role: str) -> bool:
         """Whether the engines of a role are in processes of their own."""
         embedded = self.plan.placement(role).process == MAIN
-        return embedded and (self._num_engines(role) > 1 or self.staleness > 0)
+        apart = engines_of(self.plan, role).processes > 0
+        return embedded and (apart or self._num_engines(role) > 1 or self.staleness > 0)
 
     def _device_of_engine(self, role: str, number: int) -> str:
         """A CPU is shared; of an accelerator, engines beyond the plan's need further ones."""

@@ -1,0 +1,296 @@
+"""Who draws on this machine: the executor's own process, or processes on other cores.
+
+A plan for one device has all its models in the main process. What it leaves open is where samples
+are drawn:
+
+- `temporal`: drawing and learning take turns. In the main process, where the engine reads the
+  trainer's weights in place; or in processes of their own, each with a copy, on all cores.
+- `spatial`: the same turns, with each engine bound to a core that the trainer leaves free. Scores
+  are computed beside the drawing in both.
+- `asynchronous`: engines draw all the time, ahead of the trainer, where the workflow's
+  `max_staleness` allows it.
+
+In synchronous plans a sample depends on the seed and its number alone, so they all learn from the
+same samples, to the same weights bit for bit. The logprobs that an engine computes are the one
+exception: which samples share a batch shows in their last bit, and so in a loss that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from flowrl.cost.memory import MemoryPart, Phase, format_bytes
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op
+from flowrl.plan.host import MAIN_PROCESS
+from flowrl.plan.schema import (
+    Operation,
+    PlacementPlan,
+    PredictedMemory,
+    Reason,
+    Transport,
+)
+
+__all__ = [
+    "ASYNCHRONOUS",
+    "LocalChoice",
+    "LocalEngines",
+    "LocalKind",
+    "LocalRequest",
+    "default_choice",
+    "engines_of",
+    "local_choices",
+    "over_budget",
+    "with_choice",
+]
+
+LocalKind: TypeAlias = Literal["temporal", "spatial", "asynchronous"]
+
+ASYNCHRONOUS: Literal["asynchronous"] = "asynchronous"
+
+_OF_TRAINER = ("optimizer", "master weights", "gradients")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngines:
+    """What draws for a role.
+
+    Attributes:
+        processes: Of their own; 0 where the main process draws.
+        cores: The core of each, counted among those that the run may use; empty leaves it to the
+            operating system.
+    """
+
+    processes: int
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRequest:
+    """What is open, and what is not.
+
+    Attributes:
+        roles: That draw.
+        fixed: Engines of a role, where somebody said so.
+        num_cores: That the run may use; 1 where the models are on an accelerator, whose engines no
+            core is chosen for.
+        kind: That somebody asked for, `auto` otherwise.
+        where: Who asked.
+        may_run_ahead: Samples may be older than the weights.
+        must_run_ahead: Some policy of the scheduler is about drawing ahead.
+        in_process: Another executor draws in its own process only.
+    """
+
+    roles: tuple[str, ...]
+    fixed: Mapping[str, int]
+    num_cores: int
+    kind: Literal["auto"] | LocalKind = "auto"
+    where: str = "plan.kind"
+    may_run_ahead: bool = False
+    must_run_ahead: bool = False
+    in_process: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalChoice:
+    """One of the ways.
+
+    Attributes:
+        engines: Processes that draw, by role; 0 is the main process.
+        pinned: Each is bound to a core, from the second on.
+    """
+
+    kind: LocalKind
+    engines: tuple[tuple[str, int], ...]
+    pinned: bool = False
+
+    def __str__(self) -> str:
+        if not any(number for _, number in self.engines):
+            return "drawn in the main process"
+        several = len(self.engines) > 1
+        words = ", ".join(
+            f"{f'{role}: ' if several else ''}{number} engine process{'es' * (number != 1)}"
+            for role, number in self.engines
+        )
+        return f"{words}{' on other cores than the trainer' * self.pinned}"
+
+
+def default_choice(request: LocalRequest) -> LocalChoice:
+    """What is taken where nothing was measured: the fewest moving parts of what is asked for.
+
+    Raises:
+        PlanError: what is asked for cannot be.
+    """
+    cores = request.num_cores
+    kind = request.kind
+    ahead = request.may_run_ahead or request.must_run_ahead
+    if request.in_process:
+        # What such an executor cannot do it says itself.
+        return _choice(request, ASYNCHRONOUS if ahead else "temporal", 0)
+    if kind == ASYNCHRONOUS and not ahead:
+        raise PlanError(
+            "nothing may be drawn ahead of the trainer",
+            where=request.where,
+            found="asynchronous, and max_staleness=0",
+            hint="set train.max_staleness to 1 or more, or ask for another kind",
+        )
+    if kind not in ("auto", ASYNCHRONOUS) and request.must_run_ahead:
+        raise PlanError(
+            "a policy of the scheduler is about drawing ahead of the trainer",
+            where=request.where,
+            found=kind,
+            expected="auto or asynchronous",
+            hint="take train.policies.admission and over_sampling prompts out",
+        )
+    if kind == "spatial":
+        wanted = max(
+            [cores - 1, *request.fixed.values()] if not request.fixed else request.fixed.values()
+        )
+        if not 1 <= wanted < cores:
+            raise PlanError(
+                "there is no core beside the trainer's for each engine",
+                where=request.where,
+                found=f"{cores} core{'s' * (cores != 1)}, {max(1, wanted)} engine processes",
+                expected="a core for the trainer and one for each engine",
+                hint="ask for temporal, or for fewer engines",
+            )
+        return _choice(request, kind, wanted, pinned=True)
+    if ahead and kind != "temporal":
+        return _choice(request, ASYNCHRONOUS, 1)
+    return _choice(request, "temporal", 0)
+
+
+def _choice(
+    request: LocalRequest, kind: LocalKind, number: int, *, pinned: bool = False
+) -> LocalChoice:
+    def of_role(role: str) -> int:
+        own = request.fixed.get(role, number)
+        # One engine that takes turns with the trainer needs no process.
+        return 0 if request.in_process or (own == 1 and number == 0) else own
+
+    return LocalChoice(
+        kind=kind, engines=tuple((role, of_role(role)) for role in request.roles), pinned=pinned
+    )
+
+
+def local_choices(request: LocalRequest) -> tuple[LocalChoice, ...]:
+    """All ways that are open, the fewest moving parts first; the default among them."""
+    found = dict.fromkeys(_choices(request)) if request.num_cores > 1 else {}
+    return tuple(found) or (default_choice(request),)
+
+
+def _choices(request: LocalRequest) -> Iterator[LocalChoice]:
+    cores, ahead = request.num_cores, request.may_run_ahead or request.must_run_ahead
+
+    def wanted(kind: LocalKind) -> bool:
+        return request.kind in ("auto", kind) and not request.in_process
+
+    def numbers(most: int) -> Iterator[int]:
+        if not request.fixed:
+            yield from range(1, most + 1)
+        elif max(request.fixed.values()) <= most:
+            yield max(request.fixed.values())
+
+    if not request.roles or request.in_process:
+        yield default_choice(request)
+        return
+    if wanted("temporal") and not request.must_run_ahead:
+        yield _choice(request, "temporal", 0)
+        for number in numbers(cores):
+            yield _choice(request, "temporal", number)
+    if wanted("spatial") and not request.must_run_ahead:
+        for number in numbers(cores - 1):
+            yield _choice(request, "spatial", number, pinned=True)
+    if wanted(ASYNCHRONOUS) and ahead:
+        for number in numbers(cores - 1):
+            yield _choice(request, ASYNCHRONOUS, number)
+
+
+def with_choice(
+    plan: PlacementPlan, graph: Graph, choice: LocalChoice, reasons: tuple[Reason, ...] = ()
+) -> PlacementPlan:
+    """A plan for one device with its drawing placed.
+
+    Args:
+        plan: As `make_plan` makes it, with everything in the main process.
+        reasons: Why.
+    """
+    engines = {role: number for role, number in choice.engines if number}
+    nodes = {n.id for n in graph.of_op(Op.GENERATE) if n.role in engines}
+    return replace(
+        plan,
+        kind=choice.kind,
+        operations=tuple(
+            _drawn(operation, engines[operation.role or ""], pinned=choice.pinned)
+            if operation.node in nodes
+            else operation
+            for operation in plan.operations
+        ),
+        weight_routes=tuple(
+            replace(route, transport=Transport.FOLDER) if route.destination in engines else route
+            for route in plan.weight_routes
+        ),
+        channels=tuple(
+            replace(channel, transport=Transport.PIPE)
+            if nodes & {channel.source, channel.destination}
+            else channel
+            for channel in plan.channels
+        ),
+        prediction=replace(
+            plan.prediction,
+            memory=tuple(_with_processes(plan, entry, engines) for entry in plan.prediction.memory),
+        ),
+        reasons=(*plan.reasons, *reasons),
+    )
+
+
+def _drawn(operation: Operation, number: int, *, pinned: bool) -> Operation:
+    cores = tuple(range(1, number + 1)) if pinned else ()
+    return replace(operation, process=operation.node, replicas=number, cores=cores)
+
+
+def _with_processes(
+    plan: PlacementPlan, entry: PredictedMemory, engines: Mapping[str, int]
+) -> PredictedMemory:
+    """A phase's memory with the copies that engine processes hold all the time."""
+    parts = []
+    for role, number in engines.items():
+        drawing = [
+            one.memory
+            for one in plan.prediction.memory
+            if one.active == role and one.memory.phase is Phase.ROLLOUT
+        ]
+        if not drawing or entry.device not in plan.placement(role).devices:
+            continue
+        each = sum(
+            part.nbytes
+            for part in drawing[0].parts
+            if (part.role == role and part.name not in _OF_TRAINER) or part.name == "runtime"
+        )
+        parts.append(MemoryPart(role=role, name="engine processes", nbytes=number * each))
+    return replace(entry, memory=replace(entry.memory, parts=(*entry.memory.parts, *parts)))
+
+
+def over_budget(plan: PlacementPlan) -> str | None:
+    """What does not fit, in words; None where all does."""
+    for device in plan.pool.devices:
+        peak = plan.prediction.peak(device.address)
+        if peak is not None and peak.memory.total > device.budget_bytes:
+            return (
+                f"needs {format_bytes(peak.memory.total)} of {format_bytes(device.budget_bytes)} "
+                f"on {device.address}"
+            )
+    return None
+
+
+def engines_of(plan: PlacementPlan, role: str) -> LocalEngines:
+    """What draws for a role, by the plan."""
+    for operation in plan.operations:
+        if operation.op == Op.GENERATE and operation.role == role:
+            if operation.process in ("", MAIN_PROCESS):
+                break
+            return LocalEngines(processes=operation.replicas, cores=operation.cores)
+    return LocalEngines(processes=0)

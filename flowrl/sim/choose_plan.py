@@ -1,0 +1,156 @@
+"""Chooses among the plans for this machine by simulating each of them, with measured times.
+
+The simulator runs the very plan: the scheduler that runs it for real, on a virtual clock. So what
+is compared are whole steps, with what one process waits for another. Processes are simulated as if
+each had a core, so no more are considered than there are cores.
+
+The fastest is taken; of plans within `TIE` of it the one with the fewest moving parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flowrl.compiler import CompiledStage
+from flowrl.config.plan import PlanConfig
+from flowrl.plan.local import LocalChoice, over_budget
+from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
+from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
+from flowrl.sim.report import seconds_text
+from flowrl.sim.run import simulate
+from flowrl.sim.times import StageTimes
+from flowrl.sim.workload import Workload, open_workload
+
+__all__ = ["TIE", "Predicted", "choose_plan", "predicted_choices", "workloads_of"]
+
+TIE = 0.02
+"""Share of a step that no prediction tells apart."""
+
+_WARM_UP, _STEPS = 2, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """One way to draw, simulated.
+
+    Attributes:
+        step_s: Seconds of a step on average, behind the first ones.
+    """
+
+    choice: LocalChoice
+    plan: PlacementPlan
+    step_s: float
+
+
+def choose_plan(
+    stage: CompiledStage, times: StageTimes, plan: PlanConfig, seed: int
+) -> CompiledStage:
+    """The stage by its fastest plan; as it is where nothing is open.
+
+    Args:
+        plan: Says what lengths to expect.
+
+    Raises:
+        FlowError: the stage cannot be simulated.
+    """
+    if stage.local is None or len(stage.local.choices()) < 2:
+        return stage
+    found, too_large = predicted_choices(stage, times, plan, seed)
+    if not found:
+        return stage
+    best = min(one.step_s for one in found)
+    chosen = next(one for one in found if one.step_s <= (1 + TIE) * best)
+    others = sorted((one for one in found if one is not chosen), key=lambda one: one.step_s)
+    reason = Reason(
+        subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
+        choice=f"{chosen.choice.kind}: {chosen.choice}",
+        why=f"a step takes {seconds_text(chosen.step_s)}, by {times.source}",
+        rejected=(*(_slower(one, chosen) for one in others), *too_large),
+    )
+    made = stage.local.plan(stage.graph, chosen.choice, (reason,))
+    prediction = replace(made.prediction, step_s=chosen.step_s)
+    alternatives = tuple(_alternative(one, chosen) for one in others)
+    return stage.with_plan(replace(made, prediction=prediction, alternatives=alternatives))
+
+
+def predicted_choices(
+    stage: CompiledStage, times: StageTimes, plan: PlanConfig, seed: int
+) -> tuple[list[Predicted], list[Rejection]]:
+    """Every choice that fits, simulated, the fewest moving parts first; and those that do not fit.
+
+    Raises:
+        FlowError: the stage cannot be simulated.
+    """
+    assert stage.local is not None
+    workloads = workloads_of(stage, times, plan, seed)
+    found: list[Predicted] = []
+    too_large: list[Rejection] = []
+    for choice in stage.local.choices():
+        made = stage.local.plan(stage.graph, choice)
+        lack = over_budget(made)
+        if lack is not None:
+            too_large.append(Rejection(choice=f"{choice.kind}: {choice}", constraint=lack))
+            continue
+        step_s = _step_s(stage.with_plan(made), times, workloads, seed)
+        found.append(Predicted(choice=choice, plan=made, step_s=step_s))
+    return found, too_large
+
+
+def _step_s(
+    stage: CompiledStage, times: StageTimes, workloads: Mapping[str, Workload], seed: int
+) -> float:
+    model = model_of_stage(stage, times)
+    report = simulate(model, steps=_WARM_UP + _STEPS, workloads=workloads, seed=seed)
+    later = report.steps[_WARM_UP:]
+    return sum(step.wall_s for step in later) / len(later)
+
+
+def workloads_of(
+    stage: CompiledStage, times: StageTimes, plan: PlanConfig, seed: int
+) -> dict[str, Workload]:
+    """What each rollout is given: lengths as the `plan` section says, the longest otherwise.
+
+    Raises:
+        ConfigError, DataError: the lengths cannot be read.
+    """
+    found: dict[str, Workload] = {}
+    for node in rollout_nodes(stage.graph):
+        longest = longest_response(stage, node)
+        found[node.id] = open_workload(
+            _lengths(plan, longest),
+            stage=stage.name,
+            rollout=node.id,
+            seed=seed,
+            prompts=times.prompts,
+            longest=longest,
+        )
+    return found
+
+
+def _lengths(plan: PlanConfig, longest: int) -> str:
+    if plan.lengths is not None:
+        return str(plan.lengths)
+    if plan.mean_response_tokens is None:
+        return f"constant:{longest}"
+    mean = min(plan.mean_response_tokens, float(longest))
+    return f"lognormal:mean={mean:g},sigma={plan.sigma}" if plan.sigma else f"constant:{mean:.0f}"
+
+
+def _slower(one: Predicted, chosen: Predicted) -> Rejection:
+    return Rejection(choice=f"{one.choice.kind}: {one.choice}", constraint=_why_not(one, chosen))
+
+
+def _why_not(one: Predicted, chosen: Predicted) -> str:
+    if one.step_s <= (1 + TIE) * chosen.step_s:
+        return f"{seconds_text(one.step_s)} a step: no faster, with more moving parts"
+    return f"{seconds_text(one.step_s)} a step, {one.step_s / chosen.step_s - 1:.0%} more"
+
+
+def _alternative(one: Predicted, chosen: Predicted) -> Alternative:
+    return Alternative(
+        summary=str(one.choice),
+        step_s=one.step_s,
+        why_not=_why_not(one, chosen),
+        kind=one.choice.kind,
+    )
