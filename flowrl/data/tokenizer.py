@@ -13,15 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints
-from flowrl.data.chat import ChatTemplate
 from flowrl.errors import DataError
+
+if TYPE_CHECKING:
+    from flowrl.data.chat import ChatTemplate
 
 __all__ = ["ChatMode", "Tokenizer"]
 
@@ -317,6 +319,8 @@ def _chat_template(
     folder: Path, config: Mapping[str, object], special: Mapping[str, str]
 ) -> ChatTemplate | None:
     """The default template: chat_template.jinja, else `chat_template` of tokenizer_config.json."""
+    from flowrl.data.chat import ChatTemplate  # Jinja is for templates alone
+
     path = folder / "chat_template.jinja"
     if path.is_file():
         return ChatTemplate(path.read_text(encoding="utf-8"), special, path)

@@ -7,11 +7,7 @@ by phase against what it has, what happens in a step, how weights travel, and wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from flowrl.cost.memory import MemoryPart, format_bytes
 from flowrl.plan.names import device_names
@@ -35,6 +31,9 @@ from flowrl.plan.schema import (
     Transport,
     WeightRoute,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 __all__ = ["plan_renderable", "plan_text", "step_sentences"]
 
@@ -71,6 +70,12 @@ def plan_text(plan: PlacementPlan, *, explain: bool = False) -> str:
 
 def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
     """The plan as a rich renderable; `explain` as for `plan_text`."""
+    # Rich is for terminals; importing it takes longer than writing plain lines.
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
     parts: list[Text | Table | Padding] = [Text(f"plan of {plan.graph}", style="bold")]
     for title, lines in many_lists(plan)[:2]:
         parts += [Text(""), Text(title, style="bold")]

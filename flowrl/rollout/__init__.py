@@ -5,53 +5,60 @@ has. Executors and simulators translate what happens into events and carry the a
 that can be chosen are `flowrl.rollout.policies`, named in the settings.
 """
 
-from flowrl.rollout.actions import (
-    Abort,
-    Action,
-    ContinueEngine,
-    Deliver,
-    DeliveredGroup,
-    Dispatch,
-    Drop,
-    Judge,
-    NeedPrompts,
-    PauseEngine,
-    ReleaseEngine,
-    Score,
-    Submit,
-    UpdateEngine,
-    Wake,
-)
-from flowrl.rollout.events import (
-    AbortAsked,
-    BatchAsked,
-    DeadlineReached,
-    EngineCapacityChanged,
-    EngineContinueAsked,
-    EngineJoined,
-    EngineLeaving,
-    EngineLost,
-    EnginePauseAsked,
-    EngineUpdated,
-    Event,
-    GroupsJudged,
-    HeartbeatLost,
-    HeartbeatSeen,
-    Progressed,
-    PromptsOffered,
-    Resumed,
-    RewardFailed,
-    SampleEnd,
-    SampleFailed,
-    SamplesFinished,
-    SamplesScored,
-    StopAsked,
-    WeightsPublished,
-)
-from flowrl.rollout.machine import TRANSITIONS, Observer, Transition
-from flowrl.rollout.scheduler import RolloutScheduler
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.states import LIVE, TERMINAL, Closed, Counts, DropReason, State
+
+if TYPE_CHECKING:
+    from flowrl.rollout.actions import (
+        Abort,
+        Action,
+        ContinueEngine,
+        Deliver,
+        DeliveredGroup,
+        Dispatch,
+        Drop,
+        Judge,
+        NeedPrompts,
+        PauseEngine,
+        ReleaseEngine,
+        Score,
+        Submit,
+        UpdateEngine,
+        Wake,
+    )
+    from flowrl.rollout.events import (
+        AbortAsked,
+        BatchAsked,
+        DeadlineReached,
+        EngineCapacityChanged,
+        EngineContinueAsked,
+        EngineJoined,
+        EngineLeaving,
+        EngineLost,
+        EnginePauseAsked,
+        EngineUpdated,
+        Event,
+        GroupsJudged,
+        HeartbeatLost,
+        HeartbeatSeen,
+        Progressed,
+        PromptsOffered,
+        Resumed,
+        RewardFailed,
+        SampleEnd,
+        SampleFailed,
+        SamplesFinished,
+        SamplesScored,
+        StopAsked,
+        WeightsPublished,
+    )
+    from flowrl.rollout.machine import TRANSITIONS, Observer, Transition
+    from flowrl.rollout.scheduler import RolloutScheduler
+    from flowrl.rollout.states import LIVE, TERMINAL, Closed, Counts, DropReason, State
 
 __all__ = [
     "LIVE",
@@ -105,3 +112,18 @@ __all__ = [
     "Wake",
     "WeightsPublished",
 ]
+
+_LATER = ("actions", "events", "machine", "scheduler", "states")
+"""Modules whose names are imported when they are asked for: planning needs the settings alone."""
+
+
+if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for module in _LATER:
+                members = vars(import_module(f"{__name__}.{module}"))
+                if name in members:
+                    globals()[name] = members[name]
+                    return members[name]
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
