@@ -9,7 +9,10 @@ broken distribution is named and leaves the others usable.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from flowrl.config.nearest import listing, suggestion
@@ -68,11 +71,19 @@ class Entry:
 def entries(group: str) -> tuple[Entry, ...]:
     """All entry points of `group` in installed distributions, by name, then distribution.
 
-    A name that two distributions declare appears twice.
+    A name that two distributions declare appears twice. Folders are read once while `sys.path`
+    stays as it is; `find_entry` looks again for a name that it does not know.
     """
+    return _entries(group, tuple(sys.path), metadata.entry_points)
+
+
+@cache
+def _entries(
+    group: str, path: tuple[str, ...], entry_points: Callable[..., metadata.EntryPoints]
+) -> tuple[Entry, ...]:
     found = []
     origins: dict[int, tuple[str, str]] = {}
-    for point in metadata.entry_points(group=group):
+    for point in entry_points(group=group):
         if id(point.dist) not in origins:
             # Each look at a name or a version parses the distribution's metadata anew.
             known = point.dist
@@ -101,6 +112,9 @@ def find_entry(
         where: Config key or file that asks for the name.
     """
     known = entries(group)
+    if name not in {entry.name for entry in known}:
+        _entries.cache_clear()  # it may have been installed since
+        known = entries(group)
     matches = [entry for entry in known if entry.name == name]
     if len(matches) == 1:
         return matches[0]

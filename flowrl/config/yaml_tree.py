@@ -43,6 +43,15 @@ for _tag, _pattern, _first in (
     )
 
 
+_FastLoader: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = _Loader
+if hasattr(yaml, "CSafeLoader"):
+
+    class _CLoader(yaml.CSafeLoader):
+        yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    _FastLoader = _CLoader
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
     """A file's mapping.
@@ -153,6 +162,14 @@ def _read(path: Path) -> str:
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
+        return yaml.compose(text, Loader=_FastLoader)
+    except (yaml.YAMLError, UnicodeEncodeError):
+        # The parser in Python says more of what is wrong, and where.
+        return _compose_or_tell(text, name)
+
+
+def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
+    try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         raise ConfigError(
@@ -237,7 +254,7 @@ class _Reader:
 
     def _key(self, node: yaml.Node) -> str:
         if isinstance(node, yaml.ScalarNode):
-            if node.value == "<<" and node.style is None:
+            if node.value == "<<" and not node.style:
                 raise ConfigError(
                     "merge keys are not read",
                     where=self._at(node),
