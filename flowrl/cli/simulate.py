@@ -13,6 +13,7 @@ from flowrl.errors import ConfigError
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
+    from flowrl.config.plan import PlanConfig
     from flowrl.observe.rows import StepMetrics
     from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
@@ -58,7 +59,7 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
             simulated, or one in which nothing moves any more.
     """
     from flowrl import api
-    from flowrl.sim.report import report_json, report_text
+    from flowrl.sim.report import report_json, report_text, seconds_text
     from flowrl.sim.trace import Trace
 
     _check(options)
@@ -78,6 +79,12 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         sys.stdout.write(report_json(report))
         return
     print(report_text(report), end="")
+    predicted = stage.plan.prediction.step_s
+    if predicted and report.step_s:
+        print(
+            f"\nthe plan predicts {seconds_text(predicted)} a step, simulated "
+            f"{seconds_text(report.step_s)}: {report.step_s / predicted - 1:+.0%}"
+        )
     if measured:
         from flowrl.sim.compare import beside, beside_text
 
@@ -125,7 +132,7 @@ def _simulated(
     return simulate(
         model,
         steps=options.steps,
-        workloads=_workloads(stage, times, lengths, seed),
+        workloads=_workloads(stage, times, lengths, seed, compiled.config.plan),
         faults=faults,
         seed=seed,
         trace=trace,
@@ -172,6 +179,10 @@ def _times(compiled: Compiled, stage: CompiledStage, path: Path | None) -> Stage
     found = path or profile_path(compiled.config.runtime.runs, compiled.config.name)
     if path is not None or found.is_file():
         return profile_times(load_profile(found), stage, source=str(found))
+    if stage.plan.schedule is not None:
+        from flowrl.sim.planned_times import planned_times
+
+        return planned_times(stage, compiled.config.plan)
     print(
         f"warning: there is no profile at {found}, so step times are assumed; `flowrl profile` "
         "measures them, --profile FILE names others",
@@ -181,7 +192,11 @@ def _times(compiled: Compiled, stage: CompiledStage, path: Path | None) -> Stage
 
 
 def _workloads(
-    stage: CompiledStage, times: StageTimes, lengths: str | None, seed: int
+    stage: CompiledStage,
+    times: StageTimes,
+    lengths: str | None,
+    seed: int,
+    plan: PlanConfig,
 ) -> dict[str, Workload]:
     from flowrl.sim.of_plan import longest_response, rollout_nodes
     from flowrl.sim.workload import open_workload
@@ -190,6 +205,10 @@ def _workloads(
     for node in rollout_nodes(stage.graph):
         longest = longest_response(stage, node)
         text = lengths
+        if text is None and stage.plan.schedule is not None:
+            from flowrl.sim.planned_times import planned_lengths
+
+            text = planned_lengths(plan, longest)
         if text is None:
             text = f"constant:{longest}"
             print(
