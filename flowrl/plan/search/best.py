@@ -17,7 +17,7 @@ from flowrl.plan.search.bounds import lower_bounds
 from flowrl.plan.search.dynamic import NO_LIMIT, Aim, Outcome, least_objective, run
 from flowrl.plan.search.evaluate import evaluate
 from flowrl.plan.search.explain import explain, fits, least_peak, thin
-from flowrl.plan.search.problem import Problem
+from flowrl.plan.search.problem import Kind, Problem
 from flowrl.plan.search.result import Found, SearchResult
 from flowrl.plan.search.schedule import Schedule, signature
 from flowrl.plan.search.space import Space, compile_space, families
@@ -123,10 +123,15 @@ def _num_distinct(outcome: Outcome) -> int:
 def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
     """An objective within which `top` schedules lie, or all there are; None where nothing fits.
 
-    Few block sizes are searched whatever it takes.
+    Few block sizes are searched whatever it takes. Where one schedule is wanted of any kind, the
+    best of those that take turns is looked at: it is one of them, found in a smaller space.
     """
     if len(problem.block_sizes()) <= FEW_SIZES:
         return NO_LIMIT
+    if top == 1 and Kind.HYBRID in problem.kinds:
+        turns = _best_of(replace(problem, kinds=frozenset({Kind.TEMPORAL})), 1)
+        if turns.schedules:
+            return _in_order(problem, turns.schedules)[0].evaluation.objective
     fewer, _ = thin(problem, max(FEW_SIZES, len(problem.block_sizes()) // 4))
     if len(fewer.block_sizes()) < len(problem.block_sizes()):
         found = _in_order(problem, _best_of(fewer, top, space).schedules)

@@ -23,6 +23,7 @@ from flowrl.plan.search import (
     leaves,
     search,
 )
+from flowrl.plan.search.best import FEW_SIZES
 from flowrl.plan.search.explain import thin
 from flowrl.plan.search.schedule import signature
 from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
@@ -192,6 +193,31 @@ def test_many_counts_are_searched_exactly_and_few_of_them_by_a_rule_that_is_name
     # Exact: limits that grow from the bound give what one unlimited run gives.
     small = large(64)
     assert search(small).best[0].schedule == search(small, top=3).best[0].schedule
+
+
+@pytest.mark.parametrize("memory_bytes", [80, 100, 120, 130])
+def test_where_turns_are_the_ceiling_the_best_schedule_is_the_same(memory_bytes: int) -> None:
+    # The ceiling of two schedules is another one: that of few device counts.
+    problem = large(256)
+    smaller = {"resident": 20, "peak": 40}
+    tasks = tuple(
+        replace(
+            task,
+            options=task.options
+            + tuple(
+                replace(option, seconds=1.3 * option.seconds, label=1, **smaller)
+                for option in task.options
+            ),
+        )
+        for task in problem.tasks
+    )
+    problem = replace(problem, tasks=tasks, memory_bytes=memory_bytes)
+    turns = search(replace(problem, kinds=frozenset({Kind.TEMPORAL})))
+    assert len(problem.block_sizes()) > FEW_SIZES
+    assert turns.best
+    best = search(problem).best[0]
+    assert best == search(problem, top=2).best[0]
+    assert best.evaluation.objective <= turns.best[0].evaluation.objective
 
 
 def test_thinning_keeps_halves_their_rest_and_pins() -> None:
