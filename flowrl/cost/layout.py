@@ -78,7 +78,7 @@ class Layout:
     @property
     def expert_replicas(self) -> int:
         """Devices that hold the same part of the routed experts."""
-        return max(1, self.tp * self.cp * self.dp // self.expert_shards)
+        return max(1, self.tp * self.cp * self.dp // max(self.tp, self.ep))
 
     def describe(self) -> str:
         """`tp 2, pp 2, dp 4`, without sizes of 1; `one device`."""

@@ -364,13 +364,16 @@ def _kept(
         layout=layout,
         recompute=partial,
     )
-    dense = mlp_kept(shape, width=width, with_experts=False, layout=layout, recompute=partial)
-    experts = mlp_kept(shape, width=width, with_experts=True, layout=layout, recompute=partial)
     plain = stage.num_layers - stage.num_expert_layers
+    dense = experts = 0.0
+    if plain:
+        dense = mlp_kept(shape, width=width, with_experts=False, layout=layout, recompute=partial)
+    if stage.num_expert_layers:
+        experts = mlp_kept(shape, width=width, with_experts=True, layout=layout, recompute=partial)
     flight = _in_flight(layout, work, options, stage)
     norm = norm_kept(shape, width) / layout.tp if stage.last else 0
     if recompute == "full":
-        one = attention + max(dense if plain else 0, experts if stage.num_expert_layers else 0)
+        one = attention + max(dense, experts)
         return flight * stage.num_layers * layer_input(shape, width, layout) + norm, one
     kept = stage.num_layers * attention + plain * dense + stage.num_expert_layers * experts
     return flight * (kept + norm), 0

@@ -260,8 +260,11 @@ class Candidates:
             )
 
     def _memory(self, task: TaskWork, **chosen: object) -> MemoryOptions:
-        base = MemoryOptions(shard=task.library.shard, device_type=self.machine.spec.type)
-        return replace(base, **chosen)  # type: ignore[arg-type]
+        return MemoryOptions(
+            shard=task.library.shard,
+            device_type=self.machine.spec.type,
+            **chosen,  # type: ignore[arg-type]
+        )
 
     # Rollouts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from flowrl.plan.check_plan import number_ranges
 
@@ -24,12 +25,18 @@ def device_names(addresses: Sequence[str]) -> str:
         nodes.setdefault(node + slash, []).append(device)
     same: dict[str, list[str]] = {}
     for node, devices in nodes.items():
-        same.setdefault(", ".join(_folded(devices)), []).append(node)
+        same.setdefault(_inside(tuple(devices)), []).append(node)
     shown = []
     for inside, on in same.items():
         for node in _folded(one.rstrip("/") for one in on):
             shown.append(f"{node}/{inside}" if node else inside)
     return ", ".join(shown)
+
+
+@lru_cache(maxsize=256)
+def _inside(devices: tuple[str, ...]) -> str:
+    """The devices of a node: most nodes of a plan have the same ones."""
+    return ", ".join(_folded(devices))
 
 
 def _folded(names: Iterable[str]) -> list[str]:
