@@ -29,7 +29,7 @@ from flowrl.cli import profile as profile_command
 from flowrl.compiler import CompiledStage
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.run_folder import RunFolder
-from flowrl.sim.choose_plan import TIE, Predicted, predicted_choices
+from flowrl.sim.choose_plan import Predicted, best_of, predicted_choices
 from flowrl.sim.profile import load_profile, profile_times
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -78,6 +78,7 @@ def measured(folder: Path, steps: int, repetitions: int, warm_up: int) -> dict[s
         order = list(taken) if turn % 2 == 0 else list(reversed(taken))
         for number in order:
             taken[number].append(step_s(compiled, stage, plans[number]))
+    synchronous = [one for one in plans if one.choice.kind != "asynchronous"]
     rows = [
         {
             "kind": one.choice.kind,
@@ -96,8 +97,8 @@ def measured(folder: Path, steps: int, repetitions: int, warm_up: int) -> dict[s
         "repetitions": repetitions,
         "plans": rows,
         "chosen": {
-            "quickstart": chosen([row for row in rows if row["kind"] != "asynchronous"]),
-            "quickstart with max_staleness=1": chosen(rows),
+            "quickstart": chosen(rows[: len(synchronous)], plans.index(best_of(synchronous))),
+            "quickstart with max_staleness=1": chosen(rows, plans.index(best_of(plans))),
         },
     }
 
@@ -109,10 +110,9 @@ def step_s(compiled: Compiled, stage: CompiledStage, one: Predicted) -> float:
     return mean(row.wall_s for row in rows[WARM_UP:])
 
 
-def chosen(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def chosen(rows: Sequence[dict[str, Any]], number: int) -> dict[str, Any]:
     """What the planner takes of some plans, and what it costs beside the best of them."""
-    fastest = min(row["predicted_s"] for row in rows)
-    mine = next(row for row in rows if row["predicted_s"] <= (1 + TIE) * fastest)
+    mine = rows[number]
     best = min(rows, key=lambda row: row["measured_s"])
     return {
         "chosen": f"{mine['kind']}: {mine['plan']}",
