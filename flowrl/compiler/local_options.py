@@ -55,14 +55,16 @@ class LocalOptions:
         request = self.request
         choice = default_choice(request)
         reasons: tuple[Reason, ...] = ()
-        if request.roles and len(self.choices()) > 1:
+        if request.roles and (len(self.choices()) > 1 or any(n for _, n in choice.engines)):
             reasons = (_unmeasured(request, choice),)
         plan = self.plan(graph, choice, reasons)
         if (lack := over_budget(plan)) is not None:
             raise PlanError(
-                f"{choice} do not fit", where="roles.*.num_engines", found=lack,
+                f"there is no room for this: {choice}",
+                where="roles.*.num_engines",
+                found=lack,
                 hint="ask for fewer engines, or for fewer slots (roles.ROLE.num_slots)",
-            )  # fmt: skip
+            )
         return plan
 
 

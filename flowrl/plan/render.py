@@ -250,7 +250,8 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
         case "generate":
             return (
                 f"{who} generates {prompts} prompts x {_samples(samples // prompts)} "
-                f"of at most {operation.max_tokens} tokens in {operation.chunk} slots{where}"
+                f"of at most {operation.max_tokens} tokens in {operation.chunk} slots"
+                f"{_processes(operation)}{where}"
             )
         case "score" if operation.start is StartUnit.BATCH:
             return f"{who} scores {samples} samples{where}"
@@ -278,6 +279,18 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
             return f"{operation.node} is written down"
         case other:
             return f"{operation.node} ({other}){where}"
+
+
+def _processes(operation: Operation) -> str:
+    """Of engines that are not in their role's process."""
+    if not operation.process:
+        return ""
+    number = operation.replicas
+    words = f" each, in {number} processes" if number > 1 else ", in a process of its own"
+    if operation.cores:
+        numbers = ", ".join(map(str, operation.cores))
+        words += f" bound to core{'s' * (number > 1)} {numbers}"
+    return words
 
 
 def _samples(number: int) -> str:
