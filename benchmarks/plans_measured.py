@@ -62,7 +62,7 @@ def measured(folder: Path, steps: int, repetitions: int, warm_up: int) -> dict[s
     supervised = ["stages=[sft]", f"train.steps={warm_up}", "train.prompts_per_step=256"]
     supervised += ["train.group_size=1", "train.mini_batches=1", "train.micro_batch=256"]
     supervised += ["train.optimizer.learning_rate=2e-3", "eval.every=0", f"runtime.runs={folder}"]
-    supervised += ["stage=null", "train.sampling=null"]
+    supervised += ["stage=null"]
     start = fl.compile(None, CONFIG, overrides=supervised, measured=False)
     model = start.run(display=SilentDisplay()).folder / "model"
     words = ["stages=[grpo]", "stage=null", f"train.steps={steps}", "train.max_staleness=1"]
@@ -129,6 +129,9 @@ def table(result: dict[str, Any]) -> str:
         f"`python benchmarks/plans_measured.py`: {result['config']}, {result['cores']} cores, "
         f"{result['repetitions']} runs of {result['steps']} steps for each plan, in turns; load "
         f"{result['load'][0]} at the end. These are all plans that there are on so many cores.",
+        "",
+        "What counts is the order of plans. Predicted seconds are of steps that learn from every "
+        "group; a run drops groups whose scores are all alike, and its updates are shorter for it.",
         "",
         "| plan | predicted | measured | predicted / measured | runs |",
         "|---|---|---|---|---|",
