@@ -110,7 +110,7 @@ def program_of(
     parts = GraphParts(graph)
     plan = SimpleNamespace(
         sizes=SimpleNamespace(mini_batches=mini_batches),
-        operation=lambda node: SimpleNamespace(micro_batch=4),
+        operation=lambda node: SimpleNamespace(micro_batch=4, recompute="none"),
     )
     given = sampling or Sampling(max_tokens=4)
     return BatchProgram(
