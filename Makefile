@@ -41,7 +41,8 @@ test: set-up
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn"
 
 learn: set-up
-	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning
+	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning \
+	  -o faulthandler_timeout=$(LEARN_LIMIT_S)
 
 # About an hour of processor time, shared out over the cores.
 soak: set-up

@@ -104,7 +104,8 @@ def local_options(
             roles=tuple(in_main),
             fixed={role: number for role, number in known.items() if number is not None},
             num_cores=cores,
-            kind=loaded.config.plan.kind,
+            # A stage that draws nothing has nothing to place apart.
+            kind=loaded.config.plan.kind if roles else "auto",
             where=loaded.where("plan.kind"),
             may_run_ahead=context.max_staleness > 0 and bool(roles),
             must_run_ahead=spare and bool(roles),

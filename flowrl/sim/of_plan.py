@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
@@ -98,8 +98,32 @@ def model_of_stage(
 
     Raises:
         ConfigError: a stage with episodes, whose environment's times nobody knows.
+        PlanError: tasks of one role stand on different devices, or models work on samples as they
+            come: neither is simulated.
     """
+    _require_simulated(stage.plan)
     return _Maker(stage, times, num_engines or {}).make()
+
+
+def _require_simulated(plan: PlacementPlan) -> None:
+    if plan.schedule is None:
+        return
+    for operation in plan.operations:
+        if operation.role is None or operation.seconds is None:
+            continue
+        home = plan.placement(operation.role).devices
+        problem = ""
+        if set(operation.devices) != set(home):
+            problem = f"has {len(operation.devices)} of the {len(home)} devices of its role"
+        elif operation.op != Op.GENERATE and operation.start is not StartUnit.BATCH:
+            problem = "begins before the batch is whole"
+        if problem:
+            raise PlanError(
+                f"this plan is not simulated: {operation.node} {problem}",
+                where=f"the plan of {plan.graph}",
+                expected="roles whose tasks take turns on all of their devices, batch by batch",
+                hint="`flowrl plan` predicts it; plan.pins or max_staleness=0 may give another",
+            )
 
 
 class _Maker:

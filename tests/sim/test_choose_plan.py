@@ -166,6 +166,12 @@ def test_a_profile_of_another_model_is_not_used_and_that_is_told(tmp_path: Path)
         api.compile(None, config, overrides=[f"plan.profile={tmp_path / 'tiny.profile.json'}"])
 
 
+def test_a_kind_is_asked_of_the_stages_that_draw():
+    overrides = ["plan.kind=spatial", f"cluster={CONFIGS / 'clusters' / 'laptop.yaml'}"]
+    compiled = api.compile(None, CONFIGS / "quickstart.yaml", overrides=overrides)
+    assert [stage.plan.kind for stage in compiled.stages] == ["temporal", "spatial"]
+
+
 def test_choices_are_told_in_words():
     assert str(LocalChoice(kind="temporal", engines=(("actor", 0),))) == "drawn in the main process"
     choice = LocalChoice(kind="spatial", engines=(("a", 1), ("b", 2)), pinned=True)
@@ -180,6 +186,7 @@ def test_plans_over_many_devices_are_simulated_near_what_they_predict(name: str)
     # A quarter of the prompts: the plan is made for them too, and a test is quick.
     data = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
     words = ["train.prompts_per_step=128", f"data.train={data}"]
+    words += [f"plan.pins.{task}.devices=0-63" for task in ("rollout", "actor")]
     compiled = api.compile(None, CONFIGS / f"{name}.yaml", overrides=words, pool=pool)
     (stage,) = compiled.stages[-1:]
     plan = compiled.config.plan

@@ -122,6 +122,21 @@ def test_the_replicas_of_a_plan_are_the_engines(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["cluster=configs/clusters/h100_8x8.yaml", "train.max_staleness=1"],
+        ["cluster=configs/clusters/h100_2x8_h20_4x8.yaml"],
+    ],
+)
+def test_plans_with_a_role_on_several_sets_of_devices_are_not_simulated(words, capsys, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    assert flowrl("simulate", "configs/grpo_qwen25_7b.yaml", *words) == 2
+    error = capsys.readouterr().err
+    assert "this plan is not simulated: actor.generate has 32 of the " in error
+    assert "`flowrl plan` predicts it" in error
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--steps", "0"], "--steps: too small a number"),
