@@ -214,6 +214,8 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
         from flowrl.plan.sizing import NODE_SIZE
 
         spec = device_spec(options.device, where="--device")
+        if spec.type == "cpu":
+            raise _counts_accelerators("--device", options)
         return spec, options.node_size or NODE_SIZE
     cluster = options.cluster
     if cluster is None:
@@ -222,7 +224,10 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
             where="--sweep" if options.sweep is not None else "--min-devices",
             hint="add --device NAME (configs/hardware) or --cluster FILE",
         )
-    groups = [group for group in load_cluster(cluster).groups() if group.spec is not None]
+    pool = load_cluster(cluster)
+    if pool.types == {"cpu"}:
+        raise _counts_accelerators(f"--cluster {cluster}", options)
+    groups = [group for group in pool.groups() if group.spec is not None]
     if not groups:
         raise ConfigError(
             "no device of this cluster is in the catalogue",
@@ -230,6 +235,15 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
             hint="name one with --device",
         )
     return groups[0].machine.spec, groups[0].node_size
+
+
+def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:
+    asked = "--sweep" if options.sweep is not None else "--min-devices"
+    return ConfigError(
+        f"{asked} counts accelerators, and a CPU is none",
+        where=where,
+        hint="name an accelerator of configs/hardware with --device",
+    )
 
 
 def _numbers(text: str, node_size: int) -> list[int]:

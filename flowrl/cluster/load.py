@@ -87,6 +87,12 @@ def load_cluster(path: Path) -> ResourcePool:
             where=str(path),
             hint="give an existing file, or cluster=auto to use this machine",
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "the cluster file is not UTF-8 text",
+            where=str(path),
+            found=f"byte {error.object[error.start]:#04x} at {error.start}",
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"not a YAML file: {error}", where=str(path)) from error
     try:

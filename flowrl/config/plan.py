@@ -18,7 +18,8 @@ class PlanConfig(Section):
     Attributes:
         mean_prompt_tokens: Mean length of prompts.
         mean_response_tokens: Mean length of responses, after the cut at the longest.
-        sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal.
+        sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal. At
+            most 5, where one of forty lengths is 18,000 times the median: more is a mistake.
         lengths: A file of lengths, one JSON value a line (a number, or an object with
             `num_tokens`, as samples.jsonl of a run has); takes the place of mean and sigma.
         engine_times: Where estimates of an engine's steps come from: `analytic`, or
@@ -37,7 +38,7 @@ class PlanConfig(Section):
 
     mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
     mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
-    sigma: Annotated[Float, Field(ge=0)] | None = None
+    sigma: Annotated[Float, Field(ge=0, le=5)] | None = None
     lengths: Path | None = None
     engine_times: Literal["analytic", "aiconfigurator"] = "analytic"
     profile: Path | None = None

@@ -486,6 +486,12 @@ def load_plan(path: Path) -> PlacementPlan:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the plan cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "the plan is not UTF-8 text",
+            where=str(path),
+            found=f"byte {error.object[error.start]:#04x} at {error.start}",
+        ) from error
     read = PlacementPlan.from_json if path.suffix == ".json" else PlacementPlan.from_yaml
     return read(text, where=str(path))
 

@@ -108,6 +108,10 @@ def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
     [
         (["--device", "H100-SXM-80GB"], "a device alone is no cluster"),
         (["--min-devices"], "of which device?"),
+        (["--device", "CPU", "--min-devices"], "--min-devices counts accelerators, and a CPU"),
+        (["--device", "cpu", "--sweep", "devices=8"], "--sweep counts accelerators, and a CPU"),
+        (["--cluster", "configs/clusters/laptop.yaml", "--min-devices"], "counts accelerators"),
+        ([*NODE, "plan.sigma=20"], "sigma must be"),
         (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
         ([*NODE, "--pin", "rollout"], "a pin says a number or devices"),
         ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),

@@ -99,6 +99,14 @@ def test_text_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
         load_cluster(written(tmp_path, "nodes: ["))
 
 
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(b"nodes: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
+        load_cluster(path)
+    assert (caught.value.where, caught.value.found) == (str(path), "byte 0xff at 7")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read") as caught:
         load_cluster(tmp_path / "none.yaml")

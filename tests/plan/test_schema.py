@@ -113,6 +113,15 @@ def test_text_that_cannot_be_parsed_is_a_config_error(tmp_path: Path, name: str,
         load_plan(path)
 
 
+@pytest.mark.parametrize("name", ["p.json", "p.yaml"])
+def test_a_plan_that_is_not_utf_8_is_a_config_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"version: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
+        load_plan(path)
+    assert (caught.value.where, caught.value.found) == (str(path), "byte 0xff at 9")
+
+
 def test_a_plan_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_plan(tmp_path / "none.json")
