@@ -6,6 +6,7 @@ on so many devices does not depend on how many others there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ HOST_BYTES, HOST_CORES = 2 << 40, 192
 """Of a node that nobody describes: what the nodes of configs/clusters have."""
 
 FIRST_POOL, LARGEST_POOL = 64, 4096
+"""Devices of the pools that are searched for the fewest, rounded up to whole nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,12 @@ class Size:
 
 
 def pool_of_devices(
-    spec: DeviceSpec, num_devices: int, *, node_size: int = NODE_SIZE
+    spec: DeviceSpec, num_devices: int, *, node_size: int = NODE_SIZE, where: str = "--sweep"
 ) -> ResourcePool:
-    """A pool of so many devices of the catalogue, in nodes of `node_size`.
+    """A pool of so many accelerators of the catalogue, in nodes of `node_size`.
+
+    Args:
+        where: The option that asks for so many; for messages.
 
     Raises:
         PlanError: more than a node and no whole nodes.
@@ -68,7 +73,7 @@ def pool_of_devices(
         low = num_devices // node_size * node_size
         raise PlanError(
             f"{num_devices} devices are no whole nodes of {node_size}",
-            where="--sweep",
+            where=where,
             expected=f"{low} or {low + node_size}",
         )
     inside = min(num_devices, node_size)
@@ -110,9 +115,9 @@ def fewest(
     Raises:
         PlanError: it does not fit on `LARGEST_POOL` devices either.
     """
-    devices = FIRST_POOL
+    devices = math.ceil(FIRST_POOL / node_size) * node_size
     while True:
-        posed = _posed(graph, request, spec, devices, cost, node_size)
+        posed = _posed(graph, request, spec, devices, cost, node_size, "--min-devices")
         lacking = [task for task in posed.tasks if not posed.ways[task.id]]
         number = None if lacking else fewest_devices(posed.problem)
         if number is not None:
@@ -137,7 +142,7 @@ def sizes(
     node_size: int = NODE_SIZE,
 ) -> tuple[Size | int, ...]:
     """What the job takes on each number of devices; the number itself where it does not fit."""
-    posed = _posed(graph, request, spec, max(numbers), cost, node_size)
+    posed = _posed(graph, request, spec, max(numbers), cost, node_size, "--sweep")
     if any(not posed.ways[task.id] for task in posed.tasks):
         return tuple(numbers)
     least = fewest_devices(posed.problem)
@@ -153,8 +158,9 @@ def _posed(
     devices: int,
     cost: Cost,
     node_size: int,
+    where: str,
 ) -> Posed:
-    pool = pool_of_devices(spec, devices, node_size=node_size)
+    pool = pool_of_devices(spec, devices, node_size=node_size, where=where)
     (group,) = pool.groups()
     pins = read_pins(request.options.pins, tasks_of(graph, request, spec.type), range(devices))
     host = host_share(pool, group)

@@ -103,6 +103,16 @@ def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
     assert [one["devices"] for one in json.loads(out)] == [4, 8, 16]
 
 
+@pytest.mark.parametrize(("node_size", "least"), [("3", 1), ("7", 1), ("100", 2)])
+def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
+    flowrl: Run, node_size: str, least: int
+):
+    words = ["--device", "H100-SXM-80GB", "--node-size", node_size, "--min-devices", "--json"]
+    code, out, err = flowrl(CONFIG, *SMALL, *words)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["devices"] == least
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
