@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,17 +173,23 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
     """How many devices, or what it takes on each number of them."""
     from flowrl import api
     from flowrl.plan.groups import cost_of
-    from flowrl.plan.sizing import fewest, sizes
+    from flowrl.plan.sizing import Job, fewest, sizes
 
     graph, request, measured = api.ask_for_plan(config, overrides=words)
-    spec, node_size = _device(options)
-    cost = cost_of(request) if measured is None else measured
+    spec, node_size, host = _device(options)
+    job = Job(
+        graph=graph,
+        request=request,
+        spec=spec,
+        cost=cost_of(request) if measured is None else measured,
+        node_size=node_size,
+        host=host,
+    )
     if options.sweep is None:
-        size = fewest(graph, request, spec, cost, node_size=node_size)
-        _print_fewest(size, spec, node_size, options)
+        _print_fewest(fewest(job), spec, node_size, options)
         return
     numbers = _numbers(options.sweep, node_size)
-    found = sizes(graph, request, spec, numbers, cost, node_size=node_size)
+    found = sizes(job, numbers)
     if options.as_json:
         print(json.dumps([_plain(one) for one in found], indent=2))
         return
@@ -205,10 +211,14 @@ def _print_fewest(size: Size, spec: DeviceSpec, node_size: int, options: PlanCom
     print("\n".join(fewest_lines(size, spec.name, node_size)))
 
 
-def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
-    """Which device a size is asked for, and how many a node has."""
+def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None]:
+    """Which device a size is asked for, how many a node has, and each one's part of the host.
+
+    That part is None where nobody describes the host.
+    """
     from flowrl.cluster.hardware import device_spec
     from flowrl.cluster.load import load_cluster
+    from flowrl.plan.groups import host_share
 
     if options.device is not None:
         from flowrl.plan.sizing import NODE_SIZE
@@ -216,7 +226,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
         spec = device_spec(options.device, where="--device")
         if spec.type == "cpu":
             raise _counts_accelerators("--device", options)
-        return spec, options.node_size or NODE_SIZE
+        return spec, options.node_size or NODE_SIZE, None
     cluster = options.cluster
     if cluster is None:
         raise ConfigError(
@@ -234,7 +244,9 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int]:
             where=f"--cluster {cluster}",
             hint="name one with --device",
         )
-    return groups[0].machine.spec, groups[0].node_size
+    group = groups[0]
+    spec = replace(group.machine.spec, memory_bytes=group.budget_bytes)
+    return spec, group.node_size, host_share(pool, group)
 
 
 def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:

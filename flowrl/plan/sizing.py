@@ -1,14 +1,15 @@
 """How many devices a job needs, and what it takes on more of them.
 
-Both pose the problem once, for the largest pool, and search it for smaller ones: what a task takes
-on so many devices does not depend on how many others there are.
+job = Job(graph=graph, request=request, spec=spec, cost=cost, node_size=8)
+fewest(job).devices
+sizes(job, [8, 16, 32])
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
@@ -16,16 +17,16 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
-from flowrl.plan.groups import host_share
+from flowrl.plan.groups import HOST_SHARE
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import read_pins
 from flowrl.plan.problem_of import Posed, pose
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.tasks import TaskWork, tasks_of
 
-__all__ = ["NODE_SIZE", "Size", "fewest", "pool_of_devices", "sizes"]
+__all__ = ["NODE_SIZE", "Job", "Size", "fewest", "pool_of_devices", "sizes"]
 
 NODE_SIZE = 8
 """Devices of a node where nobody says: what servers of accelerators have."""
@@ -102,28 +103,68 @@ def pool_of_devices(
     )
 
 
-def fewest(
-    graph: Graph,
-    request: PlanRequest,
-    spec: DeviceSpec,
-    cost: Cost,
-    *,
-    node_size: int = NODE_SIZE,
-) -> Size:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to run, and on devices of which kind.
+
+    Attributes:
+        node_size: Devices of a node.
+        host: Bytes of its host's memory that each device may fill; None takes those of a node that
+            nobody describes.
+    """
+
+    graph: Graph
+    request: PlanRequest
+    spec: DeviceSpec
+    cost: Cost
+    node_size: int = NODE_SIZE
+    host: int | None = None
+
+    def posed(self, devices: int, *, numbered: int, where: str) -> Posed:
+        """The problem of so many devices alone.
+
+        Args:
+            numbered: Devices that pins may name.
+            where: The option that asks for so many; for messages.
+        """
+        pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=where)
+        (group,) = pool.groups()
+        tasks = tasks_of(self.graph, self.request, self.spec.type)
+        pins = read_pins(self.request.options.pins, tasks, range(numbered))
+        # Part of a node has its part of the host, so that more devices never have less each.
+        host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
+        return pose(self.graph, self.request, group, self.cost, filters=pins.filters, host=host)
+
+    def size(self, devices: int, *, numbered: int, where: str) -> Size | None:
+        """What it takes on so many devices; None where it does not fit."""
+        posed = self.posed(devices, numbered=numbered, where=where)
+        if _lacking(posed):
+            return None
+        best = search(posed.problem).best
+        return _as_size(posed, best[0], devices) if best else None
+
+
+def fewest(job: Job) -> Size:
     """The smallest number of devices on which the job fits, and what it takes there.
 
     Raises:
         PlanError: it does not fit on `LARGEST_POOL` devices either.
     """
+    where, node_size = "--min-devices", job.node_size
     devices = math.ceil(FIRST_POOL / node_size) * node_size
     while True:
-        posed = _posed(graph, request, spec, devices, cost, node_size, "--min-devices")
-        lacking = [task for task in posed.tasks if not posed.ways[task.id]]
+        posed = job.posed(devices, numbered=devices, where=where)
+        lacking = _lacking(posed)
         number = None if lacking else fewest_devices(posed.problem)
         if number is not None:
-            return _size(posed, number)
+            # Among many devices a part of a node is one of its divisors, and of many nodes not
+            # every number is looked at. Alone, any part of a node is a machine.
+            small = number <= node_size
+            numbers = range(1, node_size + 1) if small else range(number, devices + 1, node_size)
+            alone = (job.size(one, numbered=devices, where=where) for one in numbers)
+            return next(size for size in alone if size is not None)
         if devices >= LARGEST_POOL:
-            pins = read_pins(request.options.pins, posed.tasks, range(devices))
+            pins = read_pins(job.request.options.pins, posed.tasks, range(devices))
             if lacking:
                 raise nothing_runs(lacking[0], posed, pins)
             why = search(posed.problem).infeasible
@@ -132,45 +173,18 @@ def fewest(
         devices *= 4
 
 
-def sizes(
-    graph: Graph,
-    request: PlanRequest,
-    spec: DeviceSpec,
-    numbers: Sequence[int],
-    cost: Cost,
-    *,
-    node_size: int = NODE_SIZE,
-) -> tuple[Size | int, ...]:
-    """What the job takes on each number of devices; the number itself where it does not fit."""
-    posed = _posed(graph, request, spec, max(numbers), cost, node_size, "--sweep")
-    if any(not posed.ways[task.id] for task in posed.tasks):
-        return tuple(numbers)
-    least = fewest_devices(posed.problem)
-    return tuple(
-        number if least is None or number < least else _size(posed, number) for number in numbers
-    )
+def sizes(job: Job, numbers: Sequence[int]) -> tuple[Size | int, ...]:
+    """What the job takes on each number of devices; the number itself where it does not fit.
+
+    Each number is looked at alone: what it takes does not depend on the others.
+    """
+    last = max(numbers)
+    return tuple(job.size(one, numbered=last, where="--sweep") or one for one in numbers)
 
 
-def _posed(
-    graph: Graph,
-    request: PlanRequest,
-    spec: DeviceSpec,
-    devices: int,
-    cost: Cost,
-    node_size: int,
-    where: str,
-) -> Posed:
-    pool = pool_of_devices(spec, devices, node_size=node_size, where=where)
-    (group,) = pool.groups()
-    pins = read_pins(request.options.pins, tasks_of(graph, request, spec.type), range(devices))
-    host = host_share(pool, group)
-    return pose(graph, request, group, cost, filters=pins.filters, host=host)
-
-
-def _size(posed: Posed, devices: int) -> Size:
-    problem = replace(posed.problem, num_devices=devices)
-    found = search(problem).best[0]
-    return _as_size(posed, found, devices)
+def _lacking(posed: Posed) -> list[TaskWork]:
+    """The tasks that cannot run in any way, alone."""
+    return [task for task in posed.tasks if not posed.ways[task.id]]
 
 
 def _as_size(posed: Posed, found: Found, devices: int) -> Size:

@@ -103,6 +103,42 @@ def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
     assert [one["devices"] for one in json.loads(out)] == [4, 8, 16]
 
 
+NODE_OF = """\
+nodes:
+  - name: h100
+    memory_gib: {host}
+    cores: 64
+    devices:
+      - {{name: H100-SXM-80GB, count: 8, memory_gib: {device}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "on_8", "least"), [(2048, 80, 0, 1), (64, 80, 0, 2), (2048, 8, 2, 24)]
+)
+def test_the_fewest_devices_are_those_of_the_file_with_its_memory_and_its_hosts(
+    flowrl: Run, tmp_path: Path, host: int, device: int, on_8: int, least: int
+):
+    file = tmp_path / "nodes.yaml"
+    file.write_text(NODE_OF.format(host=host, device=device))
+    code, out, _ = flowrl(CONFIG, *SMALL, "--cluster", str(file), "--min-devices", "--json")
+    assert (code, json.loads(out)["devices"]) == (0, least)
+    assert flowrl(CONFIG, *SMALL, "--cluster", str(file))[0] == on_8
+    words = ["--cluster", str(file), "--sweep", f"devices={least},{2 * least}", "--json"]
+    rows = json.loads(flowrl(CONFIG, *SMALL, *words)[1])
+    assert rows[0] == json.loads(out)
+
+
+def test_what_a_number_of_devices_gives_does_not_depend_on_the_others(flowrl: Run):
+    def rows(numbers: str) -> list[object]:
+        words = ["--device", "H100-SXM-80GB", "--sweep", f"devices={numbers}", "--json"]
+        code, out, _ = flowrl(CONFIG, *SMALL, *words)
+        assert code == 0
+        return list(json.loads(out))
+
+    assert rows("3,6,16") == rows("3") + rows("6") + rows("16")
+
+
 @pytest.mark.parametrize(("node_size", "least"), [("3", 1), ("7", 1), ("100", 2)])
 def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
     flowrl: Run, node_size: str, least: int
