@@ -128,7 +128,12 @@ def test_running_samples_can_be_stopped_or_finished_when_weights_come(
     tmp_path: Path, publication: str, capsys: pytest.CaptureFixture[str]
 ):
     config = config_of(tmp_path, policies={"publication": publication}, refill=True)
-    config["roles"]["actor"]["num_engines"] = 2
+    # Few slots and long samples: the trainer waits for the engines, so some samples are in the
+    # middle whenever weights come.
+    actor = config["roles"]["actor"]
+    actor |= {"num_engines": 2, "num_slots": 2}
+    actor["model"] = {**actor["model"], "max_length": 128}
+    config["train"]["sampling"] = {"max_tokens": 100}
     run = api.run(None, config, display=WatchedDisplay()).folder
     assert [step.num_samples for step in steps_of(run)] == [32] * 6
     check_ages(run, 2)
