@@ -55,6 +55,7 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     Raises:
         FlowError: anything that is wrong with the configuration, or a job that does not fit.
     """
+    _refuse_ignored(config, overrides, options)
     words = [*overrides, *_as_overrides(options)]
     if options.diff is not None:
         _print_diff(_plan_of(config, words), _plan_of(options.diff, words), options)
@@ -69,6 +70,54 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
         )
     else:
         _print_plan(config, words, options)
+
+
+_EXCLUDES = {
+    "--sweep": ("--min-devices", "--diff", "--output", "--top", "--explain"),
+    "--min-devices": ("--diff", "--output", "--top", "--explain"),
+    "--diff": ("--device", "--output", "--top", "--explain"),
+}
+"""What an option has no use for."""
+
+_CHANGES = ("--cluster", "--pin", "--device", "--min-devices", "--sweep")
+"""Options that ask for another plan than the one that was written."""
+
+
+def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
+    """Nothing that is asked for is left out silently."""
+    given = {
+        "--sweep": options.sweep is not None,
+        "--min-devices": options.min_devices,
+        "--diff": options.diff is not None,
+        "--output": options.output is not None,
+        "--top": options.top is not None,
+        "--explain": options.explain,
+        "--device": options.device is not None,
+        "--cluster": options.cluster is not None,
+        "--pin": bool(options.pins),
+    }
+    for one, others in _EXCLUDES.items():
+        for other in others:
+            if given[one] and given[other]:
+                raise ConfigError(
+                    f"{one} and {other} do not go together",
+                    where=other,
+                    hint=f"leave {one} or {other} out",
+                )
+    if options.node_size is not None and options.device is None:
+        raise ConfigError(
+            "--node-size is of --device, and a cluster has nodes of its own",
+            where="--node-size",
+            hint="add --device NAME, or leave --node-size out",
+        )
+    if _is_plan(config) and (options.diff is None or _is_plan(options.diff)):
+        changes = [*(name for name in _CHANGES if given[name]), *overrides]
+        if changes:
+            raise ConfigError(
+                f"{config} is a plan that was written, which {changes[0]} does not change",
+                where=changes[0],
+                hint=f"give the config in the plan's place, or leave {changes[0]} out",
+            )
 
 
 def _as_overrides(options: PlanCommand) -> list[str]:

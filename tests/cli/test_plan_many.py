@@ -179,6 +179,52 @@ def test_mistakes_end_with_2_and_say_what_to_do(flowrl: Run, words: list[str], s
     assert said in err
 
 
+@pytest.mark.parametrize("one", [["--sweep", "devices=8"], ["--min-devices"], ["--diff", CONFIG]])
+@pytest.mark.parametrize("other", [["--output", "p.json"], ["--top", "2"], ["--explain"]])
+def test_what_would_be_ignored_beside_an_option_is_refused(
+    flowrl: Run, one: list[str], other: list[str]
+):
+    code, out, err = flowrl(CONFIG, *NODE, *one, *other)
+    assert (code, out) == (2, "")
+    assert f"{other[0]}: {one[0]} and {other[0]} do not go together" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sweep", "devices=8", "--min-devices"], "--sweep and --min-devices do not go"),
+        (["--sweep", "devices=8", "--diff", CONFIG], "--sweep and --diff do not go together"),
+        (["--min-devices", "--diff", CONFIG], "--min-devices and --diff do not go together"),
+        (["--device", "H100-SXM-80GB", "--diff", CONFIG], "--diff and --device do not go"),
+        (["--node-size", "4"], "--node-size is of --device"),
+    ],
+)
+def test_options_that_exclude_each_other_are_both_named(flowrl: Run, words: list[str], said: str):
+    code, out, err = flowrl(CONFIG, *NODE, *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_what_would_not_change_a_written_plan_is_refused(flowrl: Run, tmp_path: Path):
+    path = str(tmp_path / "a.plan.json")
+    assert flowrl("configs/quickstart.yaml", "-o", path)[0] == 0
+    device = ["--device", "H100-SXM-80GB"]
+    for words in (
+        NODE,
+        ["--pin", "rollout.tp=2"],
+        ["train.steps=3"],
+        device,
+        ["--min-devices"],
+        ["--sweep", "devices=8"],
+        ["train.steps=3", "--diff", path],
+    ):
+        code, out, err = flowrl(path, *words)
+        assert (code, out) == (2, "")
+        assert f"{words[0]}: {path} is a plan that was written" in err
+    assert flowrl(path, "train.steps=3", "--diff", "configs/quickstart.yaml")[0] == 0
+    assert flowrl(path, "--explain")[0] == flowrl(path, "--top", "1")[0] == 0
+
+
 def test_lengths_come_from_a_file_a_config_or_an_assumption_that_is_told(
     flowrl: Run, tmp_path: Path
 ):
