@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from flowrl.cli.output import write_output
 from flowrl.errors import ConfigError, FlowError
 
@@ -187,7 +189,16 @@ def _write(plan: PlacementPlan, output: Path) -> None:
 
 
 def _is_plan(path: Path) -> bool:
-    return path.name.endswith((".plan.json", ".plan.yaml", ".plan.yml", ".json"))
+    """Whether a file is a plan that was written: by its name, or by the keys that it has."""
+    if path.name.endswith((".json", ".plan.yaml", ".plan.yml")):
+        return True
+    try:
+        text = path.read_text(encoding="utf-8")
+        # No config says placements, so that of configs nothing is parsed here.
+        raw = yaml.safe_load(text) if "placements" in text else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False  # what reads it as a config says what is wrong
+    return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
 
 
 def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:

@@ -179,6 +179,22 @@ def test_mistakes_end_with_2_and_say_what_to_do(flowrl: Run, words: list[str], s
     assert said in err
 
 
+def test_a_plan_is_known_by_what_is_in_it_whatever_its_name(flowrl: Run, tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    assert flowrl("configs/quickstart.yaml", "-o", str(path))[0] == 0
+    code, out, err = flowrl(str(path), "--json")
+    assert (code, err) == (0, "")
+    assert PlacementPlan.from_json(out) == load_plan(path)
+    assert flowrl(str(path), "--diff", str(path))[1] == "the plans are equal\n"
+    assert "is a plan that was written" in flowrl(str(path), "train.steps=3")[2]
+    path.write_text(path.read_text().replace("version: ", "version: 9"))
+    assert "not a plan of this format" in flowrl(str(path))[2]
+    path.write_text("# no placements\ntrain: {steps: many}\n")
+    assert "train.steps" in flowrl(str(path))[2]
+    path.write_text("placements: [\n")
+    assert "not YAML" in flowrl(str(path))[2]
+
+
 @pytest.mark.parametrize("one", [["--sweep", "devices=8"], ["--min-devices"], ["--diff", CONFIG]])
 @pytest.mark.parametrize("other", [["--output", "p.json"], ["--top", "2"], ["--explain"]])
 def test_what_would_be_ignored_beside_an_option_is_refused(
