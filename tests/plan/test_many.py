@@ -21,7 +21,7 @@ from flowrl.plan.many import search_group
 from flowrl.plan.names import device_names
 from flowrl.plan.render import plan_text
 from flowrl.plan.routes import expand_plan_route
-from flowrl.plan.sizing import fewest, pool_of_devices, sizes
+from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.tasks import tasks_of
 from tests.plan.conftest import GraphBuilder
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
@@ -308,18 +308,18 @@ def test_the_fewest_devices_fit_and_fewer_do_not(grpo: Graph):
     spec, cost = device_spec("A100-SXM-80GB"), AnalyticCost()
     big = replace(QWEN25_7B, num_layers=80, hidden_size=8192, num_heads=64, num_kv_heads=8)
     asked = request(replace(big, intermediate_size=28672))
-    least = fewest(grpo, asked, spec, cost)
+    job = Job(graph=grpo, request=asked, spec=spec, cost=cost)
+    least = fewest(job)
     assert 4 <= least.devices <= 32
-    fits, halved = sizes(grpo, asked, spec, [least.devices, least.devices // 2], cost)
-    assert not isinstance(fits, int)
-    assert fits.layouts == least.layouts
-    # Weight sync is priced at the fastest layouts of the pool that was asked for.
-    assert fits.step_s == pytest.approx(least.step_s, rel=0.01)
+    fits, halved = sizes(job, [least.devices, least.devices // 2])
+    assert fits == least
     assert halved == least.devices // 2
 
 
 def test_more_devices_never_take_longer(grpo: Graph):
-    found = sizes(grpo, request(), device_spec("H100-SXM-80GB"), [8, 16, 32, 64], AnalyticCost())
+    spec, cost = device_spec("H100-SXM-80GB"), AnalyticCost()
+    job = Job(graph=grpo, request=request(), spec=spec, cost=cost)
+    found = sizes(job, [8, 16, 32, 64])
     seconds = [one.step_s for one in found if not isinstance(one, int)]
     assert len(seconds) == 4
     assert seconds == sorted(seconds, reverse=True)
