@@ -29,6 +29,7 @@ from flowrl.plan.search import (
     Leaf,
     Option,
     Schedule,
+    SearchResult,
     Spatial,
     evaluate,
     kind_of,
@@ -37,7 +38,15 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.tasks import tasks_of
 
-__all__ = ["Chosen", "Searched", "plainer", "search_group"]
+__all__ = [
+    "Chosen",
+    "Searched",
+    "fits_hosts",
+    "hosts_full",
+    "plainer",
+    "search_for_hosts",
+    "search_group",
+]
 
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
@@ -56,6 +65,9 @@ SIMPLE = 0.005
 
 PIN_SCHEDULES = 200
 """Schedules looked through for one that can stand on the devices that pins name."""
+
+HOST_SCHEDULES = 200
+"""Schedules looked through for one that the hosts hold, where the best ask too much of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +168,15 @@ def search_group(
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins)
     top = PIN_SCHEDULES if pins.devices else 1 + MARGIN * wanted if wanted else 1
-    result = search(posed.problem, top=top)
+    result = search_for_hosts(posed, top)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins)
     ways = weight_ways(graph, posed.tasks)
     found = _priced(posed, result.best, ways, pins)
     if not found:
-        raise _devices_unmet(posed, pins) if pins.devices else _hosts_full(posed)
-    best = _priced(posed, [plainer(posed, found[0].schedule)], ways, pins)[0]
+        raise _devices_unmet(posed, pins) if pins.devices else hosts_full(posed)
+    # A plainer way may put more on the hosts than they hold.
+    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways, pins) or found)[0]
     kinds = _of_kinds(posed, ways, pins) if len(posed.tasks) > 1 else []
     turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
     if turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
@@ -288,7 +301,7 @@ def _priced(
     return sorted(chosen, key=lambda one: one.objective)
 
 
-def _host_bytes(numbers: Mapping[str, tuple[int, ...]], picked: Mapping[str, Candidate]) -> int:
+def _host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:
     """That all tasks of the fullest device have on its host."""
     on: dict[int, int] = {}
     for name, way in picked.items():
@@ -298,7 +311,27 @@ def _host_bytes(numbers: Mapping[str, tuple[int, ...]], picked: Mapping[str, Can
     return max(on.values(), default=0)
 
 
-def _hosts_full(posed: Posed) -> PlanError:
+def fits_hosts(posed: Posed, found: Found) -> bool:
+    """Whether the hosts hold what all tasks of a schedule together put on them."""
+    numbers = slots(found.schedule, posed.problem.block_sizes())
+    picked = {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(found.schedule)}
+    return _host_bytes(numbers, picked) <= (posed.candidates.host or math.inf)
+
+
+def search_for_hosts(posed: Posed, top: int = 1) -> SearchResult:
+    """The best schedules; more of them where the hosts hold none of so many.
+
+    The search knows what each task puts on its host, and not what all of them do together.
+    """
+    result = search(posed.problem, top=top)
+    held = any(fits_hosts(posed, one) for one in result.best)
+    if held or not result.best or top >= HOST_SCHEDULES:
+        return result
+    return search(posed.problem, top=HOST_SCHEDULES)
+
+
+def hosts_full(posed: Posed) -> PlanError:
+    """Of schedules that fit the devices, and not their hosts."""
     return PlanError(
         "what fits the devices puts more into the memory of their hosts than these have",
         where="cluster",

@@ -19,6 +19,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
 from flowrl.plan.groups import HOST_SHARE
 from flowrl.plan.impossible import nothing_fits, nothing_runs
+from flowrl.plan.many import fits_hosts, hosts_full, search_for_hosts
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import read_pins
 from flowrl.plan.problem_of import Posed, pose
@@ -140,8 +141,9 @@ class Job:
         posed = self.posed(devices, numbered=numbered, where=where)
         if _lacking(posed):
             return None
-        best = search(posed.problem).best
-        return _as_size(posed, best[0], devices) if best else None
+        held = (one for one in search_for_hosts(posed).best if fits_hosts(posed, one))
+        best = next(held, None)
+        return None if best is None else _as_size(posed, best, devices)
 
 
 def fewest(job: Job) -> Size:
@@ -159,17 +161,19 @@ def fewest(job: Job) -> Size:
         if number is not None:
             # Among many devices a part of a node is one of its divisors, and of many nodes not
             # every number is looked at. Alone, any part of a node is a machine.
+            whole = [one for one in posed.problem.block_sizes() if one > node_size]
             small = number <= node_size
-            numbers = range(1, node_size + 1) if small else range(number, devices + 1, node_size)
+            numbers = [*range(1, node_size + 1), *whole] if small else whole[whole.index(number) :]
             alone = (job.size(one, numbered=devices, where=where) for one in numbers)
-            return next(size for size in alone if size is not None)
+            size = next((size for size in alone if size is not None), None)
+            if size is not None:
+                return size
         if devices >= LARGEST_POOL:
             pins = read_pins(job.request.options.pins, posed.tasks, range(devices))
             if lacking:
                 raise nothing_runs(lacking[0], posed, pins)
             why = search(posed.problem).infeasible
-            assert why is not None
-            raise nothing_fits(posed, why, pins)
+            raise hosts_full(posed) if why is None else nothing_fits(posed, why, pins)
         devices *= 4
 
 

@@ -129,6 +129,20 @@ def test_the_fewest_devices_are_those_of_the_file_with_its_memory_and_its_hosts(
     assert rows[0] == json.loads(out)
 
 
+def test_hosts_that_do_not_hold_the_fastest_plan_hold_another(flowrl: Run, tmp_path: Path):
+    file = tmp_path / "nodes.yaml"
+    file.write_text(NODE_OF.format(host=512, device=79.25))
+    words = ["configs/grpo_qwen25_32b.yaml", "--cluster", str(file), "--json"]
+    code, out, err = flowrl(*words)
+    assert (code, err) == (0, "")
+    least = json.loads(flowrl(*words, "--min-devices")[1])
+    assert least["devices"] == 8
+    # The plan takes plainer ways where they cost next to nothing, and prices each sync anew.
+    assert PlacementPlan.from_json(out).prediction.step_s == pytest.approx(
+        least["step_s"], rel=0.05
+    )
+
+
 def test_what_a_number_of_devices_gives_does_not_depend_on_the_others(flowrl: Run):
     def rows(numbers: str) -> list[object]:
         words = ["--device", "H100-SXM-80GB", "--sweep", f"devices={numbers}", "--json"]
