@@ -4,7 +4,7 @@ The simulator runs the very plan: the scheduler that runs it for real, on a virt
 is compared are whole steps, with what one process waits for another. Processes are simulated as if
 each had a core to itself, so no more are considered than there are cores. What they take from each
 other is not simulated: measured (benchmarks/results/simulator.md), steps of several processes took
-18 % and 35 % longer than predicted. So `CONTENTION` is added to them before plans are compared.
+20 % and 40 % longer than predicted. So `CONTENTION` is added to them before plans are compared.
 
 The fastest is taken; of plans within `TIE` of it the one with the fewest moving parts.
 """
