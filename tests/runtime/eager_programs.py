@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 import flowrl as fl
+from flowrl.runtime.eager_session import EagerSession
 from tests.runtime.many_programs import config_of
+from tests.runtime.tiny_runs import WatchedDisplay
 
 REWARDS = Path(__file__).with_name("eager_rewards.py")
 SEEN: list[tuple[str, object]] = []
@@ -33,6 +35,12 @@ def rewarded(program: str, runs: Path, reward: str = "digits", **changes: Any) -
         "timeout_s": 60.0,
     }
     return {**config, **changes}
+
+
+def session_of(program: str, runs: Path, reward: str = "digits", **changes: Any) -> EagerSession:
+    """A session of a program of this file."""
+    config = rewarded(program, runs, reward, **changes)
+    return fl.eager(globals()[program], config, display=WatchedDisplay())
 
 
 @fl.map(reads=("score",), gives="score", per_sample=True)
