@@ -167,7 +167,7 @@ def _compile(
         stages = compile_stages(
             loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded)
         )
-    if chooses and not is_eager and loaded.config.cluster == "auto" and pool is None:
+    if chooses and not is_eager and pool is None:
         stages = _fastest(loaded, stages)
     reference, config = _reference(workflow), loaded.config
     if reference is not None:
@@ -184,12 +184,15 @@ def profile_path(runs: Path, name: str) -> Path:
 def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[CompiledStage, ...]:
     """The stages by the plans that are fastest by a profile of this machine, where there is one.
 
-    A profile is of a config's last stage; it is used for it alone.
+    A profile is of a config's last stage; it is used for it alone. Without one, and for a machine
+    that a file describes, plans are ranked by assumed times.
     """
     config, stage = loaded.config, stages[-1]
     path = config.plan.profile or profile_path(config.runtime.runs, config.name)
-    if stage.local is None or len(stage.local.choices()) < 2 or not path.is_file():
+    if stage.local is None or len(stage.local.choices()) < 2:
         return stages
+    if loaded.config.cluster != "auto" or not path.is_file():
+        return (*stages[:-1], _estimated(config, stage))
     from flowrl.sim.choose_plan import choose_plan
     from flowrl.sim.profile import load_profile, profile_times
 
@@ -202,8 +205,20 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
         # It lies there from another time; that it is not used is told with the plan.
         why = f"{path} cannot be used: {reason.what}"
         left = Reason(subject="profile", choice="none", why=why)
-        chosen = stage.with_plan(replace(stage.plan, reasons=(*stage.plan.reasons, left)))
+        chosen = _estimated(config, stage)
+        chosen = chosen.with_plan(replace(chosen.plan, reasons=(*chosen.plan.reasons, left)))
     return (*stages[:-1], chosen)
+
+
+def _estimated(config: RunConfig, stage: CompiledStage) -> CompiledStage:
+    """The stage by a plan that is ranked by assumed times; as it is where none can be assumed."""
+    from flowrl.sim.estimate_plans import estimated_plan
+
+    try:
+        return estimated_plan(stage, config.plan, config.seed)
+    except FlowError as reason:
+        left = Reason(subject="estimates", choice="none", why=reason.what)
+        return stage.with_plan(replace(stage.plan, reasons=(*stage.plan.reasons, left)))
 
 
 def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None:

@@ -165,6 +165,10 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
         sys.stdout.write(last.to_json())
     elif options.top is not None:
         print(_top(last, options.top))
+        if options.explain:
+            from flowrl.plan.render import plan_text
+
+            print("\n" + plan_text(last, explain=True))
     else:
         from flowrl.plan.render import plan_renderable, plan_text
 

@@ -31,7 +31,8 @@ class PlanConfig(Section):
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
         kind: How a run on this machine draws samples: `temporal`, `spatial` or `asynchronous` (see
             `flowrl.plan.local`); `auto` takes what is predicted to be fastest by the times that
-            `flowrl profile` measured, and the main process where nothing was measured.
+            `flowrl profile` measured; where nothing was measured the main process, unless another
+            way is estimated to be far faster (`flowrl.sim.estimate_plans`).
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowrl.plan.local import local_choice
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import PlacementPlan
 from flowrl.plan.sizing import Size
@@ -20,7 +21,12 @@ def top_lines(plan: PlacementPlan, most: int) -> list[str]:
         for one in plan.operations
         if one.seconds is not None
     )
-    lines = [f"1. {plan.kind}, {seconds_text(plan.prediction.step_s)}: {best}"]
+    if plan.schedule is None:
+        best = str(local_choice(plan))
+    lines = []
+    if any(one.source == "assumed" for one in plan.prediction.confidence):
+        lines = ["seconds are estimated from assumed times; `flowrl profile` measures them"]
+    lines.append(f"1. {plan.kind}, {seconds_text(plan.prediction.step_s)}: {best}")
     for number, other in enumerate(plan.alternatives[: most - 1], start=2):
         step = "-" if other.step_s is None else seconds_text(other.step_s)
         lines.append(f"{number}. {other.kind}, {step}: {other.summary}: {other.why_not}")

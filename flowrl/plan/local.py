@@ -10,6 +10,11 @@ are drawn:
 - `asynchronous`: engines draw all the time, ahead of the trainer, where the workflow's
   `max_staleness` allows it.
 
+Forward passes (references, old logprobs, values) run on the whole batch, in the main process, when
+all samples are drawn. They could begin on the first groups while engines of other processes draw,
+but no plan offers that: which samples share a pass would depend on which ends first, and with it
+the last bit of what is learned; and the process that would compute them drives the drawing.
+
 In synchronous plans a sample depends on the seed and its number alone, so they all learn from the
 same samples, to the same weights bit for bit. The logprobs that an engine computes are the one
 exception: which samples share a batch shows in their last bit, and so in a loss that reads them.
@@ -21,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import MemoryPart, Phase, format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
@@ -31,6 +37,7 @@ from flowrl.plan.schema import (
     PlacementPlan,
     PredictedMemory,
     Reason,
+    Rejection,
     Transport,
 )
 
@@ -42,6 +49,7 @@ __all__ = [
     "LocalRequest",
     "default_choice",
     "engines_of",
+    "local_choice",
     "local_choices",
     "over_budget",
     "with_choice",
@@ -50,6 +58,9 @@ __all__ = [
 LocalKind: TypeAlias = Literal["temporal", "spatial", "asynchronous"]
 
 ASYNCHRONOUS: Literal["asynchronous"] = "asynchronous"
+
+MANY = 8
+"""Engines up to which each number is looked at; beyond are powers of two, and all cores."""
 
 _OF_TRAINER = ("optimizer", "master weights", "gradients")
 
@@ -190,7 +201,7 @@ def _choices(request: LocalRequest) -> Iterator[LocalChoice]:
 
     def numbers(most: int) -> Iterator[int]:
         if not request.fixed:
-            yield from range(1, most + 1)
+            yield from (n for n in range(1, most + 1) if n <= MANY or n == most or not n & (n - 1))
         elif max(request.fixed.values()) <= most:
             yield max(request.fixed.values())
 
@@ -243,7 +254,40 @@ def with_choice(
             plan.prediction,
             memory=tuple(_with_processes(plan, entry, engines) for entry in plan.prediction.memory),
         ),
-        reasons=(*plan.reasons, *reasons),
+        reasons=(*plan.reasons, *reasons, *_whole_batches(graph, choice)),
+    )
+
+
+def _whole_batches(graph: Graph, choice: LocalChoice) -> Iterator[Reason]:
+    """Why forward passes wait for all samples where other processes draw them."""
+    if choice.kind == ASYNCHRONOUS or not any(number for _, number in choice.engines):
+        return
+    for node in graph.nodes:
+        if phase_of(node) in (Phase.LOGPROBS, Phase.VALUES, Phase.SCORES):
+            yield Reason(
+                subject=node.id,
+                choice="on the whole batch, when all samples are drawn",
+                why="synchronous plans learn the same to the last bit",
+                rejected=(
+                    Rejection(
+                        choice="group by group, while engines draw",
+                        constraint="which samples share a pass would depend on which ends first, "
+                        f"and {MAIN_PROCESS} drives the drawing meanwhile",
+                    ),
+                ),
+            )
+
+
+def local_choice(plan: PlacementPlan) -> LocalChoice | None:
+    """The way in which a plan for one device draws; None of a plan that draws nothing."""
+    drawing = [one for one in plan.operations if one.op == Op.GENERATE and one.role]
+    roles = dict.fromkeys(one.role or "" for one in drawing)
+    if not roles or plan.kind not in ("temporal", "spatial", ASYNCHRONOUS):
+        return None
+    return LocalChoice(
+        kind=plan.kind,  # type: ignore[arg-type]  # one of the three, as asked above
+        engines=tuple((role, engines_of(plan, role).processes) for role in roles),
+        pinned=any(one.cores for one in drawing),
     )
 
 

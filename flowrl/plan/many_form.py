@@ -67,7 +67,7 @@ class CostSource:
     """Where the predicted time of an operation comes from.
 
     Attributes:
-        source: `measured`, `aiconfigurator` or `analytic`.
+        source: `measured`, `aiconfigurator` or `analytic`; `assumed` of a plan for this machine.
         parts: `(name, seconds)`; what overlaps may add up to more.
     """
 

@@ -89,6 +89,9 @@ _SPEEDS = {
     "npu": _Speed(flops=150e12, nbytes=1.2e12, call_s=8e-3),
 }
 
+_FOLDER_S, _WRITE, _READ = 2e-3, 1e9, 2e9
+"""Of weights that go through a folder: seconds of each end, and bytes a second written and read."""
+
 _PASSES = {Phase.LOGPROBS: 1, Phase.VALUES: 1, Phase.SCORES: 1, Phase.UPDATE: 3}
 """Forward passes that each kind of work is worth."""
 
@@ -145,11 +148,14 @@ def assumed_times(stage: CompiledStage) -> StageTimes:
         shape, speed = _shape(stage, node.role), _speed(plan, node.role)
         params = float(shape.parameters.active)
         if node.op is Op.GENERATE:
-            engines[node.role] = EngineTimes(step=_roofline(plan, node.role, shape, speed))
+            step = _roofline(plan, node.role, shape, speed)
+            stored = shape.parameters.total * DTYPE_BYTES.get(plan.placement(node.role).dtype, 2)
+            engines[node.role] = EngineTimes(step=step, load_folder_s=_FOLDER_S + stored / _READ)
+            ops[node.role, "export"] = LinearCost(call_s=_FOLDER_S + stored / _WRITE)
         else:
             token_s = _PASSES[phase] * 2 * params / speed.flops
             ops[node.role, str(node.op)] = LinearCost(call_s=speed.call_s, token_s=token_s)
-    kinds = sorted({_kind(plan, role) for role, _ in ops})
+    kinds = sorted({_kind(plan, role) for role, op in ops if op != "export"})
     return StageTimes(
         source=f"assumed, not measured ({', '.join(kinds)})",
         engines=engines,
