@@ -16,7 +16,7 @@ from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines
 from flowrl.plan.options import Pin, PlanOptions
 
-__all__ = ["plan_options"]
+__all__ = ["lengths_of", "mean_prompt", "plan_options"]
 
 ASSUMED_SHARE = 0.5
 """Of the longest, where nobody says how long prompts or responses are on average."""
@@ -41,9 +41,8 @@ def plan_options(
     plan = loaded.config.plan
     assumptions: list[str] = []
     lengths = _lengths(loaded, max_response_tokens, assumptions)
-    prompt = plan.mean_prompt_tokens
-    if prompt is None:
-        prompt = max(1.0, ASSUMED_SHARE * max_prompt_tokens)
+    prompt = mean_prompt(plan, max_prompt_tokens)
+    if plan.mean_prompt_tokens is None:
         assumptions.append(
             f"prompts of {prompt:g} tokens on average, half of the longest; "
             "plan.mean_prompt_tokens says better"
@@ -64,11 +63,36 @@ def plan_options(
     )
 
 
+def mean_prompt(plan: PlanConfig, longest: int) -> float:
+    """Tokens of a prompt on average: what the configuration says, or half of the longest."""
+    return plan.mean_prompt_tokens or max(1.0, ASSUMED_SHARE * longest)
+
+
+def lengths_of(plan: PlanConfig, longest: int, *, where: str = "plan.lengths") -> Lengths:
+    """The lengths of responses that a plan is made for.
+
+    Args:
+        longest: Tokens that a response has at most.
+        where: Names the file of lengths in messages.
+
+    Raises:
+        ConfigError, DataError: lengths that cannot be, or that cannot be read.
+    """
+    if plan.lengths is not None:
+        return _read_lengths(plan.lengths, longest, where)
+    mean = plan.mean_response_tokens or max(1.0, ASSUMED_SHARE * longest)
+    sigma = ASSUMED_SIGMA if plan.sigma is None else plan.sigma
+    if not sigma or mean >= longest:
+        return ConstantLengths(tokens=mean)
+    return LognormalLengths(mean=mean, sigma=sigma, maximum=float(longest))
+
+
 def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Lengths:
+    """The same, with what nobody said."""
     plan = loaded.config.plan
     if plan.lengths is not None:
-        return _read_lengths(plan.lengths, longest, loaded.where("plan.lengths"))
-    mean, sigma = plan.mean_response_tokens, plan.sigma
+        return lengths_of(plan, longest, where=loaded.where("plan.lengths"))
+    mean = plan.mean_response_tokens
     if mean is None:
         mean = max(1.0, ASSUMED_SHARE * longest)
         assumptions.append(
@@ -77,14 +101,12 @@ def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Leng
         )
     elif mean > longest:
         raise _above(loaded, "plan.mean_response_tokens", mean, longest)
-    if sigma is None and mean < longest:
-        sigma = ASSUMED_SIGMA
+    if plan.sigma is None and mean < longest:
         assumptions.append(
-            f"response lengths spread lognormally with sigma {sigma:g}; plan.sigma says better"
+            f"response lengths spread lognormally with sigma {ASSUMED_SIGMA:g}; "
+            "plan.sigma says better"
         )
-    if not sigma or mean >= longest:
-        return ConstantLengths(tokens=mean)
-    return LognormalLengths(mean=mean, sigma=sigma, maximum=float(longest))
+    return lengths_of(plan, longest)
 
 
 def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigError:

@@ -194,6 +194,8 @@ class Operation:
         kv_tokens: Tokens that the KV cache of one replica holds; 0 where slots are the limit.
         slots: Samples that one replica decodes at once; 0 where the placement says it.
         seconds: Predicted, of a step; None where nobody estimated it.
+        move_s: Of them, the way from the host and back of what it needs; once more with every
+            further chunk.
         process: Whose it is where that is not its role's: each replica is a process of its own.
         cores: The core of each replica, counted among those that a run may use; empty leaves it to
             the operating system.
@@ -222,6 +224,7 @@ class Operation:
     kv_tokens: int = 0
     slots: int = 0
     seconds: float | None = None
+    move_s: float = 0.0
     process: str = ""
     cores: tuple[int, ...] = ()
 

@@ -149,6 +149,7 @@ def _operations(
                 kv_tokens=way.kv_tokens,
                 slots=way.slots,
                 seconds=way.seconds,
+                move_s=way.move_s,
             )
         )
     return tuple(found)

@@ -25,7 +25,7 @@ from typing import Protocol
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.sim.clock import Clock
-from flowrl.sim.lanes import Lane
+from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.step_time import StepTime, decode_run_s
 
 __all__ = ["Ended", "EngineTotals", "PollRule", "Request", "RowRecorder", "SimEngine", "Spans"]
@@ -152,7 +152,7 @@ class SimEngine:
 
     id: EngineId
     clock: Clock
-    lane: Lane
+    lane: Lane | LaneGroup
     times: StepTime
     num_slots: int
     report: Callable[[SimEngine, Sequence[Ended]], None]

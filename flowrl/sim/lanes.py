@@ -1,7 +1,8 @@
 """What does one thing at a time: a process, or the devices that an engine has to itself.
 
 A lane is taken in the order of asking. Whoever asks says how long it takes, and learns when it
-begins: at once, or when everyone before has ended.
+begins: at once, or when everyone before has ended. Devices that one engine needs together, and
+others by themselves, are lanes of their own, and a group of lanes for that engine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Lane", "LaneUse", "Recorder"]
+__all__ = ["Lane", "LaneGroup", "LaneUse", "Recorder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +19,14 @@ class LaneUse:
 
     Attributes:
         idle_share: Of the simulated time, 0 to 1.
+        num_devices: Accelerators that it stands for; 0 of a process.
     """
 
     lane: str
     device: str
     busy_s: float
     idle_share: float
+    num_devices: int = 0
 
 
 class Recorder(Protocol):
@@ -45,6 +48,7 @@ class Lane:
     Attributes:
         name: Unique: `main`, `actor.generate[3]`.
         device: Address of the device, for people; several lanes may be processes of one CPU.
+        num_devices: Accelerators that it stands for; 0 of a process.
         free_s: When everyone who asked so far has ended.
         busy_s: Seconds that it worked.
         recorder: Is told of what it did; None records nothing.
@@ -52,10 +56,16 @@ class Lane:
 
     name: str
     device: str
+    num_devices: int = 0
     free_s: float = 0.0
     busy_s: float = 0.0
     recorder: Recorder | None = None
     _spent: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its own, as `LaneGroup` has those of its lanes."""
+        return frozenset({self.name})
 
     def take(self, now_s: float, duration_s: float) -> tuple[float, float]:
         """Takes the lane for so long, behind those who asked before; returns begin and end."""
@@ -93,4 +103,57 @@ class Lane:
             device=self.device,
             busy_s=self.busy_s,
             idle_share=min(1.0, max(0.0, idle)),
+            num_devices=self.num_devices,
         )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LaneGroup:
+    """Several lanes as one: taken all at once, when the last of them is free.
+
+    >>> left, right = Lane(name="cuda:0", device="cuda:0"), Lane(name="cuda:1", device="cuda:1")
+    >>> both = LaneGroup(name="cuda:[0-1]", device="cuda:[0-1]", lanes=(left, right))
+    >>> left.work("score", 0.0, 3.0), both.work("generate", 1.0, 1.0), right.busy_s
+    ((0.0, 3.0), (3.0, 4.0), 1.0)
+    """
+
+    name: str
+    device: str
+    lanes: tuple[Lane, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of its lanes."""
+        return frozenset(lane.name for lane in self.lanes)
+
+    @property
+    def free_s(self) -> float:
+        """When all are free."""
+        return max(lane.free_s for lane in self.lanes)
+
+    def take(self, now_s: float, duration_s: float) -> tuple[float, float]:
+        """See `Lane`."""
+        begin = max(now_s, self.free_s)
+        for lane in self.lanes:
+            lane.take(begin, duration_s)
+        return begin, begin + duration_s
+
+    def shorten(self, end_s: float, new_end_s: float) -> None:
+        """See `Lane`."""
+        for lane in self.lanes:
+            lane.shorten(end_s, new_end_s)
+
+    def done(self, what: str, begin_s: float, end_s: float) -> None:
+        """See `Lane`."""
+        for lane in self.lanes:
+            lane.done(what, begin_s, end_s)
+
+    def work(self, what: str, now_s: float, duration_s: float) -> tuple[float, float]:
+        """See `Lane`."""
+        begin, end = self.take(now_s, duration_s)
+        self.done(what, begin, end)
+        return begin, end
+
+    def spent(self, what: str) -> float:
+        """Seconds that its lanes worked at one thing, of the busiest one."""
+        return max(lane.spent(what) for lane in self.lanes)

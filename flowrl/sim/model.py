@@ -28,10 +28,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneModel:
-    """What does one thing at a time; see `flowrl.sim.lanes`."""
+    """What does one thing at a time; see `flowrl.sim.lanes`.
+
+    Attributes:
+        num_devices: Accelerators that it stands for; 0 of a process.
+        parts: Lanes, named before, that this one is a group of.
+    """
 
     name: str
     device: str
+    num_devices: int = 0
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,7 @@ class RolloutModel:
         environment: Where its samples are episodes; None where they are responses.
         tells_lengths: Prompts are offered with the mean length of their responses, as if somebody
             knew it.
+        after: Rollouts that it waits for, beside those that draw on lanes of its engines.
     """
 
     name: str
@@ -99,6 +107,7 @@ class RolloutModel:
     scorers: tuple[ScorerModel, ...] = ()
     environment: EnvironmentModel | None = None
     tells_lengths: bool = False
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,9 @@ class OpModel:
         tokens_per_row: Likewise.
         publishes: Roles whose engines serve new weights when it ends.
         every: Steps between two times that it is done.
+        chunk: Groups that it begins on as soon as they are complete; 0 waits for the batch.
+        piece_s: Seconds that every piece but the first of a batch costs beside.
+        ahead: It begins when the batch is there, even while the trainer is at the batch before.
     """
 
     name: str
@@ -137,6 +149,14 @@ class OpModel:
     tokens_per_row: float = 0.0
     publishes: tuple[str, ...] = ()
     every: int = 1
+    chunk: int = 0
+    piece_s: float = 0.0
+    ahead: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """It does not wait for the trainer; see `flowrl.sim.streams`."""
+        return self.ahead or self.chunk > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

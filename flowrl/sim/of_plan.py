@@ -5,7 +5,8 @@ other operation of the plan works on whole batches, in the plan's order, on the 
 
 Lanes: a process on a CPU is one, and so is the main process with all that it holds, wherever its
 models are, for it does one thing at a time. Of other processes each accelerator is one, but those
-that an engine needs together are one lane together.
+that an engine needs together are one lane together. Plans over many devices have a schedule of
+their own: `flowrl.sim.of_many`.
 
 Engines are in the main process where there is one of a role and the stage is synchronous. Otherwise
 they are a *fleet*: each has a process and weights of its own, which it loads from a folder that the
@@ -15,76 +16,33 @@ trainer writes. An asynchronous rollout is driven beside the trainer, in a threa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
-from flowrl.errors import ConfigError, PlanError
-from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.errors import ConfigError
+from flowrl.graph import Op
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
-from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import LinearCost
-from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
-from flowrl.sim.model import (
-    EngineModel,
-    EnvironmentModel,
-    LaneModel,
-    OpModel,
-    RolloutModel,
-    ScorerModel,
-    SimModel,
+from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
+from flowrl.sim.of_many import DRIVER, MAIN, model_of_many
+from flowrl.sim.rollouts_of_plan import (
+    QUEUED_IN_ENGINE,
+    RolloutMaker,
+    is_filtered,
+    longest_response,
+    origins_of,
+    player_of,
+    rollout_nodes,
+    switch_seconds,
 )
-from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.times import EngineTimes, StageTimes
-from flowrl.specs import Sampling
 
 __all__ = ["EXPORT", "MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
 
-MAIN = "main"
-DRIVER = "rollout"
-"""The thread of an asynchronous rollout."""
-
 EXPORT = "export"
 """The cost of a sync that writes weights into a folder."""
-
-QUEUED_IN_ENGINE = 2
-"""Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
-
-
-def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
-    """The nodes that draw samples."""
-    return tuple(
-        node
-        for node in graph.of_op(Op.GENERATE, Op.INTERACT)
-        if node.op is Op.INTERACT or node.region is None
-    )
-
-
-def longest_response(stage: CompiledStage, node: Node) -> int:
-    """Tokens that are drawn for a sample of a rollout at most."""
-    player = _player(stage.graph, node)
-    most = stage.plan.operation(player.id).max_tokens
-    if node.op is Op.INTERACT:
-        shape = _shape(node, player)
-        most = min(most, shape.turn * shape.max_turns)
-    return max(1, most)
-
-
-def _shape(node: Node, player: Node) -> EpisodeShape:
-    observation, turns = node.attr("max_observation_tokens"), node.attr("max_turns")
-    sampling = player.attr("sampling")
-    assert isinstance(sampling, Sampling)  # lowering fills it
-    assert isinstance(turns, int)
-    assert isinstance(observation, int)
-    return EpisodeShape(turn=sampling.max_tokens, observation=observation, max_turns=turns)
-
-
-def _player(graph: Graph, node: Node) -> Node:
-    """Who draws: of episodes, the policy that takes the turns."""
-    if node.op is Op.GENERATE:
-        return node
-    return next(g for g in graph.of_op(Op.GENERATE) if g.region == node.region)
 
 
 def model_of_stage(
@@ -98,32 +56,11 @@ def model_of_stage(
 
     Raises:
         ConfigError: a stage with episodes, whose environment's times nobody knows.
-        PlanError: tasks of one role stand on different devices, or models work on samples as they
-            come: neither is simulated.
+        PlanError: an edited plan over many devices, that no order of its parts can run.
     """
-    _require_simulated(stage.plan)
+    if stage.plan.schedule is not None:
+        return model_of_many(stage, times, num_engines=num_engines or {})
     return _Maker(stage, times, num_engines or {}).make()
-
-
-def _require_simulated(plan: PlacementPlan) -> None:
-    if plan.schedule is None:
-        return
-    for operation in plan.operations:
-        if operation.role is None or operation.seconds is None:
-            continue
-        home = plan.placement(operation.role).devices
-        problem = ""
-        if set(operation.devices) != set(home):
-            problem = f"has {len(operation.devices)} of the {len(home)} devices of its role"
-        elif operation.op != Op.GENERATE and operation.start is not StartUnit.BATCH:
-            problem = "begins before the batch is whole"
-        if problem:
-            raise PlanError(
-                f"this plan is not simulated: {operation.node} {problem}",
-                where=f"the plan of {plan.graph}",
-                expected="roles whose tasks take turns on all of their devices, batch by batch",
-                hint="`flowrl plan` predicts it; plan.pins or max_staleness=0 may give another",
-            )
 
 
 class _Maker:
@@ -135,8 +72,8 @@ class _Maker:
         self.plan: PlacementPlan = stage.plan
         self.times = times
         self.num_engines = num_engines
-        # In a synchronous plan for one device nothing is drawn ahead, however old samples may be.
-        ahead = self.plan.schedule is not None or self.plan.kind == ASYNCHRONOUS
+        # In a synchronous plan nothing is drawn ahead, however old samples may be.
+        ahead = self.plan.kind == ASYNCHRONOUS
         self.staleness = stage.context.max_staleness if ahead else 0
         self.lanes: dict[str, LaneModel] = {}
         self.together = self._devices_of_engines()
@@ -145,12 +82,11 @@ class _Maker:
         }
         if MAIN not in self.lanes:
             self._lane(MAIN, "driver")
-        self.origins = _origins(self.graph)
+        self.origins = origins_of(self.graph)
 
     def make(self) -> SimModel:
-        rollouts = rollout_nodes(self.graph)
         engines = [engine for role in self._generating() for engine in self._engines(role)]
-        drawn = tuple(self._rollout(node) for node in rollouts)
+        drawn = tuple(self._rollouts())
         ahead = self.staleness if drawn else 0
         driver = self._lane(DRIVER, self.lanes[MAIN].device) if ahead else MAIN
         return SimModel(
@@ -276,54 +212,21 @@ class _Maker:
             poll=times.poll,
         )
 
-    def _settings(self, node: Node, player: Node) -> SchedulerSettings:
-        number = player.attr("n")
-        assert isinstance(number, int)  # lowering fills it
-        return scheduler_settings(
-            self.stage.config.train,
-            group_size=number,
-            max_staleness=self.staleness,
-            judges_groups=any(
-                operation.start is StartUnit.GROUP and self.origins[operation.node] == node.id
-                for operation in self.plan.operations
-            ),
-            num_engines=self._num_engines(player.role or ""),
-            key=self.stage.context.train_key,
+    def _rollouts(self) -> Iterator[RolloutModel]:
+        """One after the other, as one process or one fleet draws them."""
+        maker = RolloutMaker(
+            stage=self.stage,
+            times=self.times,
+            staleness=self.staleness,
+            origins=self.origins,
+            lane_of=lambda role: self._lane(role, self.lanes[self.of_role[role][0][0]].device),
+            lanes_of=lambda role: [lane for replica in self.of_role[role] for lane in replica],
         )
-
-    def _rollout(self, node: Node) -> RolloutModel:
-        player = _player(self.graph, node)
-        return RolloutModel(
-            name=node.id,
-            role=player.role or "",
-            groups=self.plan.sizes.prompts_per_step,
-            settings=self._settings(node, player),
-            environment=self._environment(node, player) if node.op is Op.INTERACT else None,
-            scorers=tuple(
-                self._scorer(operation)
-                for operation in self.plan.operations
-                if operation.op == Op.SCORE
-                and operation.start is StartUnit.SAMPLE
-                and self.origins[operation.node] == node.id
-            ),
-        )
-
-    def _environment(self, node: Node, player: Node) -> EnvironmentModel:
-        role = node.role or ""
-        return EnvironmentModel(
-            lane=self._lane(role, self.lanes[self.of_role[role][0][0]].device),
-            times=self.times.environments.get(role, EnvironmentTimes()),
-            shape=_shape(node, player),
-        )
-
-    def _scorer(self, operation: Operation) -> ScorerModel:
-        role = operation.role or ""
-        lanes = [lane for replica in self.of_role[role] for lane in replica]
-        return ScorerModel(
-            name=operation.node,
-            lanes=tuple(lanes),
-            times=self.times.scorers.get(role, ScoreTimes()),
-        )
+        before: list[str] = []
+        for node in rollout_nodes(self.graph):
+            role = player_of(self.graph, node).role or ""
+            yield maker.make(node, pool=role, num_engines=self._num_engines(role), after=before)
+            before.append(node.id)
 
     # Operations
 
@@ -358,12 +261,12 @@ class _Maker:
             after=tuple(before for before in operation.after if before in names),
             rollout=origin if drawn else None,
             share=share / replicas,
-            kept_only=self._is_filtered(operation.node),
+            kept_only=is_filtered(self.plan, operation.node),
             calls=self.plan.sizes.mini_batches if operation.op == Op.UPDATE else 1,
             micro_batch=operation.micro_batch,
-            fixed_s=self._switch_s(operation.node),
+            fixed_s=switch_seconds(self.plan, self.times, operation.node),
             rows=0 if drawn or sync else operation.num_samples,
-            tokens_per_row=_mean(self.times.prompts.values) + self.plan.sizes.max_response_tokens,
+            tokens_per_row=fmean(self.times.prompts.values) + self.plan.sizes.max_response_tokens,
             publishes=tuple(
                 dict.fromkeys(
                     route.destination
@@ -372,26 +275,6 @@ class _Maker:
                 )
             ),
             every=operation.every,
-        )
-
-    def _is_filtered(self, node: str) -> bool:
-        """Whether only groups reach it that a filter kept while they were drawn."""
-        seen, waiting = {node}, [node]
-        while waiting:
-            for before in self.plan.operation(waiting.pop()).after:
-                operation = self.plan.operation(before)
-                if operation.start is StartUnit.GROUP:
-                    return True
-                if before not in seen:
-                    seen.add(before)
-                    waiting.append(before)
-        return False
-
-    def _switch_s(self, node: str) -> float:
-        return sum(
-            self.times.switches.get((switch.role, switch.what, switch.action), 0.0)
-            for switch in self.plan.residency
-            if switch.before == node
         )
 
 
@@ -418,19 +301,3 @@ def _devices_of_replicas(placement: Placement) -> list[tuple[str, ...]]:
         placement.devices[number * share : (number + 1) * share] or placement.devices
         for number in range(replicas)
     ]
-
-
-def _origins(graph: Graph) -> Mapping[str, str]:
-    """For each node that speaks of samples, the rollout or the source that they come from."""
-    made = sample_sets(graph)
-    found: dict[str, str] = {}
-    for node in graph.nodes:
-        maker = made[node.id]
-        reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
-        narrows = node.op in (Op.FILTER, Op.SELECT)
-        found[node.id] = found[reads[0]] if narrows else found.get(maker, maker)
-    return found
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values)

@@ -1,80 +1,97 @@
 """Times of a stage by the plan that it has: what the planner predicted of a plan over many devices.
 
 Decode steps are the cost source's, one by one, so that the simulated rollout waits for its longest
-responses and its slots; work on whole batches takes the seconds that the plan says of it.
+responses and its slots. An operation on samples takes the seconds that the plan says of it, where
+the samples are those that the plan was made for. Others take as much longer as the same cost
+source has it: seconds are linear in tokens, through its estimates for the plan's lengths and for
+half of them, and in proportion to samples.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.compiler import CompiledStage
-from flowrl.compiler.planning import ASSUMED_SHARE, ASSUMED_SIGMA
+from flowrl.compiler.planning import lengths_of, mean_prompt
 from flowrl.config.plan import PlanConfig
 from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
+from flowrl.cost.models import ModelShape
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph import Op
+from flowrl.plan.problem_of import CHUNK_S
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.costs import LinearCost
-from flowrl.sim.times import EngineTimes, StageTimes
+from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 
-__all__ = ["planned_lengths", "planned_times"]
+__all__ = ["before_cut", "planned_lengths", "planned_times"]
 
 
 def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = None) -> StageTimes:
     """See the module.
 
     Args:
-        plan: Says how long prompts are.
-        cost: Of decode steps; by default estimates.
+        plan: Says how long prompts and responses are.
+        cost: What the plan was made with; by default estimates.
 
     Raises:
         PlanError: the plan predicts nothing, or is of a device that no catalogue has.
     """
-    source = AnalyticCost() if cost is None else cost
+    sizes = stage.plan.sizes
+    lengths = lengths_of(plan, sizes.max_response_tokens)
+    prompt = max(1, round(mean_prompt(plan, sizes.max_prompt_tokens)))
+    line = _Line(
+        stage=stage,
+        cost=AnalyticCost() if cost is None else cost,
+        prompt=float(prompt),
+        lengths=lengths,
+    )
+    players: dict[str, EngineTimes] = {}
     engines: dict[str, EngineTimes] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
     for operation in stage.plan.operations:
-        if operation.role is None:
-            continue
-        if operation.op == Op.GENERATE:
-            engines[operation.role] = _engine(stage, operation, source)
-        elif operation.seconds is not None:
-            calls = stage.plan.sizes.mini_batches if operation.op == Op.UPDATE else 1
-            key = (operation.role, operation.op)
-            seconds.setdefault(key, []).append(operation.seconds / calls)
-    for route in stage.plan.weight_routes:
-        if route.seconds is not None:
-            operation = stage.plan.operation(route.after)
-            if operation.op == Op.SYNC and operation.role is not None:
-                seconds.setdefault((operation.role, operation.op), []).append(route.seconds)
-    prompt = plan.mean_prompt_tokens or ASSUMED_SHARE * stage.plan.sizes.max_prompt_tokens
+        if operation.role is not None and operation.op == Op.GENERATE:
+            players[operation.node] = _engine(stage, operation, line.cost)
+            engines.setdefault(operation.role, players[operation.node])
     return StageTimes(
         source="those that the plan predicts",
         engines=engines,
-        ops={key: LinearCost(call_s=sum(some) / len(some)) for key, some in seconds.items()},
-        prompts=PromptLengths(values=(max(1, round(prompt)),)),
+        players=players,
+        nodes=dict(line.nodes()),
+        prompts=PromptLengths(values=(prompt,)),
+        response_tokens=lengths.mean,
     )
 
 
 def _engine(stage: CompiledStage, operation: Operation, cost: Cost) -> EngineTimes:
-    role = operation.role or ""
-    known = stage.context.costs.get(role)
-    if known is None or operation.seconds is None:
+    if operation.seconds is None:
         raise PlanError(
             "the plan predicts no times", where=f"plan of {stage.name!r}", found=operation.node
         )
-    return EngineTimes(
-        step=AnalyticStep(
-            cost, known.shape, replace(operation.layout, dp=1), _machine(stage.plan, operation)
-        ),
-        kv_tokens=operation.kv_tokens or None,
+    step = AnalyticStep(
+        cost,
+        _shape(stage, operation),
+        replace(operation.layout, dp=1),
+        _machine(stage.plan, operation),
     )
+    return EngineTimes(step=step, kv_tokens=operation.kv_tokens or None)
+
+
+def _shape(stage: CompiledStage, operation: Operation) -> ModelShape:
+    known = stage.context.costs.get(operation.role or "")
+    if known is None:
+        raise PlanError(
+            "nothing is known of this role's model",
+            where=f"plan of {stage.name!r}",
+            found=f"role {operation.role!r} of {operation.node}",
+        )
+    return known.shape
 
 
 def _machine(plan: PlacementPlan, operation: Operation) -> Machine:
@@ -85,10 +102,94 @@ def _machine(plan: PlacementPlan, operation: Operation) -> Machine:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """What operations of a plan cost by their samples.
+
+    Attributes:
+        prompt: Tokens of a prompt.
+    """
+
+    stage: CompiledStage
+    cost: Cost
+    prompt: float
+    lengths: Lengths
+
+    def nodes(self) -> Iterator[tuple[str, NodeTimes]]:
+        """Of every operation that the plan has seconds for, rollouts aside."""
+        for operation in self.stage.plan.operations:
+            if operation.role is None or operation.seconds is None:
+                continue
+            if operation.op != Op.GENERATE:
+                yield (
+                    operation.node,
+                    NodeTimes(
+                        cost=self._of(operation, operation.seconds - operation.move_s),
+                        move_s=operation.move_s,
+                        piece_s=CHUNK_S + operation.move_s,
+                    ),
+                )
+
+    def _of(self, operation: Operation, seconds: float) -> LinearCost:
+        """`seconds` for the samples of the plan."""
+        rows, mean = max(1, operation.num_samples), self.lengths.mean
+        tokens = rows * (self.prompt + mean)
+        full = self._estimate(operation, self.lengths)
+        half = self._estimate(operation, _halved(self.lengths))
+        by_token = (full - half) / (rows * mean / 2) * tokens
+        share = min(1.0, max(0.0, by_token / full)) if full else 1.0
+        return LinearCost(row_s=seconds * (1 - share) / rows, token_s=seconds * share / tokens)
+
+    def _estimate(self, operation: Operation, lengths: Lengths) -> float:
+        where = (
+            _shape(self.stage, operation),
+            operation.layout,
+            _machine(self.stage.plan, operation),
+        )
+        if operation.op == Op.UPDATE:
+            return self.cost.train(
+                *where,
+                samples=operation.num_samples,
+                prompt_tokens=self.prompt,
+                lengths=lengths,
+                mini_batches=self.stage.plan.sizes.mini_batches,
+                micro_tokens=operation.micro_tokens,
+                recompute=operation.recompute,  # type: ignore[arg-type]
+                shard=operation.shard,  # type: ignore[arg-type]
+                offload_optimizer="optimizer" in operation.offload,
+            ).seconds
+        return self.cost.forward(
+            *where,
+            samples=operation.num_samples,
+            prompt_tokens=self.prompt,
+            lengths=lengths,
+            micro_tokens=operation.micro_tokens,
+            shard=operation.shard,  # type: ignore[arg-type]
+        ).seconds
+
+
+def _halved(lengths: Lengths) -> Lengths:
+    """Responses of half the length."""
+    match lengths:
+        case LognormalLengths():
+            return replace(lengths, mean=lengths.mean / 2, maximum=lengths.maximum / 2)
+        case EmpiricalLengths():
+            return EmpiricalLengths(values=tuple(value / 2 for value in lengths.values))
+        case _:
+            return ConstantLengths(tokens=lengths.mean / 2)
+
+
 def planned_lengths(plan: PlanConfig, longest: int) -> str:
     """The lengths that a plan was made for, as `--lengths` names them."""
     if plan.lengths is not None:
         return str(plan.lengths)
-    mean = plan.mean_response_tokens or max(1.0, ASSUMED_SHARE * longest)
-    sigma = ASSUMED_SIGMA if plan.sigma is None else plan.sigma
-    return f"lognormal:mean={mean:g},sigma={sigma:g}" if sigma else f"constant:{mean:.0f}"
+    lengths = lengths_of(plan, longest)
+    if not isinstance(lengths, LognormalLengths):
+        return f"constant:{lengths.mean:.0f}"
+    mean = before_cut(lengths)
+    return f"lognormal:mean={mean:g},sigma={lengths.sigma:g}"
+
+
+def before_cut(lengths: LognormalLengths) -> float:
+    """The mean before lengths are cut at the longest, which is the one that `--lengths` says."""
+    return math.exp(lengths.mu + lengths.sigma**2 / 2)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
@@ -55,6 +55,7 @@ from flowrl.rollout import (
     Wake,
     WeightsPublished,
 )
+from flowrl.rollout.states import GroupPhase
 from flowrl.sim.clock import Clock
 from flowrl.sim.engine import Ended, Request, SimEngine
 from flowrl.sim.episodes import SimEnvironment, SimEpisodes
@@ -63,7 +64,7 @@ from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import GroupDraw, Workload
 from flowrl.specs import FinishReason
 
-__all__ = ["Batch", "RolloutFaults", "SimRollout"]
+__all__ = ["Batch", "GroupListener", "RolloutFaults", "SimRollout"]
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +106,20 @@ class RolloutFaults:
     reward_fails: Callable[[SampleId, int], bool]
 
 
+class GroupListener(Protocol):
+    """Is told of groups as they are complete, and of batches (`flowrl.sim.streams`)."""
+
+    def complete(self, rollout: str, group: GroupId, draw: GroupDraw, *, kept: bool) -> None:
+        """A group is complete, or a filter has taken it out; told once."""
+        ...
+
+    def delivered(
+        self, rollout: str, batch: int, kept: Iterable[GroupId], filtered: Iterable[GroupId]
+    ) -> None:
+        """A batch is whole; each of its groups was told before."""
+        ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimRollout:
     """See the module.
@@ -119,6 +134,7 @@ class SimRollout:
         load_s: Seconds in which an engine loads weights.
         environment: What episodes are played with; None where samples are responses.
         tells_lengths: Groups are offered with the mean length that their samples will have.
+        listener: Is told of groups; None where nobody begins on them before the batch.
         batches: Delivered ones that nobody has taken yet, by number.
         dropped: Samples that ended unused, by reason.
         filtered: Samples of filtered groups, by reason.
@@ -135,6 +151,7 @@ class SimRollout:
     load_s: Callable[[EngineId], float] = field(default=lambda engine: 0.0)
     environment: SimEnvironment | None = None
     tells_lengths: bool = False
+    listener: GroupListener | None = None
     scheduler: RolloutScheduler = field(init=False)
     batches: dict[int, Batch] = field(default_factory=dict)
     engines: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)
@@ -147,6 +164,7 @@ class SimRollout:
     _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _pending: deque[Event] = field(default_factory=deque)
     _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
+    _told: set[GroupId] = field(default_factory=set)  # complete ones, not yet delivered
     _fronts: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)  # ever joined
     _in_hand: list[tuple[SimEngine, Sequence[Ended]]] = field(default_factory=list)  # the driver's
     _event: int = -1
@@ -353,9 +371,41 @@ class SimRollout:
         pending, step = self._pending, self.scheduler.step
         while pending:
             self.num_events += 1
-            for action in step(pending.popleft()):
+            event = pending.popleft()
+            actions = step(event)
+            if self.listener is not None:
+                self._tell_complete(event, self.listener)
+            for action in actions:
                 self._perform(action)
         self._settling = False
+
+    def _tell_complete(self, event: Event, listener: GroupListener) -> None:
+        """Tells of groups that an event has made ready, unless they are delivered with it."""
+        match event:
+            case SamplesScored():
+                lives = (self._lives.get(sample) for sample, _ in event.scores)
+                names = [life.group for life in lives if life is not None]
+            case GroupsJudged():
+                names = [name for name, _ in event.verdicts]
+            case _:
+                return
+        groups = self.scheduler.state.groups
+        for name in dict.fromkeys(names):
+            group = groups.get(name)
+            if group is not None and group.phase is GroupPhase.READY and name not in self._told:
+                self._told.add(name)
+                listener.complete(self.name, name, self._draws[name], kept=True)
+
+    def _tell_batch(
+        self, number: int, kept: Mapping[GroupId, GroupDraw], filtered: Sequence[GroupId]
+    ) -> None:
+        if self.listener is None:
+            return
+        for name, draw in kept.items():
+            if name not in self._told:
+                self.listener.complete(self.name, name, draw, kept=True)
+        self._told.difference_update(kept)
+        self.listener.delivered(self.name, number, kept, filtered)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -453,6 +503,8 @@ class SimRollout:
             if draw.filtered is not None:
                 self._judged[group] = draw
                 self.filtered[draw.filtered] += len(draw.lengths)
+                if self.listener is not None:
+                    self.listener.complete(self.name, group, draw, kept=False)
             verdicts.append((group, draw.filtered))
         self._pending.append(
             GroupsJudged(id=self._next(), at_s=self.clock.now, verdicts=tuple(verdicts))
@@ -460,30 +512,31 @@ class SimRollout:
 
     def _deliver(self, action: Deliver) -> None:
         version, ages = action.version, Counter[int]()
-        delivered = []
+        delivered: dict[GroupId, GroupDraw] = {}
         for group in action.groups:
             lives = [self._lives.pop(sample) for sample in group.samples]
             draw = self._draws.pop(group.group)
             if len(lives) != len(draw.lengths):  # redundant members were drawn
                 draw = replace(draw, lengths=tuple(life.length for life in lives))
-            delivered.append(draw)
+            delivered[group.group] = draw
             for life in lives:
                 first = life.first_version
                 ages[version - (version if first is None else first)] += 1
-        filtered = []
+        filtered: dict[GroupId, GroupDraw] = {}
         for name in action.filtered:
             judged = self._judged.pop(name, None)
             if judged is not None:
-                filtered.append(judged)
+                filtered[name] = judged
                 for member in range(len(judged.lengths)):
                     self._lives.pop(sample_id(name, member), None)
             self._draws.pop(name, None)
         self.batches[action.batch] = Batch(
-            delivered=delivered,
-            filtered=filtered,
+            delivered=list(delivered.values()),
+            filtered=list(filtered.values()),
             num_dropped=len(action.filtered) - len(filtered),
             ages=ages,
         )
+        self._tell_batch(action.batch, delivered, list(filtered))
 
     def _drop(self, action: Drop) -> None:
         self.dropped[action.reason] += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,7 +25,7 @@ from flowrl.sim.costs import BatchWork, HostCost, batch_work
 from flowrl.sim.engine import Ended, SimEngine
 from flowrl.sim.episodes import SimEnvironment
 from flowrl.sim.faults import Faults, chance
-from flowrl.sim.lanes import Lane
+from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.model import (
     EngineModel,
     EnvironmentModel,
@@ -37,6 +37,7 @@ from flowrl.sim.model import (
 from flowrl.sim.report import SimReport, SimStep
 from flowrl.sim.rollout import Batch, RolloutFaults, SimRollout
 from flowrl.sim.scorers import SimScorers
+from flowrl.sim.streams import SimStreams
 from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
 
@@ -106,8 +107,18 @@ class _Simulation:
         self.seed = seed
         self.trace = trace
         self.lanes = {
-            lane.name: Lane(name=lane.name, device=lane.device, recorder=trace)
+            lane.name: Lane(
+                name=lane.name, device=lane.device, num_devices=lane.num_devices, recorder=trace
+            )
             for lane in model.lanes
+            if not lane.parts
+        }
+        self.groups = {
+            lane.name: LaneGroup(
+                name=lane.name, device=lane.device, lanes=tuple(self.lanes[p] for p in lane.parts)
+            )
+            for lane in model.lanes
+            if lane.parts
         }
         self.driver = self.lanes[model.driver]
         self.trainer = self.lanes[model.trainer or model.driver]
@@ -117,11 +128,20 @@ class _Simulation:
         }
         self.lost = 0
         self.versions: Counter[str] = Counter()
+        self.asked: set[int] = set()  # batches that were asked for before their step
         self.collecting: dict[str, SimRollout] = {}  # by role, whose engines it has now
         self.workloads = workloads
+        self.streams = SimStreams(
+            clock=self.clock,
+            ops=model.ops,
+            rollouts=model.rollouts,
+            take=self._take_lanes,
+            said={rollout.name: _said(rollout.environment) for rollout in model.rollouts},
+        )
         self.rollouts = [
             self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
         ]
+        self.before = self._turns()
         # A rollout that no update reads (a baseline) is consumed, but not learned from.
         self.learned = {op.rollout for op in model.ops if op.op == "update"}
         self._script()
@@ -135,7 +155,7 @@ class _Simulation:
         return SimEngine(
             id=EngineId(model.name),
             clock=self.clock,
-            lane=self.lanes[model.lane],
+            lane=self.groups.get(model.lane) or self.lanes[model.lane],
             times=model.times,
             num_slots=model.num_slots,
             report=report,
@@ -158,12 +178,23 @@ class _Simulation:
             load_s=lambda engine: self.specs[engine].load_s,
             environment=self._environment(model.environment),
             tells_lengths=model.tells_lengths,
+            listener=self.streams if any(op.streams for op in self.model.ops) else None,
         )
         rollout.scorers = [self._scorers(scorer, rollout) for scorer in model.scorers]
         self.collecting.setdefault(model.role, rollout)
         for engine in self._of_role(model.role):
             rollout.join(engine)
         return rollout
+
+    def _turns(self) -> dict[str, set[str]]:
+        """For each rollout those that come before it: they draw on lanes of its engines."""
+        found: dict[str, set[str]] = {}
+        seen: list[tuple[str, frozenset[str]]] = []
+        for spec in self.model.rollouts:
+            lanes = frozenset().union(*(e.lane.names for e in self._of_role(spec.role)))
+            found[spec.name] = {*spec.after, *(name for name, others in seen if others & lanes)}
+            seen.append((spec.name, lanes))
+        return found
 
     def _environment(self, model: EnvironmentModel | None) -> SimEnvironment | None:
         if model is None:
@@ -280,9 +311,9 @@ class _Simulation:
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
             clock.run_to(self.trainer.work("host", clock.now, self.model.host.step_s)[1])
-        batches: dict[str, Batch] = {}
-        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
-            batches[spec.name] = self._collect(rollout, spec, number, seconds)
+        batches = self._collect(number, seconds)
+        if self.model.ahead and self.streams.run_ahead:
+            self._ask(number + 1)
         self._learn(number, batches, seconds)
         if self.rollouts:
             seconds["generate"] = max(
@@ -310,80 +341,141 @@ class _Simulation:
         """Whether the scheduler asks for prompts as its age budget allows."""
         return spec.settings.budget is not None
 
-    def _collect(
-        self, rollout: SimRollout, spec: RolloutModel, number: int, seconds: dict[str, float]
-    ) -> Batch:
-        """Waits for the batch of a step."""
-        self.collecting[spec.role] = rollout
-        if not self._offers_itself(spec):
-            rollout.offer(spec.groups)
-        asked_s = self.clock.now
-        rollout.ask(number, spec.groups)
-        self._wait_for(rollout, number)
+    def _collect(self, number: int, seconds: dict[str, float]) -> dict[str, Batch]:
+        """Waits for the batches of a step; rollouts that have to wait for others take turns."""
+        found: dict[str, Batch] = {}
+        asked: dict[str, float] = {}
+        own = dict(zip((spec.name for spec in self.model.rollouts), self.rollouts, strict=True))
+        while len(found) < len(own):
+            for spec in self.model.rollouts:
+                if spec.name not in asked and self.before[spec.name] <= found.keys():
+                    asked[spec.name] = self.clock.now
+                    self.collecting[spec.role] = own[spec.name]
+                    if not self._offers_itself(spec):
+                        own[spec.name].offer(spec.groups)
+                    if number not in self.asked:
+                        own[spec.name].ask(number, spec.groups)
+            self._wait_for([own[name] for name in asked if name not in found], number)
+            for spec in self.model.rollouts:
+                if spec.name in asked and number in own[spec.name].batches:
+                    found[spec.name] = own[spec.name].batches.pop(number)
+                    self._book_wait(spec, asked[spec.name], seconds)
+        return found
+
+    def _book_wait(self, spec: RolloutModel, asked_s: float, seconds: dict[str, float]) -> None:
         if self.model.ahead:
             seconds["wait"] = self.clock.now - asked_s
         elif spec.scorers:
             drawn_s = max((engine.drawn_s for engine in self._of_role(spec.role)), default=0.0)
             waited = self.clock.now - max(drawn_s, self.driver.free_s)
             seconds["score"] = seconds.get("score", 0.0) + max(0.0, waited)
-        return rollout.batches.pop(number)
 
-    def _wait_for(self, rollout: SimRollout, number: int) -> None:
-        clock, batches = self.clock, rollout.batches
-        while number not in batches:
-            events, calls = rollout.num_events, clock.num_calls
+    def _ask(self, number: int) -> None:
+        """Asks for a batch before its step: operations begin on it as soon as it is there."""
+        self.asked.add(number)
+        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
+            rollout.ask(number, spec.groups)
+
+    def _wait_for(self, rollouts: Sequence[SimRollout], number: int) -> None:
+        """Until one of the rollouts has delivered."""
+        clock = self.clock
+
+        def there() -> bool:
+            return any(number in rollout.batches for rollout in rollouts)
+
+        while not there():
+            events, calls = self._num_events(), clock.num_calls
 
             def over() -> bool:
-                return number in batches or clock.num_calls - calls >= _STALLED  # noqa: B023
+                return there() or clock.num_calls - calls >= _STALLED  # noqa: B023
 
-            if not clock.run_until(over) or (
-                number not in batches and rollout.num_events == events
-            ):
+            if not clock.run_until(over) or (not there() and self._num_events() == events):
+                waits = [line for rollout in rollouts for line in rollout.scheduler.waits()]
                 raise SchedulerError(
                     "nothing moves any more",
                     where=f"{self.model.name}, step {number}, {clock.now:g} s",
-                    found="; ".join(rollout.scheduler.waits()) or "nobody waits",
+                    found="; ".join(waits) or "nobody waits",
                     hint="an engine that is lost for good may be what is missing",
                 )
+
+    def _num_events(self) -> int:
+        return sum(rollout.num_events for rollout in self.rollouts)
 
     def _learn(self, number: int, batches: Mapping[str, Batch], seconds: dict[str, float]) -> None:
         """Operations on the whole batch, and the publications that they end with."""
         clock, host = self.clock, self.model.host
         kept, whole = {}, {}
-        for rollout in self.rollouts:
-            batch, played = batches[rollout.name], rollout.environment
-            said = (lambda drawn: 0) if played is None else played.shape.said
+        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
+            batch, said = batches[rollout.name], _said(spec.environment)
             kept[rollout.name] = batch_work(batch.delivered, said)
             whole[rollout.name] = batch_work((*batch.delivered, *batch.filtered), said)
         if host.row_s:
             rows = sum(work.rows for work in kept.values())
             clock.run_to(self.trainer.work("host", clock.now, host.row_s * rows)[1])
+        began_s = clock.now
         finished: dict[str, float] = {}
         published: list[tuple[float, str]] = []
-        for op in self.model.ops:
-            start = max((finished[before] for before in op.after), default=clock.now)
+        waiting = list(self.model.ops)
+        while waiting:
+            op = self._next_op(waiting, finished, began_s)
+            waiting.remove(op)
+            start = max((finished[before] for before in op.after), default=began_s)
             finished[op.name] = start
             if number % op.every:
                 continue
-            work = _work_of(op, kept, whole)
-            if not work.rows and op.op != "sync":
-                continue
-            spent = op.fixed_s + op.cost(work)
-            begin, took = self._take_lanes(op, start, spent) if spent else (start, 0.0)
-            end = finished[op.name] = begin + took
-            seconds[op.op] = seconds.get(op.op, 0.0) + took
+            if op.name in self.streams:
+                end, took = self._streamed(op, number) or (start, 0.0)
+                finished[op.name] = max(start, end)
+                seconds[op.op] = seconds.get(op.op, 0.0) + took
+            else:
+                work = _work_of(op, kept, whole)
+                if not work.rows and op.op != "sync":
+                    continue
+                spent = op.fixed_s + op.cost(work)
+                begin, took = self._take_lanes(op, start, spent) if spent else (start, 0.0)
+                finished[op.name] = begin + took
+                seconds[op.op] = seconds.get(op.op, 0.0) + took
             if op.publishes and (op.rollout is None or kept[op.rollout].rows):
-                published += [(end, role) for role in op.publishes]
+                published += [(finished[op.name], role) for role in op.publishes]
         for at_s, role in sorted(published):
             clock.run_to(at_s)
             self._publish(role)
         clock.run_to(max([clock.now, *finished.values()]))
 
+    def _next_op(
+        self, waiting: Sequence[OpModel], finished: Mapping[str, float], began_s: float
+    ) -> OpModel:
+        """The operation that can begin first; in the plan's order where several can.
+
+        Those that stream come last: to wait for one moves the clock.
+        """
+        ready = [op for op in waiting if all(before in finished for before in op.after)]
+
+        def key(op: OpModel) -> tuple[bool, float]:
+            start = max((finished[before] for before in op.after), default=began_s)
+            free = max((self.lanes[lane].free_s for lane in op.lanes), default=0.0)
+            return (op.name in self.streams, max(start, free))
+
+        return min(ready, key=key)
+
+    def _streamed(self, op: OpModel, number: int) -> tuple[float, float] | None:
+        """Waits until an operation that streams is done with a batch."""
+        if not self.clock.run_until(lambda: self.streams.is_over(op.name, number)):
+            raise SchedulerError(
+                "nothing moves any more",
+                where=f"{self.model.name}, step {number}, {self.clock.now:g} s",
+                found=f"{op.name} waits for groups that nobody works on",
+            )
+        return self.streams.collect(op.name, number)
+
     def _take_lanes(self, op: OpModel, start: float, spent: float) -> tuple[float, float]:
         """All lanes of an operation at once, as soon as all are free; when, and for how long."""
-        for engine in self.engines:
-            if engine.lane.name in op.lanes:
-                engine.give_way()
+        wanted = frozenset(op.lanes)
+        drawing = [engine for engine in self.engines if not wanted.isdisjoint(engine.lane.names)]
+        if drawing:
+            self.clock.run_to(start)  # until then the lanes are theirs
+        for engine in drawing:
+            engine.give_way()
         begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
         if self.model.one_interpreter and self.trainer.name in op.lanes:
             spent += self._held_up_s(begin, spent)
@@ -446,9 +538,14 @@ class _Simulation:
                 "lost": self.lost,
                 "kv_peak": max((t.kv_peak for t in totals), default=0),
             },
-            num_events=sum(rollout.num_events for rollout in self.rollouts),
+            num_events=self._num_events(),
             notes=self.model.notes,
         )
+
+
+def _said(environment: EnvironmentModel | None) -> Callable[[int], int]:
+    """Tokens of an environment in an episode in which so many are drawn."""
+    return (lambda drawn: 0) if environment is None else environment.shape.said
 
 
 def _work_of(

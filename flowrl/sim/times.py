@@ -26,7 +26,7 @@ from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.step_time import StepTime
 from flowrl.sim.workload import PromptLengths
 
-__all__ = ["EngineTimes", "StageTimes", "Switch", "assumed_times"]
+__all__ = ["EngineTimes", "NodeTimes", "StageTimes", "Switch", "assumed_times"]
 
 Switch = tuple[str, str, str]
 """A residency switch: role, what, action."""
@@ -51,13 +51,31 @@ class EngineTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTimes:
+    """Of one operation of a plan, on all of its devices.
+
+    Attributes:
+        cost: Of its samples.
+        move_s: Seconds in which what it needs comes from the host, and goes back there.
+        piece_s: Seconds that every piece but the first costs beside, where it streams.
+    """
+
+    cost: LinearCost
+    move_s: float = 0.0
+    piece_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
     """All that a stage's simulation needs to know of time. What is missing takes none.
 
     Attributes:
         source: Where it comes from, for people.
         engines: By role.
-        ops: By role and operation.
+        ops: By role and operation, of one replica.
+        nodes: By operation of the plan; they go before those of its role.
+        players: Of engines, by the operation that draws; they go before those of its role.
+        response_tokens: Mean tokens of a row of data behind its prompt; None takes the longest.
         scorers: By role.
         environments: By role.
         switches: Seconds of residency switches.
@@ -67,6 +85,9 @@ class StageTimes:
     source: str
     engines: Mapping[str, EngineTimes]
     ops: Mapping[tuple[str, str], LinearCost] = field(default_factory=dict)
+    nodes: Mapping[str, NodeTimes] = field(default_factory=dict)
+    players: Mapping[str, EngineTimes] = field(default_factory=dict)
+    response_tokens: float | None = None
     scorers: Mapping[str, ScoreTimes] = field(default_factory=dict)
     environments: Mapping[str, EnvironmentTimes] = field(default_factory=dict)
     switches: Mapping[Switch, float] = field(default_factory=dict)

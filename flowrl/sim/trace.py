@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flowrl.files import write_text_atomic
 from flowrl.sim.engine import Request, SimEngine
-from flowrl.sim.lanes import Lane
+from flowrl.sim.lanes import Lane, LaneGroup
 
 __all__ = ["Trace"]
 
@@ -60,7 +60,7 @@ class Trace:
         told = f',"args":{{"attempt":{request.attempt},"end":"{why}"}}'
         self._slice(request.sample, process, thread, begin, end, told)
 
-    def moment(self, lane: Lane, what: str, at_s: float) -> None:
+    def moment(self, lane: Lane | LaneGroup, what: str, at_s: float) -> None:
         """Something that takes no time: a publication, the loss of an engine."""
         process, thread = self._place(lane.device, lane.name)
         self._add(

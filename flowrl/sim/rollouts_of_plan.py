@@ -1,0 +1,179 @@
+"""What draws samples in a stage: its rollouts, as the simulation has them, whatever the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.compiler import CompiledStage
+from flowrl.compiler.scheduling import scheduler_settings
+from flowrl.graph import Graph, Node, Op, sample_sets
+from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
+from flowrl.rollout import SchedulerSettings
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
+from flowrl.sim.model import EnvironmentModel, RolloutModel, ScorerModel
+from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.times import StageTimes
+from flowrl.specs import Sampling
+
+__all__ = [
+    "QUEUED_IN_ENGINE",
+    "RolloutMaker",
+    "is_filtered",
+    "longest_response",
+    "origins_of",
+    "player_of",
+    "rollout_nodes",
+    "switch_seconds",
+]
+
+QUEUED_IN_ENGINE = 2
+"""Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
+
+
+def rollout_nodes(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that draw samples."""
+    return tuple(
+        node
+        for node in graph.of_op(Op.GENERATE, Op.INTERACT)
+        if node.op is Op.INTERACT or node.region is None
+    )
+
+
+def longest_response(stage: CompiledStage, node: Node) -> int:
+    """Tokens that are drawn for a sample of a rollout at most."""
+    player = player_of(stage.graph, node)
+    most = stage.plan.operation(player.id).max_tokens
+    if node.op is Op.INTERACT:
+        shape = _shape(node, player)
+        most = min(most, shape.turn * shape.max_turns)
+    return max(1, most)
+
+
+def _shape(node: Node, player: Node) -> EpisodeShape:
+    observation, turns = node.attr("max_observation_tokens"), node.attr("max_turns")
+    sampling = player.attr("sampling")
+    assert isinstance(sampling, Sampling)  # lowering fills it
+    assert isinstance(turns, int)
+    assert isinstance(observation, int)
+    return EpisodeShape(turn=sampling.max_tokens, observation=observation, max_turns=turns)
+
+
+def player_of(graph: Graph, node: Node) -> Node:
+    """Who draws: of episodes, the policy that takes the turns."""
+    if node.op is Op.GENERATE:
+        return node
+    return next(g for g in graph.of_op(Op.GENERATE) if g.region == node.region)
+
+
+def origins_of(graph: Graph) -> Mapping[str, str]:
+    """For each node that speaks of samples, the rollout or the source that they come from."""
+    made = sample_sets(graph)
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        maker = made[node.id]
+        reads = [edge.src for edge in graph.in_edges(node.id) if not edge.carried]
+        narrows = node.op in (Op.FILTER, Op.SELECT)
+        found[node.id] = found[reads[0]] if narrows else found.get(maker, maker)
+    return found
+
+
+def is_filtered(plan: PlacementPlan, node: str) -> bool:
+    """Whether only groups reach a node that a filter kept while they were drawn."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for before in plan.operation(waiting.pop()).after:
+            operation = plan.operation(before)
+            if operation.op == Op.FILTER and operation.start is StartUnit.GROUP:
+                return True
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)
+    return False
+
+
+def switch_seconds(plan: PlacementPlan, times: StageTimes, node: str) -> float:
+    """What residency switches before an operation take."""
+    return sum(
+        times.switches.get((switch.role, switch.what, switch.action), 0.0)
+        for switch in plan.residency
+        if switch.before == node
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMaker:
+    """Makes the rollouts of a stage.
+
+    Attributes:
+        staleness: Publications that samples may be behind.
+        lane_of: The lane of a role's environment.
+        lanes_of: Those of a role's scorers.
+    """
+
+    stage: CompiledStage
+    times: StageTimes
+    staleness: int
+    origins: Mapping[str, str]
+    lane_of: Callable[[str], str]
+    lanes_of: Callable[[str], Sequence[str]]
+
+    def make(
+        self, node: Node, *, pool: str, num_engines: int, after: Sequence[str] = ()
+    ) -> RolloutModel:
+        """One rollout.
+
+        Args:
+            pool: Whose engines draw for it.
+            after: Rollouts that it waits for.
+        """
+        player = player_of(self.stage.graph, node)
+        plan = self.stage.plan
+        return RolloutModel(
+            name=node.id,
+            role=pool,
+            groups=plan.sizes.prompts_per_step,
+            settings=self._settings(node, player, num_engines),
+            environment=self._environment(node, player) if node.op is Op.INTERACT else None,
+            scorers=tuple(
+                self._scorer(operation)
+                for operation in plan.operations
+                if operation.op == Op.SCORE
+                and operation.start is StartUnit.SAMPLE
+                and self.origins[operation.node] == node.id
+            ),
+            after=tuple(after),
+        )
+
+    def _settings(self, node: Node, player: Node, num_engines: int) -> SchedulerSettings:
+        number = player.attr("n")
+        assert isinstance(number, int)  # lowering fills it
+        return scheduler_settings(
+            self.stage.config.train,
+            group_size=number,
+            max_staleness=self.staleness,
+            judges_groups=any(
+                operation.op == Op.FILTER
+                and operation.start is StartUnit.GROUP
+                and self.origins[operation.node] == node.id
+                for operation in self.stage.plan.operations
+            ),
+            num_engines=num_engines,
+            key=self.stage.context.train_key,
+        )
+
+    def _environment(self, node: Node, player: Node) -> EnvironmentModel:
+        role = node.role or ""
+        return EnvironmentModel(
+            lane=self.lane_of(role),
+            times=self.times.environments.get(role, EnvironmentTimes()),
+            shape=_shape(node, player),
+        )
+
+    def _scorer(self, operation: Operation) -> ScorerModel:
+        role = operation.role or ""
+        return ScorerModel(
+            name=operation.node,
+            lanes=tuple(self.lanes_of(role)),
+            times=self.times.scorers.get(role, ScoreTimes()),
+        )
