@@ -131,6 +131,7 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
     overrides: Sequence[str] = (),
     pool: ResourcePool | None = None,
     measured: bool = True,
+    plan: PlacementPlan | None = None,
 ) -> Compiled:
     """Traces, lowers and places every stage of a configuration.
 
@@ -142,11 +143,13 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
         pool: Devices to plan for; by default what `cluster` says, which is this machine.
         measured: Plans for this machine are chosen by the times that `flowrl profile` measured, if
             it did.
+        plan: One that was made before, for other machines: only the stages that it is of are
+            compiled, and nothing is planned. (`Compiled.with_plan` takes one for this machine.)
 
     Raises:
         FlowError: anything that is wrong, before a tensor library is imported or data is read.
     """
-    return _compile(workflow, _load(config, overrides), pool, chooses=measured)
+    return _compile(workflow, _load(config, overrides), pool, chooses=measured, given=plan)
 
 
 def _compile(
@@ -155,9 +158,10 @@ def _compile(
     pool: ResourcePool | None = None,
     *,
     chooses: bool = True,
+    given: PlacementPlan | None = None,
 ) -> Compiled:
-    check_config(loaded)
-    if pool is None and names_ray(loaded.config.cluster):
+    check_config(loaded, elsewhere=given is not None)
+    if pool is None and given is None and names_ray(loaded.config.cluster):
         from flowrl.runtime.ray_pool import ray_pool
 
         pool = ray_pool(loaded.config.cluster)
@@ -165,9 +169,9 @@ def _compile(
     is_eager = loaded.config.executor == "eager"
     with breakpoints_left_out() if is_eager else nullcontext():
         stages = compile_stages(
-            loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded)
+            loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded), given=given
         )
-    if chooses and not is_eager and pool is None:
+    if chooses and given is None and not is_eager and pool is None:
         stages = _fastest(loaded, stages)
     reference, config = _reference(workflow), loaded.config
     if reference is not None:

@@ -241,6 +241,18 @@ def simulate(
         Path | None,
         typer.Option("--against", metavar="RUN", help="A run to put beside the prediction."),
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", metavar="FILE", help="Devices to plan for and simulate."),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="WHAT=VALUE", help="A decision to keep: rollout.tp=2."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Simulate a plan as it is written there."),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -256,6 +268,9 @@ def simulate(
         stage=stage,
         trace=trace,
         against=against,
+        cluster=cluster,
+        pins=pin or (),
+        plan=plan,
         as_json=json,
     )
     command.run(_config_file(config, "simulate"), overrides or [], options)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowrl.plan import PlacementPlan
     from flowrl.plan.sizing import Size
 
-__all__ = ["PlanCommand", "run"]
+__all__ = ["PlanCommand", "is_plan", "machine_words", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
             where="--node-size",
             hint="add --device NAME, or leave --node-size out",
         )
-    if _is_plan(config) and (options.diff is None or _is_plan(options.diff)):
+    if is_plan(config) and (options.diff is None or is_plan(options.diff)):
         changes = [*(name for name in _CHANGES if given[name]), *overrides]
         if changes:
             raise ConfigError(
@@ -122,10 +122,15 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
             )
 
 
-def _as_overrides(options: PlanCommand) -> list[str]:
-    words = [] if options.cluster is None else [f"cluster={options.cluster}"]
+def machine_words(cluster: Path | None, pins: Sequence[str]) -> list[str]:
+    """`--cluster` and `--pin` as overrides.
+
+    Raises:
+        ConfigError: a pin that says nothing, or two that contradict each other.
+    """
+    words = [] if cluster is None else [f"cluster={cluster}"]
     said: dict[str, str] = {}
-    for pin in options.pins:
+    for pin in pins:
         name, equals, value = pin.partition("=")
         if not equals or "." not in name or not value:
             raise ConfigError(
@@ -142,6 +147,11 @@ def _as_overrides(options: PlanCommand) -> list[str]:
                 hint="take one of them out",
             )
         words.append(f"plan.pins.{name}={value}")
+    return words
+
+
+def _as_overrides(options: PlanCommand) -> list[str]:
+    words = machine_words(options.cluster, options.pins)
     if options.top is not None:
         if options.top < 1:
             raise ConfigError(
@@ -152,7 +162,7 @@ def _as_overrides(options: PlanCommand) -> list[str]:
 
 
 def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
-    if _is_plan(config):
+    if is_plan(config):
         plans = [_plan_of(config, words)]
     else:
         from flowrl import api
@@ -192,7 +202,7 @@ def _write(plan: PlacementPlan, output: Path) -> None:
     write_output(output, plan.to_json() if output.suffix == ".json" else plan.to_yaml())
 
 
-def _is_plan(path: Path) -> bool:
+def is_plan(path: Path) -> bool:
     """Whether a file is a plan that was written: by its name, or by the keys that it has."""
     if path.name.endswith((".json", ".plan.yaml", ".plan.yml")):
         return True
@@ -207,7 +217,7 @@ def _is_plan(path: Path) -> bool:
 
 def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:
     """A plan that was written, or the one of a configuration."""
-    if _is_plan(path):
+    if is_plan(path):
         from flowrl.plan import load_plan
 
         return load_plan(path)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowrl.cli.plan import is_plan, machine_words
 from flowrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
     from flowrl.config.plan import PlanConfig
+    from flowrl.cost.source import Cost
     from flowrl.observe.rows import StepMetrics
     from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
@@ -37,6 +39,9 @@ class SimulateOptions:
         trace: Where the trace goes; None is `RUNS/NAME.trace.json`.
         against: A run folder whose steps are shown beside the prediction; lengths are taken from it
             unless they are named.
+        cluster: Devices to plan for; takes the place of the configuration's.
+        pins: Decisions that the plan keeps, `rollout.tp=2`.
+        plan: A plan that was written, in place of a new one.
         as_json: Print JSON and nothing else.
     """
 
@@ -48,6 +53,9 @@ class SimulateOptions:
     stage: str | None = None
     trace: Path | None = None
     against: Path | None = None
+    cluster: Path | None = None
+    pins: Sequence[str] = ()
+    plan: Path | None = None
     as_json: bool = False
 
 
@@ -58,16 +66,16 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         FlowError: anything wrong with the configuration or the files, a stage that cannot be
             simulated, or one in which nothing moves any more.
     """
-    from flowrl import api
-    from flowrl.sim.report import report_json, report_text, seconds_text
+    from flowrl.sim.report import Planned, report_json, report_text
     from flowrl.sim.trace import Trace
 
-    _check(options)
-    compiled = api.compile(None, config, overrides=overrides)
+    _check(config, options)
+    words = [*overrides, *machine_words(options.cluster, options.pins)]
+    compiled = _compiled(config, words, options.plan)
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
     trace = Trace()
-    report = _simulated(compiled, stage, options, trace)
+    report = _simulated(compiled, stage, options, trace, _cost(config, words, compiled.config.plan))
     path = options.trace or compiled.config.runtime.runs / f"{compiled.config.name}.trace.json"
     try:
         trace.write(path)
@@ -75,16 +83,14 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         raise ConfigError(
             f"the trace cannot be written: {error.strerror}", where=f"--trace {path}"
         ) from error
+    predicted = stage.plan.prediction
+    planned = None
+    if predicted.step_s:
+        planned = Planned(step_s=predicted.step_s, idle_share=predicted.idle_share)
     if options.as_json:
-        sys.stdout.write(report_json(report))
+        sys.stdout.write(report_json(report, planned))
         return
-    print(report_text(report), end="")
-    predicted = stage.plan.prediction.step_s
-    if predicted and report.step_s:
-        print(
-            f"\nthe plan predicts {seconds_text(predicted)} a step, simulated "
-            f"{seconds_text(report.step_s)}: {report.step_s / predicted - 1:+.0%}"
-        )
+    print(report_text(report, planned), end="")
     if measured:
         from flowrl.sim.compare import beside, beside_text
 
@@ -112,14 +118,42 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     return f"{stage.name}, by {profile}\n{beside_text(beside(report, measured))}"
 
 
+def _compiled(config: Path, words: Sequence[str], plan: Path | None) -> Compiled:
+    from flowrl import api
+
+    if plan is None:
+        return api.compile(None, config, overrides=words)
+    from flowrl.plan import load_plan
+
+    given = load_plan(plan)
+    if given.schedule is not None:
+        return api.compile(None, config, overrides=words, plan=given)
+    return api.compile(None, config, overrides=words).with_plan(given)
+
+
+def _cost(config: Path, words: Sequence[str], plan: PlanConfig) -> Cost | None:
+    """What a plan over many devices was made with, where that is more than estimates."""
+    if plan.profile is None and plan.engine_times == "analytic":
+        return None
+    from flowrl import api
+    from flowrl.plan.groups import cost_of
+
+    _, request, measured = api.ask_for_plan(config, overrides=words)
+    return cost_of(request) if measured is None else measured
+
+
 def _simulated(
-    compiled: Compiled, stage: CompiledStage, options: SimulateOptions, trace: Trace | None
+    compiled: Compiled,
+    stage: CompiledStage,
+    options: SimulateOptions,
+    trace: Trace | None,
+    cost: Cost | None = None,
 ) -> SimReport:
     from flowrl.sim.faults import Faults, read_faults
     from flowrl.sim.of_plan import model_of_stage
     from flowrl.sim.run import simulate
 
-    times = _times(compiled, stage, options.profile)
+    times = _times(compiled, stage, options.profile, cost)
     engines = dict.fromkeys(compiled.config.roles, options.engines) if options.engines else {}
     model = model_of_stage(stage, times, num_engines=engines)
     faults = Faults()
@@ -152,7 +186,21 @@ def _measured(folder: Path, stage: str) -> list[StepMetrics]:
     return rows
 
 
-def _check(options: SimulateOptions) -> None:
+def _check(config: Path, options: SimulateOptions) -> None:
+    if is_plan(config):
+        raise ConfigError(
+            "a plan says nothing of the program that it is of",
+            where=str(config),
+            hint=f"flowrl simulate CONFIG --plan {config}",
+        )
+    changes = ("--cluster", options.cluster is not None), ("--pin", bool(options.pins))
+    for name, is_given in changes:
+        if is_given and options.plan is not None:
+            raise ConfigError(
+                f"{options.plan} is a plan that was written, which {name} does not change",
+                where=name,
+                hint=f"leave --plan or {name} out",
+            )
     for name, value in (("steps", options.steps), ("engines", options.engines)):
         if value is not None and value < 1:
             raise ConfigError(
@@ -171,18 +219,21 @@ def _stage(compiled: Compiled, name: str | None) -> CompiledStage:
     return stages[name]
 
 
-def _times(compiled: Compiled, stage: CompiledStage, path: Path | None) -> StageTimes:
+def _times(
+    compiled: Compiled, stage: CompiledStage, path: Path | None, cost: Cost | None
+) -> StageTimes:
     from flowrl.api import profile_path
     from flowrl.sim.profile import load_profile, profile_times
     from flowrl.sim.times import assumed_times
 
+    if path is None and stage.plan.schedule is not None:
+        from flowrl.sim.planned_times import planned_times
+
+        # A profile that lies here is of this machine.
+        return planned_times(stage, compiled.config.plan, cost)
     found = path or profile_path(compiled.config.runtime.runs, compiled.config.name)
     if path is not None or found.is_file():
         return profile_times(load_profile(found), stage, source=str(found))
-    if stage.plan.schedule is not None:
-        from flowrl.sim.planned_times import planned_times
-
-        return planned_times(stage, compiled.config.plan)
     print(
         f"warning: there is no profile at {found}, so step times are assumed; `flowrl profile` "
         "measures them, --profile FILE names others",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from flowrl.cluster.discover import discover
@@ -20,13 +20,14 @@ from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig, TrainConfig
 from flowrl.cost.source import Cost
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
 from flowrl.passes.decision import Decision
 from flowrl.passes.insert_old_logprobs import decisions_on_old_logprobs
 from flowrl.passes.merge_logprobs import decisions_on_merging, merge_logprobs
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
+from flowrl.plan.host import plan_sizes
 from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip
 from flowrl.specs.function import definition_of
@@ -93,6 +94,7 @@ def compile_stages(
     workflow: Workflow | str | None = None,
     pool: ResourcePool | None = None,
     cost_of: Callable[[PlanRequest], Cost] | None = None,
+    given: PlacementPlan | None = None,
 ) -> tuple[CompiledStage, ...]:
     """Compiles every stage of a configuration.
 
@@ -100,14 +102,18 @@ def compile_stages(
         workflow: Takes the place of the last stage's workflow.
         pool: The devices; by default what `cluster` says.
         cost_of: Where a stage's times come from; None takes estimates.
+        given: A plan over many devices: only the stages of its graph are compiled, by this plan.
 
     Raises:
         ConfigError, TraceError, GraphError, PlanError, BackendError: whatever is wrong with the
-            configuration, a program, its graph, a backend, or the fit on the devices.
+            configuration, a program, its graph, a backend, or the fit on the devices; a given plan
+            of other stages or sizes.
     """
     config = loaded.config
-    here = config.cluster == "auto" and pool is None
+    here = config.cluster == "auto" and pool is None and given is None
     stages, requests = _asked(loaded, workflow, here=here)
+    if given is not None:
+        return _by_plan(loaded, stages, requests, given)
     if pool is None:
         pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
     return tuple(
@@ -326,6 +332,41 @@ def _sized(loaded: LoadedConfig, stages: list[_Lowered], players: Players) -> li
     return sized
 
 
+def _by_plan(
+    loaded: LoadedConfig,
+    stages: list[_Lowered],
+    requests: list[PlanRequest],
+    plan: PlacementPlan,
+) -> tuple[CompiledStage, ...]:
+    """The stages of a plan's graph, by this plan."""
+    found = []
+    for stage, request in zip(stages, requests, strict=True):
+        if stage.graph.name != plan.graph:
+            continue
+        asked, planned = plan_sizes(request), plan.sizes
+        differ = [
+            f.name for f in fields(asked) if getattr(asked, f.name) != getattr(planned, f.name)
+        ]
+        if differ:
+            raise PlanError(
+                "the plan was made for other sizes",
+                where=f"the plan of {plan.graph!r}",
+                found=", ".join(f"{name} {getattr(planned, name)}" for name in differ),
+                expected=", ".join(f"{name} {getattr(asked, name)}" for name in differ),
+                hint="make it again with flowrl plan",
+            )
+        config = loaded.config.stage_config(stage.name)
+        found.append(_with_plan(stage, config, request, plan, None))
+    if not found:
+        raise ConfigError(
+            "the plan is of no stage of this run",
+            where="plan",
+            found=f"a plan of {plan.graph!r}",
+            expected=f"of {', '.join(dict.fromkeys(repr(stage.graph.name) for stage in stages))}",
+        )
+    return tuple(found)
+
+
 def _placed(
     loaded: LoadedConfig,
     stage: _Lowered,
@@ -339,6 +380,16 @@ def _placed(
     if plan.schedule is None:
         local = local_options(loaded, config, stage.graph, plan, stage.context)
         plan = local.default(stage.graph)
+    return _with_plan(stage, config, request, plan, local)
+
+
+def _with_plan(
+    stage: _Lowered,
+    config: StageConfig,
+    request: PlanRequest,
+    plan: PlacementPlan,
+    local: LocalOptions | None,
+) -> CompiledStage:
     # The plan chooses parameter types, which bytes follow from.
     context = replace(stage.context, costs=_costs(request, stage.graph, plan))
     graph = annotate_cost(stage.graph, context)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
+from flowrl.plan.check_schedule import check_schedule
 
 if TYPE_CHECKING:
     from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
@@ -62,50 +63,62 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
         known(switch.role, roles, f"residency.{i}.role")
         known(switch.before, nodes, f"residency.{i}.before")
     for i, route in enumerate(plan.weight_routes):
+        if route.node is not None:
+            known(route.node, nodes, f"weight_routes.{i}.node")
         known(route.source, roles, f"weight_routes.{i}.source")
         known(route.destination, roles, f"weight_routes.{i}.destination")
         known(route.after, nodes, f"weight_routes.{i}.after")
     for i, channel in enumerate(plan.channels):
         known(channel.source, nodes, f"channels.{i}.source")
         known(channel.destination, nodes, f"channels.{i}.destination")
-    _check_schedule(plan, where)
+    check_schedule(plan, where)
+    _check_prediction(plan, where, known)
     _check_pins(plan, where)
     return plan
 
 
 def _check_layout(operation: Operation, where: str) -> None:
     layout, devices = operation.layout, len(operation.devices)
-    if layout.num_devices == 1 or layout.num_devices == devices:
-        return
-    raise PlanError(
-        f"{operation.node} has {devices} devices and a layout of {layout.num_devices}",
-        where=f"{where}.layout",
-        found=layout.describe(),
-        expected=f"tp x pp x cp x dp = {devices}",
-    )
+    is_placed = operation.seconds is not None  # else it has none of its own
+    if layout.num_devices != devices and (is_placed or layout.num_devices > 1):
+        raise PlanError(
+            f"{operation.node} has {devices} devices and a layout of {layout.num_devices}",
+            where=f"{where}.layout",
+            found=layout.describe(),
+            expected=f"tp x pp x cp x dp = {devices}",
+        )
+    if is_placed and operation.replicas != layout.dp:
+        raise PlanError(
+            f"{operation.node} has {operation.replicas} replicas in a layout of {layout.dp}",
+            where=f"{where}.replicas",
+            found=str(operation.replicas),
+            expected=f"{layout.dp} (dp)",
+        )
 
 
-def _check_schedule(plan: PlacementPlan, where: str) -> None:
-    if plan.schedule is None:
-        return
-    waiting = [plan.schedule]
-    while waiting:
-        step = waiting.pop()
-        waiting += step.parts
-        if step.node is None:
-            continue
-        nodes = {operation.node: operation for operation in plan.operations}
-        if step.node not in nodes:
+def _check_prediction(
+    plan: PlacementPlan, where: str, known: Callable[[str, Collection[str], str], None]
+) -> None:
+    """What is predicted is of operations, roles and devices of the plan."""
+    nodes = frozenset(operation.node for operation in plan.operations)
+    devices = frozenset(device.address for device in plan.pool.devices)
+    roles = [placement.role for placement in plan.placements]
+    prediction = plan.prediction
+    for i, entry in enumerate(prediction.memory):
+        known(entry.device, devices, f"prediction.memory.{i}.device")
+        known(entry.active, roles, f"prediction.memory.{i}.active")
+    if prediction.bottleneck is not None:
+        known(prediction.bottleneck, nodes, "prediction.bottleneck")
+    for i, source in enumerate(prediction.confidence):
+        known(source.node, nodes, f"prediction.confidence.{i}.node")
+    for i, flags in enumerate(plan.engine_flags):
+        known(flags.node, nodes, f"engine_flags.{i}.node")
+    for i, span in enumerate(prediction.timeline or ()):
+        if span.end_s < span.begin_s:
             raise PlanError(
-                "the schedule runs what is no operation",
-                where=f"{where}: schedule",
-                found=repr(step.node),
-            )
-        if step.devices != len(nodes[step.node].devices):
-            raise PlanError(
-                f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
-                f"{len(nodes[step.node].devices)}",
-                where=f"{where}: schedule",
+                f"{span.node} ends before it begins",
+                where=f"{where}: prediction.timeline.{i}",
+                found=f"{span.begin_s:g} to {span.end_s:g} s",
             )
 
 

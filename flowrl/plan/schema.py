@@ -26,6 +26,7 @@ from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError
 from flowrl.files import write_text_atomic
+from flowrl.plan.check_numbers import check_numbers
 from flowrl.plan.check_plan import check_plan
 from flowrl.plan.many_form import CostSource, EngineFlags, PinnedDecision, ScheduleStep
 
@@ -530,6 +531,7 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
             hint="make it again with flowrl plan",
         )
     try:
+        check_numbers(raw, where)
         # JSON is where strict types and lists for tuples go together.
         text = json.dumps({"plan": raw}, default=str)
         plan = _PlanFile.model_validate_json(text, strict=True).plan

@@ -15,6 +15,7 @@ from flowrl.sim.lanes import LaneUse
 
 __all__ = [
     "REPORT_VERSION",
+    "Planned",
     "SimReport",
     "SimStep",
     "report_json",
@@ -40,6 +41,7 @@ class SimStep:
             beside its operations for `host`, of waiting for a batch that is drawn all the time for
             `wait`.
         num_samples: Samples that were learned from.
+        num_rows: Rows of data that were learned from, where there is no rollout.
         num_filtered: Samples of groups that a filter took out.
         num_tokens: Response tokens of both.
         length_max: Of the longest of them.
@@ -54,6 +56,19 @@ class SimStep:
     num_filtered: int
     num_tokens: int
     length_max: int
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the plan predicts, to be shown beside.
+
+    Attributes:
+        idle_share: Of device time; None where the plan does not say it.
+    """
+
+    step_s: float
+    idle_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +123,29 @@ class SimReport:
         return sum(step.num_samples for step in self.steps) / self.sim_s if self.sim_s else 0.0
 
     @property
+    def rows_per_s(self) -> float:
+        """Rows of data learned from in a simulated second."""
+        return sum(step.num_rows for step in self.steps) / self.sim_s if self.sim_s else 0.0
+
+    @property
+    def num_devices(self) -> int:
+        """Accelerators of all lanes."""
+        return sum(lane.num_devices for lane in self.lanes)
+
+    @property
+    def idle_share(self) -> float | None:
+        """Of all accelerators' time; None without one."""
+        number = self.num_devices
+        idle = sum(lane.num_devices * lane.idle_share for lane in self.lanes)
+        return idle / number if number else None
+
+    @property
     def tokens_per_s(self) -> float:
         """Response tokens of steps in a simulated second."""
         return sum(step.num_tokens for step in self.steps) / self.sim_s if self.sim_s else 0.0
 
 
-def report_json(report: SimReport) -> str:
+def report_json(report: SimReport, planned: Planned | None = None) -> str:
     """The report as JSON text."""
     walls = sorted(step.wall_s for step in report.steps)
     return encode_json(
@@ -134,12 +166,16 @@ def report_json(report: SimReport) -> str:
                 "max": _short(walls[-1]) if walls else 0.0,
             },
             "seconds": {kind: _short(report.seconds(kind)) for kind in report.kinds},
+            "planned": None if planned is None else _planned_json(report, planned),
             "samples_per_s": _short(report.samples_per_s),
+            "rows_per_s": _short(report.rows_per_s),
             "tokens_per_s": _short(report.tokens_per_s),
+            "idle_share": None if report.idle_share is None else _short(report.idle_share),
             "devices": [
                 {
                     "device": lane.device,
                     "lane": lane.lane,
+                    "num_devices": lane.num_devices,
                     "busy_s": _short(lane.busy_s),
                     "idle_share": _short(lane.idle_share),
                 }
@@ -155,6 +191,14 @@ def report_json(report: SimReport) -> str:
     )
 
 
+def _planned_json(report: SimReport, planned: Planned) -> dict[str, object]:
+    return {
+        "step_s": _short(planned.step_s),
+        "difference": _short(report.step_s / planned.step_s - 1),
+        "idle_share": None if planned.idle_share is None else _short(planned.idle_share),
+    }
+
+
 def _step_json(step: SimStep) -> dict[str, object]:
     return {
         "step": step.step,
@@ -163,6 +207,7 @@ def _step_json(step: SimStep) -> dict[str, object]:
         "wall_s": _short(step.wall_s),
         "seconds": {kind: _short(value) for kind, value in step.seconds.items()},
         "num_samples": step.num_samples,
+        "num_rows": step.num_rows,
         "num_filtered": step.num_filtered,
         "num_tokens": step.num_tokens,
         "length_max": step.length_max,
@@ -174,8 +219,12 @@ def _short(value: float) -> float:
     return round(value, 9)
 
 
-def report_text(report: SimReport) -> str:
-    """The report for people, as plain lines."""
+def report_text(report: SimReport, planned: Planned | None = None) -> str:
+    """The report for people, as plain lines.
+
+    Args:
+        planned: Is shown beside what was simulated.
+    """
     lines = [
         f"simulation of {report.name}: {len(report.steps)} steps, {report.num_engines} "
         f"engine{'s' * (report.num_engines != 1)}, seed {report.seed}",
@@ -185,14 +234,37 @@ def report_text(report: SimReport) -> str:
         "",
         *_step_lines(report),
         "",
-        f"throughput: {report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s",
+        _throughput(report),
         "",
         "idle",
         *_idle_lines(report.lanes),
         "",
         *_sample_lines(report),
+        *(_planned_lines(report, planned) if planned is not None else ()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _throughput(report: SimReport) -> str:
+    if not report.samples_per_s and report.rows_per_s:
+        return f"throughput: {report.rows_per_s:,.1f} rows/s"
+    return f"throughput: {report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s"
+
+
+def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
+    if not report.step_s:
+        return []
+    lines = [
+        "",
+        f"the plan predicts {seconds_text(planned.step_s)} a step, simulated "
+        f"{seconds_text(report.step_s)}: {report.step_s / planned.step_s - 1:+.1%}",
+    ]
+    if planned.idle_share is not None and report.idle_share is not None:
+        lines.append(
+            f"it predicts that {planned.idle_share:.1%} of device time is idle, simulated "
+            f"{report.idle_share:.1%} of {report.num_devices} devices'"
+        )
+    return lines
 
 
 def _step_lines(report: SimReport) -> list[str]:
@@ -227,9 +299,10 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
             continue
         shares = [lane.idle_share for lane in some]
         devices = {lane.device for lane in some}
+        number = sum(lane.num_devices for lane in some) or len(devices)
         rows.append(
             (
-                next(iter(devices)) if len(devices) == 1 else f"{len(devices)} devices",
+                next(iter(devices)) if len(devices) == 1 else f"{number} devices",
                 f"{some[0].lane} to {some[-1].lane}",
                 f"{sum(shares) / len(shares):.1%}  ({min(shares):.1%} to {max(shares):.1%})",
             )

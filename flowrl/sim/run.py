@@ -14,6 +14,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -143,7 +144,9 @@ class _Simulation:
         ]
         self.before = self._turns()
         # A rollout that no update reads (a baseline) is consumed, but not learned from.
-        self.learned = {op.rollout for op in model.ops if op.op == "update"}
+        updates = [op for op in model.ops if op.op == "update"]
+        self.learned = {op.rollout for op in updates}
+        self.num_rows = max((op.rows for op in updates if op.rollout is None), default=0)
         self._script()
 
     # Parts
@@ -329,7 +332,8 @@ class _Simulation:
             seconds["drive"] = self.driver.spent("drive") - driven_s
             seconds["host"] = self.trainer.spent("host") - host_s
         learned = [batch for name, batch in batches.items() if name in self.learned]
-        return _row(number, version, begin_s, clock.now, seconds, learned), batches
+        row = _row(number, version, begin_s, clock.now, seconds, learned)
+        return replace(row, num_rows=self.num_rows), batches
 
     def _played_s(self) -> float:
         """Seconds of environments so far."""

@@ -1,0 +1,106 @@
+"""Whether the schedule of a plan fits its operations.
+
+Every operation that has seconds is in it once, on as many devices as the operation; what works at
+once stands on devices of its own; and what streams does so in pieces of some groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from flowrl.errors import PlanError
+
+if TYPE_CHECKING:
+    from flowrl.plan.many_form import ScheduleStep
+    from flowrl.plan.schema import Operation, PlacementPlan
+
+__all__ = ["check_schedule"]
+
+
+def check_schedule(plan: PlacementPlan, where: str) -> None:
+    """Raises PlanError where it does not; does nothing for a plan without a schedule."""
+    if plan.schedule is None:
+        return
+    where = f"{where}: schedule"
+    nodes = {operation.node: operation for operation in plan.operations}
+    seen: set[str] = set()
+    for step in _steps(plan.schedule):
+        _check_form(step, where, root=step is plan.schedule)
+        if step.node is None:
+            continue
+        if step.node not in nodes:
+            raise PlanError(
+                "the schedule runs what is no operation", where=where, found=repr(step.node)
+            )
+        if step.node in seen:
+            raise PlanError(f"the schedule runs {step.node} twice", where=where)
+        seen.add(step.node)
+        _check_leaf(step, nodes[step.node], where)
+    for operation in plan.operations:
+        if operation.seconds is not None and operation.node not in seen:
+            raise PlanError(f"the schedule does not run {operation.node}", where=where)
+    for step in _steps(plan.schedule):
+        if step.kind in ("spatial", "asynchronous"):
+            _check_apart(step, nodes, where)
+
+
+def _steps(step: ScheduleStep) -> Iterator[ScheduleStep]:
+    yield step
+    for part in step.parts:
+        yield from _steps(part)
+
+
+def _check_form(step: ScheduleStep, where: str, *, root: bool) -> None:
+    is_leaf = step.kind == "run"
+    if is_leaf != (step.node is not None) or len(step.parts) != (0 if is_leaf else 2):
+        raise PlanError(
+            "a step of a schedule runs one operation, or has two parts",
+            where=where,
+            found=f"{step.kind}, node {step.node!r}, {len(step.parts)} parts",
+        )
+    if step.kind == "asynchronous" and not root:
+        raise PlanError("only a whole schedule is asynchronous, no part of one", where=where)
+    if step.chunks > 1 and step.kind != "spatial":
+        raise PlanError(
+            "only parts that work at once pass a batch in chunks",
+            where=where,
+            found=f"{step.kind}, {step.chunks} chunks",
+        )
+    sizes = [part.devices for part in step.parts]
+    need = max(sizes, default=0) if step.kind == "temporal" else sum(sizes)
+    if need > step.devices:
+        raise PlanError(
+            f"a {step.kind} step on {step.devices} devices has parts that need {need}", where=where
+        )
+
+
+def _check_leaf(step: ScheduleStep, operation: Operation, where: str) -> None:
+    if step.devices != len(operation.devices):
+        raise PlanError(
+            f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
+            f"{len(operation.devices)}",
+            where=where,
+        )
+    if operation.seconds is not None and operation.move_s > operation.seconds:
+        raise PlanError(
+            f"the way from the host and back is a part of what {step.node} takes",
+            where=f"{where}, {step.node}",
+            found=f"move_s {operation.move_s:g}, seconds {operation.seconds:g}",
+            expected="move_s up to seconds",
+        )
+
+
+def _check_apart(step: ScheduleStep, nodes: Mapping[str, Operation], where: str) -> None:
+    first, second = (
+        {device for leaf in _steps(part) if leaf.node for device in nodes[leaf.node].devices}
+        for part in step.parts
+    )
+    common = sorted(first & second)
+    if common:
+        raise PlanError(
+            f"the parts of a {step.kind} step share {len(common)} devices",
+            where=where,
+            found=f"{common[0]} and others" if len(common) > 1 else common[0],
+            expected="devices of their own",
+        )
