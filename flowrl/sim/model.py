@@ -131,7 +131,9 @@ class OpModel:
         every: Steps between two times that it is done.
         chunk: Groups that it begins on as soon as they are complete; 0 waits for the batch.
         piece_s: Seconds that every piece but the first of a batch costs beside.
-        ahead: It begins when the batch is there, even while the trainer is at the batch before.
+        ahead: It begins when its batch is there, while the trainer waits for others or is at the
+            batch before.
+        beside: Further rollouts that it reads: of each group, the samples of the same prompt.
     """
 
     name: str
@@ -152,6 +154,7 @@ class OpModel:
     chunk: int = 0
     piece_s: float = 0.0
     ahead: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def streams(self) -> bool:

@@ -274,15 +274,36 @@ class _Maker:
             and (operation.start is StartUnit.BATCH or operation.node in self.tasks)
         ]
         names = {operation.node for operation in batch}
-        streams: set[str] = set()
+        made: dict[str, OpModel] = {}
         for operation in batch:
-            op = self._op(operation, names)
-            if self._streams(operation, streams):
-                streams.add(op.name)
-                op = replace(op, after=self._tasks_before(operation.node), chunk=operation.chunk)
-            elif operation.node in self.ahead:
-                op = replace(op, after=self._tasks_before(operation.node))
+            op = self._begun(operation, self._op(operation, names), made)
+            made[op.name] = op
             yield op
+
+    def _begun(self, operation: Operation, op: OpModel, made: Mapping[str, OpModel]) -> OpModel:
+        """The operation with when it begins: on groups, on its batch, or when the trainer does."""
+        if operation.node not in self.tasks or op.rollout is None or op.every > 1:
+            return op
+        before = self._tasks_before(operation.node)
+        read = self._read_by(operation.node)
+        beside = tuple(sorted(read - {op.rollout}))
+        in_groups = operation.start is StartUnit.GROUP and operation.chunk > 0
+        if in_groups:
+            waits = next((name for name in before if not made[name].chunk), None)
+            if waits is None and not (beside and self._loses_groups()):
+                return replace(op, after=before, beside=beside, chunk=operation.chunk)
+            why = f"{waits} does not" if waits else "prompts that it reads twice may be filtered"
+            self.notes.append(f"{op.name} does not begin on groups, as planned: {why}")
+        early = operation.node in self.ahead or (len(self.pools) > 1 and not beside)
+        if early and all(made[name].streams for name in before):
+            return replace(op, after=before, ahead=True)
+        return op
+
+    def _loses_groups(self) -> bool:
+        """Whether rollouts may end a step with groups of other prompts."""
+        return self.stage.config.train.refill or any(
+            operation.op == Op.FILTER for operation in self.plan.operations
+        )
 
     def _op(self, operation: Operation, names: set[str]) -> OpModel:
         role = operation.role or ""
@@ -316,7 +337,6 @@ class _Maker:
             publishes=self._published(operation),
             every=operation.every,
             piece_s=known.piece_s,
-            ahead=operation.node in self.ahead,
         )
 
     def _lanes_of(self, operation: Operation) -> tuple[str, ...]:
@@ -327,24 +347,6 @@ class _Maker:
         if operation.role is not None:
             return tuple(self._hosted(operation.role))
         return ()
-
-    def _streams(self, operation: Operation, streams: set[str]) -> bool:
-        """Whether an operation begins on groups; if the plan says so and it cannot, a note does."""
-        task = self.tasks.get(operation.node)
-        if task is None or operation.start is not StartUnit.GROUP or not operation.chunk:
-            return False
-        read = self._read_by(operation.node)
-        waits = [name for name in self._tasks_before(operation.node) if name not in streams]
-        why = ""
-        if read != {self.origins.get(operation.node)}:
-            why = f"it reads {len(read)} rollouts"
-        elif waits:
-            why = f"{waits[0]} does not"
-        elif operation.every > 1:
-            why = f"it is done every {operation.every} steps"
-        if why:
-            self.notes.append(f"{operation.node} does not begin on groups, as planned: {why}")
-        return not why
 
     def _tasks_before(self, node: str) -> tuple[str, ...]:
         """Operations of models that a node waits for, through what takes no time; no rollouts."""

@@ -6,8 +6,8 @@
 A group is complete when the rollout's scheduler has it so: all members ended and scored, and kept
 by its filter. A piece is the next `chunk` groups in the order in which they came; what is left when
 the batch is delivered is a last piece. Operations without a chunk take a batch whole, when it is
-delivered. Pieces take their lanes in the order in which they are cut, so those that share lanes
-alternate.
+delivered. What reads several rollouts begins on a prompt's groups when all of them have it. Pieces
+take their lanes in the order in which they are cut, so those that share lanes alternate.
 
 What a piece costs follows from its groups, so the last piece, which has the longest responses, is
 the longest one.
@@ -15,6 +15,7 @@ the longest one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,9 +34,10 @@ TakeLanes = Callable[[OpModel, float, float], tuple[float, float]]
 @dataclass(slots=True, eq=False)
 class _Stream:
     op: OpModel
+    inputs: set[str]  # rollouts, and streams that it waits for
     readers: list[_Stream] = field(default_factory=list)
-    num_inputs: int = 1  # the rollout, and streams that it waits for
-    arrived: dict[GroupId, int] = field(default_factory=dict)  # inputs that have it, not all yet
+    arrived: dict[GroupId, set[str]] = field(default_factory=dict)  # inputs that have it, not all
+    draws: dict[GroupId, GroupDraw] = field(default_factory=dict)  # of groups that arrived
     there: dict[GroupId, GroupDraw] = field(default_factory=dict)  # all have it; in no piece yet
     ends: dict[GroupId, float | None] = field(default_factory=dict)  # in a piece; None: not over
     batches: dict[int, frozenset[GroupId]] = field(default_factory=dict)  # delivered, not taken
@@ -62,17 +64,18 @@ class SimStreams:
     said: Mapping[str, Callable[[int], int]]
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _groups: dict[str, int] = field(default_factory=dict)
+    _delivered: Counter[str] = field(default_factory=Counter)  # batches, by rollout
 
     def __post_init__(self) -> None:
         self._groups = {rollout.name: rollout.groups for rollout in self.rollouts}
         for op in self.ops:
             if not op.streams:
                 continue
-            stream = self._streams[op.name] = _Stream(op)
-            for before in op.after:
-                if before in self._streams:
-                    self._streams[before].readers.append(stream)
-                    stream.num_inputs += 1
+            before = [name for name in op.after if name in self._streams]
+            stream = _Stream(op, {op.rollout or "", *op.beside, *before})
+            self._streams[op.name] = stream
+            for name in before:
+                self._streams[name].readers.append(stream)
 
     def __contains__(self, op: str) -> bool:
         return op in self._streams
@@ -86,33 +89,48 @@ class SimStreams:
 
     def complete(self, rollout: str, group: GroupId, draw: GroupDraw, *, kept: bool) -> None:
         """A group is complete, or a filter has taken it out."""
-        for stream in self._of(rollout):
-            if kept or not stream.op.kept_only:
-                self._arrive(stream, group, draw)
+        for stream in self._streams.values():
+            op = stream.op
+            if rollout in (op.rollout, *op.beside) and (kept or not op.kept_only):
+                own = draw if rollout == op.rollout else None
+                self._arrive(stream, rollout, group, own)
 
     def delivered(
         self, rollout: str, batch: int, kept: Iterable[GroupId], filtered: Iterable[GroupId]
     ) -> None:
         """A batch is whole: these are its groups, each of which was complete before."""
+        self._delivered[rollout] += 1
         learned = frozenset(kept)
         everything = learned | frozenset(filtered)
-        for stream in self._of(rollout):
-            stream.batches[batch] = learned if stream.op.kept_only else everything
-            self._cut(stream)
-
-    def _of(self, rollout: str) -> Iterable[_Stream]:
-        return (stream for stream in self._streams.values() if stream.op.rollout == rollout)
+        for stream in self._streams.values():
+            if rollout == stream.op.rollout:
+                stream.batches[batch] = learned if stream.op.kept_only else everything
+                self._cut(stream)
+            elif rollout in stream.op.beside:  # groups that it has not are missing for good
+                for group in list(stream.arrived):
+                    self._arrive(stream, rollout, group, None)
 
     # From piece to piece
 
-    def _arrive(self, stream: _Stream, group: GroupId, draw: GroupDraw) -> None:
-        inputs = stream.arrived.get(group, 0) + 1
-        if inputs < stream.num_inputs:
-            stream.arrived[group] = inputs
-            return
-        stream.arrived.pop(group, None)
-        stream.there[group] = draw
-        self._cut(stream)
+    def _arrive(self, stream: _Stream, source: str, group: GroupId, draw: GroupDraw | None) -> None:
+        """A source of an operation has a group.
+
+        Args:
+            draw: The group as the operation works on it; None of a rollout beside.
+        """
+        arrived = stream.arrived.setdefault(group, set())
+        arrived.add(source)
+        if draw is not None:
+            stream.draws[group] = draw
+        if all(name in arrived or self._is_past(stream, name) for name in stream.inputs):
+            del stream.arrived[group]
+            stream.there[group] = stream.draws.pop(group)
+            self._cut(stream)
+
+    def _is_past(self, stream: _Stream, name: str) -> bool:
+        """Whether a rollout beside has delivered the batch that is drawn now."""
+        own = self._delivered[stream.op.rollout or ""]
+        return name in stream.op.beside and self._delivered[name] > own
 
     def _cut(self, stream: _Stream) -> None:
         """Begins every piece that can be cut of what is there."""
@@ -143,7 +161,7 @@ class SimStreams:
         stream.ends.update(dict.fromkeys(draws, self.clock.now))
         for reader in stream.readers:
             for group, draw in draws.items():
-                self._arrive(reader, group, draw)
+                self._arrive(reader, stream.op.name, group, draw)
 
     # What the trainer asks
 

@@ -1,0 +1,215 @@
+"""Operations that begin on groups or ahead of the trainer, by times that are counted by hand.
+
+Engines draw a token a second, so a response of n tokens holds its row for n seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrl.rollout.policies import AgeBudget
+from flowrl.sim.costs import LinearCost
+from flowrl.sim.lengths import Constant, Listed
+from flowrl.sim.model import LaneModel, OpModel, RolloutModel
+from flowrl.sim.run import simulate
+from flowrl.sim.workload import GroupDraw
+from tests.sim.worlds import assumed, small_model
+
+READER = OpModel(
+    name="reference.logprobs",
+    op="logprobs",
+    lanes=("reader",),
+    cost=LinearCost(row_s=1.5),
+    rollout="actor.generate",
+    chunk=2,
+)
+
+
+def world(*ops, slots=2, groups=4, staleness=0, judges=False, **changes):
+    """Two rows, four groups of one sample; `ops` before the trainer's own, of five seconds."""
+    base = small_model(slots=slots, groups=groups, group_size=1, staleness=staleness, judges=judges)
+    update = replace(base.ops[0], after=tuple(op.name for op in ops), **changes)
+    lanes = {*(lane.name for lane in base.lanes)}
+    more = dict.fromkeys(lane for op in ops for lane in op.lanes if lane not in lanes)
+    return replace(
+        base,
+        lanes=(*base.lanes, *(LaneModel(name=name, device=name) for name in more)),
+        ops=(*ops, update, *base.ops[1:]),
+    )
+
+
+class Given:
+    """Groups of one sample, one a length."""
+
+    def __init__(self, *lengths, filtered=()):
+        self.lengths, self.filtered = lengths, filtered
+
+    def group(self, number, size):
+        length = self.lengths[number % len(self.lengths)]
+        why = "flat" if number in self.filtered else None
+        return GroupDraw(prompt_tokens=1, lengths=(length,) * size, filtered=why)
+
+    def __str__(self):
+        return "given"
+
+
+def step_s(model, workload=None, steps=1):
+    workload = workload or assumed(Constant(tokens=8))
+    workloads = {rollout.name: workload for rollout in model.rollouts}
+    return [step.wall_s for step in simulate(model, steps=steps, workloads=workloads).steps]
+
+
+def test_a_reader_begins_on_groups_while_others_are_drawn():
+    """Two groups end at 8 s, two at 16 s; three seconds each to read, then five to learn."""
+    assert step_s(world(READER)) == [16 + 3 + 5]
+    assert step_s(world(replace(READER, chunk=0))) == [16 + 6 + 5]
+
+
+def test_groups_are_taken_as_they_are_complete_and_not_as_they_were_offered():
+    """The first group is the longest one, and comes last."""
+    model = world(replace(READER, cost=LinearCost(token_s=0.1)), slots=4)
+    # Pieces of (4 + 1) + (5 + 1) tokens at 5 s, and of (6 + 1) + (20 + 1) at 20 s.
+    assert step_s(model, Given(20, 4, 5, 6)) == [pytest.approx(20 + 2.8 + 5)]
+
+
+def test_what_reads_in_a_row_passes_pieces_on():
+    """Each has lanes of its own: 8-11 and 11-15 for the first piece, 16-19 and 19-23 after it."""
+    critic = replace(
+        READER,
+        name="critic.values",
+        lanes=("critic",),
+        after=(READER.name,),
+        cost=LinearCost(row_s=2.0),
+    )
+    assert step_s(world(READER, critic)) == [16 + 3 + 4 + 5]
+
+
+def test_those_that_share_devices_alternate():
+    """By pieces of one group: read 8-9.5 and 9.5-11, then values 11-13 and 13-15."""
+    one = replace(READER, chunk=1)
+    critic = replace(one, name="critic.values", after=(READER.name,), cost=LinearCost(row_s=2.0))
+    assert step_s(world(one, critic)) == [16 + 3 + 4 + 5]
+    # All four groups at once at 8 s: 6 + 8 seconds of one device.
+    assert step_s(world(one, critic, slots=4)) == [8 + 6 + 8 + 5]
+
+
+def test_further_pieces_cost_more_and_the_first_one_what_a_batch_costs():
+    model = world(replace(READER, piece_s=0.5, fixed_s=10.0))
+    # 8 s: 10 + 3 until 21; then 0.5 + 3 until 24.5.
+    assert step_s(model) == [24.5 + 5]
+
+
+def test_what_is_left_of_a_batch_is_a_last_piece():
+    """Groups end at 8, 8 and 16 s: a piece of two, and one of one."""
+    assert step_s(world(READER, groups=3)) == [16 + 1.5 + 5]
+
+
+def test_a_reader_on_the_engines_devices_takes_them_between_two_steps():
+    """8-11 it reads and nobody draws; the other two groups are drawn until 19."""
+    assert step_s(world(replace(READER, lanes=("engine[0]",)))) == [19 + 3 + 5]
+
+
+def test_filtered_groups_are_read_by_those_that_come_before_the_filter_alone():
+    workload = Given(8, filtered={0, 1})
+    before = world(READER, judges=True)
+    behind = world(replace(READER, kept_only=True), judges=True)
+    assert step_s(before, workload) == [16 + 3 + 5]
+    # The last two groups alone, when the batch is there.
+    assert step_s(behind, workload) == [16 + 3 + 5]
+    whole = replace(READER, kept_only=True, chunk=4)
+    assert step_s(world(whole, judges=True), workload) == [16 + 3 + 5]
+    assert step_s(world(replace(whole, kept_only=False), judges=True), workload) == [16 + 6 + 5]
+
+
+def test_samples_add_up_and_every_group_is_read_once_when_batches_are_refilled():
+    """Of four filtered groups two are drawn anew, and so on, until four are kept."""
+    model = world(replace(READER, kept_only=True), judges=True)
+    [rollout] = model.rollouts
+    refill = replace(rollout, settings=replace(rollout.settings, refill=True))
+    model = replace(model, rollouts=(refill,))
+    lengths = Given(3, 8, 5, filtered=set(range(0, 60, 3)))
+    report = simulate(model, steps=3, workloads={rollout.name: lengths})
+    ends = {end: number for end, number in report.samples.items() if end != "admitted"}
+    assert sum(ends.values()) == report.samples["admitted"]
+    assert report.samples["consumed"] == 12
+    read = next(lane for lane in report.lanes if lane.lane == "reader")
+    assert read.busy_s == 12 * 1.5
+
+
+def test_what_may_run_ahead_reads_the_next_batch_while_the_trainer_learns():
+    """Drawing takes 8 s and begins with a publication; reading takes 4, learning 10.
+
+    In turn that is 14 s a step: a batch that was drawn meanwhile is read, and then learned from.
+    Ahead, the batch drawn from 0 is read until 12 and learned from until 22; the one drawn from 10,
+    where the batch before was published, is read until 22. So two steps take 22 s.
+    """
+    reader = replace(READER, chunk=0, cost=LinearCost(row_s=1.0))
+
+    def two_steps(op):
+        model = world(op, slots=4, staleness=1, cost=LinearCost(call_s=10.0))
+        settings = replace(model.rollouts[0].settings, admission=AgeBudget(groups=4))
+        model = replace(model, rollouts=(replace(model.rollouts[0], settings=settings),))
+        return sum(step_s(model, steps=6)[-2:])
+
+    assert two_steps(reader) == 28
+    assert two_steps(replace(reader, ahead=True)) == 22
+
+
+def two_rollouts(*ops, shared=False, after=()):
+    base = world(*ops)
+    rival = RolloutModel(
+        name="rival.generate",
+        role="rival",
+        groups=4,
+        settings=base.rollouts[0].settings,
+        after=after,
+    )
+    lane = "engine[0]" if shared else "other"
+    engine = replace(base.engines[0], name="rival[0]", role="rival", lane=lane)
+    return replace(
+        base,
+        lanes=(*base.lanes, LaneModel(name="other", device="other")),
+        engines=(*base.engines, engine),
+        rollouts=(*base.rollouts, rival),
+    )
+
+
+def test_rollouts_draw_at_once_on_devices_of_their_own_and_else_in_turn():
+    assert step_s(two_rollouts()) == [16 + 5]
+    assert step_s(two_rollouts(after=("actor.generate",))) == [32 + 5]
+    assert step_s(two_rollouts(shared=True)) == [32 + 5]
+
+
+def test_an_operation_on_one_of_two_batches_need_not_wait_for_the_other():
+    reader = replace(READER, chunk=0, ahead=True)
+    # It reads 16-22 while the other one is drawn until 32.
+    assert step_s(two_rollouts(reader, shared=True)) == [32 + 5]
+    assert step_s(two_rollouts(replace(reader, ahead=False), shared=True)) == [32 + 6 + 5]
+
+
+def test_what_reads_two_rollouts_begins_on_prompts_that_both_have():
+    both = replace(READER, beside=("rival.generate",))
+    # Both have two prompts at 8 s and the others at 16 s; in turn, only the last ones of both.
+    assert step_s(two_rollouts(both)) == [16 + 3 + 5]
+    assert step_s(two_rollouts(both, shared=True)) == [32 + 3 + 5]
+
+
+def test_an_engine_on_several_lanes_takes_all_of_them():
+    """A reader has one of the engine's two devices: it pauses the engine like any other."""
+    base = world(replace(READER, lanes=("engine[0]",)))
+    pair = LaneModel(name="pair", device="pair", parts=("engine[0]", "spare"))
+    model = replace(
+        base,
+        lanes=(*base.lanes, LaneModel(name="spare", device="spare", num_devices=1), pair),
+        engines=(replace(base.engines[0], lane="pair"),),
+    )
+    report = simulate(
+        model, steps=1, workloads={"actor.generate": assumed(Listed(values=(8,), source="eights"))}
+    )
+    assert report.steps[0].wall_s == 19 + 3 + 5
+    busy = {lane.lane: lane.busy_s for lane in report.lanes}
+    assert (busy["engine[0]"], busy["spare"]) == (16 + 6, 16)
+    assert report.num_devices == 1
+    assert report.idle_share == pytest.approx(1 - 16 / 27)
