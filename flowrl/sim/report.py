@@ -238,7 +238,6 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
         "",
         "idle",
         *_idle_lines(report.lanes),
-        "",
         *_sample_lines(report),
         *(_planned_lines(report, planned) if planned is not None else ()),
     ]
@@ -314,7 +313,7 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
 def _sample_lines(report: SimReport) -> list[str]:
     ends = [(end, n) for end, n in report.samples.items() if end != "admitted" and n]
     lines = []
-    if report.samples:
+    if report.samples and report.num_engines:
         summed = " + ".join(f"{n:,} {end}" for end, n in ends)
         lines.append(f"samples: {report.samples.get('admitted', 0):,} = {summed or '0'}")
         lines += [f"  {reason}: {n:,}" for reason, n in sorted(report.reasons.items())]
@@ -327,7 +326,7 @@ def _sample_lines(report: SimReport) -> list[str]:
         ]
     faults = {k: n for k, n in report.engines.items() if k in ("lost", "preempted") and n}
     lines += [f"engines {kind}: {n:,}" for kind, n in faults.items()]
-    return lines
+    return ["", *lines] if lines else []
 
 
 def seconds_text(value: float) -> str:

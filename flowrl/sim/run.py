@@ -295,7 +295,7 @@ class _Simulation:
         rows: list[SimStep] = []
         ages: Counter[int] = Counter()
         for number in range(1, steps + 1):
-            row, batches = self._step(number)
+            row, batches = self._step(number, is_last=number == steps)
             rows.append(row)
             for name, batch in batches.items():
                 if name in self.learned:
@@ -305,7 +305,7 @@ class _Simulation:
             rollout.stop()
         return self._report(rows, ages, end_s)
 
-    def _step(self, number: int) -> tuple[SimStep, dict[str, Batch]]:
+    def _step(self, number: int, *, is_last: bool) -> tuple[SimStep, dict[str, Batch]]:
         clock, version = self.clock, sum(self.versions.values())
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
@@ -315,7 +315,7 @@ class _Simulation:
         if self.model.host.step_s:
             clock.run_to(self.trainer.work("host", clock.now, self.model.host.step_s)[1])
         batches = self._collect(number, seconds)
-        if self.model.ahead and self.streams.run_ahead:
+        if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
         self._learn(number, batches, seconds)
         if self.rollouts:

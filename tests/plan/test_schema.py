@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
@@ -131,3 +132,89 @@ def test_a_plan_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
 def test_json_that_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a plan of this format"):
         PlacementPlan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "found", "expected"),
+    [
+        (
+            lambda d: d["operations"][0].update(seconds=float("nan")),
+            "operations.0.seconds",
+            "nan",
+            "a finite number",
+        ),
+        (
+            lambda d: d["prediction"].update(step_s=float("inf")),
+            "prediction.step_s",
+            "inf",
+            "a finite number",
+        ),
+        (
+            lambda d: d["operations"][1].update(seconds=-0.5),
+            "operations.1.seconds",
+            "-0.5",
+            "no negative number",
+        ),
+        (
+            lambda d: d["prediction"]["memory"][0]["memory"]["parts"][0].update(nbytes=-1),
+            "prediction.memory.0.memory.parts.0.nbytes",
+            "-1",
+            "no negative number",
+        ),
+        (
+            lambda d: d["placements"][0]["layout"].update(tp=0),
+            "placements.0.layout.tp",
+            "0",
+            "at least 1",
+        ),
+        (
+            lambda d: d["prediction"].update(idle_share=1.5),
+            "prediction.idle_share",
+            "1.5",
+            "a share, 0 to 1",
+        ),
+        (
+            lambda d: d["operations"][0].update(cores=[0, -2]),
+            "operations.0.cores.1",
+            "-2",
+            "no negative number",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["p.json", "p.yaml"])
+def test_a_number_that_cannot_be_is_named_by_file_and_key(
+    plan: PlacementPlan,
+    tmp_path: Path,
+    name: str,
+    change: Change,
+    where: str,
+    found: str,
+    expected: str,
+) -> None:
+    raw = plan.to_dict()
+    change(raw)
+    path = tmp_path / name
+    path.write_text(json.dumps(raw) if name == "p.json" else yaml.safe_dump(raw))
+    with pytest.raises(PlanError, match="a number that cannot be") as caught:
+        load_plan(path)
+    assert caught.value.where == f"{path}: {where}"
+    assert (caught.value.found, caught.value.expected) == (found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda d: d["prediction"].update(bottleneck="x"), "prediction.bottleneck"),
+        (lambda d: d["prediction"]["memory"][0].update(device="x"), "prediction.memory.0.device"),
+        (lambda d: d["prediction"]["memory"][0].update(active="x"), "prediction.memory.0.active"),
+        (lambda d: d["weight_routes"][0].update(node="x"), "weight_routes.0.node"),
+    ],
+)
+def test_what_is_predicted_is_of_the_plan_itself(
+    plan: PlacementPlan, change: Change, where: str
+) -> None:
+    raw = plan.to_dict()
+    change(raw)
+    with pytest.raises(PlanError, match="names what the plan does not have") as caught:
+        PlacementPlan.from_json(json.dumps(raw), where="p")
+    assert (caught.value.where, caught.value.found) == (f"p: {where}", "'x'")

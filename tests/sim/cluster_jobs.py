@@ -66,7 +66,7 @@ def pool(name: str) -> ResourcePool | None:
     return pool_of_devices(device_spec("H100-SXM-80GB"), int(number))
 
 
-def _config(job: str, cluster: str, changes: dict[str, object]) -> dict[str, object]:
+def config_of(job: str, cluster: str, changes: dict[str, object]) -> dict[str, object]:
     name, own = JOBS[job]
     config: dict[str, object] = {}
     for part in ("grpo_qwen25_7b", name):
@@ -100,7 +100,7 @@ def best_plans(job: str, cluster: str, top: int = 1, **changes: object) -> tuple
         return write_plan(*words)
 
     wanted = {"train.prompts_per_step": 128, "plan.alternatives": top - 1}
-    config = _config(job, cluster, {**wanted, **changes})
+    config = config_of(job, cluster, {**wanted, **changes})
     with patch.object(groups, "write_plan", spied):
         compiled = api.compile(None, config, pool=pool(cluster))
     stage, section = compiled.stages[-1], compiled.config.plan

@@ -121,19 +121,84 @@ def test_the_replicas_of_a_plan_are_the_engines(capsys, monkeypatch, tmp_path):
     assert " to h100-7/cuda:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["cluster=configs/clusters/h100_8x8.yaml", "train.max_staleness=1"],
-        ["cluster=configs/clusters/h100_2x8_h20_4x8.yaml"],
-    ],
-)
-def test_plans_with_a_role_on_several_sets_of_devices_are_not_simulated(words, capsys, monkeypatch):
+BIG = ["configs/grpo_qwen25_7b.yaml", "train.prompts_per_step=128", "--steps", "2"]
+MIXED = ["--cluster", "configs/clusters/h100_2x8_h20_4x8.yaml"]
+
+
+def test_a_cluster_is_planned_for_and_that_plan_is_simulated(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(CONFIGS.parent)
-    assert flowrl("simulate", "configs/grpo_qwen25_7b.yaml", *words) == 2
-    error = capsys.readouterr().err
-    assert "this plan is not simulated: actor.generate has 32 of the " in error
-    assert "`flowrl plan` predicts it" in error
+    words = [*BIG, *MIXED, f"runtime.runs={tmp_path}"]
+    assert flowrl("simulate", *words) == 0
+    out = capsys.readouterr().out
+    assert "32 devices" in out
+    assert "h100-[0-1]/cuda:[0-7]" in out
+    assert "\nthe plan predicts " in out
+    assert "\nit predicts that " in out
+    assert "of 48 devices'" in out
+    assert flowrl("simulate", *words, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert sum(device["num_devices"] for device in report["devices"]) == 48
+    planned = report["planned"]
+    difference = report["step_s"]["median"] / planned["step_s"] - 1
+    assert planned["difference"] == pytest.approx(difference, abs=1e-6)
+    assert 0 < planned["idle_share"] < report["idle_share"] < 1
+    traced = json.loads((tmp_path / "grpo_qwen25_7b.trace.json").read_text())["traceEvents"]
+    named = {event["args"]["name"] for event in traced if event["ph"] == "M"}
+    assert "h100-[0-1]/cuda:[0-7]" in named
+
+
+def test_a_pin_changes_the_plan_that_is_simulated(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(CONFIGS.parent)
+    words = [*BIG, "--cluster", "configs/clusters/h100_1x8.yaml", f"runtime.runs={tmp_path}"]
+    numbers = []
+    for pins in ([], ["--pin", "rollout.tp=4"]):
+        assert flowrl("simulate", *words, *pins, "--json") == 0
+        numbers.append(json.loads(capsys.readouterr().out)["num_engines"])
+    assert numbers[0] > numbers[1] == 2
+
+
+def test_a_written_plan_is_simulated_as_it_is_written(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(CONFIGS.parent)
+    written = tmp_path / "mixed.plan.json"
+    words = [*BIG[:2], *MIXED]
+    assert flowrl("plan", *words, "--output", str(written)) == 0
+    simulate = ["simulate", *BIG, "--plan", str(written), "--json", f"runtime.runs={tmp_path}"]
+    assert flowrl(*simulate) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert flowrl("simulate", *BIG, *MIXED, "--json", f"runtime.runs={tmp_path}") == 0
+    assert json.loads(capsys.readouterr().out) == first
+    plan = json.loads(written.read_text())
+    for operation in plan["operations"]:
+        if operation["node"] == "actor.update":
+            operation["seconds"] *= 2
+    written.write_text(json.dumps(plan))
+    assert flowrl(*simulate) == 0
+    edited = json.loads(capsys.readouterr().out)
+    assert edited["seconds"]["update"] == pytest.approx(2 * first["seconds"]["update"], rel=0.01)
+    assert flowrl(*simulate, "train.prompts_per_step=64") == 2
+    assert "the plan was made for other sizes" in capsys.readouterr().err
+    assert flowrl("simulate", "configs/ppo_qwen25_7b.yaml", "--plan", str(written)) == 2
+    assert "the plan is of no stage of this run" in capsys.readouterr().err
+    assert flowrl("simulate", str(written)) == 2
+    assert f"flowrl simulate CONFIG --plan {written}" in capsys.readouterr().err
+    assert flowrl(*simulate, *MIXED) == 2
+    assert "which --cluster does not change" in capsys.readouterr().err
+
+
+def test_a_written_plan_for_this_machine_is_simulated_too(place, capsys):
+    assert flowrl("plan", "tiny.yaml", "--output", "tiny.plan.json") == 0
+    assert told(capsys)["steps"] == told(capsys, "--plan", "tiny.plan.json")["steps"]
+
+
+def test_a_stage_of_examples_has_rows_a_second(place, capsys):
+    assert flowrl("simulate", "tiny.yaml", "--stage", "sft") == 0
+    out = capsys.readouterr().out
+    assert " rows/s\n" in out
+    assert "samples" not in out
+    report = told(capsys, "--stage", "sft")
+    assert report["rows_per_s"] == pytest.approx(
+        sum(step["num_rows"] for step in report["steps"]) / report["sim_s"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""Schedules of plans that a person has edited: what does not fit the operations is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flowrl.errors import PlanError
+from flowrl.graph import Graph
+from flowrl.plan import PlacementPlan, make_plan
+from tests.plan.many_cases import h100, pinned, request
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def plan(grpo: Graph) -> PlacementPlan:
+    """Rollouts on one node, everything else on the other."""
+    asked = pinned(request(), "rollout.devices=0-7", "actor.update.devices=8-15")
+    made = make_plan(grpo, asked, h100(16))
+    assert made.schedule is not None
+    assert made.schedule.kind == "spatial"
+    return made
+
+
+def leaf(step: dict[str, Any], node: str) -> dict[str, Any]:
+    """The part of a schedule that runs an operation."""
+    if step["node"] == node:
+        return step
+    return next(found for part in step["parts"] if (found := leaf(part, node)))
+
+
+def rename(raw: dict[str, Any], node: str, to: str) -> None:
+    for part in raw["schedule"]["parts"]:
+        if part["node"] == node:
+            part["node"] = to
+        for inner in part["parts"]:
+            if inner["node"] == node:
+                inner["node"] = to
+
+
+def operation(raw: dict[str, Any], node: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in raw["operations"] if one["node"] == node)
+    return found
+
+
+def move_update(raw: dict[str, Any]) -> None:
+    """The update on the devices that the rollout has."""
+    operation(raw, "actor.update")["devices"] = operation(raw, "actor.generate")["devices"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            lambda d: rename(d, "actor.generate", "critic.values"),
+            "the schedule runs what is no operation",
+        ),
+        (
+            lambda d: rename(d, "actor.generate", "actor.update"),
+            "the schedule runs actor.update",
+        ),
+        (
+            lambda d: d.update(schedule=d["schedule"]["parts"][1]),
+            "the schedule does not run actor.generate",
+        ),
+        (
+            lambda d: d["schedule"].update(parts=[]),
+            "a step of a schedule runs one operation, or has two parts",
+        ),
+        (
+            lambda d: d["schedule"].update(kind="run"),
+            "a step of a schedule runs one operation, or has two parts",
+        ),
+        (
+            lambda d: d["schedule"].update(kind="temporal", chunks=4),
+            "only parts that work at once pass a batch in chunks",
+        ),
+        (
+            lambda d: d["schedule"]["parts"][1].update(kind="asynchronous"),
+            "only a whole schedule is asynchronous",
+        ),
+        (
+            lambda d: d["schedule"].update(devices=8),
+            "has parts that need 16",
+        ),
+        (move_update, "share 8 devices"),
+        (
+            lambda d: operation(d, "actor.update").update(move_s=1e6),
+            "the way from the host and back is a part of what actor.update takes",
+        ),
+        (
+            lambda d: operation(d, "actor.generate").update(replicas=3),
+            "actor.generate has 3 replicas in a layout of",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(
+    plan: PlacementPlan, change: Change, what: str
+) -> None:
+    raw = plan.to_dict()
+    change(raw)
+    with pytest.raises(PlanError, match=what) as caught:
+        PlacementPlan.from_json(json.dumps(raw), where="p.json")
+    assert str(caught.value.where).startswith("p.json: ")
+
+
+def test_an_operation_that_is_run_twice_is_refused(plan: PlacementPlan) -> None:
+    raw = plan.to_dict()
+    draws = leaf(raw["schedule"], "actor.generate")
+    raw["schedule"] = {
+        "kind": "temporal",
+        "devices": 16,
+        "node": None,
+        "chunks": 1,
+        "parts": [raw["schedule"], draws],
+    }
+    with pytest.raises(PlanError, match=r"the schedule runs actor\.generate twice"):
+        PlacementPlan.from_json(json.dumps(raw))
