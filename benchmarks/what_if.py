@@ -25,7 +25,8 @@ from line_plots import Line, Plot
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
-from flowrl.cost.lengths import Lengths, spread
+from flowrl.cost.lengths import Lengths
+from flowrl.cost.spread import spread
 from flowrl.files import write_text_atomic
 from flowrl.plan.groups import cost_of, host_share
 from flowrl.plan.problem_of import Posed, may_run_ahead, pose

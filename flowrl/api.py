@@ -25,7 +25,6 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
-from flowrl.plan.local import ASYNCHRONOUS
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 
@@ -329,6 +328,8 @@ def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) 
 
 def _as_begun(stage: CompiledStage, folder: Path) -> CompiledStage:
     """A stage by the plan that a run folder holds; a run goes on as it began."""
+    from flowrl.plan.local import ASYNCHRONOUS
+
     written = folder / f"plan.{stage.name}.json"
     if stage.local is None or stage.local.request.in_process or not written.is_file():
         return stage

@@ -78,12 +78,20 @@ def entries(group: str) -> tuple[Entry, ...]:
 
 
 @cache
+def _points(
+    path: tuple[str, ...], entry_points: Callable[..., metadata.EntryPoints]
+) -> metadata.EntryPoints:
+    """Of all groups: the folders of all distributions are looked through for any one of them."""
+    return entry_points()
+
+
+@cache
 def _entries(
     group: str, path: tuple[str, ...], entry_points: Callable[..., metadata.EntryPoints]
 ) -> tuple[Entry, ...]:
     found = []
     origins: dict[int, tuple[str, str]] = {}
-    for point in entry_points(group=group):
+    for point in _points(path, entry_points).select(group=group):
         if id(point.dist) not in origins:
             # Each look at a name or a version parses the distribution's metadata anew.
             known = point.dist
@@ -113,7 +121,8 @@ def find_entry(
     """
     known = entries(group)
     if name not in {entry.name for entry in known}:
-        _entries.cache_clear()  # it may have been installed since
+        _points.cache_clear()  # it may have been installed since
+        _entries.cache_clear()
         known = entries(group)
     matches = [entry for entry in known if entry.name == name]
     if len(matches) == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.backend.protocols import Capabilities, Plugin
+from flowrl.backend.plugin import Capabilities, Plugin
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 

@@ -134,7 +134,9 @@ def _load(
     if _is_config(target):
         from flowrl import api
 
-        compiled = api.compile(None, Path(target), overrides=overrides)
+        # Which plan is fastest shows in a placed graph alone.
+        placed = options.level == "placed"
+        compiled = api.compile(None, Path(target), overrides=overrides, measured=placed)
         stages += [stage.name for stage in compiled.stages]
         stage = _stage(compiled.stages, options.stage, target)
         if options.level != "traced" and not inspects:

@@ -1,8 +1,7 @@
-"""Which machines and devices there are."""
+"""Which machines and devices there are; `flowrl.cluster.discover` looks at this one."""
 
 from __future__ import annotations
 
-from flowrl.cluster.discover import discover
 from flowrl.cluster.hardware import DeviceSpec, Machine, catalogue, device_spec
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import (
@@ -24,7 +23,6 @@ __all__ = [
     "ResourcePool",
     "catalogue",
     "device_spec",
-    "discover",
     "load_cluster",
     "split_cpus",
 ]

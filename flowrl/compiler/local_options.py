@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig
 from flowrl.errors import PlanError
@@ -86,18 +85,7 @@ def local_options(
     of_cpu = [plan.pool.device(d) for d in devices if plan.pool.device(d).type == "cpu"]
     cores = of_cpu[0].num_cores if of_cpu and len(of_cpu) == len(devices) else 1
     known = {role: loaded.config.roles[role].num_engines for role in in_main}
-    policies = config.train.policies
-    spare = bool(policies) and (
-        "admission" in policies
-        or scheduler_settings(
-            config.train,
-            group_size=1,
-            max_staleness=0,
-            judges_groups=True,
-            key=context.train_key,
-        ).budget
-        is not None
-    )
+    spare = bool(config.train.policies) and _draws_spare(config, context)
     return LocalOptions(
         base=replace(plan, kind="temporal"),
         request=LocalRequest(
@@ -112,6 +100,18 @@ def local_options(
             in_process=loaded.config.executor == "eager",
         ),
     )
+
+
+def _draws_spare(config: StageConfig, context: Context) -> bool:
+    """Whether policies draw more than a step takes."""
+    from flowrl.compiler.scheduling import scheduler_settings  # few configurations name policies
+
+    if "admission" in config.train.policies:
+        return True
+    settings = scheduler_settings(
+        config.train, group_size=1, max_staleness=0, judges_groups=True, key=context.train_key
+    )
+    return settings.budget is not None
 
 
 def _unmeasured(request: LocalRequest, choice: LocalChoice) -> Reason:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.backend.protocols import Plugin
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.config.load import LoadedConfig
+from flowrl.config.new_model import fresh_config_json, vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
 from flowrl.cost.models import ModelShape
-from flowrl.data import fresh_config_json, vocabulary_of
 from flowrl.errors import ConfigError, PlanError
 
 __all__ = ["Players", "Vocabulary"]

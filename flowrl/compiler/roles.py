@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from flowrl.backend.protocols import Capabilities, Head, Service
+from flowrl.backend.plugin import Capabilities, Head, Service
 from flowrl.backend.registry import available
 from flowrl.compiler.players import Players
 from flowrl.config.nearest import listing, suggestion

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
-from flowrl.compiler.local_options import LocalOptions, local_options
 from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
 from flowrl.compiler.roles import StageRoles, check_roles
@@ -31,6 +30,9 @@ from flowrl.plan.host import plan_sizes
 from flowrl.program import Workflow, load_workflow
 from flowrl.specs import GroupRelative, PolicyClip
 from flowrl.specs.function import definition_of
+
+if TYPE_CHECKING:
+    from flowrl.compiler.local_options import LocalOptions
 
 __all__ = ["CompiledStage", "ask_last_stage", "compile_stages", "lower", "sampling_of"]
 
@@ -115,7 +117,7 @@ def compile_stages(
     if given is not None:
         return _by_plan(loaded, stages, requests, given)
     if pool is None:
-        pool = discover() if config.cluster == "auto" else load_cluster(Path(config.cluster))
+        pool = _pool_of(config.cluster)
     return tuple(
         _placed(
             loaded,
@@ -128,6 +130,14 @@ def compile_stages(
         )
         for stage, request in zip(stages, requests, strict=True)
     )
+
+
+def _pool_of(cluster: str) -> ResourcePool:
+    if cluster != "auto":
+        return load_cluster(Path(cluster))
+    from flowrl.cluster.discover import discover  # what asks the drivers of devices
+
+    return discover()
 
 
 def ask_last_stage(
@@ -378,6 +388,8 @@ def _placed(
     plan = make_plan(stage.graph, request, pool, cost)
     local = None
     if plan.schedule is None:
+        from flowrl.compiler.local_options import local_options  # of plans for one device alone
+
         local = local_options(loaded, config, stage.graph, plan, stage.context)
         plan = local.default(stage.graph)
     return _with_plan(stage, config, request, plan, local)

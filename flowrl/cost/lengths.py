@@ -5,8 +5,8 @@
     EmpiricalLengths(values=(31, 78, 512))                    each with equal chances
 
 A cost does not draw lengths: it takes the quantiles at `(i + 1/2) / n`, n lengths that stand for
-n drawn ones (`spread`), and the expected longest of n (`expected_maximum`), so that equal questions
-have equal answers.
+n drawn ones (`flowrl.cost.spread`), and the expected longest of n (`expected_maximum`), so that
+equal questions have equal answers.
 
 Lengths are those that a rollout really gives: none is longer than `maximum`, and what would have
 been longer is there with `maximum` tokens. `mean` is the mean after this cut, as runs report it
@@ -23,23 +23,16 @@ from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from flowrl.errors import ConfigError
 
 __all__ = [
     "ConstantLengths",
     "EmpiricalLengths",
-    "Floats",
     "Lengths",
     "LognormalLengths",
     "expected_maximum",
     "lognormal_before_cut",
-    "spread",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 _NORMAL = NormalDist()
 
@@ -225,25 +218,6 @@ def lognormal_before_cut(*, mean: float, sigma: float, maximum: float) -> Length
         return ConstantLengths(tokens=min(mean, maximum))
     mu = math.log(mean) - sigma**2 / 2
     return LognormalLengths(mean=_cut_moment(mu, sigma, maximum, 1), sigma=sigma, maximum=maximum)
-
-
-@lru_cache(maxsize=256)
-def spread(lengths: Lengths, num: int) -> Floats:
-    """`num` lengths that stand for as many drawn ones, shortest first: float64 `[num]`.
-
-    The longest is the expected longest of so many; the others are quantiles at `(i + 1/2) / num`,
-    times one factor with which all of them have the mean of the distribution, and none above the
-    longest.
-    """
-    longest = expected_maximum(lengths, num)
-    values = np.array([lengths.quantile((i + 0.5) / num) for i in range(num)], np.float64)
-    rest = float(values[:-1].sum())
-    if rest > 0:
-        values[:-1] *= max(0.0, lengths.mean * num - longest) / rest
-    values[-1] = longest
-    values = np.minimum(values, longest)
-    values.setflags(write=False)
-    return values
 
 
 @lru_cache(maxsize=1024)

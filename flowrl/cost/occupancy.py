@@ -6,7 +6,7 @@ once, so a row needs `prompt / group` tokens besides its own. Where rows outgrow
 that came last is put back with what it has, and comes first again when there is room (SGLang and
 vLLM do so, and compute its keys and values again then).
 
-Nothing is drawn: lengths are those that stand for drawn ones (`flowrl.cost.lengths.spread`), in an
+Nothing is drawn: lengths are those that stand for drawn ones (`flowrl.cost.spread`), in an
 order that mixes long and short ones (steps of the golden ratio), and the longest is the expected
 longest of the whole batch.
 Where samples wait, which of them come last matters, so some rotations of the order are averaged.
@@ -27,7 +27,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from flowrl.cost.lengths import Floats, Lengths, expected_maximum, spread
+from flowrl.cost.lengths import Lengths, expected_maximum
+from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
 __all__ = ["Occupancy", "occupancy", "run_rows"]
@@ -98,7 +99,22 @@ def occupancy(
     # All that is above what fits in any case is the same; so is what three digits do not tell.
     most = math.ceil(slots * (each + longest + RESERVE_TOKENS))
     room = most if kv_tokens >= most else float(f"{kv_tokens:.3g}")
-    return _occupancy(lengths, samples, slots, each, longest, max(room, each + longest))
+    room = max(room, each + longest)
+    if room >= _enough(lengths, samples, slots, each, longest):
+        room = math.inf
+    return _occupancy(lengths, samples, slots, each, longest, room)
+
+
+@lru_cache(maxsize=256)
+def _enough(lengths: Lengths, samples: int, slots: int, held: float, longest: float) -> float:
+    """Tokens of a cache that is never filled, nor keeps a row waiting: all such are alike.
+
+    That is what all rows have at the fullest moment without a limit, and in every slot what a row
+    has to find free.
+    """
+    free = _occupancy(lengths, samples, slots, held, longest, math.inf)
+    fullest = float(np.max(free.batch * (free.own + free.steps / 2)))
+    return fullest + slots * (held + max(RESERVE_TOKENS, RESERVE_SHARE * longest))
 
 
 @lru_cache(maxsize=1024)

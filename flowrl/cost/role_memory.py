@@ -82,6 +82,7 @@ __all__ = [
     "resident_bytes",
     "role_memory",
     "role_peak",
+    "stage_residents",
 ]
 
 MIB = 1 << 20
@@ -161,12 +162,24 @@ def role_memory(
 
 
 def role_peak(
-    shape: ModelShape, layout: Layout, work: Workload, phase: Phase, options: MemoryOptions
+    shape: ModelShape,
+    layout: Layout,
+    work: Workload,
+    phase: Phase,
+    options: MemoryOptions,
+    *,
+    residents: tuple[int, ...] | None = None,
 ) -> int:
-    """Bytes of `role_memory`, without the parts."""
+    """Bytes of `role_memory`, without the parts.
+
+    Args:
+        residents: What `stage_residents` says, where it is known.
+    """
+    if residents is None:
+        residents = stage_residents(shape, layout, work, options)
     return max(
-        sum(_stage_parts(shape, layout, work, phase, options, stage).values())
-        for stage in _stages(shape, layout)
+        resident + sum(_working(shape, layout, work, phase, options, stage).values())
+        for resident, stage in zip(residents, _stages(shape, layout), strict=True)
     )
 
 
@@ -174,7 +187,17 @@ def resident_bytes(
     shape: ModelShape, layout: Layout, work: Workload, options: MemoryOptions
 ) -> int:
     """Bytes that the fullest device of a role holds while others work."""
-    return max(
+    return max(stage_residents(shape, layout, work, options))
+
+
+def stage_residents(
+    shape: ModelShape, layout: Layout, work: Workload, options: MemoryOptions
+) -> tuple[int, ...]:
+    """Bytes of one device of each stage that can be the fullest, while others work.
+
+    They are the same whatever is computed again, and of whatever micro-batches.
+    """
+    return tuple(
         sum(_resident(shape, layout, work, options, stage).values())
         for stage in _stages(shape, layout)
     )
@@ -239,6 +262,18 @@ def _stage_parts(
     options: MemoryOptions,
     stage: StageParameters,
 ) -> dict[str, int]:
+    working = _working(shape, layout, work, phase, options, stage)
+    return _resident(shape, layout, work, options, stage) | working
+
+
+def _working(
+    shape: ModelShape,
+    layout: Layout,
+    work: Workload,
+    phase: Phase,
+    options: MemoryOptions,
+    stage: StageParameters,
+) -> dict[str, int]:
     match phase:
         case Phase.ROLLOUT:
             working = _rollout_parts(shape, layout, work, options)
@@ -247,7 +282,7 @@ def _stage_parts(
         case Phase.UPDATE:
             working = _update_parts(shape, layout, work, options, stage)
     working["margin"] = max(int(sum(working.values()) * MARGIN_FRACTION), MARGIN_MIN_BYTES)
-    return _resident(shape, layout, work, options, stage) | working
+    return working
 
 
 def _resident(

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flowrl.cost import efficiency
-from flowrl.cost.lengths import Floats, Lengths
+from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import occupancy
 from flowrl.cost.source import Estimate, Source
+from flowrl.cost.spread import Floats
 
 __all__ = ["DecodeStep", "rollout_estimate"]
 

@@ -177,6 +177,7 @@ def _pass_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: Tok
     return parts
 
 
+@lru_cache(maxsize=1024)
 def _largest_stage(shape: ModelShape, layout: Layout) -> tuple[int, int]:
     """Parameters of the fullest stage on one device: of routed experts, and all others."""
     stages = stage_parameters(shape, layout.tp, layout.pp, layout.ep)

@@ -18,10 +18,10 @@ from flowrl.data.cursor import (
     fingerprint,
 )
 from flowrl.data.mixture import PromptMixture, source_field
-from flowrl.data.model_folder import check_model_folder, fresh_config_json, prepare_model_folder
+from flowrl.data.model_folder import check_model_folder, prepare_model_folder
 from flowrl.data.rows import BadRows, Row, RowNeeds, RowProblem, Rows, Split, load_rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
-from flowrl.data.vocabulary import EOS, build_tokenizer, vocabulary_of
+from flowrl.data.vocabulary import EOS, build_tokenizer
 
 __all__ = [
     "EOS",
@@ -43,9 +43,7 @@ __all__ = [
     "check_model_folder",
     "encode_prompts",
     "fingerprint",
-    "fresh_config_json",
     "load_rows",
     "prepare_model_folder",
     "source_field",
-    "vocabulary_of",
 ]

@@ -10,52 +10,14 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flowrl.config.schema import FreshModel, RoleConfig
+from flowrl.config.new_model import fresh_config_json, vocabulary_of
+from flowrl.config.schema import RoleConfig
 from flowrl.data.rows import Row
-from flowrl.data.vocabulary import build_tokenizer, vocabulary_of
+from flowrl.data.vocabulary import build_tokenizer
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import folder_atomically
 
-__all__ = ["check_model_folder", "fresh_config_json", "prepare_model_folder"]
-
-_CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-
-
-def fresh_config_json(
-    model: FreshModel, vocab_size: int, eos_id: int, dtype: str = "float32"
-) -> dict[str, object]:
-    """The Hugging Face `config.json` of a new model.
-
-    `flowrl.data.vocabulary.vocabulary_of` gives the two numbers before any data is read.
-    """
-    config: dict[str, object] = {
-        "architectures": [_CLASSES[model.architecture]],
-        "model_type": model.architecture,
-        "vocab_size": vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads or model.num_heads,
-        "head_dim": model.hidden_size // model.num_heads,
-        "max_position_embeddings": model.max_length,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "initializer_range": model.initializer_range,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": model.tie_embeddings,
-        "use_cache": True,
-        "bos_token_id": None,
-        "eos_token_id": eos_id,
-        "pad_token_id": eos_id,
-        "dtype": dtype,
-    }
-    if model.architecture != "llama":
-        config["use_sliding_window"] = False
-    else:
-        config |= {"attention_bias": False, "mlp_bias": False}
-    return config
+__all__ = ["check_model_folder", "prepare_model_folder"]
 
 
 def prepare_model_folder(

@@ -16,29 +16,19 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
+from flowrl.config.new_model import vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer
 from flowrl.data.rows import Row
 
-__all__ = ["EOS", "build_tokenizer", "vocabulary_of"]
+__all__ = ["EOS", "build_tokenizer"]
 
 EOS = "<eos>"
-
-# Rows of embedding and output matrices; sizes that are no multiple of 8 are slow on every device.
-_MULTIPLE = 8
 
 # transformers, models/qwen2/tokenization_qwen2.py, PRETOKENIZE_REGEX.
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-def vocabulary_of(spec: CharTokenizer | BpeTokenizer) -> tuple[int, int]:
-    """`(vocab_size, eos_id)` of the tokenizer that `spec` will make, before any data is read."""
-    if isinstance(spec, BpeTokenizer):
-        return spec.vocab_size, 0
-    used = len(spec.alphabet) + 1
-    return -(-used // _MULTIPLE) * _MULTIPLE, len(spec.alphabet)
 
 
 def build_tokenizer(

@@ -34,6 +34,7 @@ from flowrl.cost.role_memory import (
     resident_bytes,
     role_memory,
     role_peak,
+    stage_residents,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
 from flowrl.plan.dtypes import role_dtype
@@ -366,7 +367,8 @@ class Candidates:
         work = self.work(task, layout)
         for streams in (False, True):
             base = self._memory(task, offload_optimizer=streams)
-            resident = resident_bytes(task.shape, layout, work, base)
+            residents = stage_residents(task.shape, layout, work, base)
+            resident = max(residents)
             moved = offloadable_bytes(task.shape, layout, work, base)
             weights = _parameter_bytes(task, layout, work, base)
             stays = _optimizer_bytes(task, layout, work, base) if streams else 0
@@ -374,7 +376,9 @@ class Candidates:
             for micro in self._micro_tokens(task, layout):
                 for recompute in reversed(RECOMPUTE):
                     options = replace(base, recompute=recompute, packed_tokens=micro)
-                    peak = role_peak(task.shape, layout, work, Phase.UPDATE, options)
+                    peak = role_peak(
+                        task.shape, layout, work, Phase.UPDATE, options, residents=residents
+                    )
                     least = min(least, peak)
                     if peak > self.budget:
                         break  # less is computed again, so more is kept
@@ -453,31 +457,29 @@ def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Ca
             `MOST_FORMS` with the fastest ways are kept.
     """
     kept: list[Candidate] = []
-    forms: dict[str, None] = {}
+    beaten_by: list[tuple[int, int, str]] = []  # steps of resident and peak bytes, form
+    forms: set[str] = set()
     step = max(1, budget // MEMORY_STEPS)
     for one in sorted(found, key=_handicapped):
         held = one.form if shared and one.weight_bytes else ""
         if held and held not in forms and len(forms) == MOST_FORMS:
             continue
-        if any(_beats(other, one, step, shared) for other in kept):
+        resident, peak = one.resident // step, one.peak // step
+        if any(
+            less <= resident and lower <= peak and held in ("", form)
+            for less, lower, form in beaten_by
+        ):
             continue
         if held:
-            forms[held] = None
+            forms.add(held)
         kept.append(one)
+        beaten_by.append((resident, peak, one.form))
     return tuple(kept)
 
 
 def _handicapped(one: Candidate) -> tuple[float, int, int]:
     """Seconds, a little longer for every kind of division, offload or recomputation in it."""
     return (one.seconds * (1 + HANDICAP * sum(one.plainness[:3])), one.peak, one.resident)
-
-
-def _beats(other: Candidate, one: Candidate, step: int, shared: bool) -> bool:
-    return (
-        (not shared or not one.weight_bytes or other.form == one.form)
-        and other.resident // step <= one.resident // step
-        and other.peak // step <= one.peak // step
-    )
 
 
 def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:

@@ -23,6 +23,7 @@ A refusal is told once for each value that a constraint rules out, whatever else
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,6 +95,7 @@ class FoundLayouts:
     refused: tuple[Rejection, ...]
 
 
+@lru_cache(maxsize=1024)
 def layouts(shape: ModelShape, num_devices: int, rules: LayoutRules) -> FoundLayouts:
     """All layouts of a model on exactly `num_devices` devices.
 
@@ -111,6 +113,8 @@ def layouts(shape: ModelShape, num_devices: int, rules: LayoutRules) -> FoundLay
                 if num_devices % replica:
                     continue
                 dp = num_devices // replica
+                if dp in seen_dp:
+                    continue  # refused, whatever the rest is
                 for ep in sizes.ep:
                     # An expert group lies inside a stage, and holds tensor groups or lies in one.
                     if (tp * cp * dp) % ep or (ep % tp and tp % ep):
@@ -360,5 +364,6 @@ def _powers(most: int) -> Iterable[int]:
 
 @lru_cache(maxsize=256)
 def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
-    limit = number if most is None else min(number, most)
-    return tuple(size for size in range(1, limit + 1) if number % size == 0)
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    sizes = sorted({*small, *(number // size for size in small)})
+    return tuple(size for size in sizes if most is None or size <= most)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flowrl.backend.protocols import Service
+from flowrl.backend.plugin import Service
 from flowrl.cluster.pool import Device, ResourcePool
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes
@@ -26,7 +26,6 @@ from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import DeviceFit, Tenant, fit_device
-from flowrl.plan.groups import groups_for, plan_over_groups
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -79,6 +78,8 @@ def make_plan(
     models = [role for role in roles if _uses_model(role.name, graph)]
     hosted = [role for role in roles if role not in models]
     if models and not request.options.single_device:
+        from flowrl.plan.groups import groups_for, plan_over_groups  # with the search, its arrays
+
         groups = groups_for(models, pool)
         if groups:
             return plan_over_groups(graph, request, pool, groups, hosted, cost)

@@ -177,7 +177,7 @@ def search_group(
         raise _devices_unmet(posed, pins) if pins.devices else hosts_full(posed)
     # A plainer way may put more on the hosts than they hold.
     best = (_priced(posed, [plainer(posed, found[0].schedule)], ways, pins) or found)[0]
-    kinds = _of_kinds(posed, ways, pins) if len(posed.tasks) > 1 else []
+    kinds = _of_kinds(posed, result, ways, pins) if len(posed.tasks) > 1 else []
     turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
     if turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
         best = turns if best.kind is not Kind.TEMPORAL else best
@@ -193,15 +193,20 @@ def search_group(
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
 
 
-def _of_kinds(posed: Posed, ways: Mapping[tuple[str, str], int], pins: PinnedTasks) -> list[Chosen]:
-    """The best schedule of each kind, in plain ways."""
+def _of_kinds(
+    posed: Posed, result: SearchResult, ways: Mapping[tuple[str, str], int], pins: PinnedTasks
+) -> list[Chosen]:
+    """The best schedule of each kind, in plain ways; `result` has that of all, so of its own."""
     kinds = [Kind.TEMPORAL, Kind.SPATIAL]
     if posed.problem.staleness:
         kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
+    known = {kind_of(one.schedule): one for one in (result.best[0], result.turns) if one}
     found = []
     for kind in kinds:
-        result = search(replace(posed.problem, kinds=frozenset({kind})), top=1)
-        plain = [plainer(posed, one.schedule) for one in result.best]
+        best: Sequence[Found] = [known[kind]] if kind in known else []
+        if not best:
+            best = search(replace(posed.problem, kinds=frozenset({kind})), top=1).best
+        plain = [plainer(posed, one.schedule) for one in best]
         found += _priced(posed, plain, ways, pins)
     return found
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from flowrl.backend.protocols import Plugin
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 

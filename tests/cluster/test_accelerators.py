@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cluster import discover
 from flowrl.cluster.accelerators import Found, cuda_devices, npu_devices
 from flowrl.cluster.command import CommandResult, ToolFailed, run_command, run_tool
+from flowrl.cluster.discover import discover
 
 MIB = 1 << 20
 GIB = 1 << 30

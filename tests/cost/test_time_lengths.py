@@ -13,8 +13,8 @@ from flowrl.cost.lengths import (
     LognormalLengths,
     expected_maximum,
     lognormal_before_cut,
-    spread,
 )
+from flowrl.cost.spread import spread
 from flowrl.errors import ConfigError
 
 

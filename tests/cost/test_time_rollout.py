@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, LognormalLengths
 from flowrl.cost.models import ModelShape
-from flowrl.cost.occupancy import RESERVE_TOKENS, _occupancy, run_rows
+from flowrl.cost.occupancy import RESERVE_TOKENS, _enough, _occupancy, run_rows
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.errors import PlanError
@@ -122,6 +123,23 @@ def test_rollouts_take_as_long_as_engines_that_are_stepped(samples, slots, kv_to
     assert found == pytest.approx(np.mean(times), rel=0.07)
 
 
+@given(
+    st.integers(1, 600),
+    st.integers(1, 64),
+    st.floats(0.3, 1.2),
+    st.floats(0, 40),
+)
+@settings(max_examples=40, deadline=None)
+def test_caches_that_are_large_enough_are_all_alike(samples, slots, sigma, held):
+    asked = (LognormalLengths(mean=300, sigma=sigma, maximum=1500), samples, slots, held, 1500.0)
+    free, enough = _occupancy(*asked, math.inf), _enough(*asked)
+    for cache in (enough, 1.3 * enough):
+        found = _occupancy(*asked, cache)
+        assert np.array_equal(found.steps, free.steps)
+        assert np.array_equal(found.own, free.own)
+    assert free.again == 0
+
+
 def test_rows_that_stand_for_several_change_little(monkeypatch):
     lengths = LognormalLengths(mean=300, sigma=1.0, maximum=1500)
     found = {}
@@ -129,9 +147,11 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
         monkeypatch.setattr("flowrl.cost.occupancy.MOST_SAMPLES", most)
         monkeypatch.setattr("flowrl.cost.occupancy.MOST_WAITING", most)
         _occupancy.cache_clear()
+        _enough.cache_clear()
         for slots in (256, 2000):
             found[most, slots] = _rollout(lengths, samples=2000, slots=slots).seconds
     _occupancy.cache_clear()
+    _enough.cache_clear()
     for slots in (256, 2000):
         assert found[256, slots] == pytest.approx(found[4000, slots], rel=0.04)
 

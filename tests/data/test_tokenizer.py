@@ -11,6 +11,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
+from flowrl.config.new_model import fresh_config_json, vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, DataConfig, FreshModel, RoleConfig
 from flowrl.data import (
     Row,
@@ -18,10 +19,8 @@ from flowrl.data import (
     Tokenizer,
     check_model_folder,
     encode_prompts,
-    fresh_config_json,
     load_rows,
     prepare_model_folder,
-    vocabulary_of,
 )
 from flowrl.errors import ConfigError, DataError
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import flowrl
 from flowrl import errors
@@ -101,6 +104,38 @@ def test_tracing_and_planning_import_no_tensor_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == []
+
+
+RUNS = {"flowrl.data", "flowrl.rollout", "flowrl.runtime", "flowrl.sim", "flowrl.backend.batch"}
+"""Of flowrl, what runs or simulates workflows."""
+
+
+@pytest.mark.parametrize(
+    ("command", "spared"),
+    [
+        ("plan configs/grpo_qwen25_7b.yaml --cluster configs/clusters/h100_1x8.yaml", set()),
+        ("graph configs/quickstart.yaml --format text", {"numpy", "flowrl.plan.many"}),
+        ("graph configs/ppo_rm.yaml --format text --level lowered", {"numpy", "flowrl.plan.many"}),
+    ],
+)
+def test_commands_import_no_more_than_they_read(
+    command: str, spared: set[str], repository: Path
+) -> None:
+    spared = spared | RUNS | {"torch", "transformers", "ray", "tokenizers", "rich", "networkx"}
+    code = (
+        "import sys\nfrom flowrl.cli.app import main\ntry:\n    main(sys.argv[2:])\nfinally:\n"
+        "    print(*(m for m in sys.argv[1].split() if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, " ".join(sorted(spared)), *command.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=repository,
+    )
+    assert done.stdout
+    assert done.stderr.split() == []
 
 
 def test_the_tree_at_the_top_of_errors_is_the_tree_of_classes() -> None:

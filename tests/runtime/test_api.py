@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import flowrl as fl
-from flowrl.cluster import ResourcePool, discover, load_cluster
+from flowrl.cluster import ResourcePool, load_cluster
+from flowrl.cluster.discover import discover
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
 from flowrl.observe.run_folder import RunFolder

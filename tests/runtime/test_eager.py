@@ -13,7 +13,8 @@ import pytest
 import flowrl as fl
 from flowrl.api import resume
 from flowrl.cli.run import resume as go_on
-from flowrl.cluster import ResourcePool, discover
+from flowrl.cluster import ResourcePool
+from flowrl.cluster.discover import discover
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from tests.runtime.eager_programs import EQUAL, SEEN, TROUBLE, looking, rewarded

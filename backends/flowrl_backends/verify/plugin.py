@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.backend.protocols import (
-    BackendStatus,
-    Capabilities,
-    GenerateBackend,
-    PolicyContext,
-    ScoreBackend,
-    ScoreContext,
-    Service,
-    TrainBackend,
-)
+from flowrl.backend.plugin import BackendStatus, Capabilities, Service
 from flowrl.errors import BackendError
 
 if TYPE_CHECKING:
     from flowrl.backend.environment import Environment, EnvironmentContext
+    from flowrl.backend.protocols import (
+        GenerateBackend,
+        PolicyContext,
+        ScoreBackend,
+        ScoreContext,
+        TrainBackend,
+    )
 
 __all__ = ["plugin"]
 

@@ -59,8 +59,9 @@ def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> 
         looked_at, rule = thin(problem, max_counts)
     best: list[Schedule] = []
     num_states = num_points = 0
+    turns = _Turns(looked_at)
     for family in families(looked_at):
-        outcome = _best_of(family, top)
+        outcome = _best_of(family, top, turns=turns)
         best += outcome.schedules
         num_states += outcome.num_states
         num_points += outcome.num_points
@@ -71,6 +72,7 @@ def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> 
         num_states=num_states,
         num_points=num_points,
         thinned=rule,
+        turns=turns.found,
     )
 
 
@@ -90,7 +92,25 @@ def fewest_devices(problem: Problem) -> int | None:
     return sizes[low] if low < len(sizes) else None
 
 
-def _best_of(problem: Problem, top: int, like: Space | None = None) -> Outcome:
+class _Turns:
+    """The best schedule in which all take turns, once it was asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.found: Found | None = None
+
+    def objective(self) -> float | None:
+        """None where nothing fits."""
+        if self.found is None:
+            alone = replace(self._problem, kinds=frozenset({Kind.TEMPORAL}))
+            in_order = _in_order(self._problem, _best_of(alone, 1).schedules)
+            self.found = in_order[0] if in_order else None
+        return None if self.found is None else self.found.evaluation.objective
+
+
+def _best_of(
+    problem: Problem, top: int, like: Space | None = None, turns: _Turns | None = None
+) -> Outcome:
     """The best schedules of one family."""
     space = compile_space(problem, like)
     bounds = lower_bounds(space)
@@ -101,7 +121,7 @@ def _best_of(problem: Problem, top: int, like: Space | None = None) -> Outcome:
     outcome = run(space, bounds, least, aim)
     if _num_distinct(outcome) >= top:
         return outcome
-    ceiling = _ceiling(problem, top, space)
+    ceiling = _ceiling(problem, top, space, turns or _Turns(problem))
     if ceiling is None:
         return NOTHING
     for step in STEPS:
@@ -120,7 +140,7 @@ def _num_distinct(outcome: Outcome) -> int:
     return len({signature(schedule) for schedule in outcome.schedules})
 
 
-def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
+def _ceiling(problem: Problem, top: int, space: Space, turns: _Turns) -> float | None:
     """An objective within which `top` schedules lie, or all there are; None where nothing fits.
 
     Few block sizes are searched whatever it takes. Where one schedule is wanted of any kind, the
@@ -129,9 +149,9 @@ def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
     if len(problem.block_sizes()) <= FEW_SIZES:
         return NO_LIMIT
     if top == 1 and Kind.HYBRID in problem.kinds:
-        turns = _best_of(replace(problem, kinds=frozenset({Kind.TEMPORAL})), 1)
-        if turns.schedules:
-            return _in_order(problem, turns.schedules)[0].evaluation.objective
+        objective = turns.objective()
+        if objective is not None:
+            return objective
     fewer, _ = thin(problem, max(FEW_SIZES, len(problem.block_sizes()) // 4))
     if len(fewer.block_sizes()) < len(problem.block_sizes()):
         found = _in_order(problem, _best_of(fewer, top, space).schedules)

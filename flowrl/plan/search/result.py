@@ -86,6 +86,7 @@ class SearchResult:
         num_points: Partial schedules that it compared.
         thinned: The rule by which device counts were left out, or None: every count was looked at
             and `best` is exact.
+        turns: The best schedule in which all take turns, where the search had use for it.
     """
 
     best: tuple[Found, ...]
@@ -93,3 +94,4 @@ class SearchResult:
     num_states: int
     num_points: int
     thinned: str | None = None
+    turns: Found | None = None
