@@ -31,6 +31,14 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
             if times > 1:
                 raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
     known_devices = frozenset(devices)
+    for i, one in enumerate(plan.pool.devices):
+        if one.machine is not None and one.machine >= len(plan.pool.machines):
+            raise PlanError(
+                "names what the plan does not have",
+                where=f"{where}: pool.devices.{i}.machine",
+                found=str(one.machine),
+                expected=f"below {len(plan.pool.machines)}, the number of machines",
+            )
     homes = {placement.role: frozenset(placement.devices) for placement in plan.placements}
 
     def known(value: str, names: Collection[str], key: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError
@@ -36,6 +37,7 @@ __all__ = [
     "Channel",
     "DeviceSummary",
     "Layout",
+    "MachineSummary",
     "Operation",
     "Placement",
     "PlacementPlan",
@@ -89,7 +91,12 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
-    """A device of the pool as the plan saw it; `address` is its name in the plan."""
+    """A device of the pool as the plan saw it; `address` is its name in the plan.
+
+    Attributes:
+        machine: Of a plan over many devices, the number of its figures in the pool's `machines`;
+            None of a device that no model may be on.
+    """
 
     address: str
     node: str
@@ -98,6 +105,20 @@ class DeviceSummary:
     memory_bytes: int
     budget_bytes: int
     num_cores: int
+    machine: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSummary:
+    """What times of a kind of devices followed from.
+
+    Attributes:
+        node_size: Devices of a node.
+        spec: Figures of a device, with the links of its node.
+    """
+
+    node_size: int
+    spec: DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +127,7 @@ class PoolSummary:
 
     devices: tuple[DeviceSummary, ...]
     warnings: tuple[str, ...] = ()
+    machines: tuple[MachineSummary, ...] = ()
 
     def device(self, address: str) -> DeviceSummary:
         """The device at `address`; KeyError where there is none."""

@@ -33,9 +33,11 @@ from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (
     PLAN_VERSION,
     Channel,
+    MachineSummary,
     Operation,
     Placement,
     PlacementPlan,
+    PoolSummary,
     PredictedSpan,
     Prediction,
     ResidencySwitch,
@@ -68,7 +70,7 @@ def write_plan(
     plan = PlacementPlan(
         version=PLAN_VERSION,
         graph=graph.name,
-        pool=pool_summary(pool),
+        pool=_pool(pool),
         sizes=plan_sizes(request),
         placements=tuple(by_role.values()),
         operations=operations,
@@ -85,6 +87,23 @@ def write_plan(
         notes=notes_of(searched, request),
     )
     return check_plan(plan)
+
+
+def _pool(pool: ResourcePool) -> PoolSummary:
+    """The pool, with what times followed from."""
+    groups = [group for group in pool.groups() if group.spec is not None]
+    number = {address: i for i, group in enumerate(groups) for address in group.addresses}
+    summary = pool_summary(pool)
+    return replace(
+        summary,
+        devices=tuple(
+            replace(device, machine=number.get(device.address)) for device in summary.devices
+        ),
+        machines=tuple(
+            MachineSummary(node_size=group.machine.node_size, spec=group.machine.spec)
+            for group in groups
+        ),
+    )
 
 
 def _addresses(chosen: Chosen, numbers: Iterable[int]) -> tuple[str, ...]:

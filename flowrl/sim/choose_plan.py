@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.plan import PlanConfig
+from flowrl.cost.lengths import LognormalLengths
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
+from flowrl.sim.planned_times import before_cut
 from flowrl.sim.report import seconds_text
 from flowrl.sim.run import simulate
 from flowrl.sim.times import StageTimes
@@ -158,7 +160,10 @@ def _lengths(plan: PlanConfig, longest: int) -> str:
     if plan.mean_response_tokens is None:
         return f"constant:{longest}"
     mean = min(plan.mean_response_tokens, float(longest))
-    return f"lognormal:mean={mean:g},sigma={plan.sigma}" if plan.sigma else f"constant:{mean:.0f}"
+    if not plan.sigma or mean == longest:
+        return f"constant:{mean:.0f}"
+    cut = LognormalLengths(mean=mean, sigma=plan.sigma, maximum=float(longest))
+    return f"lognormal:mean={before_cut(cut):g},sigma={plan.sigma:g}"
 
 
 def _slower(one: Predicted, chosen: Predicted) -> Rejection:

@@ -187,11 +187,10 @@ class _Maker:
         for pool in {pool.name: pool for pool in self.pools.values()}.values():
             player, role = pool.player, pool.player.role or ""
             number = self.num_engines.get(role, len(pool.replicas))
-            if number == len(pool.replicas):
-                lanes = [self._lane_of(devices) for devices in pool.replicas]
-            else:
-                kind = f"as {device_names(pool.replicas[0])}"
-                lanes = [self._lane(f"{pool.name}.generate[{i}]", kind) for i in range(number)]
+            lanes = [self._lane_of(devices) for devices in pool.replicas[:number]]
+            kind = f"as {device_names(pool.replicas[0])}"
+            for i in range(len(pool.replicas), number):  # on devices that the cluster has not
+                lanes.append(self._lane(f"{player.node}[{i}]", kind))
             for i, lane in enumerate(lanes):
                 yield self._engine(f"{player.node}[{i}]", pool, lane)
 

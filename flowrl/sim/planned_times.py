@@ -95,7 +95,11 @@ def _shape(stage: CompiledStage, operation: Operation) -> ModelShape:
 
 
 def _machine(plan: PlacementPlan, operation: Operation) -> Machine:
+    """What the plan was made with; of a plan that does not hold it, the catalogue's figures."""
     device = plan.pool.device(operation.devices[0])
+    if device.machine is not None:
+        known = plan.pool.machines[device.machine]
+        return Machine(spec=known.spec, node_size=known.node_size)
     alike = Counter(d.node for d in plan.pool.devices if d.name == device.name)
     return Machine(
         spec=device_spec(device.name, where="cluster"), node_size=max(1, alike[device.node])

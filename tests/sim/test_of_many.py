@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flowrl as fl
 from flowrl import api
+from flowrl.config.plan import PlanConfig
 from flowrl.errors import PlanError
+from flowrl.plan import PlacementPlan
 from flowrl.plan.names import device_names
 from flowrl.sim.device_lanes import DeviceLanes
+from flowrl.sim.lengths import parse_lengths
 from flowrl.sim.of_plan import model_of_stage
-from flowrl.sim.planned_times import planned_times
+from flowrl.sim.planned_times import planned_lengths, planned_times
 from tests.sim import cluster_jobs
 from tests.sim.cluster_jobs import Planned, best_plans, model_of, pool, simulated, steady_s
 
@@ -148,6 +154,48 @@ def test_an_operation_takes_the_plans_seconds_for_the_plans_samples():
             # Half of the tokens of responses take a little more than half of the time.
             halved = node.cost.row_s + node.cost.token_s * (220 + 1200)
             assert 0.5 < halved / per_row < 0.75
+
+
+def test_lengths_are_drawn_with_the_mean_that_the_plan_has_after_the_cut():
+    """What `--lengths` says is the mean before; for sigma 0 and files nothing changes."""
+    config = PlanConfig(mean_response_tokens=2400.0, sigma=0.8)
+    text = planned_lengths(config, 8192)
+    drawn = parse_lengths(text).draw(np.random.default_rng(0), 200_000)
+    assert np.minimum(drawn, 8192).mean() == pytest.approx(2400, rel=0.01)
+    assert drawn.mean() == pytest.approx(2505, rel=0.01)
+    assert (
+        planned_lengths(PlanConfig(mean_response_tokens=600.0, sigma=0.0), 8192) == "constant:600"
+    )
+    assert planned_lengths(PlanConfig(lengths=Path("lengths.jsonl")), 8192) == "lengths.jsonl"
+
+
+def test_figures_of_devices_are_those_that_the_plan_was_made_with():
+    """Not the catalogue's: a cluster file may say others."""
+    [planned] = best_plans("grpo", MIXED)
+    plan = planned.stage.plan
+    thin = {"memory_bytes_per_s": 1e12, "measured_memory_bytes_per_s": 1e12}
+    machines = tuple(replace(one, spec=replace(one.spec, **thin)) for one in plan.pool.machines)
+    slower = replace(plan, pool=replace(plan.pool, machines=machines))
+    assert PlacementPlan.from_json(slower.to_json()) == slower
+    slow = replace(planned, stage=planned.stage.with_plan(slower))
+    assert simulated(slow).seconds("generate") > 1.3 * simulated(planned).seconds("generate")
+    raw = plan.to_dict()
+    raw["pool"]["devices"][1]["machine"] = 7
+    with pytest.raises(PlanError, match="names what the plan does not have"):
+        PlacementPlan.from_json(json.dumps(raw))
+
+
+def test_fewer_engines_than_planned_are_the_plans_first_and_more_have_devices_of_their_own():
+    planned = best_plans("grpo", "h100_64", 2)[0]
+    times = planned_times(planned.stage, planned.config)
+    number = len(model_of(planned).engines)
+    lanes = [
+        [engine.lane for engine in model_of_stage(planned.stage, times, num_engines=asked).engines]
+        for asked in ({}, {"actor": 2}, {"actor": number + 1})
+    ]
+    assert len(lanes[0]) == number > 2
+    assert lanes[1] == lanes[0][:2]
+    assert lanes[2] == [*lanes[0], f"actor.generate[{number}]"]
 
 
 def test_a_step_of_shorter_responses_is_shorter_in_every_part():
