@@ -93,7 +93,9 @@ class DeviceGroup:
         node_size: Devices of a node.
         addresses: Node by node.
         budget_bytes: What a plan may use of each: of the one with least.
-        num_cores: CPU cores of each; 0 for accelerators.
+        host_cores: CPU cores of each node's host.
+        spare_cores: CPU cores of the pool's nodes without accelerators; 0 of a group of CPUs.
+        spare: The CPUs that these are.
     """
 
     device: Device
@@ -101,6 +103,9 @@ class DeviceGroup:
     node_size: int
     addresses: tuple[str, ...]
     budget_bytes: int
+    host_cores: int = 0
+    spare_cores: int = 0
+    spare: tuple[str, ...] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -173,16 +178,23 @@ class ResourcePool:
         # Nodes that were expanded from one entry share their devices; each such tuple is sorted
         # into kinds once.
         sorted_once: dict[int, list[tuple[object, list[Device]]]] = {}
+        spare: list[ClusterNode] = []
         for node in self.nodes:
             kinds = sorted_once.get(id(node.devices))
             if kinds is None:
                 kinds = sorted_once[id(node.devices)] = _kinds(node, device_type, accelerated)
             for kind, devices in kinds:
                 members.setdefault((kind, node.links), []).append((node, devices))
-        return tuple(self._group(nodes) for nodes in members.values())
+            if all(device.type == "cpu" for device in node.devices) and not kinds:
+                spare.append(node)
+        return tuple(self._group(nodes, spare) for nodes in members.values())
 
-    def _group(self, nodes: list[tuple[ClusterNode, list[Device]]]) -> DeviceGroup:
+    def _group(
+        self, nodes: list[tuple[ClusterNode, list[Device]]], spare: list[ClusterNode]
+    ) -> DeviceGroup:
         first_node, first = nodes[0]
+        beside = [(node, device) for node in spare for device in node.devices]
+        free = [(node, device) for node, device in beside if not device.reserved]
         return DeviceGroup(
             device=first[0],
             spec=_spec(first_node, first[0]),
@@ -191,6 +203,9 @@ class ResourcePool:
                 self.address(node, device) for node, devices in nodes for device in devices
             ),
             budget_bytes=min(device.budget_bytes for _, devices in nodes for device in devices),
+            host_cores=min(node.num_cores for node, _ in nodes),
+            spare_cores=sum(device.num_cores for _, device in free),
+            spare=tuple(self.address(node, device) for node, device in free),
         )
 
     @property

@@ -6,15 +6,17 @@ in the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flowrl.config.load import LoadedConfig
+from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
+from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines
-from flowrl.plan.options import Pin, PlanOptions
+from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 
 __all__ = ["lengths_of", "mean_prompt", "plan_options"]
 
@@ -27,13 +29,19 @@ mean, before it is cut."""
 
 
 def plan_options(
-    loaded: LoadedConfig, *, max_prompt_tokens: int, max_response_tokens: int, here: bool
+    loaded: LoadedConfig,
+    *,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+    here: bool,
+    environments: Sequence[str] = (),
 ) -> PlanOptions:
     """The planner's options.
 
     Args:
         max_response_tokens: Of the longest response, of an episode with what is said in it.
         here: The plan is for this very machine, whose one process has one device.
+        environments: Roles of the stage that policies exchange turns with.
 
     Raises:
         ConfigError, DataError: lengths that cannot be, or that cannot be read.
@@ -49,6 +57,8 @@ def plan_options(
         )
     elif prompt > max_prompt_tokens:
         raise _above(loaded, "plan.mean_prompt_tokens", prompt, max_prompt_tokens)
+    if environments:
+        assumptions += _of_episodes(plan)
     return PlanOptions(
         lengths=lengths,
         prompt_tokens=prompt,
@@ -60,6 +70,9 @@ def plan_options(
         assumptions=tuple(assumptions),
         engine_times=plan.engine_times,
         single_device=here,
+        turns=plan.mean_turns,
+        said=plan.mean_observation_tokens,
+        environments=_environments(loaded),
     )
 
 
@@ -85,6 +98,44 @@ def lengths_of(plan: PlanConfig, longest: int, *, where: str = "plan.lengths") -
     if not sigma or mean >= longest:
         return ConstantLengths(tokens=mean)
     return LognormalLengths(mean=mean, sigma=sigma, maximum=float(longest))
+
+
+def _of_episodes(plan: PlanConfig) -> Iterator[str]:
+    if plan.mean_turns is None:
+        yield "episodes of half of their turns on average; plan.mean_turns says better"
+    if plan.mean_observation_tokens is None:
+        yield (
+            "environments say half of what they may before each turn; "
+            "plan.mean_observation_tokens says better"
+        )
+
+
+def _environments(loaded: LoadedConfig) -> dict[str, EnvironmentRequest]:
+    """What the section says of environments.
+
+    Raises:
+        ConfigError: of a role that there is not.
+    """
+    found = {}
+    for role, given in loaded.config.plan.environments.items():
+        if role not in loaded.config.roles:
+            raise ConfigError(
+                f"there is no role {role!r}",
+                where=loaded.where(f"plan.environments.{role}"),
+                expected=f"one of {listing(loaded.config.roles)}",
+                hint=suggestion(role, loaded.config.roles),
+            )
+        found[role] = EnvironmentRequest(
+            calls=CallSeconds(
+                reset_s=given.step_s if given.reset_s is None else given.reset_s,
+                step_s=given.step_s,
+                wait_s=given.wait_s,
+            ),
+            accelerated=given.device == "accelerator",
+            concurrency=given.concurrency,
+            nbytes=int(given.memory_gib * (1 << 30)),
+        )
+    return found
 
 
 def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Lengths:

@@ -115,6 +115,7 @@ def _request(
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_response_tokens=response,
             here=here,
+            environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
         ),
     )
 

@@ -9,7 +9,28 @@ from pydantic import Field
 
 from flowrl.config.section import Float, Int, Section
 
-__all__ = ["PlanConfig"]
+__all__ = ["EnvironmentTimesConfig", "PlanConfig"]
+
+
+class EnvironmentTimesConfig(Section):
+    """What an environment takes, of a plan for many devices.
+
+    Attributes:
+        step_s: Seconds of whoever serves a call, to answer a turn.
+        reset_s: Likewise, to begin an episode; none takes `step_s`.
+        wait_s: Seconds that an answer is late beside, while others are served.
+        device: What it computes on: the `cpu` of hosts, or an `accelerator`.
+        concurrency: Calls that it serves at once, on each accelerator (none: 1) or on the cores of
+            each node (none: one a core).
+        memory_gib: Of each accelerator that it is on, or of each node's host.
+    """
+
+    step_s: Float = Field(ge=0)
+    reset_s: Annotated[Float, Field(ge=0)] | None = None
+    wait_s: Float = Field(default=0.0, ge=0)
+    device: Literal["cpu", "accelerator"] = "cpu"
+    concurrency: Annotated[Int, Field(ge=1)] | None = None
+    memory_gib: Float = Field(default=0.0, ge=0)
 
 
 class PlanConfig(Section):
@@ -17,9 +38,13 @@ class PlanConfig(Section):
 
     Attributes:
         mean_prompt_tokens: Mean length of prompts.
-        mean_response_tokens: Mean length of responses, after the cut at the longest.
+        mean_response_tokens: Mean length of responses, after the cut at the longest; of episodes
+            with what is said in them.
         sigma: Of the logarithm of lengths: how long their tail is; 0 makes all equal. At
             most 5, where one of forty lengths is 18,000 times the median: more is a mistake.
+        mean_turns: Turns of an episode on average.
+        mean_observation_tokens: Tokens that an environment says before each turn, on average.
+        environments: What environments take, by role.
         lengths: A file of lengths, one JSON value a line (a number, or an object with
             `num_tokens`, as samples.jsonl of a run has); takes the place of mean and sigma.
         engine_times: Where estimates of an engine's steps come from: `analytic`, or
@@ -40,6 +65,9 @@ class PlanConfig(Section):
     mean_prompt_tokens: Annotated[Float, Field(gt=0)] | None = None
     mean_response_tokens: Annotated[Float, Field(gt=0)] | None = None
     sigma: Annotated[Float, Field(ge=0, le=5)] | None = None
+    mean_turns: Annotated[Float, Field(ge=1)] | None = None
+    mean_observation_tokens: Annotated[Float, Field(ge=0)] | None = None
+    environments: dict[str, EnvironmentTimesConfig] = Field(default_factory=dict)
     lengths: Path | None = None
     engine_times: Literal["analytic", "aiconfigurator"] = "analytic"
     profile: Path | None = None

@@ -15,13 +15,14 @@ exchange is added from the other cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost.activations import Recompute
 from flowrl.cost.analytic import MICRO_TOKENS
 from flowrl.cost.decode_table import DecodeTable, LinearPrefill
+from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
@@ -97,15 +98,22 @@ class MeasuredCost(PartialCost):
     Args:
         models: At most one for each shape, device and replica layout.
         group_size: Samples of a prompt, for lines in which they share its tokens.
+        environments: What was measured of environments, by role.
 
     Raises:
         ConfigError: two models for one place, or times that cannot be used.
     """
 
     def __init__(
-        self, models: Sequence[MeasuredModel], fallback: Cost, *, group_size: int = 1
+        self,
+        models: Sequence[MeasuredModel],
+        fallback: Cost,
+        *,
+        group_size: int = 1,
+        environments: Mapping[str, CallSeconds] | None = None,
     ) -> None:
         super().__init__(fallback)
+        self._environments = dict(environments or {})
         self._group_size = group_size
         self._known: dict[tuple[ModelShape, str, Layout], _Known] = {}
         for model in models:
@@ -122,6 +130,10 @@ class MeasuredCost(PartialCost):
                 max((batch for batch, _, _ in model.decode), default=0),
                 max((context for _, context, _ in model.decode), default=0.0),
             )
+
+    def environment(self, role: str) -> CallSeconds | None:
+        """See `flowrl.cost.episode_time.EnvironmentCost`."""
+        return self._environments.get(role)
 
     def decode_step(
         self, shape: ModelShape, layout: Layout, machine: Machine, *, batch: int, context: float

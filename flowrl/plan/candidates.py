@@ -41,11 +41,12 @@ from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, check_layout, layouts
 from flowrl.plan.options import PlanOptions
+from flowrl.plan.regions import Played, Split
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Rejection
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["Candidate", "Candidates", "Filter", "layout_rules", "task_workload"]
+__all__ = ["Candidate", "Candidates", "Filter", "layout_rules", "pareto", "task_workload"]
 
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
@@ -91,6 +92,7 @@ class Candidate:
         slots: Samples that one replica decodes at once; 0 elsewhere.
         offload: What goes to the host: `optimizer` states that stay there, `all` between turns.
         host: Bytes that this puts into the host's memory, for each device.
+        played: Of a task whose samples are episodes, the environment.
     """
 
     layout: Layout
@@ -106,11 +108,13 @@ class Candidate:
     slots: int = 0
     offload: tuple[str, ...] = ()
     host: int = 0
+    played: Played | None = None
 
     @property
     def devices(self) -> int:
-        """That it runs on."""
-        return self.layout.num_devices
+        """That it runs on, those of its environment included."""
+        own = 0 if self.played is None else self.played.split.own
+        return self.layout.num_devices + own
 
     @property
     def seconds(self) -> float:
@@ -121,8 +125,9 @@ class Candidate:
     def plainness(self) -> tuple[int, ...]:
         """Smaller is plainer: fewer kinds of division, less moved, less computed again."""
         one = self.layout
+        apart = self.played is not None and self.played.split.mode == "apart"
         return (
-            sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep)),
+            sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep)) + apart,
             len(self.offload),
             RECOMPUTE.index(self.recompute),
             one.model_devices,
@@ -135,7 +140,9 @@ class Filter:
 
     Attributes:
         layout: Sizes by dimension.
-        device_sets: How many devices, or None.
+        devices: How many, or None; of a task of episodes, those of its environment included.
+        environment: Where the environment of one is: `together` or `apart`.
+        own: How many devices such an environment has.
     """
 
     layout: tuple[tuple[str, int], ...] = ()
@@ -143,6 +150,13 @@ class Filter:
     recompute: str | None = None
     offload: str | None = None
     micro_tokens: int | None = None
+    environment: str | None = None
+    own: int | None = None
+
+    def takes_split(self, split: Split) -> bool:
+        """Whether an environment is where it is asked for."""
+        has = split.own or (split.policy if split.takes_turns else 0)
+        return self.environment in (None, split.mode) and self.own in (None, has)
 
     def takes(self, layout: Layout) -> bool:
         """Whether a layout has the sizes that are asked for."""

@@ -14,7 +14,10 @@ __all__ = ["check_numbers"]
 
 _SHARES = ("idle_share",)
 
-_AT_LEAST_ONE = ("every", "chunks", "version", "num_devices", "tp", "pp", "dp", "cp", "ep")
+_AT_LEAST_ONE = (
+    *("every", "chunks", "version", "num_devices", "tp", "pp", "dp", "cp", "ep"),
+    *("at_once", "turns"),
+)
 
 
 def check_numbers(raw: object, where: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
-from flowrl.plan.check_schedule import check_schedule
+from flowrl.plan.check_schedule import check_schedule, region_devices
 
 if TYPE_CHECKING:
     from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
@@ -141,7 +142,10 @@ def _check_pins(plan: PlacementPlan, where: str) -> None:
                     where=f"{where}: pins.{i}",
                     found=repr(node),
                 )
-            found = pinned_value(nodes[node], pin.field, order)
+            shown = nodes[node]
+            if pin.field == "devices" and shown.environment is None:
+                shown = replace(shown, devices=region_devices(plan, shown))
+            found = pinned_value(shown, pin.field, order)
             if found is not None and found != pin.value:
                 raise PlanError(
                     f"{pin.subject}.{pin.field}={pin.value} is pinned, but {node} has {found}",
@@ -158,7 +162,8 @@ def pinned_value(operation: Operation, field: str, order: Mapping[str, int]) -> 
     """
     match field:
         case "devices":
-            return number_ranges(order[device] for device in operation.devices)
+            numbers = [order[device] for device in operation.devices if device in order]
+            return number_ranges(numbers) or "none"
         case "tp" | "pp" | "dp" | "cp" | "ep":
             return str(getattr(operation.layout, field))
         case "recompute":
@@ -167,6 +172,8 @@ def pinned_value(operation: Operation, field: str, order: Mapping[str, int]) -> 
             return "+".join(operation.offload) or "none"
         case "micro_tokens":
             return str(operation.micro_tokens)
+        case "environment":
+            return None if operation.environment is None else operation.environment.mode
         case _:
             return None
 

@@ -1,6 +1,7 @@
 """Whether the schedule of a plan fits its operations.
 
-Every operation that has seconds is in it once, on as many devices as the operation; what works at
+Every operation that has seconds is in it once, on as many devices as the operation (and as the
+environment of its episodes); what works at
 once stands on devices of its own; and what streams does so in pieces of some groups.
 """
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_schedule"]
+__all__ = ["check_schedule", "region_devices"]
 
 
 def check_schedule(plan: PlacementPlan, where: str) -> None:
@@ -36,13 +37,13 @@ def check_schedule(plan: PlacementPlan, where: str) -> None:
         if step.node in seen:
             raise PlanError(f"the schedule runs {step.node} twice", where=where)
         seen.add(step.node)
-        _check_leaf(step, nodes[step.node], where)
+        _check_leaf(plan, step, nodes[step.node], where)
     for operation in plan.operations:
         if operation.seconds is not None and operation.node not in seen:
             raise PlanError(f"the schedule does not run {operation.node}", where=where)
     for step in _steps(plan.schedule):
         if step.kind in ("spatial", "asynchronous"):
-            _check_apart(step, nodes, where)
+            _check_apart(plan, step, nodes, where)
 
 
 def _steps(step: ScheduleStep) -> Iterator[ScheduleStep]:
@@ -75,11 +76,26 @@ def _check_form(step: ScheduleStep, where: str, *, root: bool) -> None:
         )
 
 
-def _check_leaf(step: ScheduleStep, operation: Operation, where: str) -> None:
-    if step.devices != len(operation.devices):
+def region_devices(plan: PlacementPlan, operation: Operation) -> tuple[str, ...]:
+    """Devices of an operation, and the accelerators of the environment that it plays with."""
+    others = [
+        device
+        for other in plan.operations
+        if other.environment is not None and other.region == operation.region
+        for device in other.devices
+    ]
+    if not others:
+        return operation.devices
+    mine = set(operation.devices) | {d.address for d in plan.pool.devices if d.type == "cpu"}
+    return (*operation.devices, *(device for device in others if device not in mine))
+
+
+def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, where: str) -> None:
+    devices = len(region_devices(plan, operation))
+    if step.devices != devices:
         raise PlanError(
             f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
-            f"{len(operation.devices)}",
+            f"{devices}",
             where=where,
         )
     if operation.seconds is not None and operation.move_s > operation.seconds:
@@ -91,9 +107,16 @@ def _check_leaf(step: ScheduleStep, operation: Operation, where: str) -> None:
         )
 
 
-def _check_apart(step: ScheduleStep, nodes: Mapping[str, Operation], where: str) -> None:
+def _check_apart(
+    plan: PlacementPlan, step: ScheduleStep, nodes: Mapping[str, Operation], where: str
+) -> None:
     first, second = (
-        {device for leaf in _steps(part) if leaf.node for device in nodes[leaf.node].devices}
+        {
+            device
+            for leaf in _steps(part)
+            if leaf.node
+            for device in region_devices(plan, nodes[leaf.node])
+        }
         for part in step.parts
     )
     common = sorted(first & second)

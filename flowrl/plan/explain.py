@@ -14,8 +14,10 @@ from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
+from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.region_ways import like
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
@@ -69,6 +71,7 @@ def reasons_of(searched: Searched) -> tuple[Reason, ...]:
     reasons = [_schedule_reason(searched)]
     for task in best.posed.tasks:
         reasons.append(_layout_reason(task, best, searched))
+        reasons += region_reason(task, best, searched)
         reasons += _memory_reasons(task, best)
     return tuple(reasons)
 
@@ -80,8 +83,7 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
     notes += _library_notes(best)
     if not any(task.phase is Phase.SCORES for task in best.posed.tasks):
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
-    if any(len(task.nodes) > 1 for task in best.posed.tasks):
-        notes.append("assumed: environments answer at once, on the CPUs of the hosts")
+    notes += region_notes(best)
     if searched.thinned:
         notes.append(f"looked at {searched.thinned}")
     idle = len(best.posed.group.addresses) - best.used
@@ -155,13 +157,13 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
     way = best.ways[task.id]
     made = best.posed.made(task.id)
     only = searched.pins.filters.get(task.id, Filter())
-    found = made.layouts(task, way.devices)
+    found = made.layouts(task, way.layout.num_devices)
     rejected: list[Rejection] = []
     ways: list[Candidate] = []
     for layout in found.possible:
         if layout == way.layout or not only.takes(layout):
             continue
-        fitting = list(made.of_layout(task, layout, replace(only, layout=())))
+        fitting = list(like(made, task, layout, replace(only, layout=()), way))
         if fitting:
             ways.append(min(fitting, key=lambda one: one.seconds))
         else:
@@ -188,7 +190,8 @@ def _why(way: Candidate, others: Sequence[Candidate]) -> str:
 
 
 def _devices(way: Candidate) -> str:
-    return "1 device" if way.devices == 1 else f"{way.devices} devices"
+    number = way.layout.num_devices
+    return "1 device" if number == 1 else f"{number} devices"
 
 
 def _runner_up(other: Candidate, way: Candidate) -> Rejection:

@@ -10,7 +10,9 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.schema import PredictedMemory
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["held_memory", "sharing_sets"]
+__all__ = ["PLAYS", "held_memory", "sharing_sets"]
+
+PLAYS = "environment of "
 
 _WEIGHTS = ("parameters", "engine weights")
 _MOVABLE = ("parameters", "optimizer", "master weights", "engine weights")
@@ -18,11 +20,16 @@ _RESIDENT = (*_MOVABLE, "kv cache", "cuda graphs", "workspace", "communication")
 
 
 def sharing_sets(chosen: Chosen) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Tasks that share devices, with the devices, numbered in the group."""
+    """Tasks that share devices, with the devices, numbered in the group.
+
+    Devices that the environment of a task has alone name it with `PLAYS` before it.
+    """
     on: dict[int, list[str]] = {}
     for task in chosen.posed.tasks:
         for number in chosen.numbers[task.id]:
             on.setdefault(number, []).append(task.id)
+        for number in chosen.played.get(task.id, ()):
+            on.setdefault(number, []).append(PLAYS + task.id)
     sets: dict[tuple[str, ...], list[int]] = {}
     for number, tasks in sorted(on.items()):
         sets.setdefault(tuple(tasks), []).append(number)
@@ -35,14 +42,16 @@ def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
     found = []
     for tasks, numbers in sharing_sets(chosen).items():
         for active in tasks:
-            kind = posed.group_of(active).device.type
+            name = active.removeprefix(PLAYS)
+            kind = posed.group_of(name).device.type
             parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])]
             parts += _merged(chosen, tasks, active)
-            task = chosen.posed.task(active)
+            task = chosen.posed.task(name)
+            plays = task.region is not None and name != active
             found.append(
                 PredictedMemory(
                     device=posed.group.addresses[numbers[0]],
-                    active=task.role.name,
+                    active=task.region.role if plays and task.region else task.role.name,
                     memory=PhaseMemory(phase=task.phase, parts=tuple(parts)),
                     num_devices=len(numbers),
                 )
@@ -54,6 +63,9 @@ def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[Mem
     """Parts of the task that works and of those that wait; what is held once is counted once."""
     seen: set[tuple[str, str]] = set()
     for name in (active, *(other for other in tasks if other != active)):
+        yield from _environment(chosen, name)
+        if name.startswith(PLAYS):
+            continue
         task, way = chosen.posed.task(name), chosen.ways[name]
         memory = chosen.posed.made(name).memory(task, way)
         shared = (task.weights or name, way.form)
@@ -64,6 +76,16 @@ def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[Mem
                 continue
             if name == active or (part.name in _RESIDENT and _stays(task, chosen, part.name)):
                 yield part
+
+
+def _environment(chosen: Chosen, name: str) -> Iterator[MemoryPart]:
+    """What an environment takes of a device that it is on, whoever works."""
+    task = name.removeprefix(PLAYS)
+    played, region = chosen.ways[task].played, chosen.posed.task(task).region
+    if played is None or region is None or not played.split.nbytes:
+        return
+    if name.startswith(PLAYS) == bool(played.split.own):
+        yield MemoryPart(role=region.role, name="environment", nbytes=played.split.nbytes)
 
 
 def _stays(task: TaskWork, chosen: Chosen, part: str) -> bool:

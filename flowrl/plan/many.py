@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
@@ -22,6 +22,7 @@ from flowrl.plan.candidates import Candidate
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, pose, sync_seconds, weight_ways
+from flowrl.plan.regions import split_numbers
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
     Found,
@@ -46,6 +47,7 @@ __all__ = [
     "plainer",
     "search_for_hosts",
     "search_group",
+    "split_regions",
 ]
 
 MARGIN = 4
@@ -78,7 +80,8 @@ class Chosen:
         step_s: With weight sync priced for its own layouts.
         syncs: Of `step_s`, by update and task.
         ways: Each task's candidate.
-        numbers: Each task's devices, numbered in the group.
+        numbers: Each task's devices, numbered in the group; of episodes, those of the policy.
+        played: Devices of environments alone, by the task that they play with.
     """
 
     posed: Posed
@@ -89,6 +92,7 @@ class Chosen:
     ways: Mapping[str, Candidate]
     numbers: Mapping[str, tuple[int, ...]]
     peak: int
+    played: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def sync_s(self) -> float:
@@ -98,7 +102,8 @@ class Chosen:
     @property
     def used(self) -> int:
         """Devices that anything stands on."""
-        return len({number for numbers in self.numbers.values() for number in numbers})
+        every = (*self.numbers.values(), *self.played.values())
+        return len({number for numbers in every for number in numbers})
 
     @property
     def objective(self) -> float:
@@ -110,7 +115,8 @@ class Chosen:
     def shape(self) -> tuple[object, ...]:
         """What people see of a schedule: who stands where in which layout, in how many pieces."""
         places = sorted(
-            (name, self.numbers[name], way.layout, way.recompute) for name, way in self.ways.items()
+            (name, self.numbers[name], self.played.get(name, ()), way.layout, way.recompute)
+            for name, way in self.ways.items()
         )
         return (self.kind, _chunks(self.schedule), *(repr(place) for place in places))
 
@@ -276,6 +282,9 @@ def _priced(
         picked = {
             leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(one.schedule)
         }
+        numbers, played = split_regions(numbers, picked, pins.environments)
+        if any(not numbers[name] for name in numbers):
+            continue
         if _host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
             continue
         syncs = {
@@ -299,11 +308,37 @@ def _priced(
                 syncs=syncs,
                 ways=picked,
                 numbers=numbers,
+                played=played,
                 peak=one.evaluation.peak,
             )
         )
     # sorted is stable: schedules of equal price keep the search's order, fewest moving parts first.
     return sorted(chosen, key=lambda one: one.objective)
+
+
+def split_regions(
+    numbers: Mapping[str, tuple[int, ...]],
+    ways: Mapping[str, Candidate],
+    pinned: Mapping[str, tuple[int, ...]],
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Each task's devices without those that its environment has alone; and these.
+
+    Args:
+        pinned: Devices of environments, by task. Where a task's are none of its, it has none left.
+    """
+    own: dict[str, tuple[int, ...]] = {}
+    played: dict[str, tuple[int, ...]] = {}
+    for name, block in numbers.items():
+        way = ways[name].played
+        policy, alone = split_numbers(None if way is None else way.split, block)
+        asked = pinned.get(name)
+        if asked is not None and set(asked) != set(alone or policy):
+            alone = asked if alone and set(asked) <= set(block) else ()
+            policy = tuple(number for number in block if number not in alone) if alone else ()
+        own[name] = policy
+        if alone:
+            played[name] = alone
+    return own, played
 
 
 def _host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["CostSource", "EngineFlags", "PinnedDecision", "ScheduleKind", "ScheduleStep"]
+__all__ = [
+    "CostSource",
+    "EngineFlags",
+    "EnvironmentUse",
+    "PinnedDecision",
+    "ScheduleKind",
+    "ScheduleStep",
+]
 
 ScheduleKind: TypeAlias = Literal["run", "temporal", "spatial", "asynchronous"]
 
@@ -90,3 +97,28 @@ class PinnedDecision:
     field: str
     value: str
     nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentUse:
+    """How an environment plays with a policy.
+
+    Attributes:
+        mode: `together` on the policy's devices (or on the cores of their hosts), or `apart`.
+        at_once: Calls that it serves at once, on all that it has.
+        reset_s: Seconds of a call that begins an episode.
+        step_s: Seconds of a call that answers a turn.
+        wait_s: Seconds that an answer is late beside.
+        turns: Of an episode, on average.
+        seconds: Its work in a step, if nothing waited.
+        source: Of these times: `given`, `measured` or `unknown`.
+    """
+
+    mode: Literal["together", "apart"]
+    at_once: float
+    reset_s: float
+    step_s: float
+    wait_s: float
+    turns: float
+    seconds: float
+    source: str

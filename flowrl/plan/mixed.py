@@ -19,7 +19,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
-from flowrl.plan.many import Chosen, Searched, plainer
+from flowrl.plan.many import Chosen, Searched, plainer, split_regions
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
@@ -116,6 +116,7 @@ def _joined(
         leaf.task: posed.parts[leaf.task].candidate(leaf.task, leaf.option)
         for leaf in leaves(schedule)
     }
+    numbers, played = split_regions(numbers, ways, {})
     syncs = _syncs(graph, posed, numbers)
     evaluation = evaluate(posed.problem, schedule)
     best = Chosen(
@@ -126,6 +127,7 @@ def _joined(
         syncs=syncs,
         ways=ways,
         numbers=numbers,
+        played=played,
         peak=evaluation.peak,
     )
     return Searched(posed=posed, best=best, others=(), pins=pins)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
 from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
@@ -12,6 +14,7 @@ from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
 __all__ = [
     "ENGINES",
     "TRAINERS",
+    "EnvironmentRequest",
     "Library",
     "ObjectiveName",
     "Pin",
@@ -80,6 +83,24 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRequest:
+    """What is known of an environment.
+
+    Attributes:
+        calls: What they take; None where nobody said.
+        accelerated: It computes on accelerators, else on the cores of hosts.
+        concurrency: Calls at once, on each accelerator or each node; None takes 1 on an
+            accelerator, and one for each core of a node.
+        nbytes: Of each accelerator that it is on, or of each node's host.
+    """
+
+    calls: CallSeconds | None = None
+    accelerated: bool = False
+    concurrency: int | None = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """See the module.
 
@@ -92,6 +113,9 @@ class PlanOptions:
         assumptions: What nobody said and the plan takes for granted, one sentence each.
         engine_times: `analytic` or `aiconfigurator`.
         single_device: Only what runs in this very process is planned: one device.
+        turns: Of an episode on average; None takes half of the most.
+        said: Tokens that an environment says before each turn; likewise.
+        environments: What is known of them, by role.
     """
 
     lengths: Lengths = field(default_factory=lambda: ConstantLengths(tokens=256))
@@ -104,3 +128,6 @@ class PlanOptions:
     assumptions: tuple[str, ...] = ()
     engine_times: str = "analytic"
     single_device: bool = False
+    turns: float | None = None
+    said: float | None = None
+    environments: Mapping[str, EnvironmentRequest] = field(default_factory=dict)

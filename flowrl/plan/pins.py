@@ -4,9 +4,13 @@
     actor.devices=0-31      training nodes of the role `actor` are on the first 32 devices
     actor.update.dp=16      one node
 
+    rollout.environment=apart   the environment of episodes has devices of its own (or: together)
+    game.devices=48-63      and it has these, of those of its rollout
+
 A subject is a node (`actor.update`), an operation (`update`, `logprobs`), `rollout` (all that
-generate), or a role: its own nodes, without its rollout where it has others. Devices are numbered
-in the cluster's order: its accelerators, or its CPUs where it has none.
+generate), or a role: its own nodes, without its rollout where it has others. An environment has
+`devices` and `environment`; a rollout's devices are those of its environment too. Devices are
+numbered in the cluster's order: its accelerators, or its CPUs where it has none.
 """
 
 from __future__ import annotations
@@ -25,9 +29,13 @@ from flowrl.plan.tasks import TaskWork
 __all__ = ["PinnedTasks", "read_pins"]
 
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
-FIELDS = (*LAYOUT_FIELDS, "devices", "micro_tokens", "offload", "recompute")
+FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "recompute")
+
+OWN = "devices of its environment"
+"""How a task's pins keep those of an environment apart from its own `devices`."""
 
 _WORDS = {
+    "environment": ("together", "apart"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "all", "optimizer+all"),
 }
@@ -40,11 +48,13 @@ class PinnedTasks:
     Attributes:
         filters: What is left of each task's candidates.
         devices: Numbers of the devices of tasks that have theirs given.
+        environments: Likewise of the environments of tasks.
         decisions: As the plan keeps them.
     """
 
     filters: Mapping[str, Filter]
     devices: Mapping[str, tuple[int, ...]]
+    environments: Mapping[str, tuple[int, ...]]
     decisions: tuple[PinnedDecision, ...]
 
 
@@ -67,16 +77,17 @@ def read_pins(
         nodes = _tasks(pin, tasks)
         for task in nodes:
             own = chosen.setdefault(task.id, {})
-            before = own.get(pin.field)
+            field = _field(pin, task)
+            before = own.get(field)
             if before is not None and before[1] != value:
                 raise _contradiction(before[0], pin, f"for {task.id} they say two things")
-            own[pin.field] = (pin, value)
+            own[field] = (pin, value)
         decisions.append(
             PinnedDecision(
                 subject=pin.subject,
                 field=pin.field,
                 value=value,
-                nodes=tuple(str(task.id) for task in nodes),
+                nodes=tuple(str(_pinned_node(pin, task)) for task in nodes),
             )
         )
     filters = {name: _filter(own) for name, own in chosen.items()}
@@ -86,9 +97,56 @@ def read_pins(
         for name, own in chosen.items()
         if "devices" in own
     }
+    environments = {
+        name: tuple(places[number] for number in _numbers(own[OWN][1]))
+        for name, own in chosen.items()
+        if OWN in own
+    }
     for name, own in chosen.items():
         _check_product(name, own, filters[name])
-    return PinnedTasks(filters=filters, devices=devices, decisions=tuple(decisions))
+    return PinnedTasks(
+        filters=filters,
+        devices=devices,
+        environments=environments,
+        decisions=tuple(decisions),
+    )
+
+
+def _of_environment(pin: Pin, task: TaskWork) -> bool:
+    """Whether a pin is about the environment of a task."""
+    region = task.region
+    return region is not None and pin.subject in (region.role, region.node)
+
+
+def _field(pin: Pin, task: TaskWork) -> str:
+    """What a pin decides of a task.
+
+    Raises:
+        PlanError: a task or an environment that has no such thing.
+    """
+    if _of_environment(pin, task):
+        if pin.field not in ("devices", "environment"):
+            raise PlanError(
+                "environments have devices, and a place",
+                where=pin.where,
+                found=str(pin),
+                expected="devices or environment",
+            )
+        return OWN if pin.field == "devices" else pin.field
+    if pin.field == "environment" and task.region is None:
+        raise PlanError(
+            f"no environment plays with {task.id}",
+            where=pin.where,
+            found=str(pin),
+            hint="leave it out",
+        )
+    return pin.field
+
+
+def _pinned_node(pin: Pin, task: TaskWork) -> str:
+    """The operation that shows what a pin decides."""
+    shows = _of_environment(pin, task) or pin.field == "environment"
+    return task.region.node if task.region is not None and shows else task.id
 
 
 def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
@@ -98,10 +156,15 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
     if pin.subject == "rollout":
         return [task for task in tasks if task.generates]
     by_op = [task for task in tasks if task.id.rpartition(".")[2] == pin.subject]
-    of_role = [task for task in tasks if task.role.name == pin.subject]
+    of_role = [
+        task
+        for task in tasks
+        if task.role.name == pin.subject or (task.region and task.region.role == pin.subject)
+    ]
     found = by_op or [task for task in of_role if not task.generates] or of_role
     if not found:
         names = ["rollout", *dict.fromkeys(task.role.name for task in tasks)]
+        names += [task.region.role for task in tasks if task.region is not None]
         names += [str(task.id) for task in tasks]
         raise PlanError(
             f"nothing in the plan is called {pin.subject!r}",
@@ -179,13 +242,15 @@ def _numbers(text: str) -> list[int]:
 
 def _filter(own: Mapping[str, tuple[Pin, str]]) -> Filter:
     devices = own.get("devices")
-    micro = own.get("micro_tokens")
+    micro, alone = own.get("micro_tokens"), own.get(OWN)
     return Filter(
         layout=tuple((name, int(own[name][1])) for name in LAYOUT_FIELDS if name in own),
         devices=None if devices is None else len(_numbers(devices[1])),
         recompute=own["recompute"][1] if "recompute" in own else None,
         offload=own["offload"][1] if "offload" in own else None,
         micro_tokens=None if micro is None else int(micro[1]),
+        environment=own["environment"][1] if "environment" in own else None,
+        own=None if alone is None else len(_numbers(alone[1])),
     )
 
 

@@ -24,6 +24,7 @@ from flowrl.cost.source import Cost
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
 from flowrl.plan.candidates import Candidate, Candidates, Filter
+from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.problem import EVERY_KIND
@@ -121,6 +122,7 @@ def pose(
     counts = device_counts(len(group.addresses), group.node_size)
     held = [task.weights for task in tasks if task.weights is not None]
     ways: dict[str, tuple[Candidate, ...]] = {}
+    drawn: Drawn = {}
     for task in tasks:
         only_these = (filters or {}).get(task.id, Filter())
         shared = task.weights is not None and held.count(task.weights) > 1
@@ -128,7 +130,9 @@ def pose(
         least = engine_least if task.generates else 1
         for count in counts:
             if only_these.devices == count or (only_these.devices is None and count >= least):
-                found += made.of_task(task, count, only_these, shared=shared)
+                found += ways_of(
+                    made, task, count, only_these, shared=shared, counts=counts, drawn=drawn
+                )
         ways[task.id] = tuple(found)
     shares = {name for name in held if held.count(name) > 1}
     problem = Problem(

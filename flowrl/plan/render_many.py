@@ -95,6 +95,11 @@ def _operation_rows(plan: PlacementPlan) -> Rows:
                     _details(operation),
                 )
             )
+        elif operation.environment is not None:
+            use = operation.environment
+            words = f"{use.mode}, {use.at_once:,.0f} calls at once, {use.turns:g} turns an episode"
+            where = f"{len(operation.devices)}: {device_names(operation.devices)}"
+            rows.append((operation.node, where, "-", words))
     return tuple(rows)
 
 

@@ -29,7 +29,13 @@ from flowrl.errors import ConfigError
 from flowrl.files import write_text_atomic
 from flowrl.plan.check_numbers import check_numbers
 from flowrl.plan.check_plan import check_plan
-from flowrl.plan.many_form import CostSource, EngineFlags, PinnedDecision, ScheduleStep
+from flowrl.plan.many_form import (
+    CostSource,
+    EngineFlags,
+    EnvironmentUse,
+    PinnedDecision,
+    ScheduleStep,
+)
 
 __all__ = [
     "PLAN_VERSION",
@@ -222,6 +228,7 @@ class Operation:
         process: Whose it is where that is not its role's: each replica is a process of its own.
         cores: The core of each replica, counted among those that a run may use; empty leaves it to
             the operating system.
+        environment: Of an operation that plays episodes, with a policy over many devices.
     """
 
     node: str
@@ -250,6 +257,7 @@ class Operation:
     move_s: float = 0.0
     process: str = ""
     cores: tuple[int, ...] = ()
+    environment: EnvironmentUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

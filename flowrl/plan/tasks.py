@@ -17,21 +17,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowrl.cost.demand import phase_of, response_bound
+from flowrl.cost.episode_time import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
 from flowrl.ids import NodeId
-from flowrl.plan.options import ENGINES, TRAINERS, Library
+from flowrl.plan.options import ENGINES, TRAINERS, EnvironmentRequest, Library
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import AdvantageSpec, MapSpec, Sampling
 
-__all__ = ["TaskWork", "tasks_of"]
+__all__ = ["Region", "TaskWork", "tasks_of"]
+
+ASSUMED_SHARE = 0.5
+"""Of the most turns and of the longest observation, where nobody says how many there are."""
 
 MAX_PIECES = 16
 """Pieces of a batch beyond which a forward pass gets too small to be worth sending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Who answers the turns of a task.
+
+    Attributes:
+        role: The environment's.
+        node: Its node.
+    """
+
+    role: str
+    node: NodeId
+    episodes: Episodes
+    environment: EnvironmentRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +74,7 @@ class TaskWork:
         pieces: In which its inputs may arrive.
         weights: Whose parameters it holds; None for an engine's own copy.
         every: Steps between two times that it is done.
+        region: Of a task whose samples are episodes.
     """
 
     id: NodeId
@@ -74,6 +94,7 @@ class TaskWork:
     pieces: int
     weights: str | None
     every: int = 1
+    region: Region | None = None
 
     @property
     def generates(self) -> bool:
@@ -115,11 +136,10 @@ def _check_regions(graph: Graph) -> None:
         players = [node for node in graph.of_op(Op.GENERATE) if node.region == episode.region]
         if len(players) > 1:
             raise PlanError(
-                f"{episode.id} has {len(players)} policies that take turns, and a plan over many "
-                "devices knows regions of one",
+                f"{episode.id} has {len(players)} policies that take turns, and an episode has one",
                 where=str(episode.source or episode.id),
                 found=", ".join(player.id for player in players),
-                hint="plan it for one device (`cluster: auto`)",
+                hint="put the other one into the environment, where fl.interact has a place for it",
             )
 
 
@@ -191,7 +211,57 @@ def _task(
         pieces=_pieces(node, phase, graph, request),
         weights=_weights(role, trains, phase, library, graph, request),
         every=every if isinstance(every, int) else 1,
+        region=_region(node, graph, request) if phase is Phase.ROLLOUT else None,
     )
+
+
+def _region(player: Node, graph: Graph, request: PlanRequest) -> Region | None:
+    for node in graph.of_op(Op.INTERACT):
+        if player.region is None or node.region != player.region:
+            continue
+        most, said = node.attr("max_turns"), node.attr("max_observation_tokens")
+        assert isinstance(most, int)
+        assert isinstance(said, int)
+        role = str(node.role)
+        return Region(
+            role=role,
+            node=node.id,
+            episodes=_episodes(most, said, request),
+            environment=request.options.environments.get(role, EnvironmentRequest()),
+        )
+    return None
+
+
+def _episodes(most_turns: int, most_said: int, request: PlanRequest) -> Episodes:
+    """How episodes go, by what the request says of them.
+
+    Raises:
+        PlanError: means above the most, or environments that say more than an episode holds.
+    """
+    options = request.options
+    for key, mean, most in (
+        ("plan.mean_turns", options.turns, most_turns),
+        ("plan.mean_observation_tokens", options.said, most_said),
+    ):
+        if mean is not None and mean > most:
+            raise PlanError(
+                "a mean above the most that there may be",
+                where=key,
+                found=f"{mean:g}",
+                expected=f"at most {most}, which the workflow says",
+            )
+    turns = options.turns or max(1.0, ASSUMED_SHARE * most_turns)
+    said = ASSUMED_SHARE * most_said if options.said is None else options.said
+    if turns * said >= options.lengths.mean:
+        raise PlanError(
+            "what an environment says is longer than the episodes that hold it",
+            where="plan.mean_response_tokens",
+            found=f"{options.lengths.mean:g} tokens, {turns:g} turns with {said:g} before each",
+            expected=f"more than {turns * said:g} tokens",
+            hint="mean_response_tokens counts what is drawn and what is said; set it, or "
+            "plan.mean_turns and plan.mean_observation_tokens",
+        )
+    return Episodes(turns=turns, most_turns=most_turns, said=said)
 
 
 def _members(node: Node, graph: Graph) -> tuple[NodeId, ...]:

@@ -46,6 +46,12 @@ from flowrl.plan.schema import (
     WeightRoute,
 )
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.write_regions import (
+    environment_costs,
+    environment_spans,
+    place_environments,
+    with_environment,
+)
 
 __all__ = ["write_plan"]
 
@@ -64,7 +70,9 @@ def write_plan(
     """
     chosen = searched.best
     models = list(_model_placements(chosen, request))
-    beside, why = place_hosted(hosted, graph, pool)
+    models += place_environments(chosen, request, pool)
+    placed = {placement.role for placement in models}
+    beside, why = place_hosted([role for role in hosted if role.name not in placed], graph, pool)
     by_role = {placement.role: placement for placement in (*models, *beside)}
     operations = _operations(graph, by_role, request, chosen)
     plan = PlacementPlan(
@@ -77,7 +85,7 @@ def write_plan(
         residency=tuple(_switches(chosen)),
         weight_routes=tuple(_routes(graph, chosen)),
         channels=tuple(_channels(graph, by_role, operations, request)),
-        prediction=_prediction(chosen, graph),
+        prediction=_prediction(chosen, graph, pool),
         alternatives=alternatives_of(searched),
         reasons=(*reasons_of(searched), *why, *request.reasons),
         schedule=schedule_step(chosen.schedule, chosen.posed.problem.block_sizes()),
@@ -146,7 +154,7 @@ def _operations(
     for operation in place_operations(graph, placements, request):
         task = tasks.get(operation.node)
         if task is None:
-            found.append(_of_driver(operation, graph, chosen))
+            found.append(_of_driver(with_environment(operation, chosen), graph, chosen))
             continue
         way = chosen.ways[task.id]
         chunks = cut.get(task.id, 1)
@@ -284,7 +292,7 @@ def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
                 yield flags
 
 
-def _prediction(chosen: Chosen, graph: Graph) -> Prediction:
+def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
     problem = chosen.posed.problem
     samples = max(task.samples for task in chosen.posed.tasks)
     busy = busy_seconds(chosen.schedule)
@@ -292,25 +300,29 @@ def _prediction(chosen: Chosen, graph: Graph) -> Prediction:
     return Prediction(
         memory=held_memory(chosen),
         step_s=chosen.step_s,
-        timeline=tuple(_timeline(chosen, graph)),
+        timeline=tuple(_timeline(chosen, graph, pool)),
         bottleneck=bottleneck(problem, chosen.schedule),
         idle_share=max(0.0, 1 - busy / total) if total else 0.0,
         sync_s=chosen.sync_s,
         device_s=chosen.step_s * chosen.used / samples,
-        confidence=tuple(
-            CostSource(
-                node=task.id,
-                seconds=chosen.ways[task.id].seconds,
-                source=chosen.ways[task.id].estimate.source,
-                parts=chosen.ways[task.id].estimate.parts,
-            )
-            for task in chosen.posed.tasks
+        confidence=(
+            *(
+                CostSource(
+                    node=task.id,
+                    seconds=chosen.ways[task.id].seconds,
+                    source=chosen.ways[task.id].estimate.source,
+                    parts=chosen.ways[task.id].estimate.parts,
+                )
+                for task in chosen.posed.tasks
+            ),
+            *environment_costs(chosen),
         ),
     )
 
 
-def _timeline(chosen: Chosen, graph: Graph) -> Iterator[PredictedSpan]:
+def _timeline(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Iterator[PredictedSpan]:
     end = 0.0
+    begun = {bar.task: (bar.begin_s, bar.end_s) for bar in _bars(chosen)}
     for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s)):
         end = max(end, bar.end_s)
         yield PredictedSpan(
@@ -319,6 +331,7 @@ def _timeline(chosen: Chosen, graph: Graph) -> Iterator[PredictedSpan]:
             begin_s=bar.begin_s,
             end_s=bar.end_s,
         )
+    yield from environment_spans(chosen, begun, pool)
     syncs = {str(node.role): str(node.id) for node in graph.of_op(Op.SYNC)}
     for (_, name), seconds in chosen.syncs.items():
         role = chosen.posed.task(name).role.name

@@ -28,6 +28,7 @@ from flowrl.plan.problem_of import CHUNK_S
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.costs import LinearCost
+from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 
@@ -64,9 +65,27 @@ def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = No
         engines=engines,
         players=players,
         nodes=dict(line.nodes()),
+        environments=_environments(stage.plan),
         prompts=PromptLengths(values=(prompt,)),
         response_tokens=lengths.mean,
     )
+
+
+def _environments(plan: PlacementPlan) -> dict[str, EnvironmentTimes]:
+    """Those that a plan has, as one thread that is as fast as all their calls at once.
+
+    The rest of what a call takes is waited for beside.
+    """
+    found = {}
+    for operation in plan.operations:
+        use = operation.environment
+        if use is not None and operation.role is not None:
+            mean_s = (use.turns * use.step_s + use.reset_s) / (use.turns + 1)
+            call_s = mean_s / use.at_once
+            found[operation.role] = EnvironmentTimes(
+                call_s=call_s, wait_s=max(0.0, use.wait_s + mean_s - call_s)
+            )
+    return found
 
 
 def _engine(stage: CompiledStage, operation: Operation, cost: Cost) -> EngineTimes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowrl.cluster.hardware import catalogue, find_spec
 from flowrl.config.nearest import listing
+from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.measured import MeasuredCost
 from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError
@@ -28,7 +29,18 @@ def profiled_cost(profile: Profile, request: PlanRequest, *, where: str) -> Cost
         role.name: shape for role in request.roles if (shape := request.shape_of(role)) is not None
     }
     models = measured_models(profile, shapes, device=_device(profile, where))
-    return MeasuredCost(models, cost_of(request), group_size=request.group_size)
+    environments = {
+        one.role: CallSeconds(
+            reset_s=one.times.call_s,
+            step_s=one.times.call_s,
+            wait_s=one.times.wait_s,
+            source="measured",
+        )
+        for one in profile.environments
+    }
+    return MeasuredCost(
+        models, cost_of(request), group_size=request.group_size, environments=environments
+    )
 
 
 def _device(profile: Profile, where: str) -> str:

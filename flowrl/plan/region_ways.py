@@ -1,0 +1,148 @@
+"""The ways of a task whose samples are episodes: those of its policy, each with the environment.
+
+See `flowrl.plan.regions` for what there is to choose, `flowrl.cost.episode_time` for the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
+from flowrl.cost.episode_time import CallSeconds, EnvironmentCost, play
+from flowrl.cost.layout import Layout
+from flowrl.plan.candidates import Candidate, Candidates, Filter, pareto
+from flowrl.plan.regions import Played, Split, splits
+from flowrl.plan.tasks import Region, TaskWork
+
+__all__ = ["Drawn", "like", "region_ways", "ways_of"]
+
+Drawn: TypeAlias = dict[tuple[str, int], tuple[Candidate, ...]]
+"""Ways of a policy alone, by task and devices."""
+
+
+def ways_of(
+    made: Candidates,
+    task: TaskWork,
+    num_devices: int,
+    only: Filter,
+    *,
+    shared: bool,
+    counts: Sequence[int],
+    drawn: Drawn,
+) -> tuple[Candidate, ...]:
+    """The ways to run a task on `num_devices` that fit the devices alone, fastest first.
+
+    Args:
+        shared: Another task holds the same parameters, so it matters in which form.
+        counts: Sizes that blocks may have.
+        drawn: What was found of policies alone, which is asked for again with other environments.
+    """
+    if task.region is None:
+        return made.of_task(task, num_devices, only, shared=shared)
+    found = list(
+        region_ways(made, task, num_devices, only, shared=shared, counts=counts, drawn=drawn)
+    )
+    return pareto(found, made.budget, shared=shared)
+
+
+def region_ways(
+    made: Candidates,
+    task: TaskWork,
+    num_devices: int,
+    only: Filter,
+    *,
+    shared: bool,
+    counts: Sequence[int],
+    drawn: Drawn,
+) -> Iterator[Candidate]:
+    """Those of a task of episodes, with its environment together and apart."""
+    assert task.region is not None
+    known = task.region.environment
+    for split in splits(
+        made.group,
+        num_devices,
+        counts,
+        accelerated=known.accelerated,
+        concurrency=known.concurrency,
+        nbytes=known.nbytes,
+    ):
+        if not only.takes_split(split):
+            continue
+        key = (task.id, split.policy)
+        if key not in drawn:
+            drawn[key] = made.of_task(task, split.policy, only, shared=shared)
+        for drawing in drawn[key]:
+            played = _played(made, task, drawing, split)
+            if played is not None:
+                yield played
+
+
+def like(
+    made: Candidates, task: TaskWork, layout: Layout, only: Filter, way: Candidate
+) -> Iterator[Candidate]:
+    """All ways in one layout, with the environment where `way` has it."""
+    for one in made.of_layout(task, layout, only):
+        played = one if way.played is None else _played(made, task, one, way.played.split)
+        if played is not None:
+            yield played
+
+
+def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) -> Candidate | None:
+    """A way to draw, with an environment; None where the devices or hosts do not hold both."""
+    assert task.region is not None
+    options, cost = made.options, made.cost
+    layout, where = drawing.layout, (task.shape, drawing.layout, made.machine)
+    context = options.prompt_tokens + options.lengths.mean / 2
+    calls = _calls(task.region, made)
+    found = play(
+        drawing.estimate,
+        row_s=lambda rows: cost.decode_step(*where, batch=rows, context=context).seconds,
+        chunk_s=cost.prefill(*where, rows=1, tokens=PREFILL_CHUNK_TOKENS).seconds,
+        chunk_tokens=PREFILL_CHUNK_TOKENS,
+        replicas=layout.dp,
+        samples=task.samples,
+        slots=drawing.slots,
+        lengths=options.lengths,
+        episodes=task.region.episodes,
+        calls=calls,
+        at_once=split.at_once,
+        takes_turns=split.takes_turns,
+    )
+    resident, peak = drawing.resident, drawing.peak
+    if split.own:
+        resident, peak = max(resident, split.nbytes), max(peak, split.nbytes)
+    else:
+        resident, peak = resident + split.nbytes, peak + split.nbytes
+    host = drawing.host + split.host
+    if peak > made.budget or (made.host is not None and host > made.host):
+        return None
+    beside = f", beside {split.own} of its environment" if split.own else ""
+    return replace(
+        drawing,
+        estimate=found.estimate,
+        resident=resident,
+        peak=peak,
+        # Beside an environment its parameters are on other devices than a trainer's.
+        weight_bytes=0 if split.own else drawing.weight_bytes,
+        form=f"{drawing.form}{beside}",
+        host=host,
+        played=Played(
+            split=split,
+            calls=calls,
+            policy_s=found.policy_s,
+            environment_s=found.environment_s,
+            bound=found.bound,
+        ),
+    )
+
+
+def _calls(region: Region, made: Candidates) -> CallSeconds:
+    """What calls take: what the configuration says, else what was measured."""
+    if region.environment.calls is not None:
+        return region.environment.calls
+    measured = None
+    if isinstance(made.cost, EnvironmentCost):
+        measured = made.cost.environment(region.role)
+    return CallSeconds(source="unknown") if measured is None else measured

@@ -1,0 +1,214 @@
+"""Environments of episodes in plans over many devices: together with their policy, or apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowrl import api
+from flowrl.cluster.hardware import device_spec
+from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.measured import MeasuredCost
+from flowrl.errors import ConfigError, PlanError
+from flowrl.graph import Graph
+from flowrl.plan import PlacementPlan, PlanRequest, make_plan
+from flowrl.plan.check_schedule import region_devices
+from flowrl.plan.regions import Split, split_numbers, splits
+from flowrl.plan.render import plan_text
+from flowrl.plan.sizing import pool_of_devices
+
+CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
+DATA = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
+GIB = 1 << 30
+WORLD = "plan.environments.world"
+SIMULATOR = (f"{WORLD}.device=accelerator", f"{WORLD}.concurrency=16", f"{WORLD}.memory_gib=20")
+
+
+def h100(num_devices: int) -> ResourcePool:
+    return pool_of_devices(device_spec("H100-SXM-80GB"), num_devices)
+
+
+@cache
+def planned(*words: str, devices: int = 16) -> PlacementPlan:
+    overrides = [f"data.train={DATA}", *words]
+    return api.compile(None, CONFIG, overrides=overrides, pool=h100(devices)).plan
+
+
+def where(plan: PlacementPlan) -> str:
+    (reason,) = [one for one in plan.reasons if one.subject == "world.interact"]
+    return f"{reason.choice}; {reason.why}; not {reason.rejected[0].choice}"
+
+
+def test_devices_are_shared_out_in_blocks_and_what_they_leave():
+    (group,) = h100(16).groups()
+    counts = (1, 2, 4, 8, 16)
+    shared = {"accelerated": True, "concurrency": 4, "nbytes": GIB}
+    together, *apart = splits(group, 8, counts, **shared)
+    assert together == Split(mode="together", policy=8, at_once=32.0, takes_turns=True, nbytes=GIB)
+    assert [(one.policy, one.own, one.at_once) for one in apart] == [
+        (1, 7, 28.0),
+        (2, 6, 24.0),
+        (4, 4, 16.0),
+        (6, 2, 8.0),
+        (7, 1, 4.0),
+    ]
+    assert split_numbers(apart[0], range(8)) == ((7,), tuple(range(7)))
+    assert split_numbers(apart[-1], range(8)) == (tuple(range(7)), (7,))
+    assert split_numbers(together, range(8)) == (tuple(range(8)), ())
+
+
+def test_an_environment_of_cpus_is_on_its_part_of_the_hosts_or_on_nodes_of_their_own():
+    pool = h100(16)
+    (group,) = pool.groups()
+    (half,) = splits(group, 4, (4, 8, 16), accelerated=False, concurrency=None, nbytes=16 * GIB)
+    # 192 cores for 8 devices, and so for the memory of a node.
+    assert (half.at_once, half.host, half.takes_turns) == (96.0, 2 * GIB, False)
+    (few,) = splits(group, 16, (4, 8, 16), accelerated=False, concurrency=10, nbytes=0)
+    assert few.at_once == 20.0
+    cpu = Device(id="cpu:0", type="cpu", name="CPU", memory_bytes=GIB, num_cores=64)
+    beside = ClusterNode(name="cpus", devices=(cpu,), memory_bytes=GIB, num_cores=64)
+    (wider,) = replace(pool, nodes=(*pool.nodes, beside)).groups()
+    assert (wider.spare_cores, wider.spare) == (64, ("cpus/cpu:0",))
+    _, apart = splits(wider, 16, (8, 16), accelerated=False, concurrency=None, nbytes=0)
+    assert (apart.mode, apart.own, apart.at_once) == ("apart", 0, 64.0)
+
+
+def test_a_plan_has_its_environment_on_the_hosts_where_it_needs_no_accelerator():
+    plan = planned()
+    interact, generate = plan.operation("world.interact"), plan.operation("actor.generate")
+    assert interact.environment is not None
+    assert interact.environment.mode == "together"
+    nodes = {address.partition("/")[0] for address in generate.devices}
+    assert set(interact.devices) == {f"{node}/cpu:0" for node in nodes}
+    # 1,024 episodes of 10 steps of 2 s and a reset of 5 s, on 192 cores a node.
+    work = 1024 * (10 * 2.0 + 5.0) / (192 * len(generate.devices) / 8)
+    assert interact.environment.seconds == pytest.approx(work)
+    assert "on the cores of the hosts" in where(plan)
+    assert "not apart" in where(plan)
+    bars = {bar.node: bar for bar in plan.prediction.timeline or ()}
+    assert bars["world.interact"].end_s == bars["actor.generate"].end_s
+    sources = {one.node: one.source for one in plan.prediction.confidence}
+    assert sources["world.interact"] == "given"
+    assert "576 calls" not in plan_text(plan)
+    assert any("in the executor's own process" in note for note in plan.notes)
+
+
+def test_a_simulator_on_accelerators_has_devices_of_its_own_or_takes_turns():
+    """What is cheaper to do at once is apart; what is short, or needs all devices, together."""
+    plan = planned(*SIMULATOR)
+    interact = plan.operation("world.interact")
+    assert interact.environment is not None
+    turns = planned(*SIMULATOR, "plan.pins.rollout.environment=together")
+    assert turns.operation("world.interact").environment.mode == "together"
+    other = planned(*SIMULATOR, "plan.pins.rollout.environment=apart")
+    mine, beside = other.operation("actor.generate"), other.operation("world.interact")
+    assert beside.environment.mode == "apart"
+    assert not set(mine.devices) & set(beside.devices)
+    assert len(mine.devices) == mine.layout.num_devices
+    steps = {
+        one.operation("world.interact").environment.mode: one.prediction.step_s
+        for one in (turns, other)
+    }
+    best = interact.environment.mode
+    assert plan.prediction.step_s == pytest.approx(steps[best], rel=0.01)
+    assert steps[best] <= min(steps.values()) * 1.01
+    held = {entry.active: entry for entry in other.prediction.memory}
+    assert held["world"].memory.total >= 20 * GIB
+    assert held["world"].num_devices <= len(beside.devices)
+    for one in (plan, turns, other):
+        for entry in one.prediction.memory:
+            assert entry.memory.total <= one.pool.device(entry.device).budget_bytes
+        assert PlacementPlan.from_json(one.to_json()) == one
+        assert PlacementPlan.from_yaml(one.to_yaml()) == one
+    shared = [e for e in turns.prediction.memory if e.active == "actor"]
+    names = {(part.role, part.name) for part in shared[0].memory.parts}
+    assert ("world", "environment") in names
+
+
+def test_more_devices_for_the_environment_where_it_is_slow():
+    own = []
+    for step_s in (0.5, 8.0):
+        pin = "plan.pins.rollout.environment=apart"
+        plan = planned(*SIMULATOR, pin, f"{WORLD}.step_s={step_s}", f"{WORLD}.reset_s=0")
+        share = len(plan.operation("world.interact").devices)
+        own.append(share / len(region_devices(plan, plan.operation("actor.generate"))))
+    assert own[0] < own[1]
+
+
+def test_devices_of_an_environment_are_pinned_inside_those_of_its_rollout():
+    pins = ("plan.pins.rollout.devices=0-15", "plan.pins.world.devices=8-11")
+    plan = planned(*SIMULATOR, *pins)
+    names = [f"node-1/cuda:{number}" for number in range(4)]
+    assert list(plan.operation("world.interact").devices) == names
+    generate = plan.operation("actor.generate")
+    assert len(generate.devices) == 12
+    assert {(pin.field, pin.nodes) for pin in plan.pins} == {
+        ("devices", ("actor.generate",)),
+        ("devices", ("world.interact",)),
+    }
+    route = next(one for one in plan.weight_routes if one.node == "actor.generate")
+    assert route.destination_layout.num_devices == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan.pins.actor.update.environment=apart",), "no environment plays with"),
+        (("plan.pins.world.tp=2",), "environments have devices, and a place"),
+        (("plan.pins.rollout.environment=beside",), "no such way of environment"),
+        (("plan.mean_observation_tokens=700",), "above the most"),
+        (("plan.mean_turns=17",), "above the most"),
+        (("plan.mean_response_tokens=1900",), "longer than the episodes"),
+    ],
+)
+def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], message: str):
+    with pytest.raises(PlanError, match=message):
+        planned(*words)
+
+
+def test_times_of_an_environment_that_there_is_not_are_told():
+    with pytest.raises(ConfigError, match="no role 'wordl'"):
+        planned("plan.environments.wordl.step_s=1")
+
+
+def raw_config() -> dict[str, Any]:
+    raw = yaml.safe_load(CONFIG.read_text())
+    raw["data"]["train"] = str(DATA)
+    return raw
+
+
+def test_an_environment_of_which_nothing_is_known_answers_at_once_and_the_plan_says_so():
+    raw = raw_config()
+    del raw["plan"]["environments"]
+    plan = api.compile(None, raw, pool=h100(16)).plan
+    use = plan.operation("world.interact").environment
+    assert use is not None
+    assert (use.seconds, use.source) == (0.0, "unknown")
+    assert any("plan.environments.world.step_s says better" in note for note in plan.notes)
+
+
+def test_what_was_measured_of_an_environment_is_taken():
+    raw = raw_config()
+    del raw["plan"]["environments"]
+    graph, request, _ = api.ask_for_plan(raw)
+    calls = CallSeconds(reset_s=0.5, step_s=0.5, wait_s=1.0, source="measured")
+    cost = MeasuredCost((), AnalyticCost(), environments={"world": calls})
+    plan = make_plan(graph, request, h100(16), cost)
+    use = plan.operation("world.interact").environment
+    assert use is not None
+    assert (use.step_s, use.wait_s, use.source) == (0.5, 1.0, "measured")
+    given = make_plan(*ask_again(), h100(16), cost).operation("world.interact").environment
+    assert given is not None
+    assert (given.step_s, given.source) == (2.0, "given")
+
+
+def ask_again() -> tuple[Graph, PlanRequest]:
+    graph, request, _ = api.ask_for_plan(raw_config())
+    return graph, request
