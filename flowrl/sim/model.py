@@ -130,6 +130,7 @@ class OpModel:
         publishes: Roles whose engines serve new weights when it ends.
         every: Steps between two times that it is done.
         chunk: Groups that it begins on as soon as they are complete; 0 waits for the batch.
+        by_sample: A chunk is of samples, whatever becomes of the others of their groups.
         piece_s: Seconds that every piece but the first of a batch costs beside.
         ahead: It begins when its batch is there, while the trainer waits for others or is at the
             batch before.
@@ -152,6 +153,7 @@ class OpModel:
     publishes: tuple[str, ...] = ()
     every: int = 1
     chunk: int = 0
+    by_sample: bool = False
     piece_s: float = 0.0
     ahead: bool = False
     beside: tuple[str, ...] = ()

@@ -286,13 +286,18 @@ class _Maker:
         before = self._tasks_before(operation.node)
         read = self._read_by(operation.node)
         beside = tuple(sorted(read - {op.rollout}))
-        in_groups = operation.start is StartUnit.GROUP and operation.chunk > 0
-        if in_groups:
+        if operation.start in (StartUnit.SAMPLE, StartUnit.GROUP) and operation.chunk > 0:
+            by_sample = operation.start is StartUnit.SAMPLE and not beside
             waits = next((name for name in before if not made[name].chunk), None)
             if waits is None and not (beside and self._loses_groups()):
-                return replace(op, after=before, beside=beside, chunk=operation.chunk)
+                chunk = operation.chunk
+                if operation.start is StartUnit.SAMPLE and not by_sample:  # of whole prompts
+                    of_prompt = operation.num_samples / self.plan.sizes.prompts_per_step
+                    chunk = max(1, round(chunk / of_prompt))
+                return replace(op, after=before, beside=beside, chunk=chunk, by_sample=by_sample)
             why = f"{waits} does not" if waits else "prompts that it reads twice may be filtered"
-            self.notes.append(f"{op.name} does not begin on groups, as planned: {why}")
+            what = operation.start
+            self.notes.append(f"{op.name} does not begin on {what}s, as planned: {why}")
         early = operation.node in self.ahead or (len(self.pools) > 1 and not beside)
         if early and all(made[name].streams for name in before):
             return replace(op, after=before, ahead=True)

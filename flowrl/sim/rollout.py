@@ -107,9 +107,21 @@ class RolloutFaults:
 
 
 class GroupListener(Protocol):
-    """Is told of groups as they are complete, and of batches (`flowrl.sim.streams`)."""
+    """Is told of samples, groups and batches as they are there (`flowrl.sim.streams`)."""
 
-    def complete(self, rollout: str, group: GroupId, draw: GroupDraw, *, kept: bool) -> None:
+    def sample(self, rollout: str, sample: SampleId, draw: GroupDraw) -> None:
+        """A sample is scored; `draw` is it alone."""
+        ...
+
+    def complete(
+        self,
+        rollout: str,
+        group: GroupId,
+        samples: tuple[SampleId, ...],
+        draw: GroupDraw,
+        *,
+        kept: bool,
+    ) -> None:
         """A group is complete, or a filter has taken it out; told once."""
         ...
 
@@ -380,11 +392,19 @@ class SimRollout:
         self._settling = False
 
     def _tell_complete(self, event: Event, listener: GroupListener) -> None:
-        """Tells of groups that an event has made ready, unless they are delivered with it."""
+        """Tells of samples that are scored, and of groups that an event has made ready.
+
+        A group that is delivered with the event is told there.
+        """
         match event:
             case SamplesScored():
-                lives = (self._lives.get(sample) for sample, _ in event.scores)
-                names = [life.group for life in lives if life is not None]
+                names = []
+                for sample, _ in event.scores:
+                    life = self._lives.get(sample)
+                    if life is not None:
+                        names.append(life.group)
+                        alone = replace(life.draw, lengths=(life.length,))
+                        listener.sample(self.name, sample, alone)
             case GroupsJudged():
                 names = [name for name, _ in event.verdicts]
             case _:
@@ -394,18 +414,19 @@ class SimRollout:
             group = groups.get(name)
             if group is not None and group.phase is GroupPhase.READY and name not in self._told:
                 self._told.add(name)
-                listener.complete(self.name, name, self._draws[name], kept=True)
+                samples = tuple(member.id for member in group.members)
+                self._tell_group(listener, name, samples, self._draws[name])
 
-    def _tell_batch(
-        self, number: int, kept: Mapping[GroupId, GroupDraw], filtered: Sequence[GroupId]
+    def _tell_group(
+        self,
+        listener: GroupListener,
+        name: GroupId,
+        samples: tuple[SampleId, ...],
+        draw: GroupDraw,
     ) -> None:
-        if self.listener is None:
-            return
-        for name, draw in kept.items():
-            if name not in self._told:
-                self.listener.complete(self.name, name, draw, kept=True)
-        self._told.difference_update(kept)
-        self.listener.delivered(self.name, number, kept, filtered)
+        if len(samples) != len(draw.lengths):  # redundant members were drawn
+            draw = replace(draw, lengths=tuple(self._lives[s].length for s in samples))
+        listener.complete(self.name, name, samples, draw, kept=True)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -504,7 +525,9 @@ class SimRollout:
                 self._judged[group] = draw
                 self.filtered[draw.filtered] += len(draw.lengths)
                 if self.listener is not None:
-                    self.listener.complete(self.name, group, draw, kept=False)
+                    members = range(len(draw.lengths))
+                    samples = tuple(sample_id(group, member) for member in members)
+                    self.listener.complete(self.name, group, samples, draw, kept=False)
             verdicts.append((group, draw.filtered))
         self._pending.append(
             GroupsJudged(id=self._next(), at_s=self.clock.now, verdicts=tuple(verdicts))
@@ -514,6 +537,10 @@ class SimRollout:
         version, ages = action.version, Counter[int]()
         delivered: dict[GroupId, GroupDraw] = {}
         for group in action.groups:
+            if self.listener is not None and group.group not in self._told:
+                draw = self._draws[group.group]
+                self._tell_group(self.listener, group.group, group.samples, draw)
+            self._told.discard(group.group)
             lives = [self._lives.pop(sample) for sample in group.samples]
             draw = self._draws.pop(group.group)
             if len(lives) != len(draw.lengths):  # redundant members were drawn
@@ -536,7 +563,8 @@ class SimRollout:
             num_dropped=len(action.filtered) - len(filtered),
             ages=ages,
         )
-        self._tell_batch(action.batch, delivered, list(filtered))
+        if self.listener is not None:
+            self.listener.delivered(self.name, action.batch, list(delivered), list(filtered))
 
     def _drop(self, action: Drop) -> None:
         self.dropped[action.reason] += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
+from flowrl.cost.demand import phase_of
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
@@ -140,6 +141,7 @@ class RolloutMaker:
                 for operation in plan.operations
                 if operation.op == Op.SCORE
                 and operation.start is StartUnit.SAMPLE
+                and phase_of(self.stage.graph.node(operation.node)) is None
                 and self.origins[operation.node] == node.id
             ),
             after=tuple(after),

@@ -4,12 +4,14 @@
     are taken -> done -> there for the operations that wait for that one
 
 A group is complete when the rollout's scheduler has it so: all members ended and scored, and kept
-by its filter. A piece is the next `chunk` groups in the order in which they came; what is left when
-the batch is delivered is a last piece. Operations without a chunk take a batch whole, when it is
-delivered. What reads several rollouts begins on a prompt's groups when all of them have it. Pieces
-take their lanes in the order in which they are cut, so those that share lanes alternate.
+by its filter. Operations that look at one sample at a time take samples in the place of groups, as
+they are scored; behind a filter, when their group is kept. A piece is the next `chunk` of them in
+the order in which they came; what is left when the batch is delivered is a last piece. Operations
+without a chunk take a batch whole, when it is delivered. What reads several rollouts begins on a
+prompt's groups when all of them have it. Pieces take their lanes in the order in which they are
+cut, so those that share lanes alternate.
 
-What a piece costs follows from its groups, so the last piece, which has the longest responses, is
+What a piece costs follows from its samples, so the last piece, which has the longest responses, is
 the longest one.
 """
 
@@ -17,9 +19,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from flowrl.ids import GroupId
+from flowrl.ids import GroupId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import batch_work
 from flowrl.sim.model import OpModel, RolloutModel
@@ -30,23 +32,29 @@ __all__ = ["SimStreams", "TakeLanes"]
 TakeLanes = Callable[[OpModel, float, float], tuple[float, float]]
 """Of an operation, from when on and for how long: when it begins, and how long it takes."""
 
+Item = str
+"""What a stream is made of: the id of a group, or of a sample."""
+
+_KEPT_BATCHES = 4
+"""Delivered batches of a rollout whose groups are remembered."""
+
 
 @dataclass(slots=True, eq=False)
 class _Stream:
     op: OpModel
     inputs: set[str]  # rollouts, and streams that it waits for
     readers: list[_Stream] = field(default_factory=list)
-    arrived: dict[GroupId, set[str]] = field(default_factory=dict)  # inputs that have it, not all
-    draws: dict[GroupId, GroupDraw] = field(default_factory=dict)  # of groups that arrived
-    there: dict[GroupId, GroupDraw] = field(default_factory=dict)  # all have it; in no piece yet
-    ends: dict[GroupId, float | None] = field(default_factory=dict)  # in a piece; None: not over
-    batches: dict[int, frozenset[GroupId]] = field(default_factory=dict)  # delivered, not taken
+    arrived: dict[Item, set[str]] = field(default_factory=dict)  # inputs that have it, not all
+    draws: dict[Item, GroupDraw] = field(default_factory=dict)  # of items that arrived
+    there: dict[Item, GroupDraw] = field(default_factory=dict)  # all have it; in no piece yet
+    ends: dict[Item, float | None] = field(default_factory=dict)  # in a piece; None: not over
+    batches: dict[int, frozenset[Item]] = field(default_factory=dict)  # delivered, not taken
     pieces: int = 0  # since the last batch was over
     spent_s: float = 0.0  # likewise
 
     def is_over(self, batch: int) -> bool:
-        """Whether it is done with every group of a batch."""
-        return all(self.ends.get(group) is not None for group in self.batches[batch])
+        """Whether it is done with every item of a batch."""
+        return all(self.ends.get(item) is not None for item in self.batches[batch])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,11 +71,14 @@ class SimStreams:
     take: TakeLanes
     said: Mapping[str, Callable[[int], int]]
     _streams: dict[str, _Stream] = field(default_factory=dict)
-    _groups: dict[str, int] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)  # of a batch, by rollout
     _delivered: Counter[str] = field(default_factory=Counter)  # batches, by rollout
+    _members: dict[GroupId, tuple[SampleId, ...]] = field(default_factory=dict)
+    _group_of: dict[Item, GroupId] = field(default_factory=dict)
+    _remembered: list[tuple[GroupId, ...]] = field(default_factory=list)  # of delivered batches
 
     def __post_init__(self) -> None:
-        self._groups = {rollout.name: rollout.groups for rollout in self.rollouts}
+        self._rows = {one.name: one.groups * one.settings.group_size for one in self.rollouts}
         for op in self.ops:
             if not op.streams:
                 continue
@@ -87,44 +98,87 @@ class SimStreams:
 
     # What rollouts tell
 
-    def complete(self, rollout: str, group: GroupId, draw: GroupDraw, *, kept: bool) -> None:
-        """A group is complete, or a filter has taken it out."""
-        for stream in self._streams.values():
+    def sample(self, rollout: str, sample: SampleId, draw: GroupDraw) -> None:
+        """A sample is scored.
+
+        Args:
+            draw: It alone.
+        """
+        for stream in self._reading(rollout):
+            if stream.op.by_sample and not stream.op.kept_only:
+                self._arrive(stream, rollout, sample, draw)
+
+    def complete(
+        self,
+        rollout: str,
+        group: GroupId,
+        samples: tuple[SampleId, ...],
+        draw: GroupDraw,
+        *,
+        kept: bool,
+    ) -> None:
+        """A group is complete, or a filter has taken it out; its samples were told before."""
+        self._members[group] = samples
+        self._group_of.update(dict.fromkeys(samples, group))
+        for stream in self._reading(rollout):
             op = stream.op
-            if rollout in (op.rollout, *op.beside) and (kept or not op.kept_only):
-                own = draw if rollout == op.rollout else None
-                self._arrive(stream, rollout, group, own)
+            if not op.by_sample and (kept or not op.kept_only):
+                self._arrive(stream, rollout, group, draw)
+            elif op.by_sample and op.kept_only and kept:
+                for sample, one in _each(samples, draw):
+                    self._arrive(stream, rollout, sample, one)
+        self._pass_on_whole(group)
 
     def delivered(
         self, rollout: str, batch: int, kept: Iterable[GroupId], filtered: Iterable[GroupId]
     ) -> None:
         """A batch is whole: these are its groups, each of which was complete before."""
         self._delivered[rollout] += 1
-        learned = frozenset(kept)
-        everything = learned | frozenset(filtered)
+        learned = tuple(kept)
+        everything = (*learned, *filtered)
         for stream in self._streams.values():
             if rollout == stream.op.rollout:
-                stream.batches[batch] = learned if stream.op.kept_only else everything
+                groups = learned if stream.op.kept_only else everything
+                stream.batches[batch] = frozenset(self._items(stream, groups))
                 self._cut(stream)
-            elif rollout in stream.op.beside:  # groups that it has not are missing for good
-                for group in list(stream.arrived):
-                    self._arrive(stream, rollout, group, None)
+            elif rollout in stream.op.beside:  # what it has not is missing for good
+                for item in list(stream.arrived):
+                    self._arrive(stream, rollout, item, None)
+        self._remembered.append(everything)
+        if len(self._remembered) > _KEPT_BATCHES * len(self._rows):
+            for group in self._remembered.pop(0):
+                for sample in self._members.pop(group, ()):
+                    self._group_of.pop(sample, None)
+
+    def _reading(self, rollout: str) -> Iterable[_Stream]:
+        return [
+            stream
+            for stream in self._streams.values()
+            if rollout in (stream.op.rollout, *stream.op.beside)
+        ]
+
+    def _items(self, stream: _Stream, groups: Iterable[GroupId]) -> Iterable[Item]:
+        if not stream.op.by_sample:
+            return groups
+        return (sample for group in groups for sample in self._members[group])
 
     # From piece to piece
 
-    def _arrive(self, stream: _Stream, source: str, group: GroupId, draw: GroupDraw | None) -> None:
-        """A source of an operation has a group.
+    def _arrive(self, stream: _Stream, source: str, item: Item, draw: GroupDraw | None) -> None:
+        """A source of an operation has an item.
 
         Args:
-            draw: The group as the operation works on it; None of a rollout beside.
+            draw: The item as the operation works on it; None of a rollout beside.
         """
-        arrived = stream.arrived.setdefault(group, set())
+        if item in stream.there or item in stream.ends:
+            return
+        arrived = stream.arrived.setdefault(item, set())
         arrived.add(source)
-        if draw is not None:
-            stream.draws[group] = draw
+        if draw is not None and source not in stream.op.beside:
+            stream.draws[item] = draw
         if all(name in arrived or self._is_past(stream, name) for name in stream.inputs):
-            del stream.arrived[group]
-            stream.there[group] = stream.draws.pop(group)
+            del stream.arrived[item]
+            stream.there[item] = stream.draws.pop(item)
             self._cut(stream)
 
     def _is_past(self, stream: _Stream, name: str) -> bool:
@@ -137,31 +191,50 @@ class SimStreams:
         there, chunk = stream.there, stream.op.chunk
         while chunk and len(there) >= chunk:
             self._begin(stream, list(there)[:chunk])
-        for groups in stream.batches.values():
-            rest = [group for group in groups if group not in stream.ends]
-            if rest and all(group in there for group in rest):
-                self._begin(stream, [group for group in there if group in groups])
+        for items in stream.batches.values():
+            rest = [item for item in items if item not in stream.ends]
+            if rest and all(item in there for item in rest):
+                self._begin(stream, [item for item in there if item in items])
 
-    def _begin(self, stream: _Stream, groups: list[GroupId]) -> None:
+    def _begin(self, stream: _Stream, items: list[Item]) -> None:
         op = stream.op
-        draws = {group: stream.there.pop(group) for group in groups}
-        stream.ends.update(dict.fromkeys(groups))
+        draws = {item: stream.there.pop(item) for item in items}
+        stream.ends.update(dict.fromkeys(items))
         rollout = op.rollout or ""
-        calls = max(1, round(op.calls * len(groups) / self._groups[rollout]))
-        work = batch_work(draws.values(), self.said[rollout]).scaled(
-            op.share, calls=calls, micro_batch=op.micro_batch
-        )
+        whole = batch_work(draws.values(), self.said[rollout])
+        calls = max(1, round(op.calls * whole.rows / self._rows[rollout]))
+        work = whole.scaled(op.share, calls=calls, micro_batch=op.micro_batch)
         seconds = op.cost(work) + (op.piece_s if stream.pieces else op.fixed_s)
         begin, took = self.take(op, self.clock.now, seconds)
         stream.pieces += 1
         stream.spent_s += took
         self.clock.at(begin + took, self._done, stream, draws)
 
-    def _done(self, stream: _Stream, draws: Mapping[GroupId, GroupDraw]) -> None:
+    def _done(self, stream: _Stream, draws: Mapping[Item, GroupDraw]) -> None:
         stream.ends.update(dict.fromkeys(draws, self.clock.now))
+        name, by_sample = stream.op.name, stream.op.by_sample
         for reader in stream.readers:
-            for group, draw in draws.items():
-                self._arrive(reader, stream.op.name, group, draw)
+            if reader.op.by_sample == by_sample:
+                for item, draw in draws.items():
+                    self._arrive(reader, name, item, draw)
+            elif reader.op.by_sample:
+                for group, draw in draws.items():
+                    for sample, one in _each(self._members[GroupId(group)], draw):
+                        self._arrive(reader, name, sample, one)
+        if by_sample:
+            groups = {self._group_of[item] for item in draws if item in self._group_of}
+            for group in groups:
+                self._pass_on_whole(group)
+
+    def _pass_on_whole(self, group: GroupId) -> None:
+        """Tells those that read groups of one that others have done sample by sample."""
+        for stream in self._streams.values():
+            readers = [one for one in stream.readers if not one.op.by_sample]
+            if readers and stream.op.by_sample:
+                ends = [stream.ends.get(sample) for sample in self._members[group]]
+                if all(end is not None for end in ends):
+                    for reader in readers:
+                        self._arrive(reader, stream.op.name, group, None)
 
     # What the trainer asks
 
@@ -175,7 +248,15 @@ class SimStreams:
         None where it had nothing to do. The batch is over, and forgotten.
         """
         stream = self._streams[op]
-        ends = [stream.ends.pop(group) for group in stream.batches.pop(batch)]
+        ends = [stream.ends.pop(item) for item in stream.batches.pop(batch)]
         spent, stream.spent_s, stream.pieces = stream.spent_s, 0.0, 0
         over = [end for end in ends if end is not None]
         return (max(over), spent) if over else None
+
+
+def _each(samples: tuple[SampleId, ...], draw: GroupDraw) -> Iterable[tuple[SampleId, GroupDraw]]:
+    """The members of a group, each alone."""
+    return [
+        (sample, replace(draw, lengths=(length,)))
+        for sample, length in zip(samples, draw.lengths, strict=True)
+    ]

@@ -15,6 +15,7 @@ from flowrl.config.plan import PlanConfig
 from flowrl.errors import PlanError
 from flowrl.plan import PlacementPlan
 from flowrl.plan.names import device_names
+from flowrl.plan.schema import StartUnit
 from flowrl.sim.device_lanes import DeviceLanes
 from flowrl.sim.lengths import parse_lengths
 from flowrl.sim.of_plan import model_of_stage
@@ -102,9 +103,20 @@ def test_what_streams_does_so_in_the_chunks_of_the_plan():
     assert ops["advantage"].chunk == 0
 
 
+def test_what_looks_at_single_samples_streams_by_the_sample():
+    [planned] = best_plans("grpo", MIXED)
+    by_sample = edited(planned, reference={"start": StartUnit.SAMPLE, "chunk": 256})
+    ops = {op.name: op for op in model_of(by_sample).ops}
+    reader, update = ops["reference.logprobs"], ops["actor.update"]
+    assert (reader.by_sample, reader.chunk) == (True, 256)
+    assert (update.by_sample, update.after) == (False, ("reference.logprobs",))
+    # It reads no later than whole groups, and the update never waits longer for it.
+    assert steady_s(simulated(by_sample)) <= steady_s(simulated(planned))
+
+
 def test_what_waits_for_something_whole_waits_for_the_batch_and_a_note_says_so():
     [planned] = best_plans("grpo", MIXED)
-    waits = edited(planned, reference={"start": "batch", "chunk": 0})
+    waits = edited(planned, reference={"start": StartUnit.BATCH, "chunk": 0})
     model = model_of(waits)
     assert [op.name for op in model.ops if op.streams] == []
     assert model.notes == (

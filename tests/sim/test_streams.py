@@ -27,9 +27,11 @@ READER = OpModel(
 )
 
 
-def world(*ops, slots=2, groups=4, staleness=0, judges=False, **changes):
+def world(*ops, slots=2, groups=4, size=1, staleness=0, judges=False, **changes):
     """Two rows, four groups of one sample; `ops` before the trainer's own, of five seconds."""
-    base = small_model(slots=slots, groups=groups, group_size=1, staleness=staleness, judges=judges)
+    base = small_model(
+        slots=slots, groups=groups, group_size=size, staleness=staleness, judges=judges
+    )
     update = replace(base.ops[0], after=tuple(op.name for op in ops), **changes)
     lanes = {*(lane.name for lane in base.lanes)}
     more = dict.fromkeys(lane for op in ops for lane in op.lanes if lane not in lanes)
@@ -41,15 +43,16 @@ def world(*ops, slots=2, groups=4, staleness=0, judges=False, **changes):
 
 
 class Given:
-    """Groups of one sample, one a length."""
+    """Lengths in turn, group by group."""
 
     def __init__(self, *lengths, filtered=()):
         self.lengths, self.filtered = lengths, filtered
 
     def group(self, number, size):
-        length = self.lengths[number % len(self.lengths)]
+        numbers = range(number * size, (number + 1) * size)
+        lengths = tuple(self.lengths[i % len(self.lengths)] for i in numbers)
         why = "flat" if number in self.filtered else None
-        return GroupDraw(prompt_tokens=1, lengths=(length,) * size, filtered=why)
+        return GroupDraw(prompt_tokens=1, lengths=lengths, filtered=why)
 
     def __str__(self):
         return "given"
@@ -72,6 +75,35 @@ def test_groups_are_taken_as_they_are_complete_and_not_as_they_were_offered():
     model = world(replace(READER, cost=LinearCost(token_s=0.1)), slots=4)
     # Pieces of (4 + 1) + (5 + 1) tokens at 5 s, and of (6 + 1) + (20 + 1) at 20 s.
     assert step_s(model, Given(20, 4, 5, 6)) == [pytest.approx(20 + 2.8 + 5)]
+
+
+def test_a_reader_of_samples_waits_for_no_group():
+    """Samples end at 4, 6, 8 and 20 s, groups at 8 and 20; what learns from groups reads them."""
+    reader = replace(READER, chunk=1, by_sample=True)
+    critic = replace(READER, name="critic.values", lanes=("critic",), after=(READER.name,))
+    critic = replace(critic, chunk=1, cost=LinearCost(row_s=2.0))
+    lengths = Given(4, 8, 6, 20)
+    sizes = {"slots": 4, "groups": 2, "size": 2}
+    # Read 4-5.5, 6-7.5, 8-9.5: the first group; and 20-21.5. Values 9.5-13.5 and 21.5-25.5.
+    assert step_s(world(reader, critic, **sizes), lengths) == [25.5 + 5]
+    by_group = replace(reader, by_sample=False)
+    # Read 8-11 and 20-23, values 11-15 and 23-27.
+    assert step_s(world(by_group, critic, **sizes), lengths) == [27 + 5]
+    # And a reader of samples behind one of groups: 8-11, 11-13, 13-15; 20-23, 23-25, 25-27.
+    after = replace(critic, by_sample=True)
+    assert step_s(world(by_group, after, **sizes), lengths) == [27 + 5]
+
+
+def test_a_reader_of_samples_behind_a_filter_reads_those_of_kept_groups():
+    reader = replace(READER, chunk=1, by_sample=True, kept_only=True)
+    sizes = {"slots": 4, "groups": 2, "size": 2, "judges": True}
+    lengths = Given(4, 8, 6, 20, filtered={1})
+    report = simulate(world(reader, **sizes), steps=1, workloads={"actor.generate": lengths})
+    read = next(lane for lane in report.lanes if lane.lane == "reader")
+    assert read.busy_s == 2 * 1.5
+    before = world(replace(reader, kept_only=False), **sizes)
+    report = simulate(before, steps=1, workloads={"actor.generate": lengths})
+    assert next(lane for lane in report.lanes if lane.lane == "reader").busy_s == 4 * 1.5
 
 
 def test_what_reads_in_a_row_passes_pieces_on():
