@@ -8,8 +8,8 @@ kind of plan has bounds that follow from why:
   4 % longer.
 - Where operations stream, the planner has chunks of equal work at equal distances; groups in truth
   are complete late, the longest at the end. Simulated steps are up to 30 % longer.
-- Asynchronous steps are priced as the longer of both sides. In truth a batch may be drawn as soon as
-  the weights are there that it may be drawn with, while the one before ends: with samples up to a
+- Asynchronous steps are priced as the longer of both sides. In truth a batch may be drawn as soon
+  as there are weights that it may be drawn with, while the one before ends: with samples up to a
   publications old, a + 1 steps take at least a rollout and an update, and one step an update. So
   simulated steps are shorter where the rollout is the longer side, up to 20 % for a = 1 and 45 %
   for a = 2, and never below those bounds.
