@@ -259,7 +259,8 @@ def _workloads(
         if text is None and stage.plan.schedule is not None:
             from flowrl.sim.planned_times import planned_lengths
 
-            text = planned_lengths(plan, longest)
+            environment = stage.plan.operation(node.id).environment
+            text = planned_lengths(plan, longest, environment)
         if text is None:
             text = f"constant:{longest}"
             print(

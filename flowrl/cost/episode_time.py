@@ -1,22 +1,21 @@
 """What a rollout of episodes takes: a policy that draws turns, and an environment that answers.
 
-Each side has its work, and an episode has its way through both:
+All episodes in flight go on together, a token of each at a time, as in `flowrl.cost.occupancy`: an
+engine has two of them for each row that it decodes at once (`flowrl.rollout` gives it so many), and
+those that wait for an answer or a row leave theirs to others. While b are in flight on each of R
+replicas with `slots` rows, r = min(b, slots), a token of each takes the longest of
 
-    policy       decode steps of what is drawn + prefill of prompts and of what is said
-    environment  (samples x (turns x step_s + reset_s)) / calls at once
-    work         the larger one, and the smaller one's share of the first round before it
-                 (both at once: an episode that waits for one leaves the other to others);
-                 the sum of both where they take turns on the same devices
-    path         the longest episode, alone: its tokens at the pace of one row, its calls behind
-                 each other
-    flight       samples / episodes in flight x a mean episode at the pace of a full batch
+    policy       b / r decode steps with r rows, for the share of tokens that is drawn,
+                 and the prefill of what is said
+    environment  b R w / at_once, with w = (turns step_s + reset_s) / tokens of an episode: so many
+                 seconds of calls come with each token
+    an episode   one decode step, for what is drawn, and (turns (step_s + wait_s) + reset_s +
+                 wait_s) / tokens of waiting for its own answers
 
-    seconds = max(work, path, flight)
-
-A rollout's estimate (`Cost.rollout`) takes all tokens of a sample as drawn. Of an episode a share
-is said by the environment: it enters as prefill, in passes of a full chunk, and what came before is
-in the engine's cache (prefix caching of SGLang and vLLM). Episodes of an engine beyond its rows
-wait for an answer or a row: two a row, as `flowrl.rollout` gives them.
+and where policy and environment take turns on the same devices, the sum of the first two in the
+place of both. An episode longer than `most_turns` of mean length has longer turns and no more
+calls. Prompts enter once, before. What came before a turn is in the engine's cache (prefix caching
+of SGLang and vLLM).
 """
 
 from __future__ import annotations
@@ -26,13 +25,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from flowrl.cost.lengths import Lengths, expected_maximum
+import numpy as np
+
+from flowrl.cost.lengths import Lengths
+from flowrl.cost.occupancy import occupancy
 from flowrl.cost.source import Estimate
+from flowrl.cost.spread import Floats
 
 __all__ = [
     "CallSeconds",
     "EnvironmentCost",
     "Episodes",
+    "Pace",
     "PlayedEstimate",
     "play",
 ]
@@ -94,8 +98,8 @@ class PlayedEstimate:
         estimate: All of it.
         policy_s: The engines' work.
         environment_s: The environment's work.
-        bound: What the time is: `policy`, `environment`, `both in turns`, `the longest episode` or
-            `episodes in flight`.
+        bound: What decides for most of the time: `policy`, `environment`, `both in turns`, or
+            `each episode's own way`.
     """
 
     estimate: Estimate
@@ -104,15 +108,47 @@ class PlayedEstimate:
     bound: str
 
 
+class Pace:
+    """Seconds of decode steps at some rows and contexts, linear in between.
+
+    Args:
+        step_s: Of so many rows with a mean context; asked at doubling numbers of rows.
+        most_rows: That are asked for.
+        contexts: The least and the largest.
+    """
+
+    __slots__ = ("_contexts", "_rows", "_seconds")
+
+    def __init__(
+        self, step_s: Callable[[int, float], float], most_rows: int, contexts: tuple[float, float]
+    ) -> None:
+        sizes = [1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows]
+        self._rows = np.array([*sizes, most_rows], np.float64)
+        self._contexts = contexts
+        self._seconds = [
+            np.array([step_s(int(rows), context) for rows in self._rows]) for context in contexts
+        ]
+
+    def at(self, rows: Floats, context: Floats) -> Floats:
+        """Seconds, of arrays of equal length."""
+        near, far = (np.interp(rows, self._rows, seconds) for seconds in self._seconds)
+        low, high = self._contexts
+        found: Floats = near + (far - near) * (context - low) / max(high - low, 1.0)
+        return found
+
+
 def play(
     drawing: Estimate,
     *,
-    row_s: Callable[[int], float],
+    pace: Pace,
     chunk_s: float,
     chunk_tokens: int,
     replicas: int,
     samples: int,
+    group_size: int,
+    prompt_tokens: float,
     slots: int,
+    kv_tokens: int,
     lengths: Lengths,
     episodes: Episodes,
     calls: CallSeconds,
@@ -122,62 +158,81 @@ def play(
     """See the module.
 
     Args:
-        drawing: Of the rollout, with all its tokens drawn.
-        row_s: Seconds of a decode step with so many rows.
+        drawing: Of the rollout by its policy alone; its prompts enter as it says.
+        pace: Of one replica's decode steps.
         chunk_s: Of a pass in which `chunk_tokens` enter one replica.
         slots: Rows that one replica decodes at once.
+        kv_tokens: Tokens whose keys and values one replica holds.
         at_once: Calls that the environment serves at once, on all that it has.
         takes_turns: Policy and environment compute on the same devices.
     """
-    share = episodes.drawn_share(lengths)
+    mine = math.ceil(samples / replicas)
+    prompts = math.ceil(samples / group_size / replicas)
+    pieces = occupancy(
+        lengths,
+        samples=mine,
+        of_samples=samples,
+        prompt_tokens=prompt_tokens,
+        group_size=mine / prompts,
+        slots=min(IN_FLIGHT * slots, mine),
+        kv_tokens=kv_tokens,
+    )
+    steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
+    mean, share = lengths.mean, episodes.drawn_share(lengths)
+    rows = np.minimum(pieces.batch, slots)
+    step = share * pace.at(rows, prompt_tokens + pieces.own)
+    reading = pieces.batch * (1 - share) * chunk_s / chunk_tokens
+    decoding = pieces.batch / rows * step
+    # Behind the tokens of most turns nobody is called any more.
+    called = pieces.own <= episodes.most_turns * mean / episodes.turns
+    work = (episodes.turns * calls.step_s + calls.reset_s) / mean
+    serving = called * pieces.batch * replicas * work / at_once
+    late = episodes.turns * (calls.step_s + calls.wait_s) + calls.reset_s + calls.wait_s
+    alone = step + called * late / mean
+    policy = decoding + reading
+    sides = policy + serving if takes_turns else np.maximum(policy, serving)
+    seconds = np.maximum(sides, alone)
+
     entering = dict(drawing.parts).get("prefill", 0.0)
-    decode_s = share * (drawing.seconds - entering)
-    said_s = samples * episodes.turns * episodes.said / replicas / chunk_tokens * chunk_s
-    policy_s = decode_s + entering + said_s
-    serving = samples * (episodes.turns * calls.step_s + calls.reset_s)
-    environment_s = serving / at_once if serving else 0.0
-
-    flight = min(samples, IN_FLIGHT * slots * replicas)
-    rounds = max(1.0, episodes.turns * samples / flight)
-    less, more = sorted((policy_s, environment_s))
-    work = less + more if takes_turns else more + less / rounds
-
-    longest = expected_maximum(lengths, samples)
-    most_turns = min(float(episodes.most_turns), episodes.turns * longest / lengths.mean)
-    path = share * longest * row_s(1) + _calls_s(calls, most_turns)
-    rows = max(1, min(slots, math.ceil(samples / replicas)))
-    mean = share * lengths.mean * row_s(rows) + _calls_s(calls, episodes.turns)
-    bounds = {
-        _who(policy_s, environment_s, takes_turns): work,
-        "the longest episode": path,
-        "episodes in flight": samples / flight * mean,
-    }
-    bound = max(bounds, key=lambda name: bounds[name])
-    seconds = bounds[bound]
+    policy_s = float((steps * policy).sum()) + entering
+    environment_s = samples * mean * work / at_once
+    waits = float((steps * np.maximum(0.0, alone - sides)).sum())
+    thin = pieces.batch <= pieces.batch.max() / 8
     parts = {
-        "decode": decode_s,
-        "tail of it": share * dict(drawing.parts).get("tail of it", 0.0),
-        "prefill": entering + said_s,
+        "decode": float((steps * decoding).sum()),
+        "tail of it": float((steps * decoding)[thin].sum()),
+        "prefill": entering + float((steps * reading).sum()),
         "environment": environment_s,
-        "waits": max(0.0, seconds - (less + more if takes_turns else more)),
+        "waits": waits,
     }
-    estimate = Estimate(
-        seconds=seconds,
-        source=drawing.source,
-        parts=tuple((name, value) for name, value in parts.items() if value),
-        notes=drawing.notes,
-    )
     return PlayedEstimate(
-        estimate=estimate, policy_s=policy_s, environment_s=environment_s, bound=bound
+        estimate=Estimate(
+            seconds=float((steps * seconds).sum()) + entering,
+            source=drawing.source,
+            parts=tuple((name, value) for name, value in parts.items() if value),
+            notes=drawing.notes,
+        ),
+        policy_s=policy_s,
+        environment_s=environment_s,
+        bound=_bound(steps, policy, serving, alone, takes_turns=takes_turns),
     )
 
 
-def _calls_s(calls: CallSeconds, turns: float) -> float:
-    """Of one episode: its reset and a step behind each turn."""
-    return calls.reset_s + turns * calls.step_s + (turns + 1) * calls.wait_s
-
-
-def _who(policy_s: float, environment_s: float, takes_turns: bool) -> str:
-    if takes_turns and policy_s and environment_s:
-        return "both in turns"
-    return "policy" if policy_s >= environment_s else "environment"
+def _bound(
+    steps: Floats, policy: Floats, serving: Floats, alone: Floats, *, takes_turns: bool
+) -> str:
+    """What decides for most of the time."""
+    if takes_turns:
+        both = policy + serving
+        name = "both in turns" if float(serving.sum()) else "policy"
+        sides = {name: both, "each episode's own way": alone}
+    else:
+        sides = {"policy": policy, "environment": serving, "each episode's own way": alone}
+    longest = np.max(np.array(list(sides.values())), axis=0)
+    left = np.ones(len(steps), np.bool_)
+    sums: dict[str, float] = {}
+    for name, seconds in sides.items():
+        here = left & (seconds >= longest)
+        sums[name] = float((steps * longest)[here].sum())
+        left &= ~here
+    return max(sums, key=lambda name: sums[name])

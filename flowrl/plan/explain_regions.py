@@ -55,13 +55,10 @@ def _where(way: Candidate, played: Played, region: Region) -> str:
 
 
 def _why(way: Candidate, played: Played) -> str:
-    decides = played.bound
-    if decides == "episodes in flight":
-        decides = "how many episodes are in flight"
     return (
         f"{seconds_text(way.seconds)} a step: the policy's work takes "
         f"{seconds_text(played.policy_s)}, the environment's {seconds_text(played.environment_s)}; "
-        f"what decides: {decides}"
+        f"what decides: {played.bound}"
     )
 
 

@@ -110,6 +110,8 @@ class EnvironmentUse:
         step_s: Seconds of a call that answers a turn.
         wait_s: Seconds that an answer is late beside.
         turns: Of an episode, on average.
+        drawn: Tokens of a turn, on average.
+        said: Tokens that it says before each.
         seconds: Its work in a step, if nothing waited.
         source: Of these times: `given`, `measured` or `unknown`.
     """
@@ -120,5 +122,7 @@ class EnvironmentUse:
     step_s: float
     wait_s: float
     turns: float
+    drawn: float
+    said: float
     seconds: float
     source: str

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
-from flowrl.cost.episode_time import CallSeconds, EnvironmentCost, play
+from flowrl.cost.episode_time import CallSeconds, EnvironmentCost, Pace, play
 from flowrl.cost.layout import Layout
 from flowrl.plan.candidates import Candidate, Candidates, Filter, pareto
 from flowrl.plan.regions import Played, Split, splits
@@ -94,16 +94,23 @@ def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) 
     assert task.region is not None
     options, cost = made.options, made.cost
     layout, where = drawing.layout, (task.shape, drawing.layout, made.machine)
-    context = options.prompt_tokens + options.lengths.mean / 2
+    first, last = options.prompt_tokens + 1, options.prompt_tokens + options.lengths.maximum
     calls = _calls(task.region, made)
     found = play(
         drawing.estimate,
-        row_s=lambda rows: cost.decode_step(*where, batch=rows, context=context).seconds,
+        pace=Pace(
+            lambda rows, context: cost.decode_step(*where, batch=rows, context=context).seconds,
+            drawing.slots,
+            (first, last),
+        ),
         chunk_s=cost.prefill(*where, rows=1, tokens=PREFILL_CHUNK_TOKENS).seconds,
         chunk_tokens=PREFILL_CHUNK_TOKENS,
         replicas=layout.dp,
         samples=task.samples,
+        group_size=task.group_size,
+        prompt_tokens=options.prompt_tokens,
         slots=drawing.slots,
+        kv_tokens=drawing.kv_tokens,
         lengths=options.lengths,
         episodes=task.region.episodes,
         calls=calls,

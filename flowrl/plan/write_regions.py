@@ -72,19 +72,27 @@ def with_environment(operation: Operation, chosen: Chosen) -> Operation:
     """An operation that plays episodes, with how it does."""
     for _, region, played in _played(chosen):
         if region.node == operation.node:
-            return replace(operation, environment=_use(region, played))
+            tokens = chosen.posed.candidates.options.lengths.mean
+            return replace(operation, environment=_use(region, played, tokens))
     return operation
 
 
-def _use(region: Region, played: Played) -> EnvironmentUse:
-    calls = played.calls
+def _use(region: Region, played: Played, tokens: float) -> EnvironmentUse:
+    """In the plan's words.
+
+    Args:
+        tokens: Of an episode, what is said included.
+    """
+    calls, episodes = played.calls, region.episodes
     return EnvironmentUse(
         mode=played.split.mode,
         at_once=played.split.at_once,
         reset_s=calls.reset_s,
         step_s=calls.step_s,
         wait_s=calls.wait_s,
-        turns=region.episodes.turns,
+        turns=episodes.turns,
+        drawn=tokens / episodes.turns - episodes.said,
+        said=episodes.said,
         seconds=played.environment_s,
         source=calls.source,
     )

@@ -48,11 +48,13 @@ class EpisodeShape:
         turn: Tokens of a turn at most.
         observation: Tokens of what the environment answers at most.
         max_turns: Of an episode.
+        stretches: `turn` is a mean: of an episode with more tokens in all its turns each is longer.
     """
 
     turn: int
     observation: int
     max_turns: int
+    stretches: bool = False
 
     def turns(self, drawn: int) -> tuple[int, ...]:
         """Tokens of each turn of an episode in which so many are drawn.
@@ -60,6 +62,9 @@ class EpisodeShape:
         >>> EpisodeShape(turn=4, observation=2, max_turns=8).turns(9)
         (4, 4, 1)
         """
+        if self.stretches and drawn > self.turn * self.max_turns:
+            each, more = divmod(drawn, self.max_turns)
+            return (each + 1,) * more + (each,) * (self.max_turns - more)
         whole, rest = divmod(max(1, drawn), self.turn)
         return ((self.turn,) * whole + ((rest,) if rest else ()))[: self.max_turns]
 

@@ -24,11 +24,12 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph import Op
+from flowrl.plan.many_form import EnvironmentUse
 from flowrl.plan.problem_of import CHUNK_S
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.costs import LinearCost
-from flowrl.sim.episodes import EnvironmentTimes
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 
@@ -66,6 +67,7 @@ def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = No
         players=players,
         nodes=dict(line.nodes()),
         environments=_environments(stage.plan),
+        episodes=_episodes(stage.plan),
         prompts=PromptLengths(values=(prompt,)),
         response_tokens=lengths.mean,
     )
@@ -84,6 +86,21 @@ def _environments(plan: PlacementPlan) -> dict[str, EnvironmentTimes]:
             call_s = mean_s / use.at_once
             found[operation.role] = EnvironmentTimes(
                 call_s=call_s, wait_s=max(0.0, use.wait_s + mean_s - call_s)
+            )
+    return found
+
+
+def _episodes(plan: PlacementPlan) -> dict[str, EpisodeShape]:
+    """Turns and observations of mean length, by the environment's role."""
+    found = {}
+    for operation in plan.operations:
+        use = operation.environment
+        if use is not None and operation.role is not None:
+            found[operation.role] = EpisodeShape(
+                turn=max(1, round(use.drawn)),
+                observation=round(use.said),
+                max_turns=operation.max_turns,
+                stretches=True,
             )
     return found
 
@@ -202,10 +219,20 @@ def _halved(lengths: Lengths) -> Lengths:
             return ConstantLengths(tokens=lengths.mean / 2)
 
 
-def planned_lengths(plan: PlanConfig, longest: int) -> str:
-    """The lengths that a plan was made for, as `--lengths` names them."""
+def planned_lengths(
+    plan: PlanConfig, longest: int, environment: EnvironmentUse | None = None
+) -> str:
+    """The lengths that a plan was made for, as `--lengths` names them.
+
+    Args:
+        longest: Tokens that are drawn for a sample at most.
+        environment: Of episodes: of their tokens those are meant that are drawn.
+    """
     if plan.lengths is not None:
         return str(plan.lengths)
+    if environment is not None and plan.mean_response_tokens is not None:
+        drawn = {"mean_response_tokens": environment.turns * environment.drawn}
+        plan = plan.model_copy(update=drawn)
     lengths = lengths_of(plan, longest)
     if not isinstance(lengths, LognormalLengths):
         return f"constant:{lengths.mean:.0f}"

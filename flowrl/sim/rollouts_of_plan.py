@@ -169,7 +169,7 @@ class RolloutMaker:
         return EnvironmentModel(
             lane=self.lane_of(role),
             times=self.times.environments.get(role, EnvironmentTimes()),
-            shape=_shape(node, player),
+            shape=self.times.episodes.get(role) or _shape(node, player),
         )
 
     def _scorer(self, operation: Operation) -> ScorerModel:

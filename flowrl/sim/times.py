@@ -21,7 +21,7 @@ from flowrl.graph import Op
 from flowrl.plan.schema import PlacementPlan
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
-from flowrl.sim.episodes import EnvironmentTimes
+from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.scorers import ScoreTimes
 from flowrl.sim.step_time import StepTime
 from flowrl.sim.workload import PromptLengths
@@ -78,6 +78,8 @@ class StageTimes:
         response_tokens: Mean tokens of a row of data behind its prompt; None takes the longest.
         scorers: By role.
         environments: By role.
+        episodes: How episodes with an environment go, by its role; where none is said, each turn
+            and each observation is as long as it may be.
         switches: Seconds of residency switches.
         prompts: Lengths of prompts.
     """
@@ -90,6 +92,7 @@ class StageTimes:
     response_tokens: float | None = None
     scorers: Mapping[str, ScoreTimes] = field(default_factory=dict)
     environments: Mapping[str, EnvironmentTimes] = field(default_factory=dict)
+    episodes: Mapping[str, EpisodeShape] = field(default_factory=dict)
     switches: Mapping[Switch, float] = field(default_factory=dict)
     host: HostCost = field(default_factory=HostCost)
     prompts: PromptLengths = field(default_factory=lambda: PromptLengths(values=(1,)))
