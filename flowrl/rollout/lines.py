@@ -96,7 +96,10 @@ class RankedLine:
         return None
 
     def pop(self) -> None:
-        heapq.heappop(self._heap)
+        taken = heapq.heappop(self._heap)[-1]
+        # A rank that went and came back left the sample here twice, in neighbouring places.
+        while self._heap and self._heap[0][-1] is taken:
+            heapq.heappop(self._heap)
 
     def samples(self) -> Iterable[Sample]:
         entries = {

@@ -13,8 +13,10 @@ from flowrl.rollout import (
     WeightsPublished,
 )
 from flowrl.rollout.lengths import LengthPredictor
+from flowrl.rollout.lines import RankedLine
 from flowrl.rollout.policies import LongestFirst
-from flowrl.rollout.records import Group
+from flowrl.rollout.records import Group, Sample
+from flowrl.rollout.states import State
 from tests.rollout.exploration import makespan
 
 
@@ -86,6 +88,23 @@ def test_siblings_are_ranked_anew_when_a_member_finishes(play, where):
     p(EngineCapacityChanged, engine="e0", capacity=1)
     p.finish("0/0/0", tokens=3)
     assert where(p.finish("0/1/0", tokens=90)) == {"e0": ["0/1/1"]}
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_sample_whose_rank_went_and_came_back_stands_in_a_line_once(fresh):
+    line = RankedLine(fresh=fresh)
+    one, two = (
+        Sample(id=f"0/{n}/0", group=group(f"0/{n}", seq=n), member=0, attempt=-1 if fresh else 0)
+        for n in range(2)
+    )
+    for sample, rank in ((one, 1.0), (two, 3.0), (one, 2.0), (one, 1.0)):
+        sample.rank, sample.state = rank, State.QUEUED
+        line.push(sample)
+    assert line.first() is one
+    line.pop()
+    assert line.first() is two  # though `one` has not left its state yet
+    line.pop()
+    assert line.first() is None
 
 
 def test_what_is_kept_is_not_to_go_any_more(play, where):
