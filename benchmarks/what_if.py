@@ -25,12 +25,10 @@ from line_plots import Line, Plot
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
-from flowrl.cost.lengths import Lengths
-from flowrl.cost.spread import spread
 from flowrl.files import write_text_atomic
 from flowrl.plan.groups import cost_of, host_share
 from flowrl.plan.problem_of import Posed, may_run_ahead, pose
-from flowrl.plan.search import Found, Kind, draw, leaves, search
+from flowrl.plan.search import Found, Kind, Leaf, Schedule, draw, evaluate, leaves, search
 from flowrl.plan.sizing import pool_of_devices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,11 +70,7 @@ PUBLISHED: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Devices and overrides of configs/grpo_qwen25_7b.yaml. Sigma is what predict_published assumes."""
 
-MINI_BATCHES = 4
-"""Of the config: chunks that an update can take."""
-
 Row = dict[str, Any]
-Groups = tuple[Sequence[float], Sequence[float]]
 
 
 def posed(config: str, overrides: Sequence[str], devices: int) -> Posed:
@@ -129,85 +123,54 @@ def rows(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterato
             yield row(problem, devices, kind)
 
 
-# Streams by completion
-
-
-def even_s(generate_s: float, read_s: float, chunks: int) -> float:
-    """Seconds of a stream as the search takes it: equal chunks at even intervals."""
-    return (generate_s + read_s) / chunks + max(generate_s, read_s) * (chunks - 1) / chunks
-
-
-def by_completion_s(groups: Groups, generate_s: float, read_s: float, chunks: int) -> float:
-    """Seconds of a stream whose reader takes the groups in `chunks` as they complete.
-
-    Samples all run at once. A group is complete with its longest sample; time passes with tokens,
-    though an emptier engine is faster and groups are complete later than that; a chunk takes its
-    share of all tokens to read.
-    """
-    ends, tokens = groups
-    size = len(ends) // chunks
-    now = 0.0
-    for first in range(0, size * chunks, size):
-        ready = generate_s * ends[first + size - 1] / ends[-1]
-        now = max(now, ready) + read_s * sum(tokens[first : first + size]) / sum(tokens)
-    return now
-
-
-def groups_of(lengths: Lengths, num: int, size: int) -> Groups:
-    """Longest samples and tokens of groups, in the order in which they complete.
-
-    Long and short samples are mixed by steps of the golden ratio.
-    """
-    golden = (math.sqrt(5) - 1) / 2
-    values = [float(value) for value in spread(lengths, num * size)]
-    order = sorted(range(len(values)), key=lambda index: index * golden % 1.0)
-    groups = [[values[index] for index in order[at::num]] for at in range(num)]
-    pairs = sorted((max(group), sum(group)) for group in groups)
-    return [end for end, _ in pairs], [tokens for _, tokens in pairs]
+# Streams
 
 
 def streams(sizes: Sequence[int]) -> Iterator[Row]:
-    """GRPO 7B in a stream, the rest taking turns beside the rollout, with both kinds of chunks.
+    """GRPO 7B on policy, its streams with groups as they are complete, and as if they came evenly.
 
-    For each, the best way to share the devices out; memory and messages are left out.
+    Two plans beside the temporal one: what a stream gives, and what one would expect of it who
+    takes chunks to be equal and to come at even intervals; then what that second plan really takes.
     """
     config, overrides = JOBS["GRPO 7B"]
     for sigma in SIGMAS:
         problem = posed(config, (*overrides, f"plan.sigma={sigma}"), max(sizes))
-        rollout, *rest = problem.tasks
-        num = rollout.samples // rollout.group_size
-        groups = groups_of(problem.candidates.options.lengths, num, rollout.group_size)
+        smooth = _even(problem)
         for devices in sizes:
-            turns = sum(_fastest(problem, task.id, devices) for task in problem.tasks)
-            found: dict[str, tuple[float, int]] = {}
-            for here in problem.problem.block_sizes():
-                generate_s = _fastest(problem, rollout.id, here, at_once=True)
-                read_s = sum(_fastest(problem, task.id, devices - here) for task in rest)
-                if not math.isfinite(generate_s + read_s):
-                    continue
-                ways = {
-                    "even": even_s(generate_s, read_s, MINI_BATCHES),
-                    "by_completion": by_completion_s(groups, generate_s, read_s, MINI_BATCHES),
-                }
-                for name, seconds in ways.items():
-                    found[name] = min(found.get(name, (math.inf, 0)), (round(seconds, 2), here))
+            turns = best(problem, devices, Kind.TEMPORAL)
+            mixed = best(problem, devices, Kind.HYBRID)
+            hoped = best(smooth, devices, Kind.HYBRID)
+            assert turns is not None
+            assert mixed is not None
+            assert hoped is not None
+            true = evaluate(problem.problem, _true(problem, hoped.schedule))
             yield {
                 "sigma": sigma,
                 "devices": devices,
-                "temporal_s": round(turns, 2),
-                **{f"{name}_s": seconds for name, (seconds, _) in found.items()},
-                **{f"{name}_generate": here for name, (_, here) in found.items()},
+                "temporal_s": round(turns.evaluation.step_s, 2),
+                "hybrid_s": round(mixed.evaluation.step_s, 2),
+                "hybrid": draw(mixed.schedule).splitlines()[0],
+                "even_s": round(hoped.evaluation.step_s, 2),
+                "even_true_s": round(true.step_s, 2),
             }
 
 
-def _fastest(problem: Posed, task: str, devices: int, *, at_once: bool = False) -> float:
-    """Seconds of a task on so many devices; `at_once` with a slot for each sample of the step."""
-    samples = problem.task(task).samples if at_once else 0
-    ways = problem.ways[task]
-    return min(
-        (w.seconds for w in ways if w.devices == devices and w.slots * w.layout.dp >= samples),
-        default=math.inf,
+def _even(problem: Posed) -> Posed:
+    """The same, with results that come evenly."""
+    tasks = tuple(
+        replace(task, options=tuple(replace(option, arrivals=None) for option in task.options))
+        for task in problem.problem.tasks
     )
+    return replace(problem, problem=replace(problem.problem, tasks=tasks))
+
+
+def _true(problem: Posed, schedule: Schedule) -> Schedule:
+    """A schedule with the options of `problem` in place of even ones."""
+    if isinstance(schedule, Leaf):
+        options = problem.problem.task(schedule.task).options
+        return replace(schedule, option=options[schedule.option.label])
+    first, second = (_true(problem, part) for part in (schedule.first, schedule.second))
+    return replace(schedule, first=first, second=second)
 
 
 # What is written
@@ -283,13 +246,15 @@ def report(results: Row) -> Iterator[str]:
         yield from table(found, "H100")
     yield "\n## Published jobs, as far as they are known\n"
     yield from table(results["published"], "job", "job")
-    yield "\n## Streams: even chunks, and groups as they end\n"
-    yield "| sigma | H100 | temporal | even chunks | by completion |"
-    yield "|---|---|---|---|---|"
+    yield "\n## Streams: groups as they are complete, and as if they came evenly\n"
+    yield "GRPO 7B on policy. The last two columns are of the plan that one would take who expects"
+    yield "even chunks: what he expects, and what it takes.\n"
+    yield "| sigma | H100 | temporal | hybrid | hybrid, even | that one, truly | hybrid is |"
+    yield "|---|---|---|---|---|---|---|"
     for one in results["streams"]:
-        seconds = (one[name] for name in ("temporal_s", "even_s", "by_completion_s"))
+        seconds = (one[name] for name in ("temporal_s", "hybrid_s", "even_s", "even_true_s"))
         cells = " | ".join(f"{value:.1f} s" for value in seconds)
-        yield f"| {one['sigma']:g} | {one['devices']} | {cells} |"
+        yield f"| {one['sigma']:g} | {one['devices']} | {cells} | {one['hybrid']} |"
 
 
 def study() -> Row:
@@ -305,7 +270,7 @@ def study() -> Row:
             f"{sigma:g}": list(rows(grpo[0], (f"plan.sigma={sigma}",), DEVICES)) for sigma in SIGMAS
         },
         "published": published,
-        "streams": list(streams((128, 256, 512, 1024))),
+        "streams": list(streams((64, 128, 256, 512, 1024))),
     }
 
 

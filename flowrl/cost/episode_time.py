@@ -20,15 +20,15 @@ of SGLang and vLLM).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from flowrl.cost.arrivals import clock_of
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import occupancy
+from flowrl.cost.occupancy import occupancy_of_batch
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
 
@@ -166,15 +166,13 @@ def play(
         at_once: Calls that the environment serves at once, on all that it has.
         takes_turns: Policy and environment compute on the same devices.
     """
-    mine = math.ceil(samples / replicas)
-    prompts = math.ceil(samples / group_size / replicas)
-    pieces = occupancy(
+    pieces = occupancy_of_batch(
         lengths,
-        samples=mine,
-        of_samples=samples,
+        replicas=replicas,
+        samples=samples,
+        group_size=group_size,
         prompt_tokens=prompt_tokens,
-        group_size=mine / prompts,
-        slots=min(IN_FLIGHT * slots, mine),
+        slots=IN_FLIGHT * slots,
         kv_tokens=kv_tokens,
     )
     steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
@@ -205,12 +203,14 @@ def play(
         "environment": environment_s,
         "waits": waits,
     }
+    total = float((steps * seconds).sum()) + entering
     return PlayedEstimate(
         estimate=Estimate(
-            seconds=float((steps * seconds).sum()) + entering,
+            seconds=total,
             source=drawing.source,
             parts=tuple((name, value) for name, value in parts.items() if value),
             notes=drawing.notes,
+            clock=clock_of(pieces, steps * seconds, entering / total),
         ),
         policy_s=policy_s,
         environment_s=environment_s,

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
-__all__ = ["Occupancy", "occupancy", "run_rows"]
+__all__ = ["Occupancy", "occupancy", "occupancy_of_batch", "run_rows"]
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
@@ -43,7 +44,7 @@ and at least this share of a mean response."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Occupancy:
     """Pieces of time in which the same rows run: float64 `[pieces]` each.
 
@@ -52,19 +53,50 @@ class Occupancy:
         batch: Rows.
         own: Mean tokens that a row has generated, in the middle of the piece.
         again: Tokens that rows put back had to compute again, prompts included, of all pieces.
-        runs: Alternatives that the pieces are of; each counts `1 / runs`.
+        runs: The pieces of each alternative; each counts `1 / len(runs)`.
+        starts: Of each alternative, the steps before each row's first, in the order in which rows
+            come; what a row waits after it was put back is before its first too.
+        samples_a_row: Samples that each of these rows stands for.
+        stretch: Of the time before the last rows drain, where rows stand for a longer queue.
     """
 
     steps: Floats
     batch: Floats
     own: Floats
     again: float
-    runs: int
+    runs: tuple[slice, ...]
+    starts: tuple[Floats, ...]
+    samples_a_row: int
+    stretch: float = 1.0
 
     @property
     def total_steps(self) -> float:
         """Decode steps until the last sample ends."""
-        return float(self.steps.sum()) / self.runs
+        return float(self.steps.sum()) / len(self.runs)
+
+
+def occupancy_of_batch(
+    lengths: Lengths,
+    *,
+    replicas: int,
+    samples: int,
+    group_size: int,
+    prompt_tokens: float,
+    slots: int,
+    kv_tokens: int,
+) -> Occupancy:
+    """What each engine does of a batch of `samples` that all replicas share."""
+    mine = math.ceil(samples / replicas)
+    prompts = math.ceil(samples / group_size / replicas)
+    return occupancy(
+        lengths,
+        samples=mine,
+        of_samples=samples,
+        prompt_tokens=prompt_tokens,
+        group_size=mine / prompts,
+        slots=min(slots, mine),
+        kv_tokens=kv_tokens,
+    )
 
 
 def occupancy(
@@ -130,37 +162,51 @@ def _occupancy(
     values = _values(lengths, round(samples / stretch), scale, longest)
     num = len(values)
     order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
-    tables = []
+    tables: list[Floats] = []
+    starts: list[Floats] = []
     again = 0.0
     for rotation in range(ROTATIONS):
         turned = np.roll(order, rotation * num // ROTATIONS)
-        run, put_back = run_rows(
-            values[turned].tolist(),
+        rows = values[turned]
+        run, put_back, ends = run_rows(
+            rows.tolist(),
             slots=max(1, slots // scale),
             kv_tokens=max(kv_tokens / scale, held + longest),
             held_tokens=held,
         )
-        tables.append(_stretched(np.array(run), stretch))
+        table, began = _stretched(np.array(run), np.array(ends) - rows, stretch)
+        tables.append(table)
+        starts.append(began)
         again += put_back * stretch
     table = np.concatenate(tables)
+    edges = np.cumsum([0, *(len(one) for one in tables)]).tolist()
     return Occupancy(
         steps=table[:, 0],
         batch=table[:, 1] * scale,
         own=table[:, 2],
         again=again * scale / ROTATIONS,
-        runs=ROTATIONS,
+        runs=tuple(slice(low, high) for low, high in pairwise(edges)),
+        starts=tuple(starts),
+        samples_a_row=scale,
+        stretch=stretch,
     )
 
 
-def _stretched(table: Floats, stretch: float) -> Floats:
-    """Pieces of a queue that is so many times as long: what is before its last rows drain."""
+def _stretched(table: Floats, starts: Floats, stretch: float) -> tuple[Floats, Floats]:
+    """Pieces and starts of a queue that is so many times as long.
+
+    What is before its last rows drain takes longer.
+    """
     if stretch > 1.0:
         batch = table[:, 1]
         full = int(np.flatnonzero(batch >= 0.9 * batch.max())[-1]) + 1
         tokens = table[:, 0] * batch
         before, after = float(tokens[:full].sum()), float(tokens[full:].sum())
-        table[:full, 0] *= (stretch * (before + after) - after) / before
-    return table
+        factor = (stretch * (before + after) - after) / before
+        drain = float(table[:full, 0].sum())
+        table[:full, 0] *= factor
+        starts = starts + np.minimum(starts, drain) * (factor - 1)
+    return table, starts
 
 
 def _values(lengths: Lengths, samples: int, scale: int, longest: float) -> Floats:
@@ -179,7 +225,9 @@ def _at_once(values: Floats, scale: int) -> Occupancy:
         batch=(np.arange(len(values), 0, -1.0) * scale)[kept],
         own=((values + before) / 2)[kept],
         again=0.0,
-        runs=1,
+        runs=(slice(0, int(kept.sum())),),
+        starts=(np.zeros(len(values)),),
+        samples_a_row=scale,
     )
 
 
@@ -190,7 +238,7 @@ def _peak_tokens(values: Floats, held: float) -> float:
 
 def run_rows(
     lengths: Sequence[float], *, slots: int, kv_tokens: float, held_tokens: float
-) -> tuple[list[tuple[float, int, float]], float]:
+) -> tuple[list[tuple[float, int, float]], float, list[float]]:
     """Rows on slots, from one end to the next: `(steps, rows, mean own tokens)` of each piece.
 
     Args:
@@ -199,25 +247,28 @@ def run_rows(
         held_tokens: Of a row besides what it generates.
 
     Returns:
-        The pieces, and the tokens that rows put back computed again.
+        The pieces, the tokens that rows put back computed again, and the step at which each row
+        ends.
     """
-    waiting = deque((length, 0.0) for length in lengths)
+    waiting = deque((length, 0.0, place) for place, length in enumerate(lengths))
     ends: list[tuple[float, int]] = []
-    running: dict[int, tuple[float, float]] = {}  # id: length, step at which it had no token
+    # id: length, step at which it had no token, place in the order
+    running: dict[int, tuple[float, float, int]] = {}
+    ended = [0.0] * len(lengths)
     pieces: list[tuple[float, int, float]] = []
     reserve = max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
     now = own = again = 0.0
     number = 0
     while waiting or running:
         while waiting and len(running) < slots:
-            length, has = waiting[0]
+            length, has, place = waiting[0]
             rows = len(running) + 1
             needed = own + has + rows * (held_tokens + reserve)
             if running and needed > kv_tokens:
                 break
             waiting.popleft()
             number += 1
-            running[number] = (length, now - has)
+            running[number] = (length, now - has, place)
             heapq.heappush(ends, (now - has + length, number))
             own += has
         while ends[0][1] not in running:
@@ -233,12 +284,14 @@ def run_rows(
         own += rows * steps
         if full:
             last = next(reversed(running))
-            length, start = running.pop(last)
+            length, start, place = running.pop(last)
             own -= now - start
             again += held_tokens + now - start
-            waiting.appendleft((length, now - start))
+            waiting.appendleft((length, now - start, place))
             continue
         while ends and (ends[0][0] <= now or ends[0][1] not in running):
-            length, _ = running.pop(heapq.heappop(ends)[1], (0.0, 0.0))
-            own -= length
-    return pieces, again
+            row = running.pop(heapq.heappop(ends)[1], None)
+            if row is not None:
+                own -= row[0]
+                ended[row[2]] = now
+    return pieces, again, ended

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flowrl.cost import efficiency
+from flowrl.cost.arrivals import clock_of
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import occupancy
+from flowrl.cost.occupancy import occupancy_of_batch
 from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 
@@ -53,21 +54,20 @@ def rollout_estimate(
     Args:
         contexts: How many contexts a step is asked at; 2 where it is linear in them.
     """
-    mine = math.ceil(samples / replicas)
     prompts = math.ceil(samples / group_size / replicas)
-    pieces = occupancy(
+    pieces = occupancy_of_batch(
         lengths,
-        samples=mine,
-        of_samples=samples,
+        replicas=replicas,
+        samples=samples,
+        group_size=group_size,
         prompt_tokens=prompt_tokens,
-        group_size=mine / prompts,
-        slots=min(slots, mine),
+        slots=slots,
         kv_tokens=kv_tokens,
     )
     top = int(pieces.batch.max())
     grid = np.linspace(prompt_tokens + 1, prompt_tokens + lengths.maximum, contexts)
     steps = _StepTable(decode, top, grid)
-    seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / pieces.runs
+    seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     entering = _prefill_s(prefill, prompts, prompt_tokens)
     again = _again_s(prefill, pieces.again)
     thin = pieces.batch <= top / 8
@@ -81,6 +81,7 @@ def rollout_estimate(
             ("prefill", entering.seconds + again),
         ),
         notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
+        clock=clock_of(pieces, seconds, entering.seconds / total),
     )
 
 

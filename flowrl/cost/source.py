@@ -40,12 +40,15 @@ class Estimate:
             are named when most of the seconds are theirs.
         parts: `(name, seconds)`, for people; parts that overlap may add up to more.
         notes: What the estimate had to do without, one sentence each.
+        clock: Of a rollout, the share of its seconds that has passed after each of equal parts of
+            its decode steps, from 0 to 1 (`flowrl.cost.arrivals`).
     """
 
     seconds: float
     source: Source = "analytic"
     parts: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
+    clock: tuple[float, ...] = ()
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, float], *, source: Source = "analytic") -> Estimate:

@@ -21,9 +21,18 @@ from flowrl.plan.search import (
     block,
     leaves,
 )
-from flowrl.plan.search.evaluate import seconds_of
+from flowrl.plan.search.evaluate import arrivals_of, readers, seconds_of
 
-__all__ = ["Bar", "bars", "bottleneck", "busy_seconds", "pieces", "schedule_step", "slots"]
+__all__ = [
+    "Bar",
+    "bars",
+    "bottleneck",
+    "busy_seconds",
+    "chunk_shares",
+    "pieces",
+    "schedule_step",
+    "slots",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +86,8 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
         case Spatial():
             end_s = begin_s + seconds_of(problem, schedule)
             yield from bars(problem, schedule.first, begin_s)
-            first = seconds_of(problem, schedule.first)
-            lag = first / schedule.chunks if _feeds(problem, schedule) else 0.0
+            there = chunk_shares(problem, schedule)
+            lag = there[0][0] * seconds_of(problem, schedule.first) if there else 0.0
             yield from _stretched(problem, schedule.second, begin_s + lag, end_s)
         case Asynchronous():
             yield from bars(problem, schedule.first, begin_s)
@@ -138,8 +147,9 @@ def bottleneck(problem: Problem, schedule: Schedule) -> str:
             assert_never(schedule)
 
 
-def schedule_step(schedule: Schedule, sizes: tuple[int, ...]) -> ScheduleStep:
+def schedule_step(problem: Problem, schedule: Schedule) -> ScheduleStep:
     """The schedule as the plan keeps it."""
+    ready: tuple[float, ...] = ()
     match schedule:
         case Leaf():
             return ScheduleStep(kind="run", devices=schedule.option.devices, node=schedule.task)
@@ -147,18 +157,30 @@ def schedule_step(schedule: Schedule, sizes: tuple[int, ...]) -> ScheduleStep:
             kind, chunks = "temporal", 1
         case Spatial():
             kind, chunks = "spatial", schedule.chunks
+            if chunks > 1 and arrivals_of(problem, schedule):
+                ready = tuple(round(at, 3) for at, _ in chunk_shares(problem, schedule))
         case Asynchronous():
             kind, chunks = "asynchronous", 1
         case _:
             assert_never(schedule)
     return ScheduleStep(
         kind=kind,  # type: ignore[arg-type]
-        devices=block(schedule, sizes),
+        devices=block(schedule, problem.block_sizes()),
         chunks=chunks,
-        parts=tuple(schedule_step(part, sizes) for part in (schedule.first, schedule.second)),
+        ready=ready,
+        parts=tuple(schedule_step(problem, part) for part in (schedule.first, schedule.second)),
     )
 
 
-def _feeds(problem: Problem, schedule: Spatial) -> bool:
-    first = {leaf.task for leaf in leaves(schedule.first)}
-    return any(first & set(problem.task(leaf.task).after) for leaf in leaves(schedule.second))
+def chunk_shares(problem: Problem, schedule: Spatial) -> list[tuple[float, float]]:
+    """Of each chunk of a stream: the share of the first part's time after which it is there, and
+    the share of the second part's work that is left then. Empty where nothing passes."""
+    if not readers(problem, schedule):
+        return []
+    count = schedule.chunks
+    lines = [one.chunk_lines(count) for one in arrivals_of(problem, schedule)]
+    if not lines:
+        return [((at + 1) / count, (count - at) / count) for at in range(count)]
+    return [
+        (max(a for a, _ in chunk), max(b for _, b in chunk)) for chunk in zip(*lines, strict=True)
+    ]

@@ -15,6 +15,7 @@ from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
 from flowrl.plan.explain_regions import region_notes, region_reason
+from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.region_ways import like
@@ -59,7 +60,7 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
                 why_not=why,
                 kind=str(one.kind),
                 device_s=one.step_s * one.used / samples,
-                schedule=schedule_step(one.schedule, one.posed.problem.block_sizes()),
+                schedule=schedule_step(one.posed.problem, one.schedule),
             )
         )
     return tuple(found)
@@ -84,6 +85,7 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
     if not any(task.phase is Phase.SCORES for task in best.posed.tasks):
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
     notes += region_notes(best)
+    notes += stream_notes(best)
     if searched.thinned:
         notes.append(f"looked at {searched.thinned}")
     idle = len(best.posed.group.addresses) - best.used

@@ -28,6 +28,8 @@ class ScheduleStep:
         devices: That it stands on.
         node: Of a leaf: the operation.
         chunks: Of `spatial`: pieces in which the batch passes from the first part to the second.
+        ready: Where these do not come evenly: the share of the first part's time after which each
+            is there.
         parts: Two, or none of a leaf.
     """
 
@@ -35,6 +37,7 @@ class ScheduleStep:
     devices: int
     node: str | None = None
     chunks: int = 1
+    ready: tuple[float, ...] = ()
     parts: tuple[ScheduleStep, ...] = ()
 
     def draw(self) -> tuple[str, ...]:
@@ -43,6 +46,8 @@ class ScheduleStep:
         if self.kind == "run":
             return (f"{self.node} on {self.devices} {plural}",)
         pieces = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        if self.ready:
+            pieces += f", the first after {self.ready[0]:.0%} of the time"
         lines = [f"{self.kind} on {self.devices} {plural}{pieces}"]
         for i, part in enumerate(self.parts):
             last = i == len(self.parts) - 1

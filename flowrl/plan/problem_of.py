@@ -28,6 +28,7 @@ from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.problem import EVERY_KIND
+from flowrl.plan.stream_arrivals import arrivals_of_ways
 from flowrl.plan.tasks import TaskWork, tasks_of
 
 __all__ = [
@@ -136,7 +137,7 @@ def pose(
         ways[task.id] = tuple(found)
     shares = {name for name in held if held.count(name) > 1}
     problem = Problem(
-        tasks=tuple(_option_task(task, ways[task.id], here, shares) for task in tasks),
+        tasks=tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks),
         num_devices=len(group.addresses),
         counts=counts,
         memory_bytes=made.budget,
@@ -195,8 +196,13 @@ def sync_seconds(
 
 
 def _option_task(
-    task: TaskWork, ways: tuple[Candidate, ...], here: frozenset[str], shares: set[str]
+    task: TaskWork,
+    ways: tuple[Candidate, ...],
+    here: frozenset[str],
+    shares: set[str],
+    request: PlanRequest,
 ) -> Task:
+    arrivals = arrivals_of_ways(task, ways, request)
     weights = task.weights if task.weights in shares else None
     return Task(
         id=task.id,
@@ -211,8 +217,9 @@ def _option_task(
                 weight_bytes=way.weight_bytes if weights is not None else 0,
                 form=way.form,
                 label=label,
+                arrivals=arrives,
             )
-            for label, way in enumerate(ways)
+            for label, (way, arrives) in enumerate(zip(ways, arrivals, strict=True))
         ),
         weights=weights,
         max_chunks=task.pieces,

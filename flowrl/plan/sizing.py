@@ -205,5 +205,5 @@ def _as_size(posed: Posed, found: Found, devices: int) -> Size:
             (leaf.task, posed.candidate(leaf.task, leaf.option).layout.describe())
             for leaf in leaves(schedule)
         ),
-        schedule=schedule_step(schedule, posed.problem.block_sizes()),
+        schedule=schedule_step(posed.problem, schedule),
     )

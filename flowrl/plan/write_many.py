@@ -88,7 +88,7 @@ def write_plan(
         prediction=_prediction(chosen, graph, pool),
         alternatives=alternatives_of(searched),
         reasons=(*reasons_of(searched), *why, *request.reasons),
-        schedule=schedule_step(chosen.schedule, chosen.posed.problem.block_sizes()),
+        schedule=schedule_step(chosen.posed.problem, chosen.schedule),
         kind=str(chosen.kind),
         engine_flags=tuple(_flags(chosen, request)),
         pins=searched.pins.decisions,

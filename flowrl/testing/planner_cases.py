@@ -4,18 +4,20 @@ The enumeration follows the definition of a schedule alone: all trees over the t
 second part feeds a first, all chunk counts, all options. It remembers nothing, prunes nothing and
 shares no code with the search.
 
-Seconds are eighths and chunk counts powers of two, so that sums and quotients are exact in
-floating point and two ways to add up one schedule give one number.
+Seconds are eighths, shares of arrivals too, and chunk counts powers of two, so that sums, products
+and quotients are exact in floating point and two ways to add up one schedule give one number.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from flowrl.plan.search import (
     EVERY_KIND,
+    Arrivals,
     Asynchronous,
     Kind,
     Leaf,
@@ -139,11 +141,15 @@ def draw_problem(rng: random.Random) -> Problem:
     weights = dict.fromkeys(names, "policy") if crowded else _draw_weights(rng, names)
     held: dict[tuple[str, str, int], int] = {}
     most = rng.choice([1, 2, 8])
+    uneven = rng.choice([0.0, 0.3, 1.0])
     tasks = tuple(
         Task(
             id=name,
             after=shape[name],
-            options=_draw_options(rng, weights[name], held, sizes, few=few),
+            options=tuple(
+                _draw_arrivals(rng, option) if rng.random() < uneven else option
+                for option in _draw_options(rng, weights[name], held, sizes, few=few)
+            ),
             weights=weights[name],
             max_chunks=rng.choice([1, most, most]),
         )
@@ -236,6 +242,16 @@ def _draw_options(
             )
         )
     return tuple(options)
+
+
+def _draw_arrivals(rng: random.Random, option: Option) -> Option:
+    """Results that come early or late, with little or much of the reader's work; some of them not
+    before the end."""
+    points = rng.choice([2, 4, 8])
+    ready, work = (sorted(rng.randint(0, 8) / 8 for _ in range(points - 1)) for _ in range(2))
+    if rng.random() < 0.1:
+        ready = [1.0] * (points - 1)
+    return replace(option, arrivals=Arrivals(ready=(*ready, 1.0), work=(*work, 1.0)))
 
 
 def _draw_syncs(rng: random.Random, names: list[str]) -> tuple[Sync, ...]:

@@ -21,6 +21,7 @@ from flowrl.plan.search import (
     Temporal,
     block,
     evaluate,
+    leaves,
 )
 
 SIZES = device_counts(32, 8)
@@ -123,7 +124,7 @@ def test_the_schedule_is_kept_as_a_tree_and_drawn():
     schedule = Spatial(
         first=leaf("a", 16), second=Temporal(first=leaf("b", 8), second=leaf("c", 1)), chunks=2
     )
-    kept = schedule_step(schedule, SIZES)
+    kept = schedule_step(problem_of(*leaves(schedule)), schedule)
     assert kept.draw() == (
         "spatial on 24 devices, 2 chunks",
         "|-- a on 16 devices",

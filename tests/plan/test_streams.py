@@ -43,6 +43,8 @@ def test_what_takes_turns_in_a_stream_comes_from_the_host_with_every_chunk(posed
     first = generate.option.seconds + (chunks - 1) * CHUNK_S
     second = reference.option.seconds + update.option.seconds
     second += (chunks - 1) * (2 * CHUNK_S + move_s)
-    expected = (first + second) / chunks + max(first, second) * (chunks - 1) / chunks
+    arrivals = generate.option.arrivals
+    assert arrivals is not None
+    expected = max(a * first + b * second for a, b in arrivals.chunk_lines(chunks))
     found = evaluate(posed.problem, stream)
     assert found.step_s - found.sync_s == pytest.approx(expected)

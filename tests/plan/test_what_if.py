@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.cost.lengths import ConstantLengths, LognormalLengths
+from flowrl.plan.search import Kind, evaluate
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +73,17 @@ def test_rows_fit_their_devices_and_are_never_busier_than_whole(small: Any):
         assert len(row["layouts"]) == 3
 
 
-def test_groups_of_equal_samples_all_come_at_the_end(script: ModuleType):
-    groups = script.groups_of(ConstantLengths(tokens=100), 64, 8)
-    assert script.by_completion_s(groups, 60.0, 20.0, 4) == pytest.approx(80.0)
-    assert script.even_s(60.0, 20.0, 4) == pytest.approx(65.0)
+def test_no_plan_that_expects_even_chunks_is_faster_than_one_that_knows_better(repository: Path):
+    results = json.loads((repository / "benchmarks" / "results" / "what_if.json").read_text())
+    assert results["streams"]
+    for row in results["streams"]:
+        assert row["hybrid_s"] <= min(row["temporal_s"], row["even_true_s"]) + 0.01
 
 
-def test_no_stream_ends_before_its_last_group_is_read(script: ModuleType):
-    lengths = LognormalLengths(mean=2400, sigma=0.8, maximum=8192)
-    groups = script.groups_of(lengths, 512, 8)
-    found = script.by_completion_s(groups, 61.5, 32.2, 4)
-    # A fifth of the groups has a sample that is cut at 8,192, and waits for it.
-    assert script.even_s(61.5, 32.2, 4) < found < 61.5 + 32.2
-    assert sum(end >= 8191 for end in groups[0]) / 512 == pytest.approx(0.2, abs=0.05)
+def test_a_plan_for_even_chunks_takes_longer_than_it_says(script: ModuleType):
+    problem = script.posed(*script.JOBS["GRPO 7B"], 16)
+    smooth = script._even(problem)
+    hoped = script.best(smooth, 16, Kind.SPATIAL)
+    true = evaluate(problem.problem, script._true(problem, hoped.schedule))
+    assert true.step_s > hoped.evaluation.step_s
+    assert script.best(problem, 16, Kind.SPATIAL).evaluation.step_s <= true.step_s

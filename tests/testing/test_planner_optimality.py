@@ -28,7 +28,7 @@ def test_the_cases_reach_every_kind_and_what_cannot_be_placed() -> None:
     assert len(tally.tasks) >= 3
 
 
-def without_a_cut(tasks, reads, original=space._downward_closed):
+def without_a_cut(tasks, reads, original=space.downward_closed):
     return original(tasks, reads)[1:]
 
 
@@ -50,18 +50,23 @@ def without_memory(join, *args, original=joins._made):
     return original(replace(join, memory_bytes=np.inf), *args)
 
 
-def without_one_chunk_count(problem, first, second, reads, original=space._chunks):
-    chunks = original(problem, first, second, reads)
-    return chunks if chunks is None else chunks[:-1]
+def without_one_chunk_count(*args, original=space._streams):
+    streams = original(*args)
+    return streams[:-1] if len(streams) > 1 else streams
+
+
+def with_even_arrivals(problem):
+    return tuple(() for _ in problem.tasks)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
     [
-        (space, "_downward_closed", without_a_cut),
+        (space, "downward_closed", without_a_cut),
         (space, "_number_tokens", without_shared_weights),
-        (space, "_crossing", without_syncs),
-        (space, "_chunks", without_one_chunk_count),
+        (space, "crossing", without_syncs),
+        (space, "_streams", without_one_chunk_count),
+        (space, "_arrivals", with_even_arrivals),
         (dynamic, "limits", with_bounds_too_tight),
         (joins, "_made", without_memory),
     ],

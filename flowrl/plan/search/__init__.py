@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from flowrl.plan.search.arrivals import Arrivals, stream_lines
 from flowrl.plan.search.best import fewest_devices, search
-from flowrl.plan.search.evaluate import Evaluation, Evaluator, block, evaluate, seconds_of
+from flowrl.plan.search.evaluate import (
+    Evaluation,
+    Evaluator,
+    arrivals_of,
+    block,
+    evaluate,
+    seconds_of,
+)
 from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.result import (
     Binding,
@@ -26,6 +34,7 @@ from flowrl.plan.search.schedule import (
 
 __all__ = [
     "EVERY_KIND",
+    "Arrivals",
     "Asynchronous",
     "Binding",
     "Change",
@@ -45,6 +54,7 @@ __all__ = [
     "Sync",
     "Task",
     "Temporal",
+    "arrivals_of",
     "block",
     "draw",
     "evaluate",
@@ -53,4 +63,5 @@ __all__ = [
     "leaves",
     "search",
     "seconds_of",
+    "stream_lines",
 ]

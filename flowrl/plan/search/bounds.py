@@ -6,8 +6,8 @@ whole step, going through the sets from the whole downwards then yields, for eve
 the most seconds that a partial schedule may take in any schedule within the limit, and the splits
 of blocks that can be part of one. Both are safe: nothing within the limit is lost.
 
-With u the bounds of the two sides (chunks included), a stream of c chunks takes
-max(u1, u2) + min(u1, u2) / c, and independent sides max(u1, u2), which is c = infinity.
+With u the bounds of the two sides (chunks included), a stream takes the largest a u1 + b u2 of its
+lines (`space.Stream`), which grows with both; independent sides have the lines u1 and u2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrl.plan.search.space import Cut, Floats, Ints, Space
+from flowrl.plan.search.arrivals import Line
+from flowrl.plan.search.space import Cut, Floats, Ints, Space, Stream, largest
 
 __all__ = ["Splits", "limits", "lower_bounds"]
 
@@ -45,25 +46,27 @@ def lower_bounds(space: Space) -> Floats:
         best = bounds[at]
         if task >= 0:
             leaves = space.leaves[task]
-            np.minimum.at(best, leaves.size, leaves.seconds)
+            rows = space.rows[at]
+            use = slice(None) if rows is None else rows
+            np.minimum.at(best, leaves.size[use], leaves.seconds[use])
         for cut in space.cuts[at]:
             first, second = bounds[cut.first], bounds[cut.second]
             if cut.turns:
                 np.minimum(best, first + second, out=best)
-            for chunks in _chunk_counts(cut):
-                if chunks == 1 and cut.turns:
+            for stream in cut.streams:
+                if stream.in_turns and cut.turns:
                     continue  # one after the other on a part each is slower than on all
-                u1, u2 = _with_chunks(space, cut, bounds, chunks)
-                np.minimum(best, _crossing(space, u1, u2, chunks), out=best)
+                u1, u2 = _with_chunks(space, cut, bounds, stream)
+                np.minimum(best, _crossing(space, u1, u2, stream), out=best)
         np.minimum.accumulate(best, out=best)
         for cut in space.cuts[at]:
-            for chunks in _chunk_counts(cut):
-                if chunks == 0 or (chunks == 1 and cut.turns):
+            for stream in cut.streams:
+                if stream.chunks == 0 or (stream.in_turns and cut.turns):
                     continue  # the crossing was the best of the former, a Temporal of the latter
-                u1, u2 = _with_chunks(space, cut, bounds, chunks)
+                u1, u2 = _with_chunks(space, cut, bounds, stream)
                 possible = np.where(np.isfinite(best), best, -np.inf)
-                block, first_at, second_at = _windows(space, u1, u2, chunks, possible)
-                np.minimum.at(best, block, _streamed(u1[first_at], u2[second_at], chunks))
+                block, first_at, second_at = _windows(space, u1, u2, stream, possible)
+                np.minimum.at(best, block, _streamed(u1[first_at], u2[second_at], stream))
         np.minimum.accumulate(best, out=best)
     return bounds
 
@@ -107,36 +110,27 @@ def limits(
 def _wanted(space: Space, cut: Cut, bounds: Floats, limit: Floats, most: Floats) -> Splits | None:
     """The splits of a cut within the limit; raises the limits of its parts."""
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
-    for chunks in _chunk_counts(cut):
-        u1, u2 = _with_chunks(space, cut, bounds, chunks)
-        block, first, second = _windows(space, u1, u2, chunks, limit)
+    for stream in cut.streams:
+        u1, u2 = _with_chunks(space, cut, bounds, stream)
+        block, first, second = _windows(space, u1, u2, stream, limit)
         if not len(block):
             continue
-        extra = max(chunks - 1, 0)
-        for part, part_at, other in (
-            (cut.first, first, u2[second]),
-            (cut.second, second, u1[first]),
+        extra = max(stream.chunks - 1, 0)
+        for part, part_at, other, lines in (
+            (cut.first, first, u2[second], stream.lines),
+            (cut.second, second, u1[first], stream.turned),
         ):
-            room = _room(limit[block], other, chunks) - extra * space.chunk_s[part]
+            room = _room(limit[block], other, lines) - extra * space.chunk_s[part]
             np.maximum.at(most[part], part_at, room)
-        found.append((block, first, second, np.full(len(block), chunks, dtype=np.int64)))
+        found.append((block, first, second, np.full(len(block), stream.chunks, dtype=np.int64)))
     if not found:
         return None
     block, first, second, counts = (np.concatenate(column) for column in zip(*found, strict=True))
     return Splits(block=block, first=first, second=second, chunks=counts)
 
 
-def _chunk_counts(cut: Cut) -> tuple[int, ...]:
-    """The chunk counts to look at; 0 = nothing passes, the sides just run at once."""
-    if cut.runs_ahead:
-        return (0,)
-    if not cut.splits:
-        return ()
-    return (0,) if cut.chunks is None else cut.chunks
-
-
-def _with_chunks(space: Space, cut: Cut, bounds: Floats, chunks: int) -> tuple[Floats, Floats]:
-    extra = max(chunks - 1, 0)
+def _with_chunks(space: Space, cut: Cut, bounds: Floats, stream: Stream) -> tuple[Floats, Floats]:
+    extra = max(stream.chunks - 1, 0)
     if not extra:
         return bounds[cut.first], bounds[cut.second]
     return (
@@ -145,17 +139,24 @@ def _with_chunks(space: Space, cut: Cut, bounds: Floats, chunks: int) -> tuple[F
     )
 
 
-def _streamed(u1: Floats, u2: Floats, chunks: int) -> Floats:
-    slower = np.maximum(u1, u2)
-    return slower + np.minimum(u1, u2) / chunks if chunks else slower
+def _streamed(u1: Floats, u2: Floats, stream: Stream) -> Floats:
+    if stream.even:
+        slower = np.maximum(u1, u2)
+        return slower + np.minimum(u1, u2) / stream.chunks if stream.chunks else slower
+    return largest(stream.lines, u1, u2)
 
 
-def _room(limit: Floats, other: Floats, chunks: int) -> Floats:
-    """Most seconds of one side, chunks included, when the other takes `other`."""
-    if not chunks:
-        return limit
-    as_slower = limit - other / chunks
-    return np.where(as_slower >= other, as_slower, (limit - other) * chunks)
+def _room(limit: Floats, other: Floats, lines: tuple[Line, ...]) -> Floats:
+    """Most seconds of one side, chunks included, when the other takes `other`.
+
+    Args:
+        lines: Factors of this side, and of the other.
+    """
+    room = np.full(len(limit), np.inf)
+    for mine, theirs in lines:
+        if mine:
+            np.minimum(room, (limit - theirs * other if theirs else limit) / mine, out=room)
+    return room
 
 
 def _second(space: Space, block: Ints, first: Ints) -> Ints:
@@ -164,19 +165,24 @@ def _second(space: Space, block: Ints, first: Ints) -> Ints:
     return np.where(left > 0, space.fitting[np.maximum(left, 0)], -1)
 
 
-def _crossing(space: Space, u1: Floats, u2: Floats, chunks: int) -> Floats:
+def _crossing(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
     """`[K]`: seconds of the split at which the slower side changes, for each block.
 
     u1 falls and what the second side is left with rises along the first side's sizes. Of the last
-    split with u1 > u2 and the first with u1 <= u2, one has the least max(u1, u2).
+    split with u1 > u2 and the first with u1 <= u2, one has the least max(u1, u2). Where chunks are
+    not even, the slower side is that of the first and the last line which is larger.
     """
+    early, late = stream.lines[0], stream.lines[-1]
+    one, two = u1, u2
+    if not stream.even and late[0] > early[0]:
+        one, two = (late[0] - early[0]) * u1, (early[1] - late[1]) * u2
     count = len(space.sizes)
     block = np.arange(count)
     low, high = np.zeros(count, dtype=np.int64), np.full(count, count, dtype=np.int64)
     while (low < high).any():
         middle = np.minimum((low + high) // 2, count - 1)
         second = _second(space, block, middle)
-        faster = (second < 0) | (u1[middle] <= u2[second])
+        faster = (second < 0) | (one[middle] <= two[second])
         high = np.where((low < high) & faster, middle, high)
         low = np.where((low < high) & ~faster, middle + 1, low)
     best = np.full(count, np.inf)
@@ -185,13 +191,13 @@ def _crossing(space: Space, u1: Floats, u2: Floats, chunks: int) -> Floats:
         first = np.clip(first, 0, count - 1)
         second = _second(space, block, first)
         inside &= second >= 0
-        seconds = np.where(inside, _streamed(u1[first], u2[second], chunks), np.inf)
+        seconds = np.where(inside, _streamed(u1[first], u2[second], stream), np.inf)
         np.minimum(best, seconds, out=best)
     return best
 
 
 def _windows(
-    space: Space, u1: Floats, u2: Floats, chunks: int, limit: Floats
+    space: Space, u1: Floats, u2: Floats, stream: Stream, limit: Floats
 ) -> tuple[Ints, Ints, Ints]:
     """All splits of blocks that take at most `limit` by the bounds: block, first, second."""
     count = len(space.sizes)
@@ -202,10 +208,9 @@ def _windows(
     most = limit[blocks]
     left = space.fitting[space.sizes[blocks] - space.sizes[0]]  # for one side at most
     blocks, most, left = blocks[left >= 0], most[left >= 0], left[left >= 0]
-    share = 1.0 / chunks if chunks else 0.0
-    # u1 + u2 / c <= max(u1, u2) + min(u1, u2) / c, and each is least on all that can be left.
-    low = np.searchsorted(-u1, -(most - share * np.minimum(u2[left], most)), side="left")
-    least = np.searchsorted(-u2, -(most - share * np.minimum(u1[left], most)), side="left")
+    # Each side is least on all that can be left for it.
+    low = np.searchsorted(-u1, -_room(most, u2[left], stream.lines), side="left")
+    least = np.searchsorted(-u2, -_room(most, u1[left], stream.turned), side="left")
     inside = (low < count) & (least < count)
     blocks, low, least = blocks[inside], low[inside], least[inside]
     rest = space.sizes[blocks] - space.sizes[least]
@@ -218,5 +223,5 @@ def _windows(
     first = np.arange(len(block)) - np.repeat(starts - low, lengths)
     second = space.fitting[space.sizes[block] - space.sizes[first]]
     use = second >= 0
-    use[use] = _streamed(u1[first[use]], u2[second[use]], chunks) <= limit[block[use]]
+    use[use] = _streamed(u1[first[use]], u2[second[use]], stream) <= limit[block[use]]
     return block[use], first[use], second[use]

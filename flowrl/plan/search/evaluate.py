@@ -8,13 +8,16 @@ on a device, and x the sum of `chunk_s` over its leaves:
     Temporal      t = t1 + t2                                        r = r1 + r2 - s
                                                                      p = max(p1 + r2, p2 + r1) - s
     Spatial       t = max(t1, t2)           nothing passes           r = max(r1, r2)
-                  t = (u1 + u2) / c + max(u1, u2) (c - 1) / c        p = max(p1, p2)
+                  t = max over k of a_k u1 + b_k u2                  p = max(p1, p2)
                       where first feeds second in c chunks,
                       u = t + (c - 1) x
     Asynchronous  t = max(t1, t2)           in the steady state      as Spatial
 
-A pipeline of two stages with c equal chunks takes u1/c + u2/c + (c - 1) max(u1, u2)/c: the first
-chunk through both, and then the slower stage's pace.
+Chunk k is there after a_k of the first side's time, and b_k of the second side's work is in it and
+behind it (`flowrl.plan.search.arrivals`). With c equal chunks at even intervals that is
+max(u1, u2) + min(u1, u2) / c: the first chunk through both, and then the slower side's pace. Chunks
+are so uneven as the `arrivals` of those leaves of the first side say that the second reads, itself
+or what follows from them there; without any they are even.
 
 s is the parameters that both sides of a Temporal hold: for each name of weights and form that a
 leaf of either side holds *on exactly the Temporal's block*, reached through Temporals only, they
@@ -35,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
+from flowrl.plan.search.arrivals import Arrivals, stream_lines
 from flowrl.plan.search.problem import Kind, Objective, Problem
 from flowrl.plan.search.schedule import (
     Asynchronous,
@@ -46,7 +50,16 @@ from flowrl.plan.search.schedule import (
     leaves,
 )
 
-__all__ = ["Evaluation", "Evaluator", "block", "evaluate", "readers", "rounded", "seconds_of"]
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "arrivals_of",
+    "block",
+    "evaluate",
+    "readers",
+    "rounded",
+    "seconds_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +155,7 @@ class _Part(NamedTuple):
         on_block: The leaves that use exactly its block, reached through Temporals only.
         num_splits: Spatial and Asynchronous nodes.
         forms: Forms of weights, with their names.
+        uneven: The leaves whose results do not come evenly.
     """
 
     tasks: frozenset[str]
@@ -154,6 +168,7 @@ class _Part(NamedTuple):
     on_block: tuple[Leaf, ...]
     num_splits: int
     forms: frozenset[tuple[str | None, str]]
+    uneven: tuple[Leaf, ...]
 
 
 class Evaluator:
@@ -163,6 +178,7 @@ class Evaluator:
         self.problem = problem
         self.sizes = problem.block_sizes()
         self.tasks = {task.id: task for task in problem.tasks}
+        self.behind = {task.id: problem.behind(task.id) for task in problem.tasks}
 
     def measure(self, schedule: Schedule) -> Evaluation:
         """What `schedule` takes."""
@@ -186,6 +202,11 @@ class Evaluator:
         """Seconds of a schedule or a part of one, without syncs."""
         return self._part(schedule).seconds
 
+    def arrivals(self, schedule: Spatial) -> frozenset[Arrivals]:
+        """What says when the chunks of a stream are there; none where they are even."""
+        first, second = self._part(schedule.first), self._part(schedule.second)
+        return self._arrivals(first, self._readers(first, second))
+
     def _part(self, schedule: Schedule) -> _Part:
         if isinstance(schedule, Leaf):
             return self._leaf(schedule)
@@ -208,8 +229,9 @@ class Evaluator:
             resident = max(first.resident, second.resident)
             peak = max(first.peak, second.peak)
             seconds = max(first.seconds, second.seconds)
-            if isinstance(schedule, Spatial) and self._feeds(first, second):
-                seconds = _pipeline_s(first, second, schedule.chunks)
+            if isinstance(schedule, Spatial) and (readers := self._readers(first, second)):
+                arrivals = self._arrivals(first, readers)
+                seconds = _stream_s(first, second, schedule.chunks, arrivals)
         return _Part(
             tasks=tasks,
             block=size,
@@ -221,6 +243,7 @@ class Evaluator:
             on_block=on_block,
             num_splits=first.num_splits + second.num_splits + (not isinstance(schedule, Temporal)),
             forms=first.forms | second.forms,
+            uneven=first.uneven + second.uneven,
         )
 
     def _leaf(self, leaf: Leaf) -> _Part:
@@ -238,6 +261,7 @@ class Evaluator:
             on_block=(leaf,) if option.devices == size else (),
             num_splits=0,
             forms=frozenset({named}) if option.form else frozenset(),
+            uneven=(leaf,) if option.arrivals is not None else (),
         )
 
     def _held_twice(self, first: tuple[Leaf, ...], second: tuple[Leaf, ...]) -> int:
@@ -253,8 +277,21 @@ class Evaluator:
         ]
         return sum(nbytes for key, nbytes in held[0].items() if key in held[1])
 
-    def _feeds(self, first: _Part, second: _Part) -> bool:
-        return any(not first.tasks.isdisjoint(self.tasks[name].after) for name in second.tasks)
+    def _readers(self, first: _Part, second: _Part) -> list[str]:
+        """Tasks of one side that read from the other."""
+        return [name for name in second.tasks if not first.tasks.isdisjoint(self.tasks[name].after)]
+
+    def _arrivals(self, first: _Part, readers: list[str]) -> frozenset[Arrivals]:
+        """Of the uneven leaves that `readers` read, or that what they read follows from."""
+        if not first.uneven:
+            return frozenset()
+        read = {name for reader in readers for name in self.tasks[reader].after} & first.tasks
+        return frozenset(
+            leaf.option.arrivals
+            for leaf in first.uneven
+            if leaf.option.arrivals is not None
+            and any(leaf.task in self.behind[name] for name in read)
+        )
 
     def _sync_s(self, first: _Part, second: _Part, together: frozenset[str]) -> float:
         """Seconds of the syncs from one side to the other."""
@@ -266,11 +303,18 @@ class Evaluator:
         return seconds
 
 
-def _pipeline_s(first: _Part, second: _Part, chunks: int) -> float:
-    """Seconds of two stages with `chunks` equal chunks."""
+def _stream_s(first: _Part, second: _Part, chunks: int, arrivals: frozenset[Arrivals]) -> float:
+    """Seconds of two sides of which one reads what the other makes."""
     u1 = first.seconds + (chunks - 1) * first.chunk_s
     u2 = second.seconds + (chunks - 1) * second.chunk_s
-    return (u1 + u2) / chunks + max(u1, u2) * (chunks - 1) / chunks
+    if not arrivals:
+        return max(u1, u2) + min(u1, u2) / chunks
+    return max(a * u1 + b * u2 for a, b in stream_lines(arrivals, chunks))
+
+
+def arrivals_of(problem: Problem, schedule: Spatial) -> frozenset[Arrivals]:
+    """What says when the chunks of a stream are there; none where they are even."""
+    return Evaluator(problem).arrivals(schedule)
 
 
 def readers(problem: Problem, schedule: Spatial) -> list[str]:

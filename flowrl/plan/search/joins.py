@@ -20,7 +20,7 @@ from flowrl.plan.search.points import (
     sieve,
 )
 from flowrl.plan.search.schedule import Leaf, signature
-from flowrl.plan.search.space import Cut, Floats, Ints, Space
+from flowrl.plan.search.space import Cut, Floats, Ints, Space, largest
 
 __all__ = ["Join", "join_splits", "join_turns", "leaf_points"]
 
@@ -65,7 +65,9 @@ def leaf_points(
     if task < 0:
         return []
     leaves = space.leaves[task]
-    rows = np.flatnonzero(leaves.seconds <= limit[leaves.size])
+    use = leaves.seconds <= limit[leaves.size]
+    mine = space.rows[owner]
+    rows = np.flatnonzero(use if mine is None else use & mine)
     if not len(rows):
         return []
     zero = np.zeros(len(rows))
@@ -130,13 +132,25 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
             extra = np.maximum(chunks - 1, 0)
             u1 = u1 + extra * one[CHUNK_S, row1]
             u2 = u2 + extra * two[CHUNK_S, row2]
-            streamed = np.minimum(u1, u2) / np.maximum(chunks, 1)
-            seconds = np.maximum(u1, u2) + np.where(chunks > 0, streamed, 0.0)
+            seconds = _streamed(join.cut, chunks, u1, u2)
         else:
             seconds = np.maximum(u1, u2)
         use = seconds <= join.limit[block]
         found += _splits(join, block[use], row1[use], row2[use], (chunks[use], seconds[use]))
     return found
+
+
+def _streamed(cut: Cut, chunks: Ints, u1: Floats, u2: Floats) -> Floats:
+    """Seconds of streams in so many chunks."""
+    if all(stream.even for stream in cut.streams):
+        streamed = np.minimum(u1, u2) / np.maximum(chunks, 1)
+        return np.maximum(u1, u2) + np.where(chunks > 0, streamed, 0.0)
+    seconds = np.empty_like(u1)
+    for stream in cut.streams:
+        here = np.flatnonzero(chunks == stream.chunks)
+        if len(here):
+            seconds[here] = largest(stream.lines, u1[here], u2[here])
+    return seconds
 
 
 def _pairs(

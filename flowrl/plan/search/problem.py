@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from flowrl.errors import PlanError
+from flowrl.plan.search.arrivals import Arrivals
 
 __all__ = ["EVERY_KIND", "Kind", "Objective", "Option", "Problem", "Sync", "Task"]
 
@@ -74,6 +75,7 @@ class Option:
         form: How those parameters lie on the devices (layout, precision). Tasks that hold equal
             weights in equal forms on the same devices hold them once.
         label: The caller's index of what this option is; the search never reads it.
+        arrivals: When its results are there for those that read them in chunks; None = evenly.
     """
 
     devices: int
@@ -84,6 +86,7 @@ class Option:
     weight_bytes: int = 0
     form: str = ""
     label: int = 0
+    arrivals: Arrivals | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,15 @@ class Problem:
             if task.id == name:
                 return task
         raise KeyError(name)
+
+    def behind(self, name: str) -> frozenset[str]:
+        """The task of this name and all that its results follow from."""
+        found, waiting = {name}, [name]
+        while waiting:
+            new = set(self.task(waiting.pop()).after) - found
+            found |= new
+            waiting += new
+        return frozenset(found)
 
     def block_sizes(self) -> tuple[int, ...]:
         """The sizes that blocks may have in this pool, ascending."""

@@ -9,17 +9,32 @@ Tokens say what a partial schedule holds on exactly its block, which decides at 
 shared and which sync is cheap. A token is a bit: of a form of weights (numbered anew for each block
 size, so that few bits suffice), or of a task of a sync. A set keeps only the tokens that a task
 outside of it can still meet.
+
+A task whose options differ in their `arrivals` makes a set that it is in several sets, one for each
+of them, as long as something outside of the set can still read what follows from it. So all that a
+cut needs to know of a stream is in the cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
+from flowrl.plan.search.arrivals import Arrivals, Line, stream_lines
+from flowrl.plan.search.masks import (
+    crossing,
+    downward_closed,
+    feeds,
+    follows,
+    members,
+    read_masks,
+)
 from flowrl.plan.search.problem import Kind, Option, Problem, Sync, Task
 
 __all__ = [
@@ -30,8 +45,10 @@ __all__ = [
     "Ints",
     "Leaves",
     "Space",
+    "Stream",
     "compile_space",
     "families",
+    "largest",
 ]
 
 Floats = NDArray[np.float64]
@@ -45,25 +62,61 @@ NUM_TOKENS = 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A way in which two parts run at once.
+
+    Attributes:
+        chunks: Pieces in which the first feeds the second; 0 = nothing passes.
+        lines: (a, b): it takes the largest of all a u1 + b u2, chunks included. The first one has
+            the largest b, the last one the largest a.
+        even: They are those of even chunks.
+    """
+
+    chunks: int
+    lines: tuple[Line, ...]
+    even: bool
+
+    @property
+    def turned(self) -> tuple[Line, ...]:
+        """The lines with the second part's factor first."""
+        return tuple((b, a) for a, b in self.lines)
+
+    @property
+    def in_turns(self) -> bool:
+        """The second part begins when the first ends, whatever both take."""
+        return self.lines == ((1.0, 1.0),)
+
+
+def largest(lines: tuple[Line, ...], u1: Floats, u2: Floats) -> Floats:
+    """The largest a u1 + b u2; of infinite seconds, nothing is nothing."""
+    found: Floats = np.full(len(u1), -np.inf)
+    for a, b in lines:
+        np.maximum(found, a * u1 + b * u2 if a and b else a * u1 if a else b * u2, out=found)
+    return found
+
+
+AT_ONCE = Stream(chunks=0, lines=stream_lines(frozenset(), 0), even=True)
+"""Nothing passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A way to part a set of tasks.
 
     Attributes:
         first: Index of the set that may feed the other.
         second: Index of the other.
-        chunks: Allowed chunk counts of a stream between them; None where nothing passes.
+        streams: Ways in which both may run at once.
         crossing: Indices of the syncs with one end in each part.
         turns: It may be a Temporal.
-        splits: It may be a Spatial.
         runs_ahead: It is an Asynchronous (and then neither of the others).
     """
 
     first: int
     second: int
-    chunks: tuple[int, ...] | None
+    streams: tuple[Stream, ...]
     crossing: tuple[int, ...]
     turns: bool
-    splits: bool
     runs_ahead: bool = False
 
 
@@ -76,6 +129,7 @@ class Leaves:
         size: `[O]`, index of each one's block size.
         seconds, chunk_s, resident, peak: `[O]`.
         tokens: `[O]`, bits.
+        arrivals: `[O]`, index of each one's among `Space.arrivals` of the task.
     """
 
     options: tuple[Option, ...]
@@ -85,6 +139,7 @@ class Leaves:
     resident: Floats
     peak: Floats
     tokens: Ints
+    arrivals: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +150,14 @@ class Space:
         tasks: The tasks, by index.
         sizes: `[K]`, block sizes, ascending.
         fitting: `[num_devices + 1]`, index of the largest block size not above a number; -1 = none.
+        arrivals: Of each task, those that its options have, where they tell sets apart; else none.
         sets: Masks of the sets of tasks, ascending by their number of tasks; the last is all.
         cuts: The cuts of each set.
         leaves: The options of each task.
         alone: The task of each set that holds a single one, else -1.
+        ways: The arrivals that tell each set from others of the same tasks: pairs of a task and an
+            index of its `arrivals`.
+        rows: Of each set of a single task, which options it has; None = all.
         chunk_s: Least seconds for a further chunk of each set.
         relevant: `[sets, K]`, tokens that tasks outside of a set can still meet.
         weight_tokens: Bits that are forms of weights.
@@ -111,10 +170,13 @@ class Space:
     tasks: tuple[Task, ...]
     sizes: Ints
     fitting: Ints
+    arrivals: tuple[tuple[Arrivals | None, ...], ...]
     sets: tuple[int, ...]
     cuts: tuple[tuple[Cut, ...], ...]
     leaves: tuple[Leaves, ...]
     alone: tuple[int, ...]
+    ways: tuple[tuple[tuple[int, int], ...], ...]
+    rows: tuple[Bools | None, ...]
     chunk_s: Floats
     relevant: Ints
     weight_tokens: int
@@ -159,20 +221,33 @@ def compile_space(problem: Problem, like: Space | None = None) -> Space:
             hint="join tasks that run on the same devices anyway",
         )
     if like is not None:
-        return _completed(replace(_compile(problem), sets=like.sets, cuts=like.cuts))
+        space = _compile(problem, like.arrivals)
+        return _completed(replace(space, sets=like.sets, ways=like.ways, cuts=like.cuts))
     kinds = problem.kinds
     runs_ahead = Kind.ASYNCHRONOUS in kinds and problem.staleness > 0
     whole = Kind.HYBRID in kinds
+    splits = Kind.TEMPORAL not in kinds or whole
+    told = splits and max(problem.chunks) > 1
     return _with_cuts(
         problem,
-        _compile(problem),
+        _compile(problem, _arrivals(problem) if told else tuple(() for _ in problem.tasks)),
         turns=Kind.SPATIAL not in kinds or whole,
-        splits=Kind.TEMPORAL not in kinds or whole,
+        splits=splits,
         root=runs_ahead if whole else (None if runs_ahead else False),
     )
 
 
-def _compile(problem: Problem) -> Space:
+def _arrivals(problem: Problem) -> tuple[tuple[Arrivals | None, ...], ...]:
+    """Of each task whose results do not always come evenly, how they may come."""
+    sizes = {size: at for at, size in enumerate(problem.block_sizes())}
+    found = []
+    for task in problem.tasks:
+        ways = dict.fromkeys(option.arrivals for option in _usable(problem, task, sizes))
+        found.append(() if set(ways) <= {None} else tuple(ways))
+    return tuple(found)
+
+
+def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]) -> Space:
     """All of a space but its sets and cuts."""
     sizes = problem.block_sizes()
     index = {size: at for at, size in enumerate(sizes)}
@@ -184,7 +259,7 @@ def _compile(problem: Problem) -> Space:
         if sync.together_s > sync.apart_s:
             exact |= source | destination
     leaves = []
-    for options, bits in zip(usable, tokens, strict=True):
+    for options, bits, ways in zip(usable, tokens, arrivals, strict=True):
         leaves.append(
             Leaves(
                 options=options,
@@ -194,16 +269,20 @@ def _compile(problem: Problem) -> Space:
                 resident=_column(option.resident for option in options),
                 peak=_column(option.peak for option in options),
                 tokens=np.array(bits, dtype=np.int64),
+                arrivals=_places(options, ways),
             )
         )
     return Space(
         tasks=problem.tasks,
         sizes=np.array(sizes, dtype=np.int64),
         fitting=fitting.astype(np.int64),
+        arrivals=arrivals,
         sets=(),
+        ways=(),
         cuts=(),
         leaves=tuple(leaves),
         alone=(),
+        rows=(),
         chunk_s=np.zeros(0),
         relevant=np.zeros((0, len(sizes)), dtype=np.int64),
         weight_tokens=weight_tokens,
@@ -212,6 +291,12 @@ def _compile(problem: Problem) -> Space:
         sync_tokens=sync_tokens,
         exact_tokens=exact,
     )
+
+
+def _places(options: tuple[Option, ...], ways: tuple[Arrivals | None, ...]) -> Ints:
+    """Where each option's arrivals are among `ways`."""
+    at = {way: number for number, way in enumerate(ways)}
+    return np.array([at[option.arrivals] if ways else 0 for option in options], dtype=np.int64)
 
 
 def _column(values: Iterable[float]) -> Floats:
@@ -283,7 +368,7 @@ def _with_cuts(
         splits: Spatial nodes are allowed.
         root: The root may be an Asynchronous; None: it must.
     """
-    reads, ahead = _read_masks(problem)
+    reads, ahead = read_masks(problem)
     everything = (1 << len(problem.tasks)) - 1
     found: dict[int, list[tuple[int, bool]]] = {}
     waiting = [everything]
@@ -292,88 +377,106 @@ def _with_cuts(
         if tasks in found:
             continue
         found[tasks] = parts = []
-        for first in _downward_closed(tasks, reads):
+        for first in downward_closed(tasks, reads):
             second = tasks ^ first
-            if (first & -first) < (second & -second) or _feeds(first, second, reads):
+            if (first & -first) < (second & -second) or feeds(first, second, reads):
                 parts.append((first, False))
             if tasks == everything and root is not False and not first & ~ahead:
                 parts.append((first, True))
         if tasks == everything and root is None:
             found[tasks] = parts = [part for part in parts if part[1]]
         waiting += [half for first, _ in parts for half in (first, tasks ^ first)]
-    sets = sorted(found, key=lambda mask: (mask.bit_count(), mask))
-    at = {mask: number for number, mask in enumerate(sets)}
+    behind = follows(reads)
+    told = {
+        mask: tuple(task for task in members(mask) if space.arrivals[task] and behind[task] & ~mask)
+        for mask in found
+    }
+    masks = sorted(found, key=lambda mask: (mask.bit_count(), mask))
+    sets = [(mask, ways) for mask in masks for ways in _choices(space, told[mask])]
+    at = {one: number for number, one in enumerate(sets)}
+
+    @cache
+    def between(first: int, second: int, ways: tuple[tuple[int, int], ...]) -> tuple[Stream, ...]:
+        arrivals = {task: one for task, way in ways if (one := space.arrivals[task][way])}
+        return _streams(problem, first, second, reads, arrivals)
+
     cuts = []
-    for mask in sets:
-        cuts.append(
-            tuple(
-                Cut(
-                    first=at[first],
-                    second=at[mask ^ first],
-                    chunks=_chunks(problem, first, mask ^ first, reads),
-                    crossing=_crossing(problem, first, mask ^ first),
-                    turns=turns and not runs_ahead,
-                    splits=splits and not runs_ahead,
-                    runs_ahead=runs_ahead,
+    for mask, ways in sets:
+        own: list[Cut] = []
+        for first, runs_ahead in found[mask]:
+            second = mask ^ first
+            for chosen in _choices(space, told[first] + told[second]):
+                if not set(ways) <= set(chosen):
+                    continue
+                one = tuple(way for way in chosen if first >> way[0] & 1)
+                two = tuple(way for way in chosen if second >> way[0] & 1)
+                streams: tuple[Stream, ...] = (AT_ONCE,) if runs_ahead else ()
+                if splits and not runs_ahead:
+                    streams = between(first, second, one)
+                own.append(
+                    Cut(
+                        first=at[first, one],
+                        second=at[second, two],
+                        streams=streams,
+                        crossing=crossing(problem, first, second),
+                        turns=turns and not runs_ahead,
+                        runs_ahead=runs_ahead,
+                    )
                 )
-                for first, runs_ahead in found[mask]
-            )
+        cuts.append(tuple(own))
+    return _completed(
+        replace(
+            space,
+            sets=tuple(mask for mask, _ in sets),
+            ways=tuple(w for _, w in sets),
+            cuts=tuple(cuts),
         )
-    return _completed(replace(space, sets=tuple(sets), cuts=tuple(cuts)))
+    )
+
+
+def _choices(space: Space, tasks: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every choice of arrivals for `tasks`: pairs of a task and an index."""
+    return product(*([(task, way) for way in range(len(space.arrivals[task]))] for task in tasks))
+
+
+def _streams(
+    problem: Problem, first: int, second: int, reads: list[int], told: dict[int, Arrivals]
+) -> tuple[Stream, ...]:
+    """Ways for two sets to run at once.
+
+    Args:
+        told: Tasks of the first whose results do not come evenly: how they come.
+    """
+    readers = [task for task in members(second) if reads[task] & first]
+    if not readers:
+        return (AT_ONCE,)
+    behind = follows(reads)
+    read = 0
+    for task in readers:
+        read |= reads[task] & first
+    arrivals = frozenset(one for task, one in told.items() if behind[task] & read)
+    most = min(problem.tasks[task].max_chunks for task in readers)
+    return tuple(
+        Stream(chunks=count, lines=stream_lines(arrivals, count), even=not arrivals)
+        for count in sorted({count for count in problem.chunks if count <= most})
+    )
 
 
 def _completed(space: Space) -> Space:
     """`space` with what follows from its sets."""
     least = [float(leaves.chunk_s.min(initial=np.inf)) for leaves in space.leaves]
     sets = space.sets
+    alone = tuple(mask.bit_length() - 1 if mask.bit_count() == 1 else -1 for mask in sets)
     return replace(
         space,
-        alone=tuple(mask.bit_length() - 1 if mask.bit_count() == 1 else -1 for mask in sets),
-        chunk_s=np.array([sum(least[task] for task in _members(mask)) for mask in sets]),
+        alone=alone,
+        rows=tuple(
+            space.leaves[task].arrivals == ways[0][1] if task >= 0 and ways else None
+            for task, ways in zip(alone, space.ways, strict=True)
+        ),
+        chunk_s=np.array([sum(least[task] for task in members(mask)) for mask in sets]),
         relevant=_relevant(space, sets),
     )
-
-
-def _read_masks(problem: Problem) -> tuple[list[int], int]:
-    """What each task reads from, and the tasks that may run ahead, as masks."""
-    number = {task.id: at for at, task in enumerate(problem.tasks)}
-    reads = [sum(1 << number[read] for read in set(task.after)) for task in problem.tasks]
-    return reads, sum(1 << number[name] for name in problem.ahead)
-
-
-def _members(mask: int) -> list[int]:
-    return [at for at in range(mask.bit_length()) if mask >> at & 1]
-
-
-def _downward_closed(tasks: int, reads: list[int]) -> list[int]:
-    """The proper, non-empty parts of `tasks` that read nothing from the rest of it."""
-    closed = {0}
-    for task in _members(tasks):  # in an order in which they could run
-        inside = reads[task] & tasks
-        closed |= {part | 1 << task for part in closed if not inside & ~part}
-    return sorted(closed - {0, tasks})
-
-
-def _feeds(first: int, second: int, reads: list[int]) -> bool:
-    return any(reads[task] & first for task in _members(second))
-
-
-def _chunks(problem: Problem, first: int, second: int, reads: list[int]) -> tuple[int, ...] | None:
-    readers = [problem.tasks[task] for task in _members(second) if reads[task] & first]
-    if not readers:
-        return None
-    most = min(task.max_chunks for task in readers)
-    return tuple(sorted({count for count in problem.chunks if count <= most}))
-
-
-def _crossing(problem: Problem, first: int, second: int) -> tuple[int, ...]:
-    number = {task.id: 1 << at for at, task in enumerate(problem.tasks)}
-    found = []
-    for at, sync in enumerate(problem.syncs):
-        source, destination = number[sync.source], number[sync.destination]
-        if (source & first and destination & second) or (source & second and destination & first):
-            found.append(at)
-    return tuple(found)
 
 
 def _relevant(space: Space, sets: tuple[int, ...]) -> Ints:

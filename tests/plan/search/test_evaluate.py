@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowrl.errors import PlanError
 from flowrl.plan.search import (
+    Arrivals,
     Asynchronous,
     Kind,
     Leaf,
@@ -22,6 +25,7 @@ from flowrl.plan.search import (
     draw,
     evaluate,
     kind_of,
+    stream_lines,
 )
 from flowrl.plan.search.schedule import signature
 
@@ -193,6 +197,89 @@ def test_only_what_may_run_ahead_does() -> None:
         evaluate(replace(PROBLEM, pinned={"generate": 2}), schedule)
     with pytest.raises(PlanError, match="The schedule is asynchronous"):
         evaluate(replace(PROBLEM, kinds=frozenset({Kind.HYBRID})), schedule)
+
+
+def test_a_stream_waits_for_each_of_its_chunks() -> None:
+    # Two chunks: after 9/10 of the time one with a quarter of the work, and then the rest.
+    late = replace(GENERATE, arrivals=Arrivals(ready=(0.9, 1.0), work=(0.25, 1.0)))
+    problem = Problem(
+        tasks=(
+            Task(id="generate", options=(late,)),
+            Task(id="score", after=("generate",), options=(SCORE,), max_chunks=2),
+        ),
+        num_devices=16,
+        memory_bytes=1000,
+        chunks=(1, 2),
+    )
+    first, second = Leaf(task="generate", option=late), Leaf(task="score", option=SCORE)
+    for chunks, lines in ((1, [(1.0, 1.0)]), (2, [(0.9, 1.0), (1.0, 0.75)])):
+        u1 = late.seconds + (chunks - 1) * late.chunk_s
+        u2 = SCORE.seconds + (chunks - 1) * SCORE.chunk_s
+        stream = Spatial(first=first, second=second, chunks=chunks)
+        expected = max(a * u1 + b * u2 for a, b in lines)
+        assert evaluate(problem, stream).step_s == pytest.approx(expected)
+
+
+def test_only_what_is_read_makes_a_stream_uneven() -> None:
+    late = Arrivals(ready=(1.0, 1.0), work=(0.5, 1.0))
+    option = Option(devices=1, seconds=4.0)
+    uneven = replace(option, arrivals=late)
+    tasks = (
+        Task(id="draw", options=(uneven,)),
+        Task(id="other", options=(option,)),
+        Task(id="read", after=("other",), options=(option,), max_chunks=2),
+    )
+    problem = Problem(tasks=tasks, num_devices=3, memory_bytes=0, chunks=(2,))
+    turns = Temporal(
+        first=Leaf(task="draw", option=uneven), second=Leaf(task="other", option=option)
+    )
+    stream = Spatial(first=turns, second=Leaf(task="read", option=option), chunks=2)
+    assert evaluate(problem, stream).step_s == 10.0  # 8 + 4 / 2
+    behind = replace(tasks[1], after=("draw",))
+    problem = replace(problem, tasks=(tasks[0], behind, tasks[2]))
+    assert evaluate(problem, stream).step_s == 12.0  # both in full, one after the other
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 16])
+def test_arrivals_in_equal_steps_are_even_chunks(chunks) -> None:
+    steps = tuple((i + 1) / 16 for i in range(16))
+    even = Arrivals(ready=steps, work=steps)
+    for u1, u2 in ((3.0, 5.0), (5.0, 3.0), (4.0, 4.0), (7.0, 0.0)):
+        lines = stream_lines(frozenset({even}), chunks)
+        assert max(a * u1 + b * u2 for a, b in lines) == pytest.approx(
+            max(u1, u2) + min(u1, u2) / chunks
+        )
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=8),
+    u1=st.integers(0, 20),
+    u2=st.integers(0, 20),
+)
+def test_lines_that_are_left_out_are_never_the_largest(points, u1, u2) -> None:
+    ready, work = (sorted(one) for one in zip(*points, strict=True))
+    arrivals = Arrivals(
+        ready=(*(at / 8 for at in ready), 1.0), work=(*(at / 8 for at in work), 1.0)
+    )
+    every = arrivals.chunk_lines(len(points) + 1)
+    kept = stream_lines(frozenset({arrivals}), len(points) + 1)
+    assert set(kept) <= set(every)
+    assert max(a * u1 + b * u2 for a, b in kept) == max(a * u1 + b * u2 for a, b in every)
+    assert list(kept) == sorted(kept)
+    assert [b for _, b in kept] == sorted((b for _, b in kept), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("ready", "work", "message"),
+    [
+        ((0.5, 0.9), (0.5, 1.0), "rise from at least 0 to 1"),
+        ((0.5, 0.4, 1.0), (0.2, 0.4, 1.0), "rise from"),
+        ((0.5, 1.0), (0.2, 0.4, 1.0), "a share of work for each step"),
+    ],
+)
+def test_arrivals_that_contradict_themselves_are_refused(ready, work, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        Arrivals(ready=ready, work=work)
 
 
 @pytest.mark.parametrize(
