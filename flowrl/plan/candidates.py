@@ -182,6 +182,7 @@ class Candidates:
         self.host = host
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self._found: dict[tuple[str, int], FoundLayouts] = {}
+        self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}
 
     def work(self, task: TaskWork, layout: Layout) -> Workload:
         """What one replica of a task is asked to do at once."""
@@ -228,26 +229,32 @@ class Candidates:
             if layout.model_devices > MOST_REPLICA * smallest and not only.layout:
                 break  # layouts come with the smallest replicas first
             if only.takes(layout):
-                made = list(self.of_layout(task, layout, only))
+                made = self.of_layout(task, layout, replace(only, layout=()))
                 if made:
                     smallest = min(smallest, layout.model_devices)
                 found += made
         return pareto(found, self.budget, shared=shared)
 
-    def of_layout(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
-        """All ways to run a task in one layout that fit the device alone."""
-        if task.generates:
-            made = self._rollouts(task, layout)
-        elif task.updates:
-            made = self._updates(task, layout)
-        else:
-            made = self._forwards(task, layout)
-        for candidate in made:
-            fits = candidate.peak <= self.budget and (
-                self.host is None or candidate.host <= self.host
+    def of_layout(self, task: TaskWork, layout: Layout, only: Filter) -> tuple[Candidate, ...]:
+        """All ways to run a task in one layout that fit the device alone.
+
+        They are kept: a plan is explained with those that it was chosen from.
+        """
+        key = (task.id, layout, only)
+        if key not in self._made:
+            self._made[key] = tuple(
+                candidate
+                for candidate in self._ways(task, layout)
+                if candidate.peak <= self.budget
+                and (self.host is None or candidate.host <= self.host)
+                and _wanted(candidate, only)
             )
-            if fits and _wanted(candidate, only):
-                yield candidate
+        return self._made[key]
+
+    def _ways(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+        if task.generates:
+            return self._rollouts(task, layout)
+        return self._updates(task, layout) if task.updates else self._forwards(task, layout)
 
     def needs(self, task: TaskWork, layout: Layout) -> tuple[int, MemoryOptions, Workload]:
         """The least that a task needs of a device in a layout, and with which options.
