@@ -12,7 +12,7 @@ from pathlib import Path
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
-from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines

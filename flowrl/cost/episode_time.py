@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from flowrl.cost.arrivals import clock_of
+from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import occupancy_of_batch
 from flowrl.cost.source import Estimate
@@ -34,7 +34,6 @@ from flowrl.cost.spread import Floats
 
 __all__ = [
     "CallSeconds",
-    "EnvironmentCost",
     "Episodes",
     "Pace",
     "PlayedEstimate",
@@ -43,51 +42,6 @@ __all__ = [
 
 IN_FLIGHT = 2
 """Episodes of an engine, for each row that it decodes at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallSeconds:
-    """What a call of an environment takes.
-
-    Attributes:
-        reset_s: Of the one that serves it, to begin an episode.
-        step_s: Likewise, to answer a turn.
-        wait_s: That each answer is late beside, while others are served.
-        source: `given`, `measured`, or `unknown` where all are 0 because nobody said.
-    """
-
-    reset_s: float = 0.0
-    step_s: float = 0.0
-    wait_s: float = 0.0
-    source: str = "given"
-
-
-@runtime_checkable
-class EnvironmentCost(Protocol):
-    """A cost that knows environments too."""
-
-    def environment(self, role: str) -> CallSeconds | None:
-        """What a call of this role's environment takes; None where nobody measured it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
-    """How episodes go.
-
-    Attributes:
-        turns: Of an episode, on average.
-        most_turns: Of the longest.
-        said: Tokens of an observation, on average; one comes before each turn.
-    """
-
-    turns: float
-    most_turns: int
-    said: float = 0.0
-
-    def drawn_share(self, lengths: Lengths) -> float:
-        """Of a sample's tokens, those that are drawn and not said."""
-        return max(0.0, 1.0 - self.turns * self.said / lengths.mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from flowrl.cluster.hardware import Machine
 from flowrl.cost.activations import Recompute
 from flowrl.cost.analytic import MICRO_TOKENS
 from flowrl.cost.decode_table import DecodeTable, LinearPrefill
-from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
@@ -132,7 +132,7 @@ class MeasuredCost(PartialCost):
             )
 
     def environment(self, role: str) -> CallSeconds | None:
-        """See `flowrl.cost.episode_time.EnvironmentCost`."""
+        """See `flowrl.cost.episodes.EnvironmentCost`."""
         return self._environments.get(role)
 
     def decode_step(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
 from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS

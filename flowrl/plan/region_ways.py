@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
-from flowrl.cost.episode_time import CallSeconds, EnvironmentCost, Pace, play
+from flowrl.cost.episode_time import Pace, play
+from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
 from flowrl.plan.candidates import Candidate, Candidates, Filter, pareto
 from flowrl.plan.regions import Played, Split, splits

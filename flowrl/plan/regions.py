@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.pool import DeviceGroup
-from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.episodes import CallSeconds
 
 __all__ = ["Mode", "Played", "Split", "policy_sizes", "split_numbers", "splits"]
 

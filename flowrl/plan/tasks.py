@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowrl.cost.demand import phase_of, response_bound
-from flowrl.cost.episode_time import Episodes
+from flowrl.cost.episodes import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError

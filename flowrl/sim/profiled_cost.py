@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowrl.cluster.hardware import catalogue, find_spec
 from flowrl.config.nearest import listing
-from flowrl.cost.episode_time import CallSeconds
+from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.measured import MeasuredCost
 from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError
