@@ -18,12 +18,12 @@ its first `MOST_SAMPLES` rows are run, and the time before the last ones drain i
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -251,47 +251,46 @@ def run_rows(
         ends.
     """
     waiting = deque((length, 0.0, place) for place, length in enumerate(lengths))
-    ends: list[tuple[float, int]] = []
+    ends: list[tuple[float, int]] = []  # those put back stay in it
     # id: length, step at which it had no token, place in the order
     running: dict[int, tuple[float, float, int]] = {}
     ended = [0.0] * len(lengths)
     pieces: list[tuple[float, int, float]] = []
-    reserve = max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
+    asked = held_tokens + max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
     now = own = again = 0.0
-    number = 0
+    number = rows = 0
     while waiting or running:
-        while waiting and len(running) < slots:
+        while waiting and rows < slots:
             length, has, place = waiting[0]
-            rows = len(running) + 1
-            needed = own + has + rows * (held_tokens + reserve)
-            if running and needed > kv_tokens:
+            if rows and own + has + (rows + 1) * asked > kv_tokens:
                 break
             waiting.popleft()
             number += 1
+            rows += 1
             running[number] = (length, now - has, place)
-            heapq.heappush(ends, (now - has + length, number))
+            heappush(ends, (now - has + length, number))
             own += has
         while ends[0][1] not in running:
-            heapq.heappop(ends)
-        rows = len(running)
-        room = (kv_tokens - own - rows * held_tokens) / rows
-        steps = ends[0][0] - now
+            heappop(ends)
+        room, steps = (kv_tokens - own - rows * held_tokens) / rows, ends[0][0] - now
         full = rows > 1 and room < steps
-        steps = max(room, 0.0) if full else steps
+        if full:
+            steps = max(room, 0.0)
         if steps > 0:
             pieces.append((steps, rows, own / rows + steps / 2))
         now += steps
         own += rows * steps
         if full:
-            last = next(reversed(running))
-            length, start, place = running.pop(last)
+            _, (length, start, place) = running.popitem()  # the one that came last
+            rows -= 1
             own -= now - start
             again += held_tokens + now - start
             waiting.appendleft((length, now - start, place))
             continue
         while ends and (ends[0][0] <= now or ends[0][1] not in running):
-            row = running.pop(heapq.heappop(ends)[1], None)
+            row = running.pop(heappop(ends)[1], None)
             if row is not None:
+                rows -= 1
                 own -= row[0]
                 ended[row[2]] = now
     return pieces, again, ended

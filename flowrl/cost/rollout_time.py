@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from flowrl.cost import efficiency
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import occupancy_of_batch
+from flowrl.cost.occupancy import Occupancy, occupancy_of_batch
 from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 
@@ -64,19 +65,33 @@ def rollout_estimate(
         slots=slots,
         kv_tokens=kv_tokens,
     )
-    top = int(pieces.batch.max())
-    grid = np.linspace(prompt_tokens + 1, prompt_tokens + lengths.maximum, contexts)
-    steps = _StepTable(decode, top, grid)
-    seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     entering = _prefill_s(prefill, prompts, prompt_tokens)
     again = _again_s(prefill, pieces.again)
-    thin = pieces.batch <= top / 8
-    total = float(seconds.sum()) + entering.seconds + again
+    longest = prompt_tokens + lengths.maximum
+    return _of_pieces(decode, pieces, prompt_tokens, longest, contexts, entering, again)
+
+
+@lru_cache(maxsize=512)
+def _of_pieces(
+    decode: DecodeStep,
+    pieces: Occupancy,
+    prompt_tokens: float,
+    longest: float,
+    contexts: int,
+    entering: Estimate,
+    again: float,
+) -> Estimate:
+    """Computed once for caches that are never filled, which have the same pieces."""
+    top = int(pieces.batch.max())
+    steps = _StepTable(decode, top, np.linspace(prompt_tokens + 1, longest, contexts))
+    seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
+    decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
+    total = decoding + entering.seconds + again
     return Estimate(
         seconds=total,
         source=steps.source,
         parts=(
-            ("decode", float(seconds.sum())),
+            ("decode", decoding),
             ("tail of it", float(seconds[thin].sum())),
             ("prefill", entering.seconds + again),
         ),
