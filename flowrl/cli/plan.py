@@ -250,7 +250,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
     from flowrl.plan.sizing import Job, fewest, sizes
 
     graph, request, measured = api.ask_for_plan(config, overrides=words)
-    spec, node_size, host = _device(options)
+    spec, node_size, host, cores = _device(options)
     job = Job(
         graph=graph,
         request=request,
@@ -258,6 +258,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
         cost=cost_of(request) if measured is None else measured,
         node_size=node_size,
         host=host,
+        cores=cores,
     )
     if options.sweep is None:
         _print_fewest(fewest(job), spec, node_size, options)
@@ -285,10 +286,11 @@ def _print_fewest(size: Size, spec: DeviceSpec, node_size: int, options: PlanCom
     print("\n".join(fewest_lines(size, spec.name, node_size)))
 
 
-def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None]:
-    """Which device a size is asked for, how many a node has, and each one's part of the host.
+def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | None]:
+    """Which device a size is asked for, how many a node has, each one's part of the host's memory,
+    and the host's cores.
 
-    That part is None where nobody describes the host.
+    The host's are None where nobody describes it.
     """
     from flowrl.cluster.hardware import device_spec
     from flowrl.cluster.load import load_cluster
@@ -300,7 +302,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None]:
         spec = device_spec(options.device, where="--device")
         if spec.type == "cpu":
             raise _counts_accelerators("--device", options)
-        return spec, options.node_size or NODE_SIZE, None
+        return spec, options.node_size or NODE_SIZE, None, None
     cluster = options.cluster
     if cluster is None:
         raise ConfigError(
@@ -320,7 +322,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None]:
         )
     group = groups[0]
     spec = replace(group.machine.spec, memory_bytes=group.budget_bytes)
-    return spec, group.node_size, host_share(pool, group)
+    return spec, group.node_size, host_share(pool, group), group.host_cores
 
 
 def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:

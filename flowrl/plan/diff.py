@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
+from flowrl.plan.many_form import EnvironmentUse
 from flowrl.plan.names import device_names
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
@@ -73,7 +74,12 @@ def _words(operation: Operation) -> dict[str, str]:
         "kv cache": f"{operation.kv_tokens} tokens" if operation.kv_tokens else "-",
         "slots": str(operation.slots or "-"),
         "start": f"{operation.start}, {operation.chunk} at once",
+        "environment": _environment(operation.environment),
     }
+
+
+def _environment(use: EnvironmentUse | None) -> str:
+    return "-" if use is None else f"{use.mode}, {use.at_once:,.0f} calls at once"
 
 
 def _predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:

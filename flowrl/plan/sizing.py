@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
@@ -112,6 +112,7 @@ class Job:
         node_size: Devices of a node.
         host: Bytes of its host's memory that each device may fill; None takes those of a node that
             nobody describes.
+        cores: CPU cores of a node; None takes those of a node that nobody describes.
     """
 
     graph: Graph
@@ -120,6 +121,7 @@ class Job:
     cost: Cost
     node_size: int = NODE_SIZE
     host: int | None = None
+    cores: int | None = None
 
     def posed(self, devices: int, *, numbered: int, where: str) -> Posed:
         """The problem of so many devices alone.
@@ -130,6 +132,8 @@ class Job:
         """
         pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=where)
         (group,) = pool.groups()
+        cores = HOST_CORES if self.cores is None else self.cores
+        group = replace(group, host_cores=cores * group.node_size // self.node_size)
         tasks = tasks_of(self.graph, self.request, self.spec.type)
         pins = read_pins(self.request.options.pins, tasks, range(numbered))
         # Part of a node has its part of the host, so that more devices never have less each.

@@ -27,6 +27,7 @@ from flowrl.plan.many_form import CostSource
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.choose_plan import workloads_of
 from flowrl.sim.costs import BatchWork, batch_work
+from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.model import OpModel, RolloutModel, SimModel
 from flowrl.sim.of_plan import model_of_stage
 from flowrl.sim.report import seconds_text
@@ -84,6 +85,11 @@ def estimated_plan(
     if stage.local is None or len(stage.local.choices()) < 2:
         return stage
     times = assumed_times(stage) if times is None else times
+    given = {
+        role: EnvironmentTimes(call_s=one.step_s, wait_s=one.wait_s)
+        for role, one in plan.environments.items()
+    }
+    times = replace(times, environments={**times.environments, **given})
     workloads = workloads_of(stage, times, plan, seed)
     ways: list[_Way] = []
     too_large: list[Rejection] = []

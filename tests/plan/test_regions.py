@@ -18,11 +18,16 @@ from flowrl.cost.episode_time import CallSeconds
 from flowrl.cost.measured import MeasuredCost
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
-from flowrl.plan import PlacementPlan, PlanRequest, make_plan
+from flowrl.ids import NodeId
+from flowrl.plan import PlacementPlan, PlanRequest, load_plan, make_plan
+from flowrl.plan.check_plan import check_plan
 from flowrl.plan.check_schedule import region_devices
+from flowrl.plan.diff import diff_plans
 from flowrl.plan.regions import Split, split_numbers, splits
 from flowrl.plan.render import plan_text
-from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.schema import save_plan
+from flowrl.plan.sizing import Job, pool_of_devices
+from flowrl.plan.tasks import tasks_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
 DATA = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
@@ -212,3 +217,56 @@ def test_what_was_measured_of_an_environment_is_taken():
 def ask_again() -> tuple[Graph, PlanRequest]:
     graph, request, _ = api.ask_for_plan(raw_config())
     return graph, request
+
+
+def test_sizes_take_the_cores_of_the_file_and_a_part_of_a_node_has_its_part():
+    graph, request = ask_again()
+    spec = device_spec("H100-SXM-80GB")
+    seconds = {}
+    for cores in (192, 48):
+        job = Job(graph=graph, request=request, spec=spec, cost=AnalyticCost(), cores=cores)
+        posed = job.posed(4, numbered=4, where="--sweep")
+        played = posed.ways["actor.generate"][0].played
+        assert played is not None
+        assert played.split.at_once == cores * played.split.policy / 8
+        seconds[cores] = played.environment_s
+    assert seconds[48] == pytest.approx(4 * seconds[192])
+
+
+def test_the_difference_of_plans_tells_where_the_environment_went():
+    plans = [
+        planned(*SIMULATOR, f"plan.pins.rollout.environment={mode}")
+        for mode in ("together", "apart")
+    ]
+    lines = diff_plans(*plans)
+    assert any(line.startswith("world.interact environment: together") for line in lines)
+
+
+def test_an_edited_split_must_fit_the_schedule():
+    plan = planned(*SIMULATOR, "plan.pins.rollout.environment=apart")
+    interact = plan.operation("world.interact")
+    fewer = tuple(
+        replace(one, devices=one.devices[:-1]) if one.node == interact.node else one
+        for one in plan.operations
+    )
+    with pytest.raises(PlanError, match=r"the schedule runs actor\.generate on"):
+        check_plan(replace(plan, operations=fewer))
+
+
+def test_an_episode_of_two_policies_is_refused():
+    graph, request = ask_again()
+    player = graph.node("actor.generate")
+    other = replace(player, id=NodeId("actor.generate.2"))
+    with pytest.raises(PlanError, match="2 policies that take turns, and an episode has one"):
+        tasks_of(replace(graph, nodes=(*graph.nodes, other)), request)
+
+
+def test_a_written_plan_shows_its_environment(tmp_path: Path):
+    plan = planned(*SIMULATOR, "plan.pins.rollout.environment=apart")
+    save_plan(plan, tmp_path / "one.plan.yaml")
+    text = plan_text(load_plan(tmp_path / "one.plan.yaml"), explain=True)
+    assert "world.interact: apart: on" in text
+    assert "world environment" in text
+    raw = plan.to_json().replace('"mode": "apart"', '"mode": "beside"')
+    with pytest.raises(ConfigError, match="mode"):
+        PlacementPlan.from_json(raw)

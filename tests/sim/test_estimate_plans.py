@@ -102,6 +102,16 @@ def test_an_engine_waits_for_its_environment(tmp_path: Path):
     assert slow - plain == pytest.approx((turns + 1) * (512 * 1e-3 + 0.5))
 
 
+def test_what_the_configuration_says_of_an_environment_is_taken():
+    words = ["plan.environments.game={step_s: 0.001, wait_s: 0.5}"]
+    plans = []
+    for overrides in ([], words):
+        compiled = api.compile(None, CONFIGS / "guess.yaml", pool=two_cores(), overrides=overrides)
+        plans.append(estimated_plan(compiled.stages[-1], compiled.config.plan, 0).plan)
+    plain, slow = (plan.prediction.step_s or 0.0 for plan in plans)
+    assert slow - plain == pytest.approx(5 * (512 * 1e-3 + 0.5))
+
+
 def test_forward_passes_wait_for_the_batch_and_the_plan_says_why(tmp_path: Path):
     stage = stage_of(tmp_path, args={"kl": 0.1})
     assert stage.local is not None
