@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from flowrl import api
+from flowrl.cluster.hardware import device_spec
 from flowrl.cost.episode_time import CallSeconds, Episodes, Pace, play
 from flowrl.cost.lengths import lognormal_before_cut
 from flowrl.cost.source import Estimate
+from flowrl.plan.sizing import pool_of_devices
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EnvironmentModel, LaneModel
-from flowrl.sim.workload import Assumed, PromptLengths
+from flowrl.sim.of_plan import model_of_stage
+from flowrl.sim.planned_times import planned_lengths, planned_times
+from flowrl.sim.run import simulate
+from flowrl.sim.workload import Assumed, PromptLengths, open_workload
 from tests.sim.worlds import LinearStep, run, small_model, with_engine
 
 ENGINES, TURN, MEAN, MOST = 2, 40, 400.0, 1600
@@ -89,3 +96,34 @@ def test_the_closed_form_is_near_the_simulated_episodes(
     seconds, found = estimated(call_s, wait_s, sigma, slots, samples)
     assert bound in (None, found)
     assert seconds == pytest.approx(simulated_s(call_s, wait_s, sigma, slots, samples), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("plan.environments.world.step_s=10",), ("plan.environments.world.concurrency=8",)],
+)
+def test_a_plan_of_episodes_is_simulated_near_what_it_predicts(words: tuple[str, ...]):
+    data = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
+    overrides = [f"data.train={data}", "train.prompts_per_step=32", *words]
+    overrides += [f"plan.pins.{task}.devices=0-15" for task in ("rollout", "actor")]
+    pool = pool_of_devices(device_spec("H100-SXM-80GB"), 16)
+    compiled = api.compile(None, "configs/agent_qwen25_7b.yaml", overrides=overrides, pool=pool)
+    (stage,) = compiled.stages
+    times = planned_times(stage, compiled.config.plan)
+    model = model_of_stage(stage, times)
+    (rollout,) = model.rollouts
+    assert rollout.environment is not None
+    # 6,000 tokens in 10 turns, of which 200 are said before each.
+    assert rollout.environment.shape.turn == 400
+    use = stage.plan.operation(rollout.name).environment
+    assert use is not None
+    workload = open_workload(
+        planned_lengths(compiled.config.plan, 16 * 1024, use),
+        stage=stage.name,
+        rollout=rollout.name,
+        seed=0,
+        prompts=times.prompts,
+        longest=16 * 1024,
+    )
+    report = simulate(model, steps=2, workloads={rollout.name: workload})
+    assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.2)
