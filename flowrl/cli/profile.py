@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,22 @@ def _measured(
     compiled: Compiled, stage: CompiledStage, folder: Path, tell: Callable[[str], None]
 ) -> Profile:
     from flowrl.graph import Op
+    from flowrl.runtime.busy_thread import BusyThread
     from flowrl.runtime.environments import EnvironmentPool
+    from flowrl.runtime.weight_folders import WeightFolders
     from flowrl.sim.calibrate import can_calibrate
     from flowrl.sim.measure_stage import measure_stage
 
-    profile = measure_stage(stage, compiled.config, folder, calls=EnvironmentPool, tell=tell)
+    with closing(WeightFolders(folder)) as weights:
+        profile = measure_stage(
+            stage,
+            compiled.config,
+            folder,
+            calls=EnvironmentPool,
+            busy=BusyThread,
+            weights=weights.root,
+            tell=tell,
+        )
     if not stage.graph.of_op(Op.GENERATE) or not can_calibrate(stage):
         return profile
     tell("a short run, for what the driver itself takes")
@@ -63,23 +74,24 @@ def _calibrated(
     from flowrl import api
     from flowrl.observe.display import SilentDisplay
     from flowrl.observe.run_folder import RunFolder
-    from flowrl.sim.calibrate import calibration_of, calibration_values
-    from flowrl.sim.scorers import ScoreTimes
-
-    values = calibration_values(compiled.config, stage, folder)
-    result = api.compile(None, values, measured=False).run(display=SilentDisplay())
-    found = calibration_of(list(RunFolder.open(result.folder).steps()))
-    scorers = tuple(
-        replace(
-            scorer,
-            times=ScoreTimes(
-                sample_s=scorer.times.sample_s + found.score.sample_s,
-                latency_s=found.score.latency_s,
-            ),
-        )
-        for scorer in profile.scorers
+    from flowrl.sim.calibrate import (
+        Calibration,
+        calibrated,
+        calibration_of,
+        calibration_reward_s,
+        calibration_values,
+        can_calibrate_apart,
     )
-    return replace(profile, host=found.host, scorers=scorers)
+
+    def run(*, apart: bool) -> Calibration:
+        values = calibration_values(compiled.config, stage, folder, apart=apart)
+        result = api.compile(None, values, measured=False).run(display=SilentDisplay())
+        return calibration_of(list(RunFolder.open(result.folder).steps()))
+
+    here = run(apart=False)
+    apart = run(apart=True) if can_calibrate_apart(stage) else None
+    reward_s = calibration_reward_s(compiled.config, stage, folder)
+    return calibrated(profile, here, apart, reward_s=reward_s)
 
 
 def _teller(*, quiet: bool) -> Callable[[str], None]:

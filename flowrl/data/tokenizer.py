@@ -30,6 +30,9 @@ __all__ = ["ChatMode", "Tokenizer"]
 ChatMode: TypeAlias = Literal["auto", "never", "always"]
 """Whether a prompt is wrapped as a user's turn; `auto` where the folder has a chat template."""
 
+_MANY_TOKENS = 32_768
+"""From here on the library's threads are worth waking; below, waiting for them takes longer."""
+
 _SPECIAL = (
     "bos_token",
     "eos_token",
@@ -161,9 +164,11 @@ class Tokenizer:
         arrays = [np.asarray(ids, np.int64) for ids in batch]
         keys = [array.tobytes() for array in arrays]
         distinct = dict(zip(keys, arrays, strict=True))
-        texts = self._fast.decode_batch(
-            [array.tolist() for array in distinct.values()], skip_special_tokens=True
-        )
+        lists = [array.tolist() for array in distinct.values()]
+        if sum(map(len, lists)) < _MANY_TOKENS:
+            texts = [self._fast.decode(ids, skip_special_tokens=True) for ids in lists]
+        else:
+            texts = self._fast.decode_batch(lists, skip_special_tokens=True)
         by_key = dict(zip(distinct, texts, strict=True))
         return [by_key[key] for key in keys]
 

@@ -85,15 +85,21 @@ def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the driver's time went.
+    """Where the driver's time went; the last three are its own work.
 
     Attributes:
-        drive: What it did itself: reports taken, the scheduler stepped, texts made, scorers asked.
+        generate: Engines that it drives; waiting for those in other processes.
+        score_wait: Waiting for scorers when everything is drawn.
+        offer: Prompts offered, and requests sent to engines.
+        drive: Ends of samples taken, texts made, scorers asked.
+        answer: Scores taken, groups judged, batches delivered.
     """
 
     generate: float = 0.0
     score_wait: float = 0.0
+    offer: float = 0.0
     drive: float = 0.0
+    answer: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -190,6 +190,7 @@ class RolloutDriver:
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
         self._further: list[PromptItem] = []  # offered in their place
         self._deaths = EngineDeaths(self._engines)
+        self._offer_s = 0.0  # since the last batch was collected
         self._journal = journal
         if unused is not None:
             self.store.restore(unused.payloads)
@@ -221,6 +222,7 @@ class RolloutDriver:
 
     def offer(self, items: Sequence[PromptItem]) -> None:
         """Offers prompts; each becomes a group."""
+        started = self._clock()
         num_members = self.scheduler.settings.num_members
         for item in items:
             for member in range(num_members):
@@ -228,6 +230,7 @@ class RolloutDriver:
         for source, part in groupby(items, key=lambda item: item.source):
             groups = tuple(item.group for item in part)
             self._emit(PromptsOffered(**self._stamp(), groups=groups, source=source))
+        self._offer_s += self._clock() - started
 
     def serves(self, engine: EngineId) -> bool:
         """Whether it is the engine that this driver's samples come from."""
@@ -250,7 +253,7 @@ class RolloutDriver:
             SchedulerError: nothing moved for the stall timeout.
             KeyboardInterrupt: `stop` said so.
         """
-        seconds, started = Seconds(), self._clock()
+        seconds, started, offered_s = Seconds(), self._clock(), self._offer_s
         failed = self._failures.failed
         if self._supply is not None:
             self._supply.begin()
@@ -263,7 +266,9 @@ class RolloutDriver:
             self._failures.failed = failed
             raise
         collected = self._batches.pop(batch)
-        others_s = seconds.generate + seconds.score_wait
+        seconds.offer, self._offer_s = self._offer_s, 0.0
+        others_s = seconds.generate + seconds.score_wait + seconds.answer
+        others_s += seconds.offer - offered_s  # those offered to refill the batch
         seconds.drive = max(0.0, self._clock() - started - others_s)
         collected.seconds = seconds
         return collected
@@ -334,7 +339,9 @@ class RolloutDriver:
         """
         engines = self._waitable_engines()
         if extra or engines:
-            pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
+            # Of a pool that owes no answer nobody reads what it says, so that would end every wait.
+            asked = self._scorers.values() if self._answers.due else ()
+            pools = [pool for pool in asked if isinstance(pool, Waitable)]
             wait_for_any([*engines, *pools], POLL_S, *extra)
 
     def _waitable_engines(self) -> list[Waitable]:
@@ -405,7 +412,8 @@ class RolloutDriver:
             timeout_s = 0.0 if isinstance(engine, Waitable) else POLL_S
             nothing: list[Progress | Finished] = []
             outputs = self._deaths.call(engine_id, partial(engine.poll, timeout_s), nothing)
-            seconds.generate += self._clock() - started
+            if timeout_s:
+                seconds.generate += self._clock() - started
             moved += len(outputs)
             progress = tuple(
                 (o.sample, o.attempt, o.num_tokens) for o in outputs if isinstance(o, Progress)
@@ -455,15 +463,16 @@ class RolloutDriver:
         started = self._clock()
         if wait:
             self._answers.wait(POLL_S)
+        answered = self._clock()
+        seconds.score_wait += answered - started
         answers = self._answers.poll()
-        if wait:
-            seconds.score_wait += self._clock() - started
         for failure in answers.failed:
             payload = self.store.get(failure.sample)
             if payload is not None:  # else it was dropped with a member that failed before
                 self._emit(self._failed(failure, payload))
         if answers.scored:
             self._emit(SamplesScored(**self._stamp(), scores=tuple(answers.scored)))
+        seconds.answer += self._clock() - answered
         return answers.num
 
     def _failed(self, failure: ScoreFailure | EpisodeFailure, payload: Payload) -> RewardFailed:

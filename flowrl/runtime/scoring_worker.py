@@ -111,8 +111,8 @@ class _Worker:
                 assert message[0] == "score"
                 for values in cast(list[RequestTuple], message[1]):
                     self._one(scorer, alarm, values)
-                self._flush()
-                self._send(pack(("idle",)))
+                # In one piece: a pool that had the scores alone would hear of the rest too late.
+                self._send(self._results() + pack(("idle",)))
 
     def _one(self, scorer: ScoreBackend, alarm: _Alarm, values: RequestTuple) -> None:
         ticket, request = values[0], _request(values)
@@ -155,11 +155,17 @@ class _Worker:
         self._failures.append((ticket, kind, message, frames))
 
     def _flush(self) -> None:
+        results = self._results()
+        if results:
+            self._send(results)
+
+    def _results(self) -> bytes:
+        """The message of what was not told yet; empty where there is nothing."""
         if not self._scores and not self._failures:
-            return
+            return b""
         message = pack(("scores", self._scores, self._failures))
         self._scores, self._failures = [], []
-        self._send(message)
+        return message
 
     def _send(self, message: bytes) -> None:
         try:

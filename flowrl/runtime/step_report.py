@@ -367,7 +367,9 @@ def _seconds(step: StepBatch, drawn: Sequence[Drawn]) -> dict[str, float]:
     seconds = {
         "generate": sum(one.collected.seconds.generate for one in drawn),
         "score": sum(one.collected.seconds.score_wait for one in drawn),
+        "offer": sum(one.collected.seconds.offer for one in drawn),
         "drive": sum(one.collected.seconds.drive for one in drawn),
+        "answer": sum(one.collected.seconds.answer for one in drawn),
     }
     for kind, spent in step.seconds.items():
         seconds[kind] = seconds.get(kind, 0.0) + spent

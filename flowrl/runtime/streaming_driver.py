@@ -100,13 +100,16 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
-        began = self._clock()
-        moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
+        spent, began = self._spent, self._clock()
+        moved = self._tell_time() + self._mend_engines() + self._poll_engines(spent)
         moved += self._tell_silence()
-        moved += self._poll_scoring(self._spent, wait=False)
+        spent.drive += self._clock() - began
+        answer_s = spent.answer
+        moved += self._poll_scoring(spent, wait=False)
+        if spent is not self._spent:  # a batch was delivered in there, and the next one counted on
+            self._spent.answer += spent.answer - answer_s
         moved += self._offer_more()
         now = self._clock()
-        self._spent.drive += now - began
         if moved:
             self._moved = now
             self._beat()
@@ -158,9 +161,11 @@ class StreamingDriver(RolloutDriver):
         collected.seconds = Seconds(
             generate=busy_s - self._busy_s,
             score_wait=self._spent.score_wait,
+            offer=self._offer_s,
             drive=self._spent.drive,
+            answer=self._spent.answer,
         )
-        self._busy_s, self._spent = busy_s, Seconds()
+        self._busy_s, self._spent, self._offer_s = busy_s, Seconds(), 0.0
         self._asked = None
         self._prompts.begin()
 

@@ -1,10 +1,9 @@
 """Chooses among the plans for this machine by simulating each of them, with measured times.
 
 The simulator runs the very plan: the scheduler that runs it for real, on a virtual clock. So what
-is compared are whole steps, with what one process waits for another. Processes are simulated as if
-each had a core to itself, so no more are considered than there are cores. What they take from each
-other is not simulated: measured (benchmarks/results/simulator.md), steps of several processes took
-20 % and 40 % longer than predicted. So `CONTENTION` is added to them before plans are compared.
+is compared are whole steps, with what one process waits for another, and with what they take from
+each other: cores, and the interpreter of the main process. Several processes are the harder ones to
+predict, so that `DOUBT` is added to their steps before plans are compared.
 
 The fastest is taken; of plans within `TIE` of it the one with the fewest moving parts.
 """
@@ -27,7 +26,7 @@ from flowrl.sim.times import StageTimes
 from flowrl.sim.workload import Workload, open_workload
 
 __all__ = [
-    "CONTENTION",
+    "DOUBT",
     "TIE",
     "Predicted",
     "best_of",
@@ -39,8 +38,9 @@ __all__ = [
 TIE = 0.02
 """Share of a step that no prediction tells apart."""
 
-CONTENTION = 0.25
-"""Share of a step by which processes that work side by side may take longer than predicted."""
+DOUBT = 0.1
+"""Share of a step by which predictions of several processes may be too low: the bound that they are
+held to (benchmarks/results/simulator.md)."""
 
 _WARM_UP, _STEPS = 2, 6
 
@@ -61,7 +61,7 @@ class Predicted:
     def cautious_s(self) -> float:
         """What plans are compared by."""
         apart = any(number for _, number in self.choice.engines)
-        return self.step_s * (1 + CONTENTION * apart)
+        return self.step_s * (1 + DOUBT * apart)
 
 
 def choose_plan(
@@ -173,7 +173,7 @@ def _slower(one: Predicted, chosen: Predicted) -> Rejection:
 def _why_not(one: Predicted, chosen: Predicted) -> str:
     if one.step_s <= (1 + TIE) * chosen.step_s:
         faster = one.step_s < (1 - TIE) * chosen.step_s
-        words = "not by as much as processes may take from each other" if faster else "no faster"
+        words = "not by more than a prediction may be wrong" if faster else "no faster"
         return f"{seconds_text(one.step_s)} a step: {words}, with more moving parts"
     return f"{seconds_text(one.step_s)} a step, {one.step_s / chosen.step_s - 1:.0%} more"
 

@@ -11,7 +11,7 @@ from flowrl.sim.report import SimReport, seconds_text
 
 __all__ = ["Beside", "beside", "beside_text", "rest_s"]
 
-_DRAWN = ("generate", "score", "drive")
+_DRAWN = ("generate", "score", "offer", "drive", "answer")
 
 WARM_UP = 3
 """Steps of a run that are left out where it has twice as many: the first allocate and compile."""

@@ -95,10 +95,14 @@ class HostCost:
 
     Attributes:
         step_s: A step.
-        sample_s: A sample that ends: its report, its text, its way to the scorer and back.
+        offer_s: A sample that is offered: its admission, its request to an engine.
+        sample_s: A sample that ends: its report, its text, its way to the scorer.
+        answer_s: A sample that is scored: its score, the verdict on it, its delivery.
         row_s: A sample that is learned from: its place in the batch, its rows of the logs.
     """
 
     step_s: float = 0.0
+    offer_s: float = 0.0
     sample_s: float = 0.0
+    answer_s: float = 0.0
     row_s: float = 0.0

@@ -26,6 +26,7 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane, LaneGroup
+from flowrl.sim.sharing import Sharing
 from flowrl.sim.step_time import StepTime, decode_run_s
 
 __all__ = ["Ended", "EngineTotals", "PollRule", "Request", "RowRecorder", "SimEngine", "Spans"]
@@ -147,6 +148,7 @@ class SimEngine:
         poll: Set for an engine that its driver polls.
         recorder: Is told of rows; None records nothing.
         slow: Everything takes so many times as long.
+        sharing: What it shares cores with, where it is a process among others.
         drawn_s: When it last ended a stretch.
     """
 
@@ -161,6 +163,7 @@ class SimEngine:
     poll: PollRule | None = None
     recorder: RowRecorder | None = None
     slow: float = 1.0
+    sharing: Sharing | None = None
     drawn_s: float = 0.0
     totals: EngineTotals = field(default_factory=EngineTotals)
     _live: dict[SampleId, Request] = field(default_factory=dict)  # every request not ended
@@ -183,6 +186,7 @@ class SimEngine:
     _mute: bool = False
     _away: bool = False  # between two stretches: reporting, or waiting for the lane
     _poll_left: int = 0  # steps left in this poll; 0 between polls
+    _pace: float = 1.0  # beside `slow`: of one that shares cores
 
     # From outside
 
@@ -265,6 +269,21 @@ class SimEngine:
         self.slow = factor
         self._stir(wants=True)
 
+    def set_pace(self, pace: float) -> None:
+        """Goes on at another pace, from this very moment."""
+        change, self._pace = pace / self._pace, pace
+        stretch, now = self._stretch, self.clock.now
+        if stretch is None or now >= stretch.end_s:
+            return
+        end_s = stretch.end_s
+        # From here on the stretch looks as if it had had this pace from its beginning.
+        stretch.prefill_end_s = now + (stretch.prefill_end_s - now) * change
+        stretch.end_s = now + (end_s - now) * change
+        stretch.slow *= change
+        self.lane.shorten(end_s, stretch.end_s)
+        self._stamp += 1
+        self.clock.at(stretch.end_s, self._finish, self._stamp)
+
     def lose(self) -> None:
         """It is gone with all that it held; nothing is reported."""
         stretch, now = self._stretch, self.clock.now
@@ -280,6 +299,7 @@ class SimEngine:
             held.clear()
         self._aborting.clear()
         self._num_rows = self._num_waiting = self._kv = 0
+        self._leave_if_idle()
 
     # From one stretch to the next
 
@@ -304,15 +324,28 @@ class SimEngine:
             self._away = True
             self.report(self, ends)
             self._away = False
+        if load_s or (self._live and not self._paused):
+            self._join_others()
         if load_s:
-            self.lane.work("load weights", self.clock.now, load_s)
+            self.lane.work("load weights", self.clock.now, load_s * self._pace)
+            self.clock.at(self.lane.free_s, self._leave_if_idle)
         if not self._live or self._paused:
             self._poll_left = 0
+            self._leave_if_idle()
         elif self.lane.free_s > self.clock.now:
             self._away = True
             self.clock.at(self.lane.free_s, self._try_again, self._stamp)
         else:
             self._run()
+
+    def _join_others(self) -> None:
+        if self.sharing is not None:
+            self.sharing.enter(self)
+
+    def _leave_if_idle(self) -> None:
+        idle = not self._live or self._paused
+        if self.sharing is not None and idle and self.lane.free_s <= self.clock.now:
+            self.sharing.leave(self)
 
     def _try_again(self, stamp: int) -> None:
         if stamp == self._stamp:
@@ -350,16 +383,17 @@ class SimEngine:
         decode_s = decode_run_s(self.times, batch, context, longest, steps)
         if batch and self._rows[0][0] == self._decoded + steps:
             decode_s += self.times.leave_s()
-        begin, end = self.lane.take(now, (first_s + decode_s) * self.slow)
+        slow = self.slow * self._pace
+        begin, end = self.lane.take(now, (first_s + decode_s) * slow)
         stretch = self._stretch = _Stretch(
             begin_s=begin,
-            prefill_end_s=begin + first_s * self.slow,
+            prefill_end_s=begin + first_s * slow,
             end_s=end,
             steps=steps,
             batch=batch,
             context=context,
             longest=longest,
-            slow=self.slow,
+            slow=slow,
         )
         self.clock.at(stretch.end_s, self._finish, self._stamp)
 

@@ -49,6 +49,8 @@ class Lane:
         name: Unique: `main`, `actor.generate[3]`.
         device: Address of the device, for people; several lanes may be processes of one CPU.
         num_devices: Accelerators that it stands for; 0 of a process.
+        process: Lanes of one name are threads of one process, and share its interpreter; empty
+            shares it with nobody.
         free_s: When everyone who asked so far has ended.
         busy_s: Seconds that it worked.
         recorder: Is told of what it did; None records nothing.
@@ -57,6 +59,7 @@ class Lane:
     name: str
     device: str
     num_devices: int = 0
+    process: str = ""
     free_s: float = 0.0
     busy_s: float = 0.0
     recorder: Recorder | None = None

@@ -39,6 +39,7 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.plan.schema import Placement
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.measure import EngineQuestion, Timer, measure_engine, repeated, timed
+from flowrl.sim.measure_beside import OpenBusy
 from flowrl.sim.measure_environment import EpisodeCalls, measure_environment
 from flowrl.sim.measure_train import TrainQuestion, measure_op
 from flowrl.sim.of_plan import EXPORT, MAIN
@@ -66,7 +67,7 @@ OpenCalls: TypeAlias = Callable[
 
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy")
 _PROMPTS_KEPT = 256
-_ENGINE_S, _OP_S = 5.0, 3.0
+_ENGINE_S, _OP_S = 5.0, 5.0
 
 
 def measure_stage(
@@ -75,6 +76,8 @@ def measure_stage(
     folder: Path,
     *,
     calls: OpenCalls,
+    busy: OpenBusy | None = None,
+    weights: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
     timer: Timer = time.perf_counter,
 ) -> Profile:
@@ -83,13 +86,15 @@ def measure_stage(
     Args:
         folder: Scratch space for model folders.
         calls: Calls an environment as a run does.
+        weights: Where weights travel to engines in processes of their own; by default `folder`.
+        busy: Has a thread work beside operations; None leaves out what they take from each other.
         tell: Is told what is measured next.
         timer: The clock of all measurements.
 
     Raises:
         FlowError: data that cannot be read, a backend that cannot be used.
     """
-    return _Stage(stage, config, folder, calls, tell, timer).measure()
+    return _Stage(stage, config, folder, calls, busy, weights or folder, tell, timer).measure()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,11 +113,13 @@ class _Stage:
         config: RunConfig,
         folder: Path,
         calls: OpenCalls,
+        busy: OpenBusy | None,
+        weights: Path,
         tell: Callable[[str], None],
         timer: Timer,
     ) -> None:
         self.stage, self.config, self.folder, self.tell = stage, config, folder, tell
-        self.calls, self.timer = calls, timer
+        self.calls, self.busy, self.weights, self.timer = calls, busy, weights, timer
         self.plan = stage.plan
         self.engines: list[EngineProfile] = []
         self.ops: list[OpProfile] = []
@@ -285,6 +292,7 @@ class _Stage:
             temperature=self.config.stage_config(self.stage.name).train.sampling.temperature or 1.0,
             budget_s=_OP_S,
             timer=self.timer,
+            busy=self.busy,
         )
         self.ops.append(measure_op(train, question, node.role))
 
@@ -328,7 +336,7 @@ class _Stage:
             if engine.role not in roles or not self.stage.graph.of_op(Op.SYNC):
                 continue
             self.tell(f"{engine.role}: weights by a folder")
-            scratch = self.folder / f"folder of {engine.role}"
+            scratch = self.weights / f"folder of {engine.role}"
             scratch.mkdir()
             export_s = repeated(lambda: timed(self.timer, lambda: opened.train.export(scratch)))  # noqa: B023
             placement = self.plan.placement(engine.role)

@@ -20,7 +20,9 @@ from flowrl.ids import SampleId
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.fit import fit_line
 from flowrl.sim.measure import Timer, after_other_work, repeated
+from flowrl.sim.measure_beside import OpenBusy, measure_beside
 from flowrl.sim.profile import OpProfile
+from flowrl.sim.sharing import Beside
 from flowrl.specs import KL, LossSpec
 
 __all__ = ["TrainQuestion", "measure_op"]
@@ -41,6 +43,7 @@ class TrainQuestion:
         vocab_size: Tokens below it can be drawn.
         temperature: Of the rollout.
         budget_s: Seconds to spend, roughly.
+        busy: Has a thread of this process work meanwhile; None where nobody is to know.
     """
 
     node: Node
@@ -54,6 +57,7 @@ class TrainQuestion:
     budget_s: float
     timer: Timer
     recompute: str = "none"
+    busy: OpenBusy | None = None
 
 
 def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpProfile:
@@ -61,6 +65,8 @@ def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpPro
     started = question.timer()
     features: list[list[float]] = []
     seconds: list[float] = []
+    longest: Callable[[], object] | None = None
+    alone_s = 0.0
     for rows, tokens, alike in _shapes(question):
         if len(seconds) > 2 and question.timer() - started > question.budget_s:
             break
@@ -73,11 +79,17 @@ def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpPro
         passes = math.ceil(rows / question.micro_batch)
         features.append([1.0, passes, rows, len(batch.tokens), distinct])
         seconds.append(spent)
+        if spent < alone_s:
+            continue
+        longest, alone_s = call, spent
     (call_s, pass_s, row_s, token_s, distinct_s), error = fit_line(features, seconds)
     cost = LinearCost(
         call_s=call_s, pass_s=pass_s, row_s=row_s, token_s=token_s, distinct_s=distinct_s
     )
-    return OpProfile(role=role, op=str(question.node.op), cost=cost, fit=error)
+    beside = Beside()
+    if longest is not None and question.busy is not None:
+        beside = measure_beside(longest, alone_s, question.busy)
+    return OpProfile(role=role, op=str(question.node.op), cost=cost, fit=error, beside=beside)
 
 
 def _shapes(question: TrainQuestion) -> list[tuple[int, int, float]]:
@@ -96,6 +108,8 @@ def _shapes(question: TrainQuestion) -> list[tuple[int, int, float]]:
         (size, long, 0.0),
         (one, long, 0.7),
         (most, long, 0.7),
+        (most, long, 1.0),
+        (one, long, 1.0),
         (most, short, 0.0),
         (half, long, 0.3),
         (most, long, 0.4),

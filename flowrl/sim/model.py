@@ -13,6 +13,7 @@ from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import StepTime
 
 __all__ = [
@@ -39,6 +40,7 @@ class LaneModel:
     device: str
     num_devices: int = 0
     parts: tuple[str, ...] = ()
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ class OpModel:
         ahead: It begins when its batch is there, while the trainer waits for others or is at the
             batch before.
         beside: Further rollouts that it reads: of each group, the samples of the same prompt.
+        threads: What it loses to another thread of its process, and leaves that.
     """
 
     name: str
@@ -157,6 +160,7 @@ class OpModel:
     piece_s: float = 0.0
     ahead: bool = False
     beside: tuple[str, ...] = ()
+    threads: Beside = field(default_factory=Beside)
 
     @property
     def streams(self) -> bool:
@@ -173,8 +177,8 @@ class SimModel:
         trainer: Lane of what makes the batches: steps and rows cost it time. Often the same.
         rollouts: In the order in which they are collected.
         ops: In an order in which each comes after those that it waits for.
-        one_interpreter: The driver is a thread of the trainer's process and computes nothing but
-            Python: what the trainer does on its lane stands still while the driver works.
+        num_cores: That all lanes share, as processes and threads of one machine; 0 where each has
+            what it needs to itself.
         ahead: Batches of prompts that are offered beyond the one that is asked for; 0 where a step
             begins with its prompts.
         times: Where its times come from, for people.
@@ -188,7 +192,7 @@ class SimModel:
     driver: str
     trainer: str = ""
     host: HostCost = field(default_factory=HostCost)
-    one_interpreter: bool = False
+    num_cores: int = 0
     ahead: int = 0
     times: str = "given"
     notes: tuple[str, ...] = ()

@@ -10,7 +10,8 @@ their own: `flowrl.sim.of_many`.
 
 Engines are in the main process where there is one of a role and the stage is synchronous. Otherwise
 they are a *fleet*: each has a process and weights of its own, which it loads from a folder that the
-trainer writes. An asynchronous rollout is driven beside the trainer, in a thread of its own.
+trainer writes. An asynchronous rollout is driven beside the trainer, in a thread of its own. Where
+all of that is on this machine's CPU, it shares the cores and the interpreter of the main process.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from flowrl.sim.rollouts_of_plan import (
     rollout_nodes,
     switch_seconds,
 )
+from flowrl.sim.sharing import Beside
 from flowrl.sim.times import EngineTimes, StageTimes
 
 __all__ = ["EXPORT", "MAIN", "longest_response", "model_of_stage", "rollout_nodes"]
@@ -88,7 +90,8 @@ class _Maker:
         engines = [engine for role in self._generating() for engine in self._engines(role)]
         drawn = tuple(self._rollouts())
         ahead = self.staleness if drawn else 0
-        driver = self._lane(DRIVER, self.lanes[MAIN].device) if ahead else MAIN
+        driver = self._lane(DRIVER, self.lanes[MAIN].device, MAIN) if ahead else MAIN
+        apart = any(self._is_fleet(role) for role in self._generating())
         return SimModel(
             name=self.stage.name,
             lanes=tuple(self.lanes.values()),
@@ -97,20 +100,18 @@ class _Maker:
             ops=self._ops(),
             driver=driver,
             trainer=MAIN,
-            host=self.times.host,
-            one_interpreter=bool(ahead) and self._trains_in_main(),
+            host=(self.times.host_apart if apart else None) or self.times.host,
+            num_cores=self._shared_cores() if apart else 0,
             ahead=ahead,
             times=self.times.source,
             notes=tuple(self._untimed()),
         )
 
-    def _trains_in_main(self) -> bool:
-        """Whether the trainer's process computes on the CPU, call by call of Python."""
-        return any(
-            placement.process == MAIN and self.plan.pool.device(device).type == "cpu"
-            for placement in self.plan.placements
-            for device in placement.devices
-        )
+    def _shared_cores(self) -> int:
+        """Cores that everything shares; 0 where models are on other devices than one CPU."""
+        devices = {device for one in self.plan.placements for device in one.devices}
+        found = [self.plan.pool.device(device) for device in devices]
+        return found[0].num_cores if len(found) == 1 and found[0].type == "cpu" else 0
 
     def _untimed(self) -> Iterator[str]:
         """Work of models that takes no time here, because nobody has measured it."""
@@ -123,8 +124,8 @@ class _Maker:
 
     # Lanes
 
-    def _lane(self, name: str, device: str) -> str:
-        self.lanes.setdefault(name, LaneModel(name=name, device=device))
+    def _lane(self, name: str, device: str, process: str = "") -> str:
+        self.lanes.setdefault(name, LaneModel(name=name, device=device, process=process or name))
         return name
 
     def _lanes_of(self, placement: Placement) -> tuple[tuple[str, ...], ...]:
@@ -204,7 +205,7 @@ class _Maker:
             name=name,
             role=role,
             lane=lane,
-            times=times.step,
+            times=(times.apart if self._is_fleet(role) else None) or times.step,
             num_slots=num_slots,
             capacity=QUEUED_IN_ENGINE * num_slots,
             kv_tokens=times.kv_tokens,
@@ -263,7 +264,8 @@ class _Maker:
             share=share / replicas,
             kept_only=is_filtered(self.plan, operation.node),
             calls=self.plan.sizes.mini_batches if operation.op == Op.UPDATE else 1,
-            micro_batch=operation.micro_batch,
+            # A plan has none for passes without gradient, which backends cut into pieces, too.
+            micro_batch=operation.micro_batch or self.plan.sizes.micro_batch,
             fixed_s=switch_seconds(self.plan, self.times, operation.node),
             rows=0 if drawn or sync else operation.num_samples,
             tokens_per_row=fmean(self.times.prompts.values) + self.plan.sizes.max_response_tokens,
@@ -275,6 +277,7 @@ class _Maker:
                 )
             ),
             every=operation.every,
+            threads=self.times.beside.get((role, operation.op), Beside()),
         )
 
 

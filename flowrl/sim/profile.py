@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,6 +26,7 @@ from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
 from flowrl.sim.times import EngineTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
@@ -85,6 +86,8 @@ class EngineProfile:
         poll: Of an engine that a driver polls; None for a server.
         load_s: What it takes to go on with weights that changed in place.
         load_folder_s: Seconds in which an engine of its own process loads weights from a folder.
+        apart: Seconds that rows take longer to enter where it is in a process of its own: requests
+            and ends that travel, whoever waits for them.
         kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
     """
 
@@ -96,6 +99,7 @@ class EngineProfile:
     poll: PollRule | None = None
     load_s: float = 0.0
     load_folder_s: float = 0.0
+    apart: LinearPrefill = field(default_factory=LinearPrefill)
     kv_tokens: int | None = None
 
 
@@ -107,12 +111,14 @@ class OpProfile:
 
     Attributes:
         fit: Largest relative error of the line at what was measured.
+        beside: What it loses to another thread of its process, and leaves that.
     """
 
     role: str
     op: str
     cost: LinearCost
     fit: float = 0.0
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,9 @@ class Profile:
     Attributes:
         name: Of the config, or whatever tells profiles apart.
         models: For each role with a model, what it is: a profile is of these models alone.
+        host: What a driver takes whose engines are in its process.
+        host_apart: What one takes whose engines are in processes of their own; None where nobody
+            has measured it, and it is taken to be the same.
         prompts: Tokens of prompts, evenly picked from all of them.
     """
 
@@ -159,6 +168,7 @@ class Profile:
     environments: tuple[EnvironmentProfile, ...] = ()
     switches: tuple[SwitchProfile, ...] = ()
     host: HostCost = field(default_factory=HostCost)
+    host_apart: HostCost | None = None
     prompts: tuple[int, ...] = (1,)
     models: Mapping[str, str] = field(default_factory=dict)
     machine: MachineNote = field(default_factory=MachineNote)
@@ -256,21 +266,30 @@ def profile_times(profile: Profile, stage: CompiledStage, *, source: str) -> Sta
         ops={(op.role, op.op): op.cost for op in profile.ops},
         scorers={scorer.role: scorer.times for scorer in profile.scorers},
         environments={one.role: one.times for one in profile.environments},
+        beside={(op.role, op.op): op.beside for op in profile.ops},
         switches={(s.role, s.what, s.action): s.seconds for s in profile.switches},
         host=profile.host,
+        host_apart=profile.host_apart,
         prompts=PromptLengths(values=profile.prompts),
     )
 
 
 def _engine_times(engine: EngineProfile) -> EngineTimes:
-    table = DecodeTable((point.batch, point.context, point.seconds) for point in engine.decode)
+    step = TableStep(
+        decode=DecodeTable((point.batch, point.context, point.seconds) for point in engine.decode),
+        prefill=engine.prefill,
+        longest_share=engine.longest_share,
+        leave=engine.leave_s,
+    )
+    here, apart = engine.prefill, engine.apart
+    longer = LinearPrefill(
+        call_s=here.call_s + apart.call_s,
+        row_s=here.row_s + apart.row_s,
+        token_s=here.token_s + apart.token_s,
+    )
     return EngineTimes(
-        step=TableStep(
-            decode=table,
-            prefill=engine.prefill,
-            longest_share=engine.longest_share,
-            leave=engine.leave_s,
-        ),
+        step=step,
+        apart=replace(step, prefill=longer),
         poll=engine.poll,
         load_s=engine.load_s,
         load_folder_s=engine.load_folder_s,

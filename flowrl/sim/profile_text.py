@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowrl.sim.costs import LinearCost
+from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.profile import EngineProfile, Profile
 from flowrl.sim.report import seconds_text
+from flowrl.sim.sharing import Beside
 
 __all__ = ["profile_text"]
 
@@ -30,6 +31,12 @@ def profile_text(profile: Profile) -> str:
         width = max(len(name) for name, _, _ in ops)
         lines += ["", "on whole batches"]
         lines += [f"  {name:<{width}}  {_cost(cost)}{_fit(fit)}" for name, cost, fit in ops]
+        for op in profile.ops:
+            if op.beside != Beside():
+                lines.append(
+                    f"  {op.role}.{op.op} loses {op.beside.loses:.2f} s to a second of another "
+                    f"thread's work, and leaves it {op.beside.lets:.0%} of its speed"
+                )
     if profile.scorers:
         lines += ["", "rewards"]
         lines += [
@@ -46,12 +53,19 @@ def profile_text(profile: Profile) -> str:
         seconds = seconds_text(switch.seconds)
         lines.append(f"  {switch.role} {switch.action}s its {switch.what}: {seconds}")
     host = profile.host
-    lines += [
-        "",
-        f"driver: {seconds_text(host.sample_s)} a sample; trainer beside its operations: "
-        f"{seconds_text(host.step_s)} a step, {seconds_text(host.row_s)} a sample",
-    ]
+    lines += ["", f"driver: {_driver(host)} a sample"]
+    if profile.host_apart is not None:
+        lines.append(f"  of engines in processes of their own: {_driver(profile.host_apart)}")
+    lines.append(
+        f"trainer beside its operations: {seconds_text(host.step_s)} a step, "
+        f"{seconds_text(host.row_s)} a sample"
+    )
     return "\n".join(lines) + "\n"
+
+
+def _driver(host: HostCost) -> str:
+    parts = ((host.offer_s, "to offer"), (host.sample_s, "to take"), (host.answer_s, "to score"))
+    return ", ".join(f"{seconds_text(seconds)} {what}" for seconds, what in parts)
 
 
 def _engine(engine: EngineProfile) -> Iterator[str]:
@@ -67,6 +81,12 @@ def _engine(engine: EngineProfile) -> Iterator[str]:
         f"  prefill: {seconds_text(prefill.call_s)} + {seconds_text(prefill.row_s)} a row "
         f"+ {seconds_text(prefill.token_s)} a token"
     )
+    apart = engine.apart
+    if apart.call_s or apart.row_s:
+        yield (
+            f"  in a process of its own: {seconds_text(apart.call_s)} + "
+            f"{seconds_text(apart.row_s)} a row more"
+        )
 
 
 def _cost(cost: LinearCost) -> str:

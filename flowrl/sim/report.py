@@ -37,9 +37,9 @@ class SimStep:
         begin_s: When it began.
         wall_s: How long it took.
         seconds: By kind of work: of the busiest engine for `generate`, of waiting for rewards once
-            all engines are done for `score`, of the driver for `drive`, of the trainer's process
-            beside its operations for `host`, of waiting for a batch that is drawn all the time for
-            `wait`.
+            all engines are done for `score`, of the driver for prompts (`offer`), ends of samples
+            (`drive`) and scores (`answer`), of the trainer's process beside its operations for
+            `host`, of waiting for a batch that is drawn all the time for `wait`.
         num_samples: Samples that were learned from.
         num_rows: Rows of data that were learned from, where there is no rollout.
         num_filtered: Samples of groups that a filter took out.

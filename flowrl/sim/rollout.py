@@ -6,15 +6,15 @@ happened and does what it asks, on a virtual clock:
     offer -> [Submit] -> engines -> SamplesFinished -> [Score] -> scorers -> SamplesScored ->
     [Judge] -> GroupsJudged -> [Deliver] -> taken by the trainer
 
-What a driver does with a sample that ended (its report, its text, the question to a scorer) costs
-time too where it was measured (`host_s`): it is taken from the driver's lane, and the scheduler
-learns of the sample after it.
+What a driver does with a sample that is offered, that ended or that is scored costs time too where
+it was measured (`host`): it is taken from the driver's lane, and the scheduler learns of the sample
+after it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
@@ -56,10 +56,12 @@ from flowrl.rollout import (
     WeightsPublished,
 )
 from flowrl.rollout.states import GroupPhase
+from flowrl.sim.batch import Batch
 from flowrl.sim.clock import Clock
+from flowrl.sim.costs import HostCost
+from flowrl.sim.driver import SimDriver
 from flowrl.sim.engine import Ended, Request, SimEngine
 from flowrl.sim.episodes import SimEnvironment, SimEpisodes
-from flowrl.sim.lanes import Lane
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import GroupDraw, Workload
 from flowrl.specs import FinishReason
@@ -79,23 +81,6 @@ class _Life:
     first_version: int | None = None  # of those tokens
     due: int = 0  # scorers that have not answered
     num_scored: int = 0  # times that all of them have answered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A delivered batch.
-
-    Attributes:
-        delivered: Groups to learn from, in order.
-        filtered: Groups that were filtered.
-        num_dropped: Groups that were dropped.
-        ages: Publications that each delivered sample is behind, counted.
-    """
-
-    delivered: Sequence[GroupDraw]
-    filtered: Sequence[GroupDraw]
-    num_dropped: int
-    ages: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +125,8 @@ class SimRollout:
         name: The node that draws.
         settings: Of the scheduler.
         workload: What is offered, in the order of its numbers.
-        driver: Lane of the driver.
-        host_s: Seconds of the driver for each sample that ends.
+        driver: What drives it.
+        host: What samples cost the driver.
         capacity: Samples that an engine is given at once.
         load_s: Seconds in which an engine loads weights.
         environment: What episodes are played with; None where samples are responses.
@@ -156,8 +141,8 @@ class SimRollout:
     clock: Clock
     settings: SchedulerSettings
     workload: Workload
-    driver: Lane
-    host_s: float = 0.0
+    driver: SimDriver
+    host: HostCost = field(default_factory=HostCost)
     faults: RolloutFaults | None = None
     capacity: Callable[[SimEngine], int] = field(default=lambda engine: engine.num_slots)
     load_s: Callable[[EngineId], float] = field(default=lambda engine: 0.0)
@@ -172,6 +157,8 @@ class SimRollout:
     dropped: Counter[str] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)
     num_events: int = 0
+    num_offering: int = 0  # groups that the driver is about to offer
+    _last_end: tuple[float, float] = (0.0, 0.0)  # when samples last ended, and its seconds by then
     _lives: dict[SampleId, _Life] = field(default_factory=dict)
     _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _pending: deque[Event] = field(default_factory=deque)
@@ -208,9 +195,17 @@ class SimRollout:
     # What the trainer does
 
     def offer(self, num_groups: int, source: str = "") -> None:
-        """Offers the next groups of the workload."""
+        """Offers the next groups of the workload, as soon as the driver has time."""
+        samples = num_groups * self.settings.num_members
+        self.num_offering += num_groups
+        self.driver.work(
+            "offer", self.host.offer_s * samples, lambda: self._offer(num_groups, source)
+        )
+
+    def _offer(self, num_groups: int, source: str) -> None:
         groups, expected = [], []
         size = self.settings.num_members
+        self.num_offering -= num_groups
         for number in range(self.num_offered, self.num_offered + num_groups):
             group = group_id(0, number)
             draw = self._draws[group] = self.workload.group(number, size)
@@ -295,13 +290,24 @@ class SimRollout:
 
     def _over(self, engine: SimEngine, ends: Sequence[Ended]) -> None:
         """Attempts are over: the driver takes its time, and then the scheduler learns of them."""
-        if not self.host_s:
+        self._last_end = (self.clock.now, self._driven_s)
+        if not self.host.sample_s:
             self._tell_ends(engine, ends)
             return
-        _, end_s = self.driver.work("drive", self.clock.now, self.host_s * len(ends))
         hand = (engine, ends)
         self._in_hand.append(hand)
-        self.clock.at(end_s, self._put_down, hand)
+        self.driver.work("drive", self.host.sample_s * len(ends), lambda: self._put_down(hand))
+
+    @property
+    def _driven_s(self) -> float:
+        """Seconds of the driver so far that samples cost it; those that are booked ahead too."""
+        return sum(self.driver.lane.spent(what) for what in ("offer", "drive", "answer"))
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since samples last ended in which the driver had nothing to do but to wait."""
+        ended_s, driven_s = self._last_end
+        return max(0.0, self.clock.now - ended_s - (self._driven_s - driven_s))
 
     def _put_down(self, hand: tuple[SimEngine, Sequence[Ended]]) -> None:
         if hand in self._in_hand:  # a loss may have come first
@@ -352,21 +358,31 @@ class SimRollout:
                 )
             )
 
-    def scored(self, sample: SampleId) -> None:
-        """A scorer answered."""
-        life = self._lives.get(sample)
-        if life is None:
-            return  # dropped meanwhile
-        life.due -= 1
-        if life.due > 0:
-            return
-        life.num_scored += 1
-        if self.faults is not None and self.faults.reward_fails(sample, life.num_scored):
-            self._emit(
-                RewardFailed(id=self._next(), at_s=self.clock.now, sample=sample, error="simulated")
-            )
-        else:
-            self._emit(SamplesScored(id=self._next(), at_s=self.clock.now, scores=((sample, 0.0),)))
+    def scored(self, samples: Sequence[SampleId]) -> None:
+        """A scorer's answers."""
+        scores: list[tuple[SampleId, float]] = []
+        failed: list[SampleId] = []
+        for sample in samples:
+            life = self._lives.get(sample)
+            if life is None:
+                continue  # dropped meanwhile
+            life.due -= 1
+            if life.due > 0:
+                continue
+            life.num_scored += 1
+            if self.faults is not None and self.faults.reward_fails(sample, life.num_scored):
+                failed.append(sample)
+            else:
+                scores.append((sample, 0.0))
+        for sample in failed:
+            if sample in self._lives:  # or it was dropped with one that failed before it
+                self._emit(
+                    RewardFailed(
+                        id=self._next(), at_s=self.clock.now, sample=sample, error="simulated"
+                    )
+                )
+        if scores:
+            self._emit(SamplesScored(id=self._next(), at_s=self.clock.now, scores=tuple(scores)))
 
     # The scheduler
 

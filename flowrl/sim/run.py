@@ -21,8 +21,10 @@ import numpy as np
 from flowrl.errors import ConfigError, SchedulerError
 from flowrl.ids import EngineId, SampleId
 from flowrl.rollout import Counts
+from flowrl.sim.batch import Batch, step_row
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import BatchWork, HostCost, batch_work
+from flowrl.sim.driver import SimDriver
 from flowrl.sim.engine import Ended, SimEngine
 from flowrl.sim.episodes import SimEnvironment
 from flowrl.sim.faults import Faults, chance
@@ -36,8 +38,9 @@ from flowrl.sim.model import (
     SimModel,
 )
 from flowrl.sim.report import SimReport, SimStep
-from flowrl.sim.rollout import Batch, RolloutFaults, SimRollout
+from flowrl.sim.rollout import RolloutFaults, SimRollout
 from flowrl.sim.scorers import SimScorers
+from flowrl.sim.sharing import Sharing
 from flowrl.sim.streams import SimStreams
 from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
@@ -109,7 +112,11 @@ class _Simulation:
         self.trace = trace
         self.lanes = {
             lane.name: Lane(
-                name=lane.name, device=lane.device, num_devices=lane.num_devices, recorder=trace
+                name=lane.name,
+                device=lane.device,
+                num_devices=lane.num_devices,
+                process=lane.process,
+                recorder=trace,
             )
             for lane in model.lanes
             if not lane.parts
@@ -121,7 +128,11 @@ class _Simulation:
             for lane in model.lanes
             if lane.parts
         }
-        self.driver = self.lanes[model.driver]
+        shared = model.num_cores > 0
+        self.sharing = Sharing(clock=self.clock, num_cores=model.num_cores) if shared else None
+        self.driver = SimDriver(
+            clock=self.clock, lane=self.lanes[model.driver], sharing=self.sharing
+        )
         self.trainer = self.lanes[model.trainer or model.driver]
         self.engines = [self._engine(engine) for engine in model.engines]
         self.specs = {
@@ -166,6 +177,7 @@ class _Simulation:
             admit_at=model.admit_at,
             poll=model.poll,
             recorder=self.trace,
+            sharing=self.sharing,
         )
 
     def _rollout(self, model: RolloutModel, workload: Workload) -> SimRollout:
@@ -175,7 +187,7 @@ class _Simulation:
             settings=model.settings,
             workload=workload,
             driver=self.driver,
-            host_s=self.model.host.sample_s,
+            host=self.model.host,
             faults=self._rollout_faults(),
             capacity=lambda engine: self.specs[engine.id].capacity,
             load_s=lambda engine: self.specs[engine].load_s,
@@ -215,7 +227,9 @@ class _Simulation:
             clock=self.clock,
             lanes=[self.lanes[lane] for lane in model.lanes],
             times=model.times,
+            driver=self.driver,
             answer=rollout.scored,
+            answer_s=self.model.host.answer_s,
             extra_s=extra_s if rewards.slow_share else None,
         )
 
@@ -310,10 +324,10 @@ class _Simulation:
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
         played_s = self._played_s()
-        driven_s, host_s = self.driver.spent("drive"), self.trainer.spent("host")
+        driven, host_s = self._driven(), self.trainer.spent("host")
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
-            clock.run_to(self.trainer.work("host", clock.now, self.model.host.step_s)[1])
+            self.driver.wait(self.trainer, "host", self.model.host.step_s)
         batches = self._collect(number, seconds)
         if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
@@ -329,11 +343,16 @@ class _Simulation:
             if not self.model.ahead:  # an engine that is polled waits for its environment
                 seconds["generate"] += self._played_s() - played_s
         if self.model.host != HostCost():
-            seconds["drive"] = self.driver.spent("drive") - driven_s
+            for what, spent_s in self._driven().items():
+                seconds[what] = spent_s - driven[what]
             seconds["host"] = self.trainer.spent("host") - host_s
         learned = [batch for name, batch in batches.items() if name in self.learned]
-        row = _row(number, version, begin_s, clock.now, seconds, learned)
+        row = step_row(number, version, begin_s, clock.now, seconds, learned)
         return replace(row, num_rows=self.num_rows), batches
+
+    def _driven(self) -> dict[str, float]:
+        """Seconds of the driver so far, by what it did."""
+        return {what: self.driver.lane.spent(what) for what in ("offer", "drive", "answer")}
 
     def _played_s(self) -> float:
         """Seconds of environments so far."""
@@ -355,24 +374,34 @@ class _Simulation:
                 if spec.name not in asked and self.before[spec.name] <= found.keys():
                     asked[spec.name] = self.clock.now
                     self.collecting[spec.role] = own[spec.name]
+                    self._call_driver()
                     if not self._offers_itself(spec):
-                        own[spec.name].offer(spec.groups)
+                        self._offer(own[spec.name], spec.groups)
                     if number not in self.asked:
                         own[spec.name].ask(number, spec.groups)
             self._wait_for([own[name] for name in asked if name not in found], number)
             for spec in self.model.rollouts:
                 if spec.name in asked and number in own[spec.name].batches:
                     found[spec.name] = own[spec.name].batches.pop(number)
-                    self._book_wait(spec, asked[spec.name], seconds)
+                    self._book_wait(spec, own[spec.name], asked[spec.name], seconds)
         return found
 
-    def _book_wait(self, spec: RolloutModel, asked_s: float, seconds: dict[str, float]) -> None:
+    def _offer(self, rollout: SimRollout, groups: int) -> None:
+        rollout.offer(groups)
+        self.clock.run_until(lambda: not rollout.num_offering)
+
+    def _call_driver(self) -> None:
+        """Where the driver is a thread of its own, a call waits until it has done what it is at."""
+        if self.sharing is not None and self.driver.lane is not self.trainer:
+            self.driver.wait(self.driver.lane, "call", 0.0)
+
+    def _book_wait(
+        self, spec: RolloutModel, rollout: SimRollout, asked_s: float, seconds: dict[str, float]
+    ) -> None:
         if self.model.ahead:
             seconds["wait"] = self.clock.now - asked_s
         elif spec.scorers:
-            drawn_s = max((engine.drawn_s for engine in self._of_role(spec.role)), default=0.0)
-            waited = self.clock.now - max(drawn_s, self.driver.free_s)
-            seconds["score"] = seconds.get("score", 0.0) + max(0.0, waited)
+            seconds["score"] = seconds.get("score", 0.0) + rollout.idle_s
 
     def _ask(self, number: int) -> None:
         """Asks for a batch before its step: operations begin on it as soon as it is there."""
@@ -415,7 +444,7 @@ class _Simulation:
             whole[rollout.name] = batch_work((*batch.delivered, *batch.filtered), said)
         if host.row_s:
             rows = sum(work.rows for work in kept.values())
-            clock.run_to(self.trainer.work("host", clock.now, host.row_s * rows)[1])
+            self.driver.wait(self.trainer, "host", host.row_s * rows)
         began_s = clock.now
         finished: dict[str, float] = {}
         published: list[tuple[float, str]] = []
@@ -445,6 +474,7 @@ class _Simulation:
             clock.run_to(at_s)
             self._publish(role)
         clock.run_to(max([clock.now, *finished.values()]))
+        self._call_driver()
 
     def _next_op(
         self, waiting: Sequence[OpModel], finished: Mapping[str, float], began_s: float
@@ -481,21 +511,12 @@ class _Simulation:
         for engine in drawing:
             engine.give_way()
         begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
-        if self.model.one_interpreter and self.trainer.name in op.lanes:
-            spent += self._held_up_s(begin, spent)
+        if self.sharing is not None and op.lanes == (self.trainer.name,) and not op.streams:
+            self.clock.run_to(begin)
+            return begin, self.driver.wait(self.trainer, op.op, spent, beside=op.threads)
         for lane in op.lanes:
             self.lanes[lane].work(op.op, begin, spent)
         return begin, spent
-
-    def _held_up_s(self, begin: float, spent: float) -> float:
-        """Seconds of the driver meanwhile, in which the trainer's operation stands still."""
-        self.clock.run_to(begin)
-        before = self.driver.spent("drive") - max(0.0, self.driver.free_s - begin)
-        held_s = -1.0
-        while (driven_s := self.driver.spent("drive") - before) > held_s:
-            held_s = driven_s
-            self.clock.run_to(begin + spent + held_s)
-        return held_s
 
     def _publish(self, role: str) -> None:
         self.versions[role] += 1
@@ -512,7 +533,7 @@ class _Simulation:
         for rollout in own:
             rollout.publish(version)
         if self.trace is not None:
-            self.trace.moment(self.driver, f"{role} version {version}", self.clock.now)
+            self.trace.moment(self.driver.lane, f"{role} version {version}", self.clock.now)
 
     # What it comes to
 
@@ -561,30 +582,6 @@ def _work_of(
     else:
         work = (kept if op.kept_only else whole)[op.rollout]
     return work.scaled(op.share, calls=op.calls, micro_batch=op.micro_batch)
-
-
-def _row(
-    number: int,
-    version: int,
-    begin_s: float,
-    end_s: float,
-    seconds: Mapping[str, float],
-    batches: Sequence[Batch],
-) -> SimStep:
-    delivered = [group for batch in batches for group in batch.delivered]
-    filtered = [group for batch in batches for group in batch.filtered]
-    lengths = [n for group in (*delivered, *filtered) for n in group.lengths]
-    return SimStep(
-        step=number,
-        version=version,
-        begin_s=begin_s,
-        wall_s=end_s - begin_s,
-        seconds=seconds,
-        num_samples=sum(len(group.lengths) for group in delivered),
-        num_filtered=sum(len(group.lengths) for group in filtered),
-        num_tokens=sum(lengths),
-        length_max=max(lengths, default=0),
-    )
 
 
 def _added(counts: Sequence[Counts]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import StepTime
 from flowrl.sim.workload import PromptLengths
 
@@ -40,6 +41,7 @@ class EngineTimes:
         poll: How a driver polls it where it is embedded.
         load_s: What it takes to go on with weights that changed in place.
         load_folder_s: Seconds in which it loads weights from a folder.
+        apart: Its steps in a process of its own, where they take longer.
         kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
     """
 
@@ -47,6 +49,7 @@ class EngineTimes:
     poll: PollRule | None = None
     load_s: float = 0.0
     load_folder_s: float = 0.0
+    apart: StepTime | None = None
     kv_tokens: int | None = None
 
 
@@ -80,7 +83,10 @@ class StageTimes:
         environments: By role.
         episodes: How episodes with an environment go, by its role; where none is said, each turn
             and each observation is as long as it may be.
+        beside: What operations lose to other threads of their process, by role and operation.
         switches: Seconds of residency switches.
+        host: Of a driver whose engines are in its process.
+        host_apart: Of one whose engines are in processes of their own; None where it costs no more.
         prompts: Lengths of prompts.
     """
 
@@ -93,8 +99,10 @@ class StageTimes:
     scorers: Mapping[str, ScoreTimes] = field(default_factory=dict)
     environments: Mapping[str, EnvironmentTimes] = field(default_factory=dict)
     episodes: Mapping[str, EpisodeShape] = field(default_factory=dict)
+    beside: Mapping[tuple[str, str], Beside] = field(default_factory=dict)
     switches: Mapping[Switch, float] = field(default_factory=dict)
     host: HostCost = field(default_factory=HostCost)
+    host_apart: HostCost | None = None
     prompts: PromptLengths = field(default_factory=lambda: PromptLengths(values=(1,)))
 
 

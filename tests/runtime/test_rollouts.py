@@ -583,3 +583,41 @@ def test_samples_that_nothing_scores_are_delivered_without_a_score():
     payloads = [payload for _, members in collected.groups for _, payload in members]
     assert [payload.score for payload in payloads] == [None] * 4
     assert payloads[1].text == "11 11"
+
+
+class Apart(Engine):
+    """An engine that can be waited for."""
+
+    def fileno(self) -> int:
+        return 0
+
+    def seconds_to_limit(self) -> float:
+        return 60.0
+
+
+class ApartScoring(Scoring):
+    """Scorers that can be waited for."""
+
+    def fileno(self) -> int:
+        return 1
+
+    def seconds_to_limit(self) -> float:
+        return 60.0
+
+
+def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):
+    world = World()
+    engine, scoring = Apart(world), ApartScoring(world, by_member)
+    waits: list[tuple[int, bool]] = []
+
+    def wait_for_any(workers: Sequence[Any], timeout_s: float) -> None:
+        found = list(workers)
+        assert engine in found
+        waits.append((len(found), scoring in found))
+
+    monkeypatch.setattr("flowrl.runtime.rollouts.wait_for_any", wait_for_any)
+    driver = driver_of(world, engine, scorers={VERIFIER: scoring})
+    driver._wait()
+    driver._answers.due[SampleId("0/0/0")] = 1
+    driver._wait()
+    assert waits == [(1, False), (2, True)]

@@ -333,3 +333,12 @@ def test_a_breakpoint_in_a_reward_is_told_which_executor_stops_at_it():
         "executor=eager stops at breakpoints ("
     )
     assert left.frames[-1].endswith(" in _breakpoint")
+
+
+def test_a_pool_that_has_given_all_its_results_has_nothing_more_to_say():
+    with ScoringPool(PLUGIN, context(), timeout_s=30.0) as pool:
+        for number in range(20):
+            pool.submit([request(f"ok {number}", number)])
+            collect(pool, 1)
+            # Whoever waits for it among others would never wait if it had.
+            assert select.select([pool.fileno()], [], [], 0.0)[0] == []

@@ -10,7 +10,14 @@ import pytest
 from flowrl import api
 from flowrl.errors import ConfigError
 from flowrl.observe.rows import StepMetrics
-from flowrl.sim.calibrate import calibration_of, calibration_values, can_calibrate
+from flowrl.plan.local import engines_of
+from flowrl.sim.calibrate import (
+    Calibration,
+    calibrated,
+    calibration_of,
+    calibration_values,
+    can_calibrate,
+)
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
 from flowrl.sim.profile import (
@@ -131,9 +138,8 @@ def test_a_profile_for_people(stage):
     assert "  rows          10" in lines
     assert "     8      2.4 ms" in lines
     assert "  reference.logprobs  10 us a token  (within 3%)" in lines
-    assert (
-        "driver: 20 us a sample; trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
-    )
+    assert "driver: 0 to offer, 20 us to take, 0 to score a sample" in lines
+    assert "trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
 
 
 def test_without_a_profile_larger_models_are_assumed_to_take_longer(stage, tmp_path):
@@ -178,21 +184,67 @@ def metrics(stage: str, step: int, samples: int, **seconds: float) -> StepMetric
 
 
 def test_the_drivers_time_and_what_is_left_of_a_step_are_lines_through_two_sizes():
-    small = {"generate": 1.0, "score": 0.2, "drive": 0.3, "wall": 2.0}
-    large = {"generate": 3.0, "score": 0.5, "drive": 0.9, "wall": 5.0}
+    small = {"generate": 1.0, "score": 0.2, "offer": 0.1, "drive": 0.3, "wall": 2.0}
+    large = {"generate": 3.0, "score": 0.5, "offer": 0.4, "drive": 0.9, "answer": 0.24}
     rows = [
         # The first steps warm up, and are not looked at.
         *(metrics("calibrate_small", n, 16, generate=9.0, wall=20.0) for n in (1, 2, 3)),
-        *(metrics("calibrate_small", n, 16, **small) for n in (4, 5)),
-        *(metrics("calibrate_large", n, 64, **large) for n in (4, 5)),
+        *(metrics("calibrate_small", n, 16, answer=0.06, **small) for n in (4, 5)),
+        *(metrics("calibrate_large", n, 64, wall=5.5, **large) for n in (4, 5)),
     ]
     found = calibration_of(rows)
-    # Left over: 0.5 s of 16 samples, 0.6 s of 64.
+    assert found.host.offer_s == pytest.approx(0.3 / 48, rel=1e-4)
     assert found.host.sample_s == pytest.approx(0.6 / 48, rel=1e-4)
-    assert found.host.row_s == pytest.approx(0.1 / 48, rel=1e-4)
-    left_s = (0.3 - 16 * 0.6 / 48) + (0.5 - 16 * 0.1 / 48)
+    assert found.host.answer_s == pytest.approx(0.18 / 48, rel=1e-4)
+    # Left over: 0.34 s of 16 samples, 0.46 s of 64.
+    assert found.host.row_s == pytest.approx(0.12 / 48, rel=1e-4)
+    left_s = 0.0 + (0.3 - 16 * 0.6 / 48) + 0.0 + (0.46 - 64 * 0.12 / 48)
     assert found.host.step_s == pytest.approx(left_s, rel=1e-4)
-    assert found.score.sample_s == pytest.approx(0.3 / 48, rel=1e-4)
-    assert found.score.latency_s == pytest.approx(0.1, rel=1e-4)
+    # The larger size has one batch of rewards.
+    assert found.score_s == pytest.approx(0.5 / 64, rel=1e-4)
     assert found.steps["generate"] == 3.0
     assert found.num_samples == 64
+    assert found.drawn == ((16, 1.0), (64, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "waited_s"),
+    [
+        (1e-5, 128 * (2e-5 + 3 * (2e-5 - 1e-5))),  # batches take longer than answers
+        (1e-4, 128 * 2e-5),  # and shorter: the driver waits for the first one only
+    ],
+)
+def test_rewards_of_several_batches_are_told_from_what_the_driver_waits(answer_s, waited_s):
+    rows = []
+    for stage, samples, score in (("calibrate_small", 64, 0.0), ("calibrate_large", 512, waited_s)):
+        rows += [
+            metrics(stage, n, samples, score=score, answer=answer_s * samples, wall=1.0)
+            for n in (4, 5)
+        ]
+    assert calibration_of(rows).score_s == pytest.approx(2e-5, rel=1e-3)
+
+
+def test_an_engine_of_its_own_takes_what_drawing_takes_longer_there(stage):
+    def drawn(small_s: float, large_s: float) -> Calibration:
+        rows = [metrics("calibrate_small", 4, 16, generate=small_s, offer=0.1, wall=9.0)]
+        rows += [metrics("calibrate_large", 4, 64, generate=large_s, offer=0.4, wall=9.0)]
+        return calibration_of(rows)
+
+    here, apart = drawn(1.0, 3.0), drawn(1.3, 3.78)
+    found = calibrated(profile_of(stage), here, apart)
+    [engine] = found.engines
+    assert engine.apart.row_s == pytest.approx(0.01)
+    assert engine.apart.call_s == pytest.approx(0.14)
+    assert found.host_apart.offer_s == pytest.approx(0.3 / 48, rel=1e-4)
+    assert found.host_apart.step_s == found.host.step_s
+    assert calibrated(profile_of(stage), here, None).host_apart is None
+
+
+def test_a_calibration_apart_draws_in_a_process_of_its_own(compiled, stage, tmp_path):
+    values = calibration_values(compiled.config, stage, tmp_path, apart=True)
+    for made in api.compile(None, values, measured=False).stages:
+        assert engines_of(made.plan, "actor").processes == 1
+        assert made.plan.kind == "spatial"
+    values = calibration_values(compiled.config, stage, tmp_path)
+    for made in api.compile(None, values, measured=False).stages:
+        assert engines_of(made.plan, "actor").processes == 0

@@ -170,7 +170,11 @@ def test_a_trainer_stands_still_while_the_driver_in_its_process_works():
     )
     model = replace(model, lanes=(*model.lanes, LaneModel(name="rollout", device="cpu:0")))
     apart = run(model, steps=4)
-    together = run(replace(model, one_interpreter=True), steps=4)
+    lanes = tuple(
+        replace(lane, process="trainer") if lane.name in ("trainer", "rollout") else lane
+        for lane in model.lanes
+    )
+    together = run(replace(model, lanes=lanes, num_cores=8), steps=4)
     # In each update the four samples of the next batch end, half a second of the driver each.
     assert walls(apart)[1:] == [20.0] * 3
     assert walls(together)[1:3] == [22.0] * 2

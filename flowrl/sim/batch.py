@@ -1,0 +1,57 @@
+"""Delivered batches, and the row of a step that learns from some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.sim.report import SimStep
+from flowrl.sim.workload import GroupDraw
+
+__all__ = ["Batch", "step_row"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A delivered batch.
+
+    Attributes:
+        delivered: Groups to learn from, in order.
+        filtered: Groups that were filtered.
+        num_dropped: Groups that were dropped.
+        ages: Publications that each delivered sample is behind, counted.
+    """
+
+    delivered: Sequence[GroupDraw]
+    filtered: Sequence[GroupDraw]
+    num_dropped: int
+    ages: Mapping[int, int]
+
+
+def step_row(
+    number: int,
+    version: int,
+    begin_s: float,
+    end_s: float,
+    seconds: Mapping[str, float],
+    batches: Sequence[Batch],
+) -> SimStep:
+    """The row of a step.
+
+    Args:
+        batches: That it learned from.
+    """
+    delivered = [group for batch in batches for group in batch.delivered]
+    filtered = [group for batch in batches for group in batch.filtered]
+    lengths = [n for group in (*delivered, *filtered) for n in group.lengths]
+    return SimStep(
+        step=number,
+        version=version,
+        begin_s=begin_s,
+        wall_s=end_s - begin_s,
+        seconds=seconds,
+        num_samples=sum(len(group.lengths) for group in delivered),
+        num_filtered=sum(len(group.lengths) for group in filtered),
+        num_tokens=sum(lengths),
+        length_max=max(lengths, default=0),
+    )
