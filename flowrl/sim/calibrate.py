@@ -16,7 +16,7 @@ calibration's reward is a number that depends on the text: some of a group get 1
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -30,9 +30,10 @@ from flowrl.cost.demand import phase_of
 from flowrl.graph import Op
 from flowrl.ids import SampleId
 from flowrl.observe.rows import StepMetrics
-from flowrl.sim.costs import HostCost
+from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.measure import repeated, timed
-from flowrl.sim.profile import Profile
+from flowrl.sim.of_plan import EXPORT
+from flowrl.sim.profile import OpProfile, Profile
 from flowrl.sim.scorers import BATCH, ScoreTimes
 from flowrl.sim.step_time import LinearPrefill
 from flowrl.specs import FinishReason
@@ -193,7 +194,22 @@ def calibrated(
         # What a step and a row cost is the trainer's, wherever samples are drawn.
         host_apart=replace(apart.host, step_s=here.host.step_s, row_s=here.host.row_s),
         engines=tuple(replace(engine, apart=longer) for engine in profile.engines),
+        ops=tuple(_published(profile.ops, apart.steps.get("sync", 0.0))),
     )
+
+
+def _published(ops: Sequence[OpProfile], sync_s: float) -> Iterator[OpProfile]:
+    """Operations, with all that it takes to publish in the place of writing the weights alone.
+
+    Args:
+        sync_s: Of a step of a run whose engines are in processes of their own.
+    """
+    single = sum(op.op == EXPORT for op in ops) == 1
+    for op in ops:
+        if op.op == EXPORT and single and sync_s > op.cost.call_s:
+            yield replace(op, cost=LinearCost(call_s=_short(sync_s)))
+        else:
+            yield op
 
 
 def calibration_reward_s(config: RunConfig, stage: CompiledStage, folder: Path) -> float:

@@ -227,11 +227,15 @@ def test_rewards_of_several_batches_are_told_from_what_the_driver_waits(answer_s
 def test_an_engine_of_its_own_takes_what_drawing_takes_longer_there(stage):
     def drawn(small_s: float, large_s: float) -> Calibration:
         rows = [metrics("calibrate_small", 4, 16, generate=small_s, offer=0.1, wall=9.0)]
-        rows += [metrics("calibrate_large", 4, 64, generate=large_s, offer=0.4, wall=9.0)]
+        rows += [metrics("calibrate_large", 4, 64, generate=large_s, offer=0.4, sync=0.5, wall=9.0)]
         return calibration_of(rows)
 
     here, apart = drawn(1.0, 3.0), drawn(1.3, 3.78)
-    found = calibrated(profile_of(stage), here, apart)
+    profile = profile_of(stage)
+    export = OpProfile(role="actor", op="export", cost=LinearCost(call_s=0.3))
+    found = calibrated(replace(profile, ops=(*profile.ops, export)), here, apart)
+    # To publish is more than to write the weights.
+    assert found.ops == (*profile.ops, replace(export, cost=LinearCost(call_s=0.5)))
     [engine] = found.engines
     assert engine.apart.row_s == pytest.approx(0.01)
     assert engine.apart.call_s == pytest.approx(0.14)
