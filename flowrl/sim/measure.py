@@ -46,6 +46,7 @@ _NO_TOKENS: Ints = np.zeros(0, np.int64)
 _POLL_S = 60.0
 _STALL_S = 120.0
 _DEEP_STEPS = 24
+_WAVES, _WAVE_ROWS = 12, 8192
 _OTHER = np.zeros(4 << 20)
 """32 MiB: more than the caches that a core has to itself."""
 
@@ -241,7 +242,24 @@ class _Engine:
         ended = self._drain()
         made = max((len(end.tokens) for end in ended), default=tokens)
         # The prefill has drawn one token of each.
-        return PollRule(steps=max(1, steps - 1), after_end=max(1, made - 2))
+        after_end = max(1, made - 2)
+        if made >= tokens:  # no response is long enough to show it, but a row of them may be
+            after_end = max(after_end, self._after_end_of_waves())
+        # One that ended in its first poll does not show how many steps a poll has.
+        return PollRule(
+            steps=max(1, steps - 1) if steps < tokens else tokens + after_end, after_end=after_end
+        )
+
+    def _after_end_of_waves(self) -> int:
+        """Steps of a poll behind the first end, by responses of one step that follow each other."""
+        slots = self.engine.num_slots
+        if slots * _WAVES > _WAVE_ROWS:
+            return 0
+        self._submit([(self.typical, _NO_TOKENS, 2, "wave")] * (slots * _WAVES))
+        ended = sum(isinstance(output, Finished) for output in self.engine.poll(_POLL_S))
+        self.engine.abort([SampleId(f"{self.num_calls}/{i}/0") for i in range(slots * _WAVES)])
+        self._drain()
+        return ended // slots - 1
 
     def _progress_of_a_poll(self, most: int) -> int:
         outputs = self.engine.poll(_POLL_S)
