@@ -10,6 +10,7 @@ from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
 from flowrl.plan.candidates import Filter, layout_rules
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.layouts import possible_sizes
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, device_counts
@@ -37,6 +38,9 @@ def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks) -> PlanError:
             expected=f"at most {first.limit}" if first.limit else None,
             hint=_allowed(task, posed, first) or "leave a pin out",
         )
+    environment = no_place_for_environment(task, posed, only)
+    if environment is not None:
+        return environment
     need, layout = _least(task, posed, only)
     work = posed.candidates.work(task, layout)
     _, options, _ = posed.candidates.needs(task, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -176,6 +177,29 @@ def test_devices_of_an_environment_are_pinned_inside_those_of_its_rollout():
 def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], message: str):
     with pytest.raises(PlanError, match=message):
         planned(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan.environments.world.memory_gib=4000",), "the hosts do not hold environment world"),
+        ((*SIMULATOR, f"{WORLD}.memory_gib=100"), "environment world does not fit on H100"),
+        (("plan.pins.rollout.environment=apart",), "apart only on nodes without"),
+        (("plan.pins.world.devices=8-15",), "has no accelerators to pin"),
+        (
+            (*SIMULATOR, f"{WORLD}.memory_gib=78", "plan.pins.rollout.environment=together"),
+            "does not fit beside actor.generate",
+        ),
+        (
+            (*SIMULATOR, "plan.pins.world.devices=0-15", "plan.pins.rollout.environment=apart"),
+            "devices cannot be shared out",
+        ),
+    ],
+)
+def test_an_environment_without_a_place_says_why(words: tuple[str, ...], message: str):
+    with pytest.raises(PlanError, match=re.escape(message)) as caught:
+        planned(*words)
+    assert caught.value.hint
 
 
 def test_times_of_an_environment_that_there_is_not_are_told():
