@@ -73,7 +73,6 @@ def imported():
     import flowrl.cli.plan
     import flowrl.plan.groups
     import flowrl.plan.render
-    import typer._adapters  # what the command line reads its options with, not its help
 timed("imports", imported)()
 
 PARTS = {

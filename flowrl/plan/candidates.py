@@ -224,12 +224,12 @@ class Candidates:
             shared: Another task holds the same parameters, so it matters in which form.
         """
         found: list[Candidate] = []
-        smallest = num_devices
+        free, smallest = replace(only, layout=()), num_devices
         for layout in self.layouts(task, num_devices).possible:
             if layout.model_devices > MOST_REPLICA * smallest and not only.layout:
                 break  # layouts come with the smallest replicas first
             if only.takes(layout):
-                made = self.of_layout(task, layout, replace(only, layout=()))
+                made = self.of_layout(task, layout, free)
                 if made:
                     smallest = min(smallest, layout.model_devices)
                 found += made
