@@ -59,6 +59,7 @@ class Request:
         context: Tokens before the next one to draw: prompt, and response so far.
         left: Response tokens still to draw; at least 1.
         fresh: It begins from the prompt alone.
+        cached: Tokens of the context that need not be computed again.
         drawn: Tokens of this attempt that were drawn before it was last put back.
         spans: Versions of those.
     """
@@ -69,6 +70,7 @@ class Request:
     context: int
     left: int
     fresh: bool = True
+    cached: int = 0
     drawn: int = 0
     spans: Spans = ()
     # On a row; `row` is the number of its entrance, -1 off the rows.
@@ -146,6 +148,7 @@ class SimEngine:
         kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
         admit_at: Free slots that waiting requests wait for, so that they are prefilled together.
         poll: Set for an engine that its driver polls.
+        keeps_prefixes: What a sample has drawn and heard is not computed again in its next turn.
         recorder: Is told of rows; None records nothing.
         slow: Everything takes so many times as long.
         sharing: What it shares cores with, where it is a process among others.
@@ -161,6 +164,7 @@ class SimEngine:
     kv_tokens: int | None = None
     admit_at: int = 1
     poll: PollRule | None = None
+    keeps_prefixes: bool = False
     recorder: RowRecorder | None = None
     slow: float = 1.0
     sharing: Sharing | None = None
@@ -465,7 +469,7 @@ class SimEngine:
             self._waiting.popleft()
             self._num_waiting -= 1
             if not (request.fresh and request.prompt in prompts):
-                tokens += request.context
+                tokens += request.context - request.cached
             if request.fresh:
                 prompts.add(request.prompt)
             self._enter(request, now)
@@ -514,7 +518,7 @@ class SimEngine:
         request.drawn += drawn
         request.left -= drawn
         request.context += drawn
-        request.fresh = False
+        request.fresh, request.cached = False, 0
         self._waiting.appendleft(request)
         self._num_waiting += 1
         self.totals.preempted += 1

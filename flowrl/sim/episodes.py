@@ -11,18 +11,19 @@ later, while others are served. The engine waits for all answers up to `patience
 on.
 
 The length of an episode is that of what is drawn in it, as logs tell it. How it is cut into turns
-follows from that: every turn is as long as it may be, and so is every observation.
+follows from that: every turn is as long as it may be, and so is every observation. An engine that
+keeps the keys and values of what it has seen computes only what is new of a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowrl.ids import EngineId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.engine import Ended, Request, SimEngine, Spans, join_spans
-from flowrl.sim.lanes import Lane
+from flowrl.sim.lanes import Lane, LaneGroup
 
 __all__ = ["EnvironmentTimes", "EpisodeShape", "SimEnvironment", "SimEpisodes"]
 
@@ -78,12 +79,24 @@ class SimEnvironment:
     """What a rollout's episodes are played with.
 
     Attributes:
-        lane: Its thread.
+        lane: Its thread, or the devices that it computes on.
     """
 
-    lane: Lane
+    lane: Lane | LaneGroup
     times: EnvironmentTimes
     shape: EpisodeShape
+
+    def beside(self, engine: SimEngine) -> SimEnvironment:
+        """As an engine's episodes have it: on its own devices, where it is on those of all engines.
+
+        A part of its devices serves a call as much more slowly, so that less of it is waited for.
+        """
+        if self.lane.names.isdisjoint(engine.lane.names) or self.lane is engine.lane:
+            return self
+        call_s = self.times.call_s * len(self.lane.names) / len(engine.lane.names)
+        wait_s = max(0.0, self.times.wait_s + self.times.call_s - call_s)
+        times = EnvironmentTimes(call_s=call_s, wait_s=wait_s)
+        return replace(self, lane=engine.lane, times=times)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -186,6 +199,8 @@ class SimEpisodes:
     def _ask(self, episodes: Sequence[_Episode]) -> None:
         """Calls the environment for each; answers that come soon are taken together."""
         lane, times, now = self.environment.lane, self.environment.times, self.clock.now
+        if times.call_s and lane is self.engine.lane and self.engine.poll is None:
+            self.engine.give_way()
         answers = []
         for episode in episodes:
             end = lane.work("environment", now, times.call_s)[1] if times.call_s else now
@@ -221,12 +236,19 @@ class SimEpisodes:
                     context=episode.context,
                     left=episode.turns[episode.turn],
                     fresh=episode.turn == 0,
+                    cached=self._cached(episode),
                 )
             )
         if over:
             self.report(self.engine, over)
         if turns:
             self.engine.submit(turns)
+
+    def _cached(self, episode: _Episode) -> int:
+        """Tokens of a turn's context whose keys and values the engine has kept."""
+        if episode.turn == 0 or not self.engine.keeps_prefixes:
+            return 0
+        return episode.context - self.environment.shape.observation
 
     def turns_ended(self, ends: Sequence[Ended]) -> None:
         """The engine has drawn turns, or ended some that were aborted."""

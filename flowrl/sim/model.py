@@ -55,6 +55,7 @@ class EngineModel:
         admit_at: Free slots that are awaited before waiting samples are prefilled together.
         load_s: Seconds in which it loads new weights, and generates nothing.
         poll: Set where a driver polls it.
+        keeps_prefixes: It does not compute again what an episode has drawn and heard.
     """
 
     name: str
@@ -67,6 +68,7 @@ class EngineModel:
     admit_at: int = 1
     load_s: float = 0.0
     poll: PollRule | None = None
+    keeps_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Op
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
+from flowrl.plan.options import ENGINES
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit, WeightRoute
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.device_lanes import DeviceLanes
@@ -142,11 +143,28 @@ class _Maker:
             yield from pool.replicas
         for task in self.tasks.values():
             yield task.devices
+        for operation in self.plan.operations:
+            if self._on_accelerators(operation):
+                yield operation.devices
         yield from self._unused()
+
+    def _on_accelerators(self, operation: Operation) -> bool:
+        """Whether it is an environment that computes on accelerators."""
+        device = self.plan.pool.device(operation.devices[0]) if operation.devices else None
+        return operation.op == Op.INTERACT and device is not None and device.type != "cpu"
+
+    def _environment_lane(self, role: str) -> str:
+        for operation in self.plan.operations:
+            if operation.role == role and self._on_accelerators(operation):
+                return self._lane_of(operation.devices)
+        return self._hosted(role)[0]
 
     def _unused(self) -> Iterator[tuple[str, ...]]:
         """Devices of the kinds that the plan is over, on which nothing runs."""
         used = {device for task in self.tasks.values() for device in task.devices}
+        for operation in self.plan.operations:
+            if self._on_accelerators(operation):
+                used.update(operation.devices)
         kinds = {device.name for device in self.plan.pool.devices if device.address in used}
         rest = [
             device.address
@@ -215,6 +233,7 @@ class _Maker:
             kv_tokens=times.kv_tokens,
             load_s=times.load_s,
             poll=times.poll,
+            keeps_prefixes=pool.player.library in ENGINES,
         )
 
     def _engine_times(self, player: Operation) -> EngineTimes:
@@ -238,7 +257,7 @@ class _Maker:
             times=self.times,
             staleness=self.staleness,
             origins=self.origins,
-            lane_of=lambda role: self._hosted(role)[0],
+            lane_of=self._environment_lane,
             lanes_of=self._hosted,
         )
         for node in rollout_nodes(self.graph):

@@ -254,7 +254,10 @@ class SimRollout:
         if self.environment is None:
             return engine
         return SimEpisodes(
-            engine=engine, clock=self.clock, environment=self.environment, report=self._over
+            engine=engine,
+            clock=self.clock,
+            environment=self.environment.beside(engine),
+            report=self._over,
         )
 
     def silence(self, engine: SimEngine) -> None:

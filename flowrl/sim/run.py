@@ -169,13 +169,14 @@ class _Simulation:
         return SimEngine(
             id=EngineId(model.name),
             clock=self.clock,
-            lane=self.groups.get(model.lane) or self.lanes[model.lane],
+            lane=self._lane(model.lane),
             times=model.times,
             num_slots=model.num_slots,
             report=report,
             kv_tokens=model.kv_tokens,
             admit_at=model.admit_at,
             poll=model.poll,
+            keeps_prefixes=model.keeps_prefixes,
             recorder=self.trace,
             sharing=self.sharing,
         )
@@ -214,7 +215,10 @@ class _Simulation:
     def _environment(self, model: EnvironmentModel | None) -> SimEnvironment | None:
         if model is None:
             return None
-        return SimEnvironment(lane=self.lanes[model.lane], times=model.times, shape=model.shape)
+        return SimEnvironment(lane=self._lane(model.lane), times=model.times, shape=model.shape)
+
+    def _lane(self, name: str) -> Lane | LaneGroup:
+        return self.groups.get(name) or self.lanes[name]
 
     def _scorers(self, model: ScorerModel, rollout: SimRollout) -> SimScorers:
         rewards = self.faults.rewards
@@ -340,7 +344,8 @@ class _Simulation:
                 ),
                 default=0.0,
             )
-            if not self.model.ahead:  # an engine that is polled waits for its environment
+            # An engine in the driver's process waits for its environment.
+            if not self.model.ahead and not any(lane.num_devices for lane in self.model.lanes):
                 seconds["generate"] += self._played_s() - played_s
         if self.model.host != HostCost():
             for what, spent_s in self._driven().items():
@@ -357,7 +362,7 @@ class _Simulation:
     def _played_s(self) -> float:
         """Seconds of environments so far."""
         lanes = {r.environment.lane for r in self.model.rollouts if r.environment is not None}
-        return sum(self.lanes[lane].spent("environment") for lane in lanes)
+        return sum(self._lane(lane).spent("environment") for lane in lanes)
 
     @staticmethod
     def _offers_itself(spec: RolloutModel) -> bool:

@@ -122,8 +122,9 @@ def simulated(planned: Planned, *, steps: int = 2, lengths: str | None = None) -
     workloads = {}
     for node in rollout_nodes(stage.graph):
         longest = longest_response(stage, node)
+        played = stage.plan.operation(node.id).environment
         workloads[node.id] = open_workload(
-            lengths or planned_lengths(planned.config, longest),
+            lengths or planned_lengths(planned.config, longest, played),
             stage=stage.name,
             rollout=node.id,
             seed=0,

@@ -63,6 +63,16 @@ def test_a_row_takes_its_prefill_and_a_step_for_each_further_token():
     ]
 
 
+def test_what_the_engine_has_kept_of_a_context_is_not_prefilled():
+    """A token takes a second to prefill: 10 of a fresh prompt, 3 new ones of a later turn."""
+    heard = Heard()
+    engine = heard.engine(times=LinearStep(prefill=1.0))
+    engine.submit([request("a", 1)])
+    heard.run()
+    engine.submit([request("b", 1, prompt=40, fresh=False, cached=37)])
+    assert [(t, name) for t, name, *_ in heard.run()] == [(10.0, "a"), (13.0, "b")]
+
+
 def test_a_freed_slot_is_filled_with_the_next_request():
     heard = Heard()
     heard.engine(slots=1).submit([request("a", 3), request("b", 2)])

@@ -218,6 +218,53 @@ def test_a_step_of_shorter_responses_is_shorter_in_every_part():
         assert short.seconds(kind) < 0.3 * long.seconds(kind)
 
 
+def episodes(pins=(), **environment):
+    words = [f"cluster={cluster_jobs.CONFIGS}/clusters/h100_8x8.yaml", "train.group_size=4"]
+    words += [f"plan.environments.world.{key}={value}" for key, value in environment.items()]
+    words += [f"plan.pins.{pin}" for pin in pins]
+    compiled = api.compile(None, cluster_jobs.CONFIGS / "agent_qwen25_7b.yaml", overrides=words)
+    return Planned(stage=compiled.stages[-1], config=compiled.config.plan)
+
+
+def test_episodes_go_as_the_plan_has_them(monkeypatch):
+    """6,000 tokens with what is said in them: 10 turns of 400, and 200 said before each."""
+    monkeypatch.chdir(cluster_jobs.CONFIGS.parent)
+    planned = episodes()
+    model = model_of(planned)
+    [rollout] = model.rollouts
+    shape = rollout.environment.shape
+    assert (shape.turn, shape.observation, shape.turns(4000)) == (400, 200, (400,) * 10)
+    assert all(engine.keeps_prefixes for engine in model.engines)
+    report = simulated(planned)
+    tokens = [step.num_tokens / (128 * 4) for step in report.steps]
+    assert sum(tokens) / 2 == pytest.approx(4000, rel=0.05)
+    assert planned.step_s * 0.95 <= steady_s(report) <= planned.step_s * 1.4
+    world = next(lane for lane in report.lanes if lane.lane == "world")
+    calls = 2 * 128 * 4 * (5.0 + 10 * 2.0)
+    at_once = planned.stage.plan.operation("world.interact").environment.at_once
+    assert world.busy_s == pytest.approx(calls / at_once, rel=0.15)  # 16 turns at most
+
+
+@pytest.mark.parametrize("mode", ["together", "apart"])
+def test_an_environment_on_accelerators_has_their_lane(mode, monkeypatch):
+    """On the policy's own they take turns; apart, both work at once."""
+    monkeypatch.chdir(cluster_jobs.CONFIGS.parent)
+    words = {"device": "accelerator", "concurrency": 16, "memory_gib": 20}
+    planned = episodes(**words, pins=(f"world.environment={mode}",))
+    model = model_of(planned)
+    [rollout] = model.rollouts
+    own = planned.stage.plan.operation("world.interact")
+    assert own.environment.mode == mode
+    lane = next(lane for lane in model.lanes if lane.name == rollout.environment.lane)
+    assert lane.name == device_names(own.devices)
+    assert devices_of(model, lane.parts or (lane.name,)) == len(own.devices)
+    assert sum(lane.num_devices for lane in model.lanes) == 64
+    drawing = {part for engine in model.engines for part in (engine.lane,)}
+    assert (drawing <= {*lane.parts}) == (mode == "together")
+    ratio = steady_s(simulated(planned)) / planned.step_s
+    assert 0.8 < ratio < 1.4
+
+
 @fl.workflow
 def rivals(prompts: fl.Prompts, *, actor: fl.Policy, rival: fl.Policy, verifier: fl.Reward):
     mine, theirs = actor.generate(prompts, n=4), rival.generate(prompts, n=4)
