@@ -55,7 +55,7 @@ class Planned:
     @property
     def streams(self) -> bool:
         operations = self.stage.plan.operations
-        return any(one.start == "group" and one.seconds is not None for one in operations)
+        return any(one.chunk and one.op != "generate" for one in operations)
 
 
 def pool(name: str) -> ResourcePool | None:

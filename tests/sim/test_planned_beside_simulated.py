@@ -6,9 +6,8 @@ kind of plan has bounds that follow from why:
 - Where devices take turns, a step is its parts, and only the rollout is played otherwise: responses
   come in a random order to replicas that are not equally full. Simulated steps are 1 % shorter to
   4 % longer.
-- Where operations stream, the planner has the times at which chunks of groups are complete on
-  average, and alternates what takes turns on the same devices by chunks. Simulated steps are 4 %
-  shorter to 8 % longer.
+- Where operations stream, both have groups and samples complete as they are, and the longest ones
+  last; the plan by expectations, chunk by chunk. Simulated steps are 3 % shorter to 7 % longer.
 - Asynchronous steps are priced as the longer of both sides. In truth a batch may be drawn as soon
   as there are weights that it may be drawn with, while the one before ends: with samples up to a
   publications old, a + 1 steps take at least a rollout and an update, and one step an update. So
