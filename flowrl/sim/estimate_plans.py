@@ -39,9 +39,9 @@ __all__ = ["SURE", "WIRE_S", "Estimated", "estimate_model", "estimated_plan"]
 SURE = 1.5
 """So many times as fast as the plain plan another one must be estimated to be."""
 
-WIRE_S = 50e-6
+WIRE_S = 25e-6
 """Of the driver, for a sample that comes from another process. Measured steps of 512 samples took
-15 to 28 ms longer with one engine process than in place (benchmarks/results/plans_measured.md)."""
+11 to 13 ms longer with one engine process than in place (benchmarks/results/plans_measured.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
