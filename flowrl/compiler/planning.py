@@ -33,12 +33,14 @@ def plan_options(
     *,
     max_prompt_tokens: int,
     max_response_tokens: int,
+    draws: Mapping[str, Sequence[str]],
     here: bool,
     environments: Sequence[str] = (),
 ) -> PlanOptions:
     """The planner's options.
 
     Args:
+        draws: The nodes in which each role generates.
         max_response_tokens: Of the longest response, of an episode with what is said in it.
         here: The plan is for this very machine, whose one process has one device.
         environments: Roles of the stage that policies exchange turns with.
@@ -65,8 +67,11 @@ def plan_options(
         trainer=plan.trainer,
         engine=plan.engine,
         objective=plan.objective,
+        kind=plan.kind,
+        kind_where=loaded.where("plan.kind"),
         alternatives=plan.alternatives,
         pins=tuple(_pins(loaded, plan)),
+        settings=tuple(_settings(loaded, draws)),
         assumptions=tuple(assumptions),
         engine_times=plan.engine_times,
         single_device=here,
@@ -216,7 +221,15 @@ def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
                 expected="for example rollout.tp=2 or actor.devices=0-31",
             )
         yield Pin(subject=subject, field=of, value=str(value), where=where)
+
+
+def _settings(loaded: LoadedConfig, draws: Mapping[str, Sequence[str]]) -> Iterator[Pin]:
+    """What roles say of their own: recomputation, and an engine for each replica of a rollout."""
     for name, role in loaded.config.roles.items():
         if role.recompute != "auto":
             where = loaded.where(f"roles.{name}.recompute")
             yield Pin(subject=name, field="recompute", value=role.recompute, where=where)
+        if role.num_engines is not None:
+            where = loaded.where(f"roles.{name}.num_engines")
+            for node in draws.get(name, ()):
+                yield Pin(subject=node, field="dp", value=str(role.num_engines), where=where)

@@ -114,6 +114,10 @@ def _request(
             loaded,
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_response_tokens=response,
+            draws={
+                name: [str(node.id) for node in graph.of_op(Op.GENERATE) if node.role == name]
+                for name in graph.roles
+            },
             here=here,
             environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
         ),

@@ -1,7 +1,8 @@
 """A schedule on the devices of a group: who stands where, and when each works.
 
 A block of the schedule gets consecutive devices. Of two parts that stand apart the larger one
-comes first, so that blocks of whole nodes begin at a node, and parts of a node stay inside it.
+comes first, so that blocks of whole nodes begin at a node; a part of a node that would cross into
+the next one begins there.
 """
 
 from __future__ import annotations
@@ -44,28 +45,34 @@ class Bar:
     end_s: float
 
 
-def slots(schedule: Schedule, sizes: tuple[int, ...]) -> Mapping[str, range]:
+def slots(schedule: Schedule, sizes: tuple[int, ...], node_size: int) -> Mapping[str, range]:
     """The devices of each task, counted from 0.
 
     Args:
         sizes: That blocks may have, ascending.
     """
-    return dict(_slots(schedule, 0, sizes))
+    return dict(_slots(schedule, 0, sizes, node_size))
 
 
-def _slots(schedule: Schedule, start: int, sizes: tuple[int, ...]) -> Iterator[tuple[str, range]]:
+def _slots(
+    schedule: Schedule, start: int, sizes: tuple[int, ...], node_size: int
+) -> Iterator[tuple[str, range]]:
     match schedule:
         case Leaf():
             yield schedule.task, range(start, start + schedule.option.devices)
         case Temporal():
-            yield from _slots(schedule.first, start, sizes)
-            yield from _slots(schedule.second, start, sizes)
+            yield from _slots(schedule.first, start, sizes, node_size)
+            yield from _slots(schedule.second, start, sizes, node_size)
         case Spatial() | Asynchronous():
             parts = [schedule.first, schedule.second]
             parts.sort(key=lambda part: -block(part, sizes))
             for part in parts:
-                yield from _slots(part, start, sizes)
-                start += block(part, sizes)
+                size = block(part, sizes)
+                # Blocks of one node are at most two: more would be a block of whole nodes.
+                if start % node_size and start % node_size + size > node_size:
+                    start += node_size - start % node_size
+                yield from _slots(part, start, sizes, node_size)
+                start += size
         case _:
             assert_never(schedule)
 

@@ -20,8 +20,9 @@ share on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
@@ -39,14 +40,21 @@ from flowrl.cost.role_memory import (
 from flowrl.cost.source import Cost, Estimate, Recompute
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
-from flowrl.plan.layouts import FoundLayouts, LayoutRules, check_layout, layouts
+from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts
 from flowrl.plan.options import PlanOptions
 from flowrl.plan.regions import Played, Split
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.schema import Rejection
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["Candidate", "Candidates", "Filter", "layout_rules", "pareto", "task_workload"]
+__all__ = [
+    "RECOMPUTE",
+    "Candidate",
+    "Candidates",
+    "Filter",
+    "layout_rules",
+    "pareto",
+    "task_workload",
+]
 
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
@@ -75,6 +83,12 @@ TIGHT = 0.5
 may stream from the host."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+_DEVICE_TYPES: Mapping[str, Literal["cpu", "cuda", "npu"]] = {
+    "cpu": "cpu",
+    "cuda": "cuda",
+    "npu": "npu",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +161,7 @@ class Filter:
 
     layout: tuple[tuple[str, int], ...] = ()
     devices: int | None = None
-    recompute: str | None = None
+    recompute: Recompute | None = None
     offload: str | None = None
     micro_tokens: int | None = None
     environment: str | None = None
@@ -161,6 +175,21 @@ class Filter:
     def takes(self, layout: Layout) -> bool:
         """Whether a layout has the sizes that are asked for."""
         return all(getattr(layout, name) == size for name, size in self.layout)
+
+    def without(self, field: str) -> Filter:
+        """What the other pins leave."""
+        match field:
+            case "devices":
+                return replace(self, devices=None)
+            case "recompute":
+                return replace(self, recompute=None)
+            case "offload":
+                return replace(self, offload=None)
+            case "micro_tokens":
+                return replace(self, micro_tokens=None)
+            case _:
+                layout = tuple(one for one in self.layout if one[0] != field)
+                return replace(self, layout=layout)
 
 
 class Candidates:
@@ -210,11 +239,6 @@ class Candidates:
             self._found[key] = layouts(task.shape, num_devices, rules)
         return self._found[key]
 
-    def refused_pins(self, task: TaskWork, layout: Layout) -> tuple[Rejection, ...]:
-        """What is wrong with a layout that somebody asked for."""
-        rules = layout_rules(task, self.request, self.machine.node_size)
-        return check_layout(task.shape, layout, rules)
-
     def of_task(
         self, task: TaskWork, num_devices: int, only: Filter, *, shared: bool
     ) -> tuple[Candidate, ...]:
@@ -244,48 +268,67 @@ class Candidates:
         if key not in self._made:
             self._made[key] = tuple(
                 candidate
-                for candidate in self._ways(task, layout)
+                for candidate in self._ways(task, layout, only)
                 if candidate.peak <= self.budget
                 and (self.host is None or candidate.host <= self.host)
                 and _wanted(candidate, only)
             )
         return self._made[key]
 
-    def _ways(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+    def _ways(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
+        if only.micro_tokens is not None and only.micro_tokens < self.request.max_length:
+            return iter(())  # a sample is not cut
         if task.generates:
             return self._rollouts(task, layout)
-        return self._updates(task, layout) if task.updates else self._forwards(task, layout)
+        if task.updates:
+            return self._updates(task, layout, only)
+        return self._forwards(task, layout, only)
 
-    def needs(self, task: TaskWork, layout: Layout) -> tuple[int, MemoryOptions, Workload]:
+    def needs(
+        self, task: TaskWork, layout: Layout, only: Filter
+    ) -> tuple[int, MemoryOptions, Workload]:
         """The least that a task needs of a device in a layout, and with which options.
 
         For messages: what is said when nothing fits.
         """
         work = self.work(task, layout)
         best: tuple[int, MemoryOptions, Workload] | None = None
-        for options in self._thriftiest(task):
+        for options in self._thriftiest(task, only):
             peak = role_peak(task.shape, layout, work, task.phase, options)
             if best is None or peak < best[0]:
                 best = peak, options, work
         assert best is not None
         return best
 
-    def _thriftiest(self, task: TaskWork) -> Iterator[MemoryOptions]:
-        micro = self.request.max_length
-        for offload in (False, True) if task.updates else (False,):
-            yield self._memory(
-                task,
-                recompute="full" if task.updates else "none",
-                packed_tokens=None if task.generates else micro,
-                kv_tokens=self.request.max_length if task.generates else None,
-                offload_optimizer=offload,
-            )
+    def _thriftiest(self, task: TaskWork, only: Filter) -> Iterator[MemoryOptions]:
+        micro = only.micro_tokens or self.request.max_length
+        recompute = only.recompute or ("full" if task.updates else "none")
+        for streams in (False, True) if task.updates else (False,):
+            if only.offload is None or ("optimizer" in only.offload) == streams:
+                yield self._memory(
+                    task,
+                    recompute=recompute,
+                    packed_tokens=None if task.generates else micro,
+                    kv_tokens=self.request.max_length if task.generates else None,
+                    offload_optimizer=streams,
+                )
 
-    def _memory(self, task: TaskWork, **chosen: object) -> MemoryOptions:
+    def _memory(
+        self,
+        task: TaskWork,
+        *,
+        recompute: Recompute = "none",
+        packed_tokens: int | None = None,
+        kv_tokens: int | None = None,
+        offload_optimizer: bool = False,
+    ) -> MemoryOptions:
         return MemoryOptions(
+            recompute=recompute,
             shard=task.library.shard,
-            device_type=self.machine.spec.type,
-            **chosen,  # type: ignore[arg-type]
+            offload_optimizer=offload_optimizer,
+            packed_tokens=packed_tokens,
+            kv_tokens=kv_tokens,
+            device_type=_DEVICE_TYPES[self.machine.spec.type],
         )
 
     # Rollouts
@@ -341,9 +384,9 @@ class Candidates:
 
     # Forward passes
 
-    def _forwards(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+    def _forwards(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
-        micro = self._micro_tokens(task, layout)[-1]
+        micro = only.micro_tokens or self._micro_tokens(task, layout)[-1]
         options = self._memory(task, packed_tokens=micro)
         peak = role_peak(task.shape, layout, work, task.phase, options)
         if peak > self.budget:
@@ -384,7 +427,7 @@ class Candidates:
 
     # Updates
 
-    def _updates(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
+    def _updates(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
         for streams in (False, True):
             base = self._memory(task, offload_optimizer=streams)
@@ -394,7 +437,8 @@ class Candidates:
             weights = _parameter_bytes(task, layout, work, base)
             stays = _optimizer_bytes(task, layout, work, base) if streams else 0
             least = self.budget + 1
-            for micro in self._micro_tokens(task, layout):
+            pinned = only.micro_tokens
+            for micro in (pinned,) if pinned else self._micro_tokens(task, layout):
                 for recompute in reversed(RECOMPUTE):
                     options = replace(base, recompute=recompute, packed_tokens=micro)
                     peak = role_peak(

@@ -128,7 +128,10 @@ def _schedule_reason(searched: Searched) -> Reason:
         other = min(of_kind, key=lambda one: one.step_s)
         saved = best.step_s - other.step_s
         longer = "its step takes longer"
-        if saved > 0:
+        asked = searched.posed.candidates.options
+        if saved > 0 and asked.kind != "auto":
+            longer = f"{asked.kind_where} asks for {asked.kind}"
+        elif saved > 0:
             longer = f"its moving parts are not worth {seconds_text(saved)}"
         rejected.append(
             Rejection(
@@ -212,7 +215,7 @@ def _runner_up(other: Candidate, way: Candidate) -> Rejection:
 def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
     """A layout in which even the thriftiest way needs more than a device has."""
     made, group = best.posed.made(task.id), best.posed.group_of(task.id)
-    need, options, work = made.needs(task, layout)
+    need, options, work = made.needs(task, layout, Filter())
     memory = role_memory(task.role.name, task.shape, layout, work, task.phase, options)
     total = format_bytes(need + RUNTIME_BYTES[group.device.type])
     even = "recomputed and offloaded" if task.updates else "with one sample at a time"

@@ -40,6 +40,7 @@ class Tenant:
     Attributes:
         phases: What the role does there.
         can_sleep: Its engine can give the KV cache back.
+        can_recompute: Its trainer can compute activations again, and was not asked to.
     """
 
     role: str
@@ -47,6 +48,7 @@ class Tenant:
     work: Workload
     phases: tuple[Phase, ...]
     can_sleep: bool = False
+    can_recompute: bool = False
 
     def adjusted(self, micro_batch: int, num_slots: int) -> Tenant:
         """The same with smaller sizes; larger ones than it has are ignored."""
@@ -56,6 +58,12 @@ class Tenant:
             num_slots=min(self.work.num_slots, num_slots),
         )
         return replace(self, work=work)
+
+    def recomputed(self) -> Tenant:
+        """The same with all activations computed again, where that can be."""
+        if not self.can_recompute:
+            return self
+        return replace(self, work=replace(self.work, recompute="full"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +139,41 @@ def _measure(tenants: tuple[Tenant, ...], device_type: str, sleeping: tuple[str,
 def _smallest_change(
     tenants: tuple[Tenant, ...], device_type: str, budget: int, train_key: str
 ) -> str:
-    """The way out: one size where one is enough, else both, else what the job needs at least."""
+    """The way out: one size, or recomputation, where one is enough; else both sizes, all three, or
+    what the job needs at least."""
+    found = _smaller_sizes(tenants, device_type, budget, train_key)
+    again = tuple(tenant.recomputed() for tenant in tenants)
+    if again == tenants:
+        return found or _least_words(tenants, device_type)
+    roles = " and ".join(
+        f"roles.{tenant.role}.recompute=full" for tenant in tenants if tenant.can_recompute
+    )
+    total = _best_fit(again, device_type, budget).peak.total
+    if total <= budget:
+        words = f"set {roles} (it fits with {format_bytes(total)})"
+        return f"{found}; or {words}" if found else words
+    if found:
+        return found
+    both = _smaller_sizes(again, device_type, budget, train_key)
+    if both is None:
+        return _least_words(again, device_type)
+    return f"set {roles} and {both.removeprefix('set ')}"
+
+
+def _least_words(tenants: tuple[Tenant, ...], device_type: str) -> str:
+    smallest = tuple(tenant.adjusted(1, 1) for tenant in tenants)
+    least = _best_fit(smallest, device_type, 0).peak.total
+    again = any(tenant.work.recompute == "full" for tenant in tenants)
+    return (
+        f"even one row and one slot{', and all computed again,' if again else ''} need "
+        f"{format_bytes(least)}: take a device with more memory, a smaller model or shorter samples"
+    )
+
+
+def _smaller_sizes(
+    tenants: tuple[Tenant, ...], device_type: str, budget: int, train_key: str
+) -> str | None:
+    """One size where one is enough, else both; None where they are not."""
 
     def total(micro_batch: int, num_slots: int) -> int:
         smaller = tuple(tenant.adjusted(micro_batch, num_slots) for tenant in tenants)
@@ -155,11 +197,7 @@ def _smallest_change(
     if both:
         best = _largest(rows, lambda size: total(size, both) <= budget)
         return f"set {generating}={both} and {train_key}.micro_batch={best} ({note(best, both)})"
-    least = total(1, min(slots, 1))
-    return (
-        f"even one row and one slot need {format_bytes(least)}: take a device with more memory, "
-        "a smaller model or shorter samples"
-    )
+    return None
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

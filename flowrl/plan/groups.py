@@ -3,11 +3,15 @@
 Each group of equal devices is tried for the whole job, and each ordered pair of groups with the
 rollouts on the one and training on the other (`flowrl.plan.mixed`). The best is taken; the plan
 says what the others would be.
+
+Nodes that hold unequal numbers of free devices are groups of their own, and are also tried as equal
+ones that leave some devices idle: of nodes with 8 and 5 free devices, 5 of each; of nodes with 5
+each, 4 of each, since most models divide by powers of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
@@ -15,12 +19,16 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
+from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many import Searched, search_group
-from flowrl.plan.mixed import search_two_groups
+from flowrl.plan.mixed import Part, search_two_groups
 from flowrl.plan.names import device_names
+from flowrl.plan.one_pins import device_numbers
+from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
+from flowrl.plan.tasks import tasks_of
 from flowrl.plan.write_many import write_plan
 
 __all__ = ["cost_of", "groups_for", "host_share", "plan_over_groups"]
@@ -40,19 +48,55 @@ def groups_for(models: Sequence[RoleRequest], pool: ResourcePool) -> tuple[Devic
     )
 
 
+def even_parts(groups: Sequence[DeviceGroup]) -> tuple[DeviceGroup, ...]:
+    """Equal shares of nodes of one kind of device, where they hold unequal or odd numbers of it."""
+    kinds: dict[object, list[DeviceGroup]] = {}
+    for group in groups:
+        key = (replace(group.device, id="", available_bytes=None), group.spec)
+        kinds.setdefault(key, []).append(group)
+    found: list[DeviceGroup] = []
+    for alike in kinds.values():
+        held = {group.node_size for group in alike}
+        sizes = {size for size in held if size < max(held)}
+        sizes |= {1 << (size.bit_length() - 1) for size in held} - held
+        found += [_shares(alike, size) for size in sorted(sizes, reverse=True)]
+    return tuple(group for group in found if group.num_nodes > 1)
+
+
+def _shares(alike: Sequence[DeviceGroup], size: int) -> DeviceGroup:
+    """The first `size` devices of every node that has so many."""
+    addresses = [
+        address
+        for group in alike
+        if group.node_size >= size
+        for place, address in enumerate(group.addresses)
+        if place % group.node_size < size
+    ]
+    return replace(
+        alike[0],
+        node_size=size,
+        addresses=tuple(addresses),
+        budget_bytes=min(group.budget_bytes for group in alike if group.node_size >= size),
+    )
+
+
 HOST_SHARE = 0.8
 """Of a host's memory, for what devices put there; the rest is the programs' own."""
 
 
 def host_share(pool: ResourcePool, group: DeviceGroup) -> int:
-    """Bytes of its host's memory that each device of a group may fill."""
+    """Bytes of its host's memory that each device of a group may fill.
+
+    All accelerators of a host share it evenly, the reserved ones and those of other kinds too.
+    """
     mine = set(group.addresses)
-    least = min(
+    shares = [
         node.memory_bytes
+        / sum((one.type == "cpu") == (group.device.type == "cpu") for one in node.devices)
         for node in pool.nodes
         if any(pool.address(node, device) in mine for device in node.devices)
-    )
-    return int(HOST_SHARE * least / group.node_size)
+    ]
+    return int(HOST_SHARE * min(shares))
 
 
 def cost_of(request: PlanRequest) -> Cost:
@@ -85,43 +129,101 @@ def plan_over_groups(
         PlanError: it fits on none; of the first one, with what would help.
     """
     cost = cost_of(request) if cost is None else cost
-    found: list[Searched] = []
-    failed: list[tuple[DeviceGroup, PlanError]] = []
-    order = _numbers(pool)
-    for group in groups:
-        try:
-            one = search_group(
-                graph,
-                request,
-                group,
-                cost,
-                host=host_share(pool, group),
-                numbering=[order[address] for address in group.addresses],
-            )
-            found.append(one)
-        except PlanError as error:
-            failed.append((group, error))
-    if len(groups) > 1:
-        hosts = {group: host_share(pool, group) for group in groups}
-        found += search_two_groups(graph, request, hosts, cost)
+    order = device_numbers(pool)
+    tasks = tasks_of(graph, request, groups[0].device.type)
+    usable = sorted(order[address] for group in groups for address in group.addresses)
+    pins = read_pins(request.options, tasks, usable)
+    parts = [_part(pool, group, order) for group in groups]
+    _check_kinds(pins, parts)
+    tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
+    found, failed, errors = _alone(graph, request, tried, cost, pins)
+    if len(parts) > 1:
+        found += search_two_groups(graph, request, parts, cost, pins)
     if not found:
-        raise failed[0][1]
+        raise errors[0] if errors else _apart(pins, parts)
     best = min(found, key=lambda one: one.best.objective)
     plan = write_plan(graph, request, pool, best, hosted)
-    if len(groups) == 1:
+    if len(tried) == 1:
         return plan
     return replace(plan, reasons=(_group_reason(best, found, failed), *plan.reasons))
 
 
-def _numbers(pool: ResourcePool) -> dict[str, int]:
-    """The numbers by which pins name devices."""
-    accelerators = [address for address, _, device in pool if device.type != "cpu"]
-    addresses = accelerators or [address for address, _, _ in pool]
-    return {address: number for number, address in enumerate(addresses)}
+def _alone(
+    graph: Graph, request: PlanRequest, parts: Sequence[Part], cost: Cost, pins: PinnedTasks
+) -> tuple[list[Searched], list[tuple[DeviceGroup, str]], list[PlanError]]:
+    """The best plan of each group alone; why others have none; and their errors."""
+    found: list[Searched] = []
+    failed: list[tuple[DeviceGroup, str]] = []
+    errors: list[PlanError] = []
+    places = (*pins.devices.values(), *pins.environments.values())
+    named = {number for numbers in places for number in numbers}
+    for part in parts:
+        if not named <= set(part.numbering):
+            failed.append((part.group, "pins name other devices"))
+            continue
+        try:
+            one = search_group(
+                graph,
+                request,
+                part.group,
+                cost,
+                host=part.host,
+                numbering=part.numbering,
+                pins=pins,
+            )
+            found.append(one)
+        except PlanError as error:
+            failed.append((part.group, error.what))
+            errors.append(error)
+    return found, failed, errors
+
+
+def _part(pool: ResourcePool, group: DeviceGroup, order: Mapping[str, int]) -> Part:
+    return Part(
+        group=group,
+        host=host_share(pool, group),
+        numbering=tuple(order[address] for address in group.addresses),
+    )
+
+
+def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
+    """A task's devices are all of one kind, in nodes that hold equally many."""
+    for name, numbers in pins.devices.items():
+        if not any(set(numbers) <= set(part.numbering) for part in parts):
+            raise PlanError(
+                f"{name} cannot be on devices of several kinds",
+                where=pins.where(name),
+                found=f"{pins.said(name)}, where {_kinds_of(numbers, parts)}",
+                expected="devices of one kind, in nodes with equally many free ones",
+            )
+
+
+def _apart(pins: PinnedTasks, parts: Sequence[Part]) -> PlanError:
+    """Of pins that name two kinds of devices, with no plan that has both."""
+    where = "; ".join(
+        f"{name} on {_kinds_of(numbers, parts)}" for name, numbers in pins.devices.items()
+    )
+    return PlanError(
+        "no plan over two kinds of devices has these pins and fits",
+        where="plan.pins",
+        found=where,
+        expected="rollouts on one kind, with or without what scores them; all else on the other",
+        hint="leave one of them to the planner",
+    )
+
+
+def _kinds_of(numbers: Sequence[int], parts: Sequence[Part]) -> str:
+    """`0-7 are H100-SXM-80GB, 8-11 are A100-SXM-80GB`."""
+    found = []
+    for part in parts:
+        mine = set(numbers) & set(part.numbering)
+        if mine:
+            found.append(f"{number_ranges(mine)} are {part.group.device.name}")
+    return ", ".join(found)
 
 
 def _group_reason(
-    best: Searched, found: Sequence[Searched], failed: Sequence[tuple[DeviceGroup, PlanError]]
+    best: Searched, found: Sequence[Searched], failed: Sequence[tuple[DeviceGroup, str]]
 ) -> Reason:
     rejected = [
         Rejection(
@@ -133,9 +235,7 @@ def _group_reason(
         for one in found
         if one is not best
     ]
-    rejected += [
-        Rejection(choice=_group_name(group), constraint=error.what) for group, error in failed
-    ]
+    rejected += [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
     return Reason(
         subject="devices",
         choice=_groups_name(best),

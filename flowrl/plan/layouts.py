@@ -23,10 +23,10 @@ A refusal is told once for each value that a constraint rules out, whatever else
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
@@ -39,9 +39,11 @@ __all__ = [
     "FoundLayouts",
     "LayoutRules",
     "check_layout",
+    "check_size",
     "layouts",
     "nearest_divisors",
     "possible_sizes",
+    "refused_combinations",
 ]
 
 MEGATRON_KINDS = frozenset({"tp", "pp", "dp", "cp", "ep"})
@@ -50,6 +52,10 @@ ENGINE_KINDS = frozenset({"tp", "pp", "dp", "ep"})
 
 MIN_PIECE = 256
 """Tokens of a piece of a sample below which context parallelism exchanges more than it computes."""
+
+
+FAR = 10_000
+"""From a size that is refused: nearest ones are not looked for beyond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,25 @@ def layouts(shape: ModelShape, num_devices: int, rules: LayoutRules) -> FoundLay
     possible: list[Layout] = []
     refused = list(sizes.refused)
     seen_dp: set[int] = set()
+    for layout in _combinations(num_devices, sizes, without_dp=seen_dp):
+        problem = _combined_problem(shape, layout, rules)
+        if problem is None:
+            possible.append(layout)
+        elif problem.choice.startswith("dp="):
+            seen_dp.add(layout.dp)
+            refused.append(problem)
+    possible.sort(key=_plainness)
+    return FoundLayouts(num_devices=num_devices, possible=tuple(possible), refused=tuple(refused))
+
+
+def _combinations(
+    num_devices: int, sizes: _Sizes, without_dp: Collection[int] = ()
+) -> Iterator[Layout]:
+    """Layouts on so many devices, of sizes that are possible one by one.
+
+    Args:
+        without_dp: Numbers of replicas that are refused whatever the rest is; may grow meanwhile.
+    """
     for tp in sizes.tp:
         for pp in sizes.pp:
             for cp in sizes.cp:
@@ -113,21 +138,21 @@ def layouts(shape: ModelShape, num_devices: int, rules: LayoutRules) -> FoundLay
                 if num_devices % replica:
                     continue
                 dp = num_devices // replica
-                if dp in seen_dp:
-                    continue  # refused, whatever the rest is
                 for ep in sizes.ep:
                     # An expert group lies inside a stage, and holds tensor groups or lies in one.
-                    if (tp * cp * dp) % ep or (ep % tp and tp % ep):
-                        continue
-                    layout = Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
-                    problem = _combined_problem(shape, layout, rules)
-                    if problem is None:
-                        possible.append(layout)
-                    elif problem.choice.startswith("dp=") and dp not in seen_dp:
-                        seen_dp.add(dp)
-                        refused.append(problem)
-    possible.sort(key=_plainness)
-    return FoundLayouts(num_devices=num_devices, possible=tuple(possible), refused=tuple(refused))
+                    fits = not (tp * cp * dp) % ep and not (ep % tp and tp % ep)
+                    if fits and dp not in without_dp:
+                        yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
+
+
+def refused_combinations(
+    shape: ModelShape, num_devices: int, rules: LayoutRules
+) -> Iterator[tuple[Layout, Rejection]]:
+    """Layouts of sizes that are possible one by one, and together are not."""
+    for layout in _combinations(num_devices, _sizes(shape, rules)):
+        problem = _combined_problem(shape, layout, rules)
+        if problem is not None:
+            yield layout, problem
 
 
 def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple[Rejection, ...]:
@@ -135,22 +160,29 @@ def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple
     found = [
         problem
         for name in ("tp", "pp", "cp", "ep")
-        for problem in _problems_of(shape, rules, name, getattr(layout, name))
+        for problem in check_size(shape, rules, name, getattr(layout, name))
     ]
     combined = _combined_problem(shape, layout, rules)
     return tuple(found) if combined is None else (*found, combined)
 
 
 def possible_sizes(shape: ModelShape, rules: LayoutRules, name: str) -> tuple[int, ...]:
-    """The sizes of one dimension that no constraint rules out on its own, ascending."""
+    """The sizes of one dimension but `dp` that no constraint rules out on its own, ascending."""
     found: tuple[int, ...] = getattr(_sizes(shape, rules), name)
     return found
 
 
 def nearest_divisors(number: int, size: int) -> str:
-    """The two numbers nearest to `size` that divide `number`: `4, 7` for 28 and 8."""
-    divisors = [other for other in _divisors(number) if other != size]
-    near = sorted(divisors, key=lambda other: (abs(other - size), other))[:2]
+    """The two numbers nearest to `size` that divide `number`: `4, 7` for 28 and 8.
+
+    Of large numbers those are left out that are far from `size`.
+    """
+    below = range(min(size - 1, number), max(0, size - FAR - 1), -1)
+    above = range(size + 1, min(number, size + FAR) + 1)
+    found = [number, 1] if size > FAR else []
+    for side in (below, above):
+        found += islice((other for other in side if number % other == 0), 2)
+    near = sorted({*found} - {size}, key=lambda other: (abs(other - size), other))[:2]
     return ", ".join(str(other) for other in sorted(near))
 
 
@@ -181,7 +213,7 @@ def _sizes(shape: ModelShape, rules: LayoutRules) -> _Sizes:
             continue
         good = []
         for size in sorted(sizes):
-            problems = _problems_of(shape, rules, name, size)
+            problems = check_size(shape, rules, name, size)
             refused += problems[:1]
             if not problems:
                 good.append(size)
@@ -195,12 +227,15 @@ def _sizes(shape: ModelShape, rules: LayoutRules) -> _Sizes:
     )
 
 
-def _problems_of(
+def check_size(
     shape: ModelShape, rules: LayoutRules, name: str, size: int
 ) -> tuple[Rejection, ...]:
     """What is wrong with one size of one dimension, whatever the others are."""
     if size == 1:
         return ()
+    if name == "dp":
+        problem = _dp_problem(rules, size)
+        return () if problem is None else (problem,)
     if name not in rules.kinds:
         has = ", ".join(sorted(rules.kinds)) or "none"
         return (
@@ -334,17 +369,21 @@ def _combined_problem(shape: ModelShape, layout: Layout, rules: LayoutRules) -> 
             choice=f"tp={layout.tp} cp={layout.cp}",
             constraint=f"cp does not divide the {shape.num_heads // layout.tp} heads of a rank",
         )
-    if layout.dp > 1 and "dp" not in rules.kinds and "fsdp" not in rules.kinds:
+    return _dp_problem(rules, layout.dp)
+
+
+def _dp_problem(rules: LayoutRules, dp: int) -> Rejection | None:
+    if dp > 1 and "dp" not in rules.kinds and "fsdp" not in rules.kinds:
         return Rejection(
-            choice=f"dp={layout.dp}", constraint="the library runs one replica only", nearest="1"
+            choice=f"dp={dp}", constraint="the library runs one replica only", nearest="1"
         )
-    if rules.rows is not None and rules.rows % layout.dp:
-        return _undivided("dp", layout.dp, rules.rows, "samples of an update")
-    if rules.samples is not None and layout.dp > rules.samples:
+    if rules.rows is not None and rules.rows % dp:
+        return _undivided("dp", dp, rules.rows, "samples of an update")
+    if rules.samples is not None and dp > rules.samples:
         return Rejection(
-            choice=f"dp={layout.dp}",
+            choice=f"dp={dp}",
             constraint="is more than the samples of a step",
-            found=str(layout.dp),
+            found=str(dp),
             limit=str(rules.samples),
             nearest=str(rules.samples),
         )
@@ -363,7 +402,5 @@ def _powers(most: int) -> Iterable[int]:
 
 
 @lru_cache(maxsize=256)
-def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    sizes = sorted({*small, *(number // size for size in small)})
-    return tuple(size for size in sizes if most is None or size <= most)
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(size for size in range(1, min(number, most) + 1) if number % size == 0)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flowrl.backend.plugin import Service
-from flowrl.cluster.pool import Device, ResourcePool
+from flowrl.cluster.pool import Device, DeviceGroup, ResourcePool
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes
 from flowrl.cost.source import Cost
@@ -27,6 +27,7 @@ from flowrl.graph.types import Op
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import DeviceFit, Tenant, fit_device
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
+from flowrl.plan.one_pins import one_device_pins
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (
@@ -70,35 +71,42 @@ def make_plan(
 
     Raises:
         PlanError: a role that nothing plays, a backend that cannot do what its role does or has no
-            device here, or a job that does not fit.
+            device here, a job that does not fit, or pins that cannot be kept.
     """
     roles = [request.role(name) for name in graph.roles]
     for node in graph.nodes:
         _check_service(node, request)
     models = [role for role in roles if _uses_model(role.name, graph)]
     hosted = [role for role in roles if role not in models]
+    groups: tuple[DeviceGroup, ...] = ()
     if models and not request.options.single_device:
         from flowrl.plan.groups import groups_for, plan_over_groups  # with the search, its arrays
 
         groups = groups_for(models, pool)
+    try:
         if groups:
             return plan_over_groups(graph, request, pool, groups, hosted, cost)
+        return _plan_for_one(graph, request, pool, hosted)
+    except PlanError as error:
+        raise (_without_accelerators(error, pool) or error) from None
+
+
+def _plan_for_one(
+    graph: Graph, request: PlanRequest, pool: ResourcePool, hosted: list[RoleRequest]
+) -> PlacementPlan:
+    """All models on one device, in turn."""
+    pins = one_device_pins(graph, request, pool)
+    request = pins.request
+    models = [request.role(name) for name in graph.roles if _uses_model(name, graph)]
     models += _copied(models, request)
     placements: list[Placement] = []
     reasons: list[Reason] = []
     prediction = Prediction()
     fit = DeviceFit(phases=())
     if models:
-        choice = _choose_device(models, pool)
+        choice = _choose_device(models, pool, pins.address)
         tenants = tuple(_tenant(role, request, graph, choice.device) for role in models)
-        fit = fit_device(
-            tenants,
-            address=choice.address,
-            device_type=choice.device.type,
-            name=choice.device.name,
-            budget=choice.device.budget_bytes,
-            train_key=request.train_key,
-        )
+        fit = _fit(tenants, choice, request, pool)
         prediction = Prediction(
             memory=tuple(
                 PredictedMemory(device=choice.address, active=role, memory=memory)
@@ -112,7 +120,6 @@ def make_plan(
         ]
     placed, why = place_hosted(hosted, graph, pool)
     placements += placed
-    reasons += why
     by_role = {placement.role: placement for placement in placements}
     plan = PlacementPlan(
         version=PLAN_VERSION,
@@ -125,9 +132,61 @@ def make_plan(
         weight_routes=place_routes(graph, by_role, request),
         channels=place_channels(graph, by_role),
         prediction=prediction,
-        reasons=(*reasons, *request.reasons),
+        reasons=(*reasons, *why, *request.reasons),
+        pins=pins.decisions,
     )
     return check_plan(plan)
+
+
+def _fit(
+    tenants: tuple[Tenant, ...], choice: _Choice, request: PlanRequest, pool: ResourcePool
+) -> DeviceFit:
+    try:
+        return fit_device(
+            tenants,
+            address=choice.address,
+            device_type=choice.device.type,
+            name=choice.device.name,
+            budget=choice.device.budget_bytes,
+            train_key=request.train_key,
+        )
+    except PlanError as error:
+        alike = _without_figures(pool, choice.device)
+        if alike > 1 and not request.options.single_device:
+            error.hint = (
+                f"{error.hint}; or divide the models over all {alike} {choice.device.name}, for "
+                f"which a plan needs their rates: {_RATES}"
+            )
+        raise
+
+
+_RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
+
+
+def _without_figures(pool: ResourcePool, device: Device) -> int:
+    """Devices like this one that are free, where nothing is known of their speed."""
+    if not any(group.spec is None for group in pool.groups(device.type)):
+        return 0
+    return sum(
+        one.name == device.name and one.type == device.type and not one.reserved
+        for _, _, one in pool
+    )
+
+
+def _without_accelerators(error: PlanError, pool: ResourcePool) -> PlanError | None:
+    """What is said where all accelerators are reserved, and the CPU cannot do it."""
+    there = [device for _, _, device in pool if device.type != "cpu"]
+    if not there or not all(device.reserved for device in there):
+        return None
+    return PlanError(
+        f"all accelerators of the cluster are reserved ({len(there)} x {there[0].name}), and on "
+        f"the CPU: {error.what}",
+        where=error.where,
+        found=error.found,
+        expected=error.expected,
+        hint="take `reserved: true` off some devices of the cluster file"
+        + (f"; or {error.hint}" if error.hint else ""),
+    )
 
 
 def _check_service(node: Node, request: PlanRequest) -> None:
@@ -159,7 +218,9 @@ def _copied(models: list[RoleRequest], request: PlanRequest) -> list[RoleRequest
     return [request.role(name) for name in names if name not in here]
 
 
-def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice:
+def _choose_device(
+    models: Iterable[RoleRequest], pool: ResourcePool, pinned: str | None
+) -> _Choice:
     models = list(models)
     supported = frozenset.intersection(*(role.capabilities.devices for role in models))
     backends = ", ".join(sorted({role.backend for role in models}))
@@ -168,6 +229,8 @@ def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice
     for address, _, device in pool:
         if device.reserved:
             rejected.append(Rejection(choice=address, constraint="it is reserved"))
+        elif pinned not in (None, address):
+            rejected.append(Rejection(choice=address, constraint=f"pins name {pinned}"))
         elif device.type not in supported:
             types = ", ".join(sorted(supported)) or "no device type in common"
             rejected.append(
@@ -191,7 +254,7 @@ def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice
     candidates.sort(key=lambda item: (item[1].type == "cpu", -item[1].budget_bytes))
     address, device = candidates[0]
     for other, passed in candidates[1:]:
-        rejected.append(_passed_over(other, passed, device))
+        rejected.append(_passed_over(other, passed, device, pool))
     why = (
         f"{device.name}, {format_bytes(device.budget_bytes)} free"
         if device.type != "cpu"
@@ -203,9 +266,15 @@ def _choose_device(models: Iterable[RoleRequest], pool: ResourcePool) -> _Choice
     return _Choice(address=address, device=device, reason=reason)
 
 
-def _passed_over(address: str, device: Device, chosen: Device) -> Rejection:
-    if device.type == "cpu":
+def _passed_over(address: str, device: Device, chosen: Device, pool: ResourcePool) -> Rejection:
+    if device.type == "cpu" and chosen.type != "cpu":
         return Rejection(choice=address, constraint="slower than an accelerator")
+    if device.type != "cpu" and _without_figures(pool, device) > 1:
+        return Rejection(
+            choice=address,
+            constraint=f"no time is known of {device.name}, so nothing is divided over several; "
+            f"that takes {_RATES}",
+        )
     return Rejection(
         choice=address,
         constraint="one device is enough, and it has no more free memory",
@@ -237,6 +306,9 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
         work=work,
         phases=tuple(phase for phase in Phase if phase in phases),
         can_sleep=role.capabilities.sleep and work.num_slots > 0,
+        can_recompute=role.recompute == "auto"
+        and work.trainable
+        and "full" in role.capabilities.recompute,
     )
 
 

@@ -19,9 +19,9 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidates import Candidate
-from flowrl.plan.impossible import nothing_fits, nothing_runs
+from flowrl.plan.impossible import check_places, nothing_fits, nothing_runs, nowhere_to_stand
 from flowrl.plan.pins import PinnedTasks, read_pins
-from flowrl.plan.problem_of import Posed, pose, sync_seconds, weight_ways
+from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
@@ -37,6 +37,7 @@ from flowrl.plan.search import (
     leaves,
     search,
 )
+from flowrl.plan.standing import stand
 from flowrl.plan.tasks import tasks_of
 
 __all__ = [
@@ -45,16 +46,17 @@ __all__ = [
     "fits_hosts",
     "hosts_full",
     "plainer",
-    "search_for_hosts",
     "search_group",
-    "split_regions",
+    "search_posed",
+    "stood",
 ]
 
 MARGIN = 4
 """Schedules looked at for each that is told, since some differ in nothing that people care for."""
 
 ENGINE_SHARE = 32
-"""Rollouts, the longest work of most steps, are not tried on a smaller part of a pool than this."""
+"""Rollouts, the longest work of most steps, are not tried on a smaller part of a pool than this,
+where the step time is to be short."""
 
 NEIGHBOURS = 2
 """Variants of the best schedule that are told where nobody asks for the next best ones."""
@@ -65,11 +67,11 @@ PLAIN = 0.01
 SIMPLE = 0.005
 """Likewise, for a schedule in which all take turns on the same devices."""
 
-PIN_SCHEDULES = 200
-"""Schedules looked through for one that can stand on the devices that pins name."""
-
 HOST_SCHEDULES = 200
 """Schedules looked through for one that the hosts hold, where the best ask too much of them."""
+
+PLACED_SCHEDULES = 1000
+"""Likewise, for one that can stand on the devices that pins name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ def search_group(
     *,
     host: int | None = None,
     numbering: Sequence[int] | None = None,
+    pins: PinnedTasks | None = None,
     alternatives: int | None = None,
 ) -> Searched:
     """The best schedule of a graph on a group of equal devices.
@@ -153,6 +156,7 @@ def search_group(
     Args:
         host: Bytes of its host's memory that each device may fill.
         numbering: Of each device of the group, its number in the cluster; None counts from 0.
+        pins: What pins say; None reads those of the request.
         alternatives: How many others; None takes what the request says.
 
     Raises:
@@ -160,37 +164,47 @@ def search_group(
     """
     wanted = request.options.alternatives if alternatives is None else alternatives
     numbers = range(len(group.addresses)) if numbering is None else numbering
-    pins = read_pins(request.options.pins, tasks_of(graph, request, group.device.type), numbers)
+    if pins is None:
+        tasks = tasks_of(graph, request, group.device.type)
+        pins = read_pins(request.options, tasks, numbers)
+    places, environments = pins.places(numbers), pins.environments_in(numbers)
+    check_places(pins, places, group, numbers)
+    # Where devices are dear rather than time, a small part of a pool may do.
+    soon = request.options.objective == "step_time"
     posed = pose(
         graph,
         request,
         group,
         cost,
         filters=pins.filters,
+        places=places,
+        environments=environments,
+        kinds=kinds_wanted(request),
         host=host,
-        engine_least=len(group.addresses) // ENGINE_SHARE,
+        engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
     )
     for task in posed.tasks:
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins)
-    top = PIN_SCHEDULES if pins.devices else 1 + MARGIN * wanted if wanted else 1
-    result = search_for_hosts(posed, top)
+    result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins)
     ways = weight_ways(graph, posed.tasks)
-    found = _priced(posed, result.best, ways, pins)
+    found = _priced(posed, result.best, ways)
     if not found:
-        raise _devices_unmet(posed, pins) if pins.devices else hosts_full(posed)
+        stands = any(stood(posed, one.schedule) for one in result.best)
+        raise hosts_full(posed) if stands else nowhere_to_stand(len(result.best), pins)
     # A plainer way may put more on the hosts than they hold.
-    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways, pins) or found)[0]
-    kinds = _of_kinds(posed, result, ways, pins) if len(posed.tasks) > 1 else []
+    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
+    kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
     turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
-    if turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
+    free = request.options.kind == "auto"
+    if free and turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
         best = turns if best.kind is not Kind.TEMPORAL else best
     if wanted:
         others = _distinct(found, best, wanted)
     else:
-        others = _distinct(_neighbours(posed, best, ways, pins), best, NEIGHBOURS)
+        others = _distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     here = {best.kind, *(one.kind for one in others)}
     for one in (*kinds, found[0]):
         if one.kind not in here:
@@ -200,7 +214,7 @@ def search_group(
 
 
 def _of_kinds(
-    posed: Posed, result: SearchResult, ways: Mapping[tuple[str, str], int], pins: PinnedTasks
+    posed: Posed, result: SearchResult, ways: Mapping[tuple[str, str], int]
 ) -> list[Chosen]:
     """The best schedule of each kind, in plain ways; `result` has that of all, so of its own."""
     kinds = [Kind.TEMPORAL, Kind.SPATIAL]
@@ -213,13 +227,11 @@ def _of_kinds(
         if not best:
             best = search(replace(posed.problem, kinds=frozenset({kind})), top=1).best
         plain = [plainer(posed, one.schedule) for one in best]
-        found += _priced(posed, plain, ways, pins)
+        found += _priced(posed, plain, ways)
     return found
 
 
-def _neighbours(
-    posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int], pins: PinnedTasks
-) -> list[Chosen]:
+def _neighbours(posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int]) -> list[Chosen]:
     """The best schedule with one task run in another way, best first."""
     found = []
     for leaf in leaves(best.schedule):
@@ -231,7 +243,7 @@ def _neighbours(
             if evaluation.fits:
                 found.append(Found(schedule=changed, evaluation=evaluation))
     found.sort(key=lambda one: one.evaluation.key)
-    return _priced(posed, found[: MARGIN * NEIGHBOURS], ways, pins)
+    return _priced(posed, found[: MARGIN * NEIGHBOURS], ways)
 
 
 def plainer(posed: Posed, schedule: Schedule) -> Found:
@@ -267,24 +279,19 @@ def _with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
 
 
 def _priced(
-    posed: Posed, found: Sequence[Found], ways: Mapping[tuple[str, str], int], pins: PinnedTasks
+    posed: Posed, found: Sequence[Found], ways: Mapping[tuple[str, str], int]
 ) -> list[Chosen]:
     """Schedules on devices, best first.
 
     Left out are those that cannot stand where pins say, or that put more on a host than it holds.
     """
     chosen = []
-    sizes = posed.problem.block_sizes()
     for one in found:
-        numbers = _on_pinned(posed, slots(one.schedule, sizes), pins)
-        if numbers is None:
+        where = stood(posed, one.schedule)
+        if where is None:
             continue
-        picked = {
-            leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(one.schedule)
-        }
-        numbers, played = split_regions(numbers, picked, pins.environments)
-        if any(not numbers[name] for name in numbers):
-            continue
+        numbers, played = where
+        picked = _picked(posed, one.schedule)
         if _host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
             continue
         syncs = {
@@ -316,7 +323,7 @@ def _priced(
     return sorted(chosen, key=lambda one: one.objective)
 
 
-def split_regions(
+def _split_regions(
     numbers: Mapping[str, tuple[int, ...]],
     ways: Mapping[str, Candidate],
     pinned: Mapping[str, tuple[int, ...]],
@@ -352,22 +359,31 @@ def _host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candi
 
 
 def fits_hosts(posed: Posed, found: Found) -> bool:
-    """Whether the hosts hold what all tasks of a schedule together put on them."""
-    numbers = slots(found.schedule, posed.problem.block_sizes())
-    picked = {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(found.schedule)}
-    return _host_bytes(numbers, picked) <= (posed.candidates.host or math.inf)
+    """Whether a schedule can stand, and the hosts hold what all its tasks together put on them."""
+    where = stood(posed, found.schedule)
+    if where is None:
+        return False
+    picked = _picked(posed, found.schedule)
+    return _host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
 
 
-def search_for_hosts(posed: Posed, top: int = 1) -> SearchResult:
-    """The best schedules; more of them where the hosts hold none of so many.
+def _picked(posed: Posed, schedule: Schedule) -> dict[str, Candidate]:
+    return {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(schedule)}
 
-    The search knows what each task puts on its host, and not what all of them do together.
+
+def search_posed(posed: Posed, top: int = 1) -> SearchResult:
+    """The best schedules; more of them where none of so many can stand.
+
+    The search knows what each task puts on its host, and not what all of them do together; and of
+    pinned devices whether two parts need one, and not where nodes end.
     """
-    result = search(posed.problem, top=top)
-    held = any(fits_hosts(posed, one) for one in result.best)
-    if held or not result.best or top >= HOST_SCHEDULES:
-        return result
-    return search(posed.problem, top=HOST_SCHEDULES)
+    most = PLACED_SCHEDULES if posed.problem.places else HOST_SCHEDULES
+    while True:
+        result = search(posed.problem, top=top)
+        ended = len(result.best) < top or top >= most
+        if ended or any(fits_hosts(posed, one) for one in result.best):
+            return result
+        top = min(most, max(32, 8 * top))
 
 
 def hosts_full(posed: Posed) -> PlanError:
@@ -380,33 +396,22 @@ def hosts_full(posed: Posed) -> PlanError:
     )
 
 
-def _on_pinned(
-    posed: Posed, given: Mapping[str, range], pins: PinnedTasks
-) -> dict[str, tuple[int, ...]] | None:
-    """Devices by number, so that pinned tasks get theirs; None where a schedule cannot.
-
-    Blocks are moved, not cut: what stood on one set of devices in the schedule stands on one set.
-    """
-    if not pins.devices:
-        return {name: tuple(numbers) for name, numbers in given.items()}
-    moved: dict[int, int] = {}
-    for name, wanted in pins.devices.items():
-        for here, there in zip(given[name], wanted, strict=True):
-            if moved.setdefault(here, there) != there:
-                return None
-    if len(set(moved.values())) != len(moved):
+def stood(
+    posed: Posed, schedule: Schedule
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]] | None:
+    """Each task's devices by number, and those of environments alone; None where pins forbid it."""
+    problem, node_size = posed.problem, posed.group.node_size
+    sizes = problem.block_sizes()
+    numbers: Mapping[str, tuple[int, ...]] | None
+    if problem.places:
+        numbers = stand(schedule, sizes, node_size, problem.num_devices, problem.places)
+    else:
+        given = slots(schedule, sizes, node_size)
+        numbers = {name: tuple(block) for name, block in given.items()}
+    if numbers is None:
         return None
-    size = posed.group.node_size
-    total = len(posed.group.addresses)
-    free = [number for number in range(total) if number not in set(moved.values())]
-    rest = [number for number in range(total) if number not in moved]
-    moved |= dict(zip(rest, free, strict=True))
-    numbers = {name: tuple(sorted(moved[n] for n in block)) for name, block in given.items()}
-    # A block inside one node must not be torn apart by where the others were moved.
-    for block in numbers.values():
-        if len(block) <= size and len({number // size for number in block}) > 1:
-            return None
-    return numbers
+    own, played = _split_regions(numbers, _picked(posed, schedule), posed.environments)
+    return (own, played) if all(own.values()) else None
 
 
 def _distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:
@@ -426,15 +431,3 @@ def _chunks(schedule: Schedule) -> tuple[int, ...]:
         return ()
     own = (schedule.chunks,) if isinstance(schedule, Spatial) else ()
     return own + _chunks(schedule.first) + _chunks(schedule.second)
-
-
-def _devices_unmet(posed: Posed, pins: PinnedTasks) -> PlanError:
-    asked = [one for one in pins.decisions if one.field == "devices"]
-    said = " and ".join(f"{one.subject}.devices={one.value}" for one in asked)
-    return PlanError(
-        f"no schedule has {said} at once",
-        where="plan.pins",
-        found=f"{PIN_SCHEDULES} schedules with these numbers of devices looked at",
-        expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint="leave one of them to the planner",
-    )

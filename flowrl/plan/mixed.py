@@ -9,7 +9,7 @@ groups, and other cuts, are not tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -18,25 +18,47 @@ from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
-from flowrl.plan.assign import slots
-from flowrl.plan.many import Chosen, Searched, plainer, split_regions
-from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.many import (
+    Chosen,
+    Searched,
+    fits_hosts,
+    plainer,
+    search_posed,
+    stood,
+)
+from flowrl.plan.options import KindName
+from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
+    EVERY_KIND,
     Asynchronous,
     Found,
+    Kind,
     Problem,
     Schedule,
     Spatial,
     evaluate,
     kind_of,
     leaves,
-    search,
 )
 from flowrl.plan.tasks import TaskWork, tasks_of
 
-__all__ = ["search_two_groups"]
+__all__ = ["Part", "search_two_groups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A group of devices that may hold one half of the tasks.
+
+    Attributes:
+        host: Bytes of its host's memory that each device may fill.
+        numbering: Of each device, its number in the cluster.
+    """
+
+    group: DeviceGroup
+    host: int
+    numbering: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +72,20 @@ class _Side:
 def search_two_groups(
     graph: Graph,
     request: PlanRequest,
-    groups: Mapping[DeviceGroup, int],
+    parts: Sequence[Part],
     cost: Cost,
+    pins: PinnedTasks,
 ) -> Iterator[Searched]:
-    """The best plan of each cut over each ordered pair of groups, where there is one.
-
-    Args:
-        groups: With the bytes of its host that each device of a group may fill.
-    """
+    """The best plan of each cut over each ordered pair of groups, where there is one."""
     tasks = tasks_of(graph, request)
-    if any(pin.field == "devices" for pin in request.options.pins):
+    if request.options.objective != "step_time" or request.options.kind == "temporal":
         return
-    pins = read_pins(request.options.pins, tasks, ())
-    if request.options.objective != "step_time":
-        return
-    for first, second in permutations(groups, 2):
-        for ahead in _cuts(tasks):
-            rest = frozenset(task.id for task in tasks) - ahead
-            one = _side(graph, request, first, cost, pins, ahead, groups[first])
-            other = _side(graph, request, second, cost, pins, rest, groups[second])
+    for ahead in _cuts(tasks):
+        rest = frozenset(task.id for task in tasks) - ahead
+        first = [_side(graph, request, part, cost, pins, ahead) for part in parts]
+        second = [_side(graph, request, part, cost, pins, rest) for part in parts]
+        for i, j in permutations(range(len(parts)), 2):
+            one, other = first[i], second[j]
             if one is not None and other is not None:
                 yield _joined(graph, request, one, other, pins)
 
@@ -83,40 +100,58 @@ def _cuts(tasks: tuple[TaskWork, ...]) -> list[frozenset[str]]:
 def _side(
     graph: Graph,
     request: PlanRequest,
-    group: DeviceGroup,
+    part: Part,
     cost: Cost,
     pins: PinnedTasks,
     only: frozenset[str],
-    host: int,
 ) -> _Side | None:
-    """The best schedule of some tasks on one group; None where they do not fit."""
-    filters = {name: one for name, one in pins.filters.items() if name in only}
+    """The best schedule of some tasks on one group; None where they do not fit there."""
+    own = pins.of_tasks(only)
     strict = replace(request, max_staleness=0)
+    spatial = request.options.kind == "spatial" and len(only) > 1
     try:
-        posed = pose(graph, strict, group, cost, filters=filters, only=only, host=host)
-    except PlanError:
-        return None
+        posed = pose(
+            graph,
+            strict,
+            part.group,
+            cost,
+            filters=own.filters,
+            places=own.places(part.numbering),
+            environments=own.environments_in(part.numbering),
+            kinds=frozenset({Kind.SPATIAL}) if spatial else EVERY_KIND,
+            only=only,
+            host=part.host,
+        )
+    except (PlanError, KeyError):
+        return None  # a device without figures, or pins that name another group's
     if any(not posed.ways[task.id] for task in posed.tasks):
         return None
-    best = search(posed.problem).best
-    return _Side(posed=posed, found=plainer(posed, best[0].schedule)) if best else None
+    best = next((one for one in search_posed(posed).best if fits_hosts(posed, one)), None)
+    if best is None:
+        return None
+    plain = plainer(posed, best.schedule)
+    return _Side(posed=posed, found=plain if fits_hosts(posed, plain) else best)
 
 
 def _joined(
     graph: Graph, request: PlanRequest, one: _Side, other: _Side, pins: PinnedTasks
 ) -> Searched:
     posed = _joint(graph, request, one, other)
-    schedule = _together(posed.problem, one.found.schedule, other.found.schedule)
+    schedule = _together(
+        posed.problem, one.found.schedule, other.found.schedule, kind=request.options.kind
+    )
     numbers: dict[str, tuple[int, ...]] = {}
+    played: dict[str, tuple[int, ...]] = {}
     for side, offset in ((one, 0), (other, len(one.posed.group.addresses))):
-        sizes = side.posed.problem.block_sizes()
-        for name, block in slots(side.found.schedule, sizes).items():
+        blocks, beside = stood(side.posed, side.found.schedule) or ({}, {})
+        for name, block in blocks.items():
             numbers[name] = tuple(offset + number for number in block)
+        for name, block in beside.items():
+            played[name] = tuple(offset + number for number in block)
     ways = {
         leaf.task: posed.parts[leaf.task].candidate(leaf.task, leaf.option)
         for leaf in leaves(schedule)
     }
-    numbers, played = split_regions(numbers, ways, {})
     syncs = _syncs(graph, posed, numbers)
     evaluation = evaluate(posed.problem, schedule)
     best = Chosen(
@@ -171,7 +206,7 @@ def _joint(graph: Graph, request: PlanRequest, one: _Side, other: _Side) -> Pose
     )
 
 
-def _together(problem: Problem, first: Schedule, second: Schedule) -> Schedule:
+def _together(problem: Problem, first: Schedule, second: Schedule, *, kind: KindName) -> Schedule:
     """The faster of both at once in chunks, and one ahead of the other where it may be."""
     here = {leaf.task for leaf in leaves(first)}
     readers = [
@@ -185,7 +220,9 @@ def _together(problem: Problem, first: Schedule, second: Schedule) -> Schedule:
         for chunks in (problem.chunks if readers else (1,))
         if chunks <= most
     ]
-    if problem.staleness:
+    if problem.staleness and kind == "asynchronous":
+        found = []
+    if problem.staleness and kind != "spatial":
         found.append(Asynchronous(first=first, second=second))
     return min(found, key=lambda one: evaluate(problem, one).step_s)
 

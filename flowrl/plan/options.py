@@ -15,6 +15,7 @@ __all__ = [
     "ENGINES",
     "TRAINERS",
     "EnvironmentRequest",
+    "KindName",
     "Library",
     "ObjectiveName",
     "Pin",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 ObjectiveName: TypeAlias = Literal["step_time", "device_time"]
+KindName: TypeAlias = Literal["auto", "temporal", "spatial", "asynchronous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,11 @@ class PlanOptions:
         prompt_tokens: Mean of prompts.
         trainer: Of `TRAINERS`, for backends that declare no layouts.
         engine: Of `ENGINES`, likewise.
+        kind: Of schedule; `auto` takes the best of all.
+        kind_where: Who asked for it.
         alternatives: Next best plans that are told.
+        pins: Decisions that somebody asked the planner to keep.
+        settings: What roles' own settings decide of a plan over many devices, in the same form.
         assumptions: What nobody said and the plan takes for granted, one sentence each.
         engine_times: `analytic` or `aiconfigurator`.
         single_device: Only what runs in this very process is planned: one device.
@@ -123,8 +129,11 @@ class PlanOptions:
     trainer: str = "megatron"
     engine: str = "sglang"
     objective: ObjectiveName = "step_time"
+    kind: KindName = "auto"
+    kind_where: str = "plan.kind"
     alternatives: int = 0
     pins: tuple[Pin, ...] = ()
+    settings: tuple[Pin, ...] = ()
     assumptions: tuple[str, ...] = ()
     engine_times: str = "analytic"
     single_device: bool = False

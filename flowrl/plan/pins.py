@@ -15,18 +15,26 @@ numbered in the cluster's order: its accelerators, or its CPUs where it has none
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import Filter
+from flowrl.plan.candidates import RECOMPUTE, Filter
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
-from flowrl.plan.options import Pin
+from flowrl.plan.options import Pin, PlanOptions
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["PinnedTasks", "read_pins"]
+__all__ = [
+    "LAYOUT_FIELDS",
+    "PinnedTasks",
+    "contradiction",
+    "of_environment",
+    "pins_of",
+    "read_pins",
+]
 
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
 FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "recompute")
@@ -34,9 +42,12 @@ FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "
 OWN = "devices of its environment"
 """How a task's pins keep those of an environment apart from its own `devices`."""
 
-_WORDS = {
+MOST_DIGITS = 12
+"""Of a number in a pin: more is no size of anything."""
+
+_WORDS: Mapping[str, tuple[str, ...]] = {
     "environment": ("together", "apart"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": RECOMPUTE,
     "offload": ("none", "optimizer", "all", "optimizer+all"),
 }
 
@@ -47,21 +58,67 @@ class PinnedTasks:
 
     Attributes:
         filters: What is left of each task's candidates.
-        devices: Numbers of the devices of tasks that have theirs given.
+        devices: Of tasks that have theirs given, the numbers in the cluster.
         environments: Likewise of the environments of tasks.
         decisions: As the plan keeps them.
+        asked: Who said what of each task, by field.
     """
 
     filters: Mapping[str, Filter]
     devices: Mapping[str, tuple[int, ...]]
     environments: Mapping[str, tuple[int, ...]]
     decisions: tuple[PinnedDecision, ...]
+    asked: Mapping[str, Mapping[str, Pin]]
+
+    def places(self, numbering: Sequence[int]) -> dict[str, frozenset[int]]:
+        """Each pinned task's devices, counted in a group of them.
+
+        Args:
+            numbering: Of each device of the group, its number in the cluster.
+
+        Raises:
+            KeyError: the group does not have all of them.
+        """
+        places = {number: place for place, number in enumerate(numbering)}
+        return {
+            name: frozenset(places[number] for number in numbers)
+            for name, numbers in self.devices.items()
+        }
+
+    def environments_in(self, numbering: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Likewise the devices of environments, by the task that they play with."""
+        places = {number: place for place, number in enumerate(numbering)}
+        return {
+            name: tuple(places[number] for number in numbers)
+            for name, numbers in self.environments.items()
+        }
+
+    def of_tasks(self, names: Collection[str]) -> PinnedTasks:
+        """What they say of some tasks alone."""
+        return replace(
+            self,
+            filters={name: one for name, one in self.filters.items() if name in names},
+            devices={name: one for name, one in self.devices.items() if name in names},
+            environments={name: one for name, one in self.environments.items() if name in names},
+            asked={name: one for name, one in self.asked.items() if name in names},
+        )
+
+    def where(self, task: str, fields: Collection[str] = (*FIELDS, OWN)) -> str | None:
+        """Where a task's pins of some fields are written."""
+        own = self.asked.get(task, {})
+        wheres = dict.fromkeys(pin.where for field, pin in own.items() if field in fields)
+        return " and ".join(wheres) or None
+
+    def said(self, task: str, fields: Collection[str] = (*FIELDS, OWN)) -> str | None:
+        """A task's pins of some fields, as they are written."""
+        own = self.asked.get(task, {})
+        return " and ".join(str(pin) for field, pin in own.items() if field in fields) or None
 
 
 def read_pins(
-    pins: Sequence[Pin], tasks: Sequence[TaskWork], numbering: Sequence[int]
+    options: PlanOptions, tasks: Sequence[TaskWork], numbering: Sequence[int]
 ) -> PinnedTasks:
-    """What pins mean for tasks.
+    """What pins and roles' own settings mean for tasks.
 
     Args:
         numbering: Of each device that may be used, its number in the cluster.
@@ -72,15 +129,13 @@ def read_pins(
     """
     chosen: dict[str, dict[str, tuple[Pin, str]]] = {}
     decisions = []
-    for pin in pins:
-        value = _value(pin, numbering)
-        nodes = _tasks(pin, tasks)
+    for pin, value, nodes in pins_of(options, tasks, numbering):
         for task in nodes:
             own = chosen.setdefault(task.id, {})
             field = _field(pin, task)
             before = own.get(field)
             if before is not None and before[1] != value:
-                raise _contradiction(before[0], pin, f"for {task.id} they say two things")
+                raise contradiction([before[0], pin], f"for {task.id} they say two things")
             own[field] = (pin, value)
         decisions.append(
             PinnedDecision(
@@ -91,16 +146,11 @@ def read_pins(
             )
         )
     filters = {name: _filter(own) for name, own in chosen.items()}
-    places = {number: place for place, number in enumerate(numbering)}
     devices = {
-        name: tuple(places[number] for number in _numbers(own["devices"][1]))
-        for name, own in chosen.items()
-        if "devices" in own
+        name: tuple(_numbers(own["devices"][1])) for name, own in chosen.items() if "devices" in own
     }
     environments = {
-        name: tuple(places[number] for number in _numbers(own[OWN][1]))
-        for name, own in chosen.items()
-        if OWN in own
+        name: tuple(_numbers(own[OWN][1])) for name, own in chosen.items() if OWN in own
     }
     for name, own in chosen.items():
         _check_product(name, own, filters[name])
@@ -109,43 +159,85 @@ def read_pins(
         devices=devices,
         environments=environments,
         decisions=tuple(decisions),
+        asked={
+            name: {field: pin for field, (pin, _) in own.items()} for name, own in chosen.items()
+        },
     )
 
 
-def _of_environment(pin: Pin, task: TaskWork) -> bool:
+def pins_of(
+    options: PlanOptions, tasks: Sequence[TaskWork], numbering: Sequence[int]
+) -> Iterator[tuple[Pin, str, list[TaskWork]]]:
+    """Each pin with its value as plans keep it, and the tasks that it is about."""
+    for pin in options.pins:
+        value = _value(pin, numbering)
+        meant = _tasks(pin, tasks)
+        nodes = [task for task in meant if _senseless(pin, value, task) is None]
+        if not nodes:
+            raise PlanError(
+                f"{meant[0].id} {_senseless(pin, value, meant[0])}",
+                where=pin.where,
+                found=str(pin),
+                hint=_others_hint(pin, value, tasks),
+            )
+        yield pin, value, nodes
+    for pin in options.settings:
+        # A role may have work in other stages only, or none that its setting is about.
+        nodes = [
+            task
+            for task in tasks
+            if (task.role.name == pin.subject or pin.subject in task.nodes)
+            and _senseless(pin, pin.value, task) is None
+        ]
+        if nodes:
+            yield pin, pin.value, nodes
+
+
+def _senseless(pin: Pin, value: str, task: TaskWork) -> str | None:
+    """Why a pin says nothing of a task; None where it says something."""
+    field = pin.field
+    if field == "environment" and task.region is None:
+        return "plays with no environment"
+    if of_environment(pin, task):
+        return None if field in ("devices", "environment") else "has an environment without that"
+    if field == "recompute" and not task.updates:
+        return "has no backward pass, for which anything would be computed again"
+    if field == "micro_tokens" and task.generates:
+        return "cuts no batch into micro-batches: it decodes its samples in slots"
+    if field == "offload" and task.generates and value != "none":
+        return (
+            "moves nothing to the host: its engine gives weights and cache up and takes them anew"
+        )
+    if field == "offload" and "optimizer" in value and not task.updates:
+        return "has no optimizer"
+    return None
+
+
+def _others_hint(pin: Pin, value: str, tasks: Sequence[TaskWork]) -> str:
+    others = [
+        str(task.id)
+        for task in tasks
+        if not of_environment(pin, task) and _senseless(pin, value, task) is None
+    ]
+    if not others:
+        return "leave it out"
+    return f"leave it out, or pin {pin.field} of {' or '.join(others)}"
+
+
+def of_environment(pin: Pin, task: TaskWork) -> bool:
     """Whether a pin is about the environment of a task."""
     region = task.region
     return region is not None and pin.subject in (region.role, region.node)
 
 
 def _field(pin: Pin, task: TaskWork) -> str:
-    """What a pin decides of a task.
-
-    Raises:
-        PlanError: a task or an environment that has no such thing.
-    """
-    if _of_environment(pin, task):
-        if pin.field not in ("devices", "environment"):
-            raise PlanError(
-                "environments have devices, and a place",
-                where=pin.where,
-                found=str(pin),
-                expected="devices or environment",
-            )
-        return OWN if pin.field == "devices" else pin.field
-    if pin.field == "environment" and task.region is None:
-        raise PlanError(
-            f"no environment plays with {task.id}",
-            where=pin.where,
-            found=str(pin),
-            hint="leave it out",
-        )
-    return pin.field
+    """What a pin decides of a task."""
+    return OWN if of_environment(pin, task) and pin.field == "devices" else pin.field
 
 
 def _pinned_node(pin: Pin, task: TaskWork) -> str:
     """The operation that shows what a pin decides."""
-    shows = _of_environment(pin, task) or pin.field == "environment"
+    shows = of_environment(pin, task) or pin.field == "environment"
     return task.region.node if task.region is not None and shows else task.id
 
 
@@ -153,8 +245,9 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
     exact = [task for task in tasks if pin.subject in task.nodes]
     if exact:
         return exact
-    if pin.subject == "rollout":
-        return [task for task in tasks if task.generates]
+    draws = [task for task in tasks if task.generates]
+    if pin.subject == "rollout" and draws:
+        return draws
     by_op = [task for task in tasks if task.id.rpartition(".")[2] == pin.subject]
     of_role = [
         task
@@ -163,7 +256,7 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
     ]
     found = by_op or [task for task in of_role if not task.generates] or of_role
     if not found:
-        names = ["rollout", *dict.fromkeys(task.role.name for task in tasks)]
+        names = [*["rollout"][: len(draws)], *dict.fromkeys(task.role.name for task in tasks)]
         names += [task.region.role for task in tasks if task.region is not None]
         names += [str(task.id) for task in tasks]
         raise PlanError(
@@ -197,16 +290,18 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
         return pin.value
     if pin.field == "devices":
         return _device_numbers(pin, numbering)
-    if not pin.value.isdecimal() or int(pin.value) < 1:
+    if not pin.value.isdecimal() or len(pin.value) > MOST_DIGITS or int(pin.value) < 1:
         raise PlanError(
-            f"{pin.field} is a whole number of at least 1", where=pin.where, found=str(pin)
+            f"{pin.field} is a whole number from 1 to {10**MOST_DIGITS - 1}",
+            where=pin.where,
+            found=str(pin),
         )
     return str(int(pin.value))
 
 
 def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
     try:
-        numbers = _numbers(pin.value)
+        ranges = _ranges(pin.value)
     except ValueError:
         raise PlanError(
             "devices are numbers and ranges of them",
@@ -214,39 +309,57 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
             found=str(pin),
             expected="for example 0-31 or 0-7,16-23",
         ) from None
+    usable = set(numbering)
+    # The last one first: a range of any length ends there if it is too long.
+    for one in ranges:
+        for number in (one[-1], *one):
+            if number not in usable:
+                raise _no_device(pin, number, numbering)
+    numbers = [number for one in ranges for number in one]
     if len(set(numbers)) != len(numbers):
         raise PlanError("a device is named twice", where=pin.where, found=str(pin))
-    missing = sorted(set(numbers) - set(numbering))
-    if missing:
-        raise PlanError(
-            f"there is no device {missing[-1]} to be used: it is reserved, of another kind, or not "
-            "there",
-            where=pin.where,
-            found=str(pin),
-            expected=f"of {number_ranges(numbering)}",
-        )
     return number_ranges(numbers)
 
 
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
+def _no_device(pin: Pin, number: int, numbering: Sequence[int]) -> PlanError:
+    beyond = number > max(numbering, default=-1)
+    why = "it is not there" if beyond else "it is reserved, or of another kind"
+    hint = None
+    if beyond and pin.value.isdecimal() and number <= len(numbering):
+        hint = f"devices are numbers from 0: {number} of them are 0-{number - 1}"
+    return PlanError(
+        f"there is no device {number} to be used: {why}",
+        where=pin.where,
+        found=str(pin),
+        expected=f"of {number_ranges(numbering)}",
+        hint=hint,
+    )
+
+
+def _ranges(text: str) -> list[range]:
+    found: list[range] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         begin = int(first)
         end = int(last) if dash else begin
         if end < begin:
             raise ValueError(text)
-        found += range(begin, end + 1)
-    return sorted(found)
+        found.append(range(begin, end + 1))
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    return sorted(number for one in _ranges(text) for number in one)
 
 
 def _filter(own: Mapping[str, tuple[Pin, str]]) -> Filter:
     devices = own.get("devices")
     micro, alone = own.get("micro_tokens"), own.get(OWN)
+    recompute = own["recompute"][1] if "recompute" in own else None
     return Filter(
         layout=tuple((name, int(own[name][1])) for name in LAYOUT_FIELDS if name in own),
         devices=None if devices is None else len(_numbers(devices[1])),
-        recompute=own["recompute"][1] if "recompute" in own else None,
+        recompute=next((one for one in RECOMPUTE if one == recompute), None),
         offload=own["offload"][1] if "offload" in own else None,
         micro_tokens=None if micro is None else int(micro[1]),
         environment=own["environment"][1] if "environment" in own else None,
@@ -258,23 +371,21 @@ def _check_product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) 
     """Sizes of a layout and a number of devices that cannot go together."""
     if made.devices is None:
         return
-    product = 1
-    for name, size in made.layout:
-        if name == "ep":
-            continue
-        product *= size
-        if made.devices % product:
-            raise _contradiction(
-                own["devices"][0],
-                own[name][0],
-                f"{made.devices} devices of {task} are no multiple of {product}",
-            )
+    product = math.prod(size for name, size in made.layout if name != "ep")
+    if made.devices % product:
+        pins = [own[name][0] for name in ("devices", *LAYOUT_FIELDS) if name in own]
+        raise contradiction(
+            [pin for pin in pins if pin.field != "ep"],
+            f"{made.devices} devices of {task} are no multiple of {product}",
+        )
 
 
-def _contradiction(first: Pin, second: Pin, why: str) -> PlanError:
-    wheres = dict.fromkeys((first.where, second.where))
+def contradiction(pins: Sequence[Pin], why: str) -> PlanError:
+    """Of pins that cannot all be kept; names them."""
+    wheres = dict.fromkeys(pin.where for pin in pins)
+    names = [str(pin) for pin in pins]
     return PlanError(
-        f"{first} and {second} contradict each other: {why}",
+        f"{', '.join(names[:-1])} and {names[-1]} contradict each other: {why}",
         where=" and ".join(wheres),
         hint="take one of them out",
     )

@@ -4,8 +4,8 @@
     found = search(posed.problem, top=4)
     posed.candidate("actor.generate", option.label).layout
 
-Device counts are node-aligned: divisors of a node, and whole nodes. Of large pools not every number
-of nodes is tried: all up to 8, then four sizes an octave, and what such blocks leave of a pool
+Device counts are node-aligned: parts of a node, and whole nodes. Of large pools not every number of
+nodes is tried: all up to 8, then four sizes an octave, and what such blocks leave of a pool
 (`device_counts`).
 
 Only an engine's work may run ahead of the trainer, and what reads from it without the trainer's
@@ -21,9 +21,11 @@ from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost
+from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
 from flowrl.plan.candidates import Candidate, Candidates, Filter
+from flowrl.plan.options import KindName
 from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
@@ -34,9 +36,12 @@ from flowrl.plan.tasks import TaskWork, tasks_of
 __all__ = [
     "CHUNKS",
     "Posed",
+    "aligned",
     "device_counts",
+    "kinds_wanted",
     "may_run_ahead",
     "pose",
+    "possible_counts",
     "sync_seconds",
     "weight_ways",
 ]
@@ -59,6 +64,7 @@ class Posed:
     Attributes:
         tasks: In the problem's order.
         ways: Of each task, by label.
+        environments: Devices that pins name for environments, by the task that they play with.
         parts: Of a problem over several groups of devices, what each task's group was asked.
     """
 
@@ -67,6 +73,7 @@ class Posed:
     ways: Mapping[str, tuple[Candidate, ...]]
     candidates: Candidates
     group: DeviceGroup
+    environments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Mapping[str, Posed] = field(default_factory=dict)
 
     def made(self, task: str) -> Candidates:
@@ -96,6 +103,8 @@ def pose(
     cost: Cost,
     *,
     filters: Mapping[str, Filter] | None = None,
+    places: Mapping[str, frozenset[int]] | None = None,
+    environments: Mapping[str, tuple[int, ...]] | None = None,
     kinds: frozenset[Kind] = EVERY_KIND,
     only: frozenset[str] | None = None,
     host: int | None = None,
@@ -105,6 +114,8 @@ def pose(
 
     Args:
         filters: What pins leave, by task.
+        places: Devices of the group that pins name, by task.
+        environments: Likewise of the environments that tasks play with.
         kinds: Families of schedules.
         only: Tasks to place; None takes all.
         host: Bytes of its host's memory that each device may fill.
@@ -120,7 +131,7 @@ def pose(
     )
     here = frozenset[str](task.id for task in tasks)
     made = Candidates(request, group, cost, host)
-    counts = device_counts(len(group.addresses), group.node_size)
+    counts = possible_counts(group, filters or {})
     held = [task.weights for task in tasks if task.weights is not None]
     ways: dict[str, tuple[Candidate, ...]] = {}
     drawn: Drawn = {}
@@ -140,7 +151,7 @@ def pose(
         tasks=tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks),
         num_devices=len(group.addresses),
         counts=counts,
-        memory_bytes=made.budget,
+        memory_bytes=max(0, made.budget),
         chunks=CHUNKS,
         syncs=tuple(_syncs(graph, tasks, ways, made)),
         staleness=request.max_staleness,
@@ -150,31 +161,92 @@ def pose(
             for name, one in (filters or {}).items()
             if one.devices is not None and name in here
         },
+        places={name: one for name, one in (places or {}).items() if name in here},
         kinds=kinds,
         objective=Objective.STEP_TIME
         if request.options.objective == "step_time"
         else Objective.DEVICE_SECONDS,
     )
-    return Posed(problem=problem, tasks=tasks, ways=ways, candidates=made, group=group)
+    return Posed(
+        problem=problem,
+        tasks=tasks,
+        ways=ways,
+        candidates=made,
+        group=group,
+        environments=environments or {},
+    )
+
+
+_KINDS: Mapping[KindName, frozenset[Kind]] = {
+    "auto": EVERY_KIND,
+    "temporal": frozenset({Kind.TEMPORAL}),
+    "spatial": frozenset({Kind.SPATIAL}),
+    "asynchronous": frozenset({Kind.ASYNCHRONOUS}),
+}
+
+
+def kinds_wanted(request: PlanRequest) -> frozenset[Kind]:
+    """The kinds of schedules that are asked for.
+
+    Raises:
+        PlanError: asynchronous, where no sample may be stale.
+    """
+    kind = request.options.kind
+    if kind == "asynchronous" and not request.max_staleness:
+        raise PlanError(
+            "nothing may be drawn ahead of the trainer",
+            where=request.options.kind_where,
+            found="asynchronous, and max_staleness=0",
+            hint=f"set {request.train_key}.max_staleness to 1 or more, or ask for another kind",
+        )
+    return _KINDS[kind]
 
 
 def device_counts(num_devices: int, node_size: int) -> tuple[int, ...]:
-    """Sizes of blocks: divisors of a node, then whole nodes, ascending.
+    """Sizes of blocks: parts of a node, then whole nodes, ascending.
+
+    In pools of a few nodes any part counts, so that what a smaller pool could do with devices that
+    it has by chance (7 of 8) a larger one can do too. Of many nodes those parts are looked at that
+    divide a node, and powers of two.
 
     >>> device_counts(24, 8)
-    (1, 2, 4, 8, 16, 24)
+    (1, 2, 3, 4, 5, 6, 7, 8, 16, 24)
     """
-    parts = {size for size in range(1, node_size + 1) if node_size % size == 0}
     nodes = num_devices // node_size
-    whole: set[int] = set(range(1, min(nodes, _FINE_NODES) + 1))
-    size, step = _FINE_NODES, _FINE_NODES // _SIZES_AN_OCTAVE
-    while size < nodes:
-        whole.update(range(size, min(2 * size, nodes) + 1, step))
-        size, step = 2 * size, 2 * step
-    whole |= {nodes} | {nodes - one for one in whole if one < nodes}
-    whole.discard(0)
+    parts = {size for size in range(1, node_size + 1) if node_size % size == 0}
+    parts |= {1 << power for power in range(node_size.bit_length())}
+    if nodes <= _FINE_NODES:
+        parts |= _fine_sizes(node_size)
+    whole = _fine_sizes(nodes) | {nodes}
+    whole |= {nodes - one for one in whole if one < nodes}
     sizes = parts | {one * node_size for one in whole}
-    return tuple(sorted(size for size in sizes if size <= num_devices))
+    return tuple(sorted(size for size in sizes if 1 <= size <= num_devices))
+
+
+def possible_counts(group: DeviceGroup, filters: Mapping[str, Filter]) -> tuple[int, ...]:
+    """Sizes of blocks of a group, those that pins ask for among them."""
+    counts = device_counts(len(group.addresses), group.node_size)
+    asked = {
+        one.devices
+        for one in filters.values()
+        if one.devices and aligned(one.devices, group.node_size)
+    }
+    return tuple(sorted({*counts, *asked}))
+
+
+def aligned(count: int, node_size: int) -> bool:
+    """Whether so many devices are part of a node, or whole nodes."""
+    return count < node_size or count % node_size == 0
+
+
+def _fine_sizes(most: int) -> set[int]:
+    """All numbers up to eight, then four an octave."""
+    found = set(range(1, min(most, _FINE_NODES) + 1))
+    size, step = _FINE_NODES, _FINE_NODES // _SIZES_AN_OCTAVE
+    while size < most:
+        found.update(range(size, min(2 * size, most) + 1, step))
+        size, step = 2 * size, 2 * step
+    return found
 
 
 def sync_seconds(

@@ -8,7 +8,7 @@ sizes(job, [8, 16, 32])
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import DeviceSpec
@@ -19,10 +19,10 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
 from flowrl.plan.groups import HOST_SHARE
 from flowrl.plan.impossible import nothing_fits, nothing_runs
-from flowrl.plan.many import fits_hosts, hosts_full, search_for_hosts
+from flowrl.plan.many import fits_hosts, hosts_full, search_posed
 from flowrl.plan.many_form import ScheduleStep
-from flowrl.plan.pins import read_pins
-from flowrl.plan.problem_of import Posed, pose
+from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.problem_of import Posed, kinds_wanted, pose
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
 from flowrl.plan.tasks import TaskWork, tasks_of
@@ -37,6 +37,10 @@ HOST_BYTES, HOST_CORES = 2 << 40, 192
 
 FIRST_POOL, LARGEST_POOL = 64, 4096
 """Devices of the pools that are searched for the fewest, rounded up to whole nodes."""
+
+
+MOST_DEVICES, MOST_NUMBERS = 16384, 64
+"""What a sweep looks at: on the largest pool a search takes some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +65,12 @@ class Size:
 
 
 def pool_of_devices(
-    spec: DeviceSpec, num_devices: int, *, node_size: int = NODE_SIZE, where: str = "--sweep"
+    spec: DeviceSpec, num_devices: int, *, node_size: int = NODE_SIZE, where: str | None = None
 ) -> ResourcePool:
     """A pool of so many accelerators of the catalogue, in nodes of `node_size`.
 
     Args:
-        where: The option that asks for so many; for messages.
+        where: Who asks for so many; for messages.
 
     Raises:
         PlanError: more than a node and no whole nodes.
@@ -113,6 +117,7 @@ class Job:
         host: Bytes of its host's memory that each device may fill; None takes those of a node that
             nobody describes.
         cores: CPU cores of a node; None takes those of a node that nobody describes.
+        where: Who asks; for messages.
     """
 
     graph: Graph
@@ -122,30 +127,47 @@ class Job:
     node_size: int = NODE_SIZE
     host: int | None = None
     cores: int | None = None
+    where: str | None = None
 
-    def posed(self, devices: int, *, numbered: int, where: str) -> Posed:
+    def pins(self, numbered: int) -> PinnedTasks:
+        """What pins say.
+
+        Args:
+            numbered: Devices that they may name.
+        """
+        tasks = tasks_of(self.graph, self.request, self.spec.type)
+        return read_pins(self.request.options, tasks, range(numbered))
+
+    def posed(self, devices: int, *, numbered: int) -> Posed:
         """The problem of so many devices alone.
 
         Args:
             numbered: Devices that pins may name.
-            where: The option that asks for so many; for messages.
         """
-        pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=where)
+        pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
         (group,) = pool.groups()
         cores = HOST_CORES if self.cores is None else self.cores
         group = replace(group, host_cores=cores * group.node_size // self.node_size)
-        tasks = tasks_of(self.graph, self.request, self.spec.type)
-        pins = read_pins(self.request.options.pins, tasks, range(numbered))
+        pins = self.pins(numbered)
         # Part of a node has its part of the host, so that more devices never have less each.
         host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
-        return pose(self.graph, self.request, group, self.cost, filters=pins.filters, host=host)
+        return pose(
+            self.graph,
+            self.request,
+            group,
+            self.cost,
+            filters=pins.filters,
+            places=pins.places(range(numbered)),
+            kinds=kinds_wanted(self.request),
+            host=host,
+        )
 
-    def size(self, devices: int, *, numbered: int, where: str) -> Size | None:
+    def size(self, devices: int, *, numbered: int) -> Size | None:
         """What it takes on so many devices; None where it does not fit."""
-        posed = self.posed(devices, numbered=numbered, where=where)
+        posed = self.posed(devices, numbered=numbered)
         if _lacking(posed):
             return None
-        held = (one for one in search_for_hosts(posed).best if fits_hosts(posed, one))
+        held = (one for one in search_posed(posed).best if fits_hosts(posed, one))
         best = next(held, None)
         return None if best is None else _as_size(posed, best, devices)
 
@@ -156,24 +178,24 @@ def fewest(job: Job) -> Size:
     Raises:
         PlanError: it does not fit on `LARGEST_POOL` devices either.
     """
-    where, node_size = "--min-devices", job.node_size
+    node_size = job.node_size
     devices = math.ceil(FIRST_POOL / node_size) * node_size
     while True:
-        posed = job.posed(devices, numbered=devices, where=where)
+        posed = job.posed(devices, numbered=devices)
         lacking = _lacking(posed)
         number = None if lacking else fewest_devices(posed.problem)
         if number is not None:
-            # Among many devices a part of a node is one of its divisors, and of many nodes not
-            # every number is looked at. Alone, any part of a node is a machine.
+            # Among many devices not every part of a node is looked at, and of many nodes not
+            # every number. Alone, any part of a node is a machine.
             whole = [one for one in posed.problem.block_sizes() if one > node_size]
             small = number <= node_size
             numbers = [*range(1, node_size + 1), *whole] if small else whole[whole.index(number) :]
-            alone = (job.size(one, numbered=devices, where=where) for one in numbers)
+            alone = (job.size(one, numbered=devices) for one in numbers)
             size = next((size for size in alone if size is not None), None)
             if size is not None:
                 return size
         if devices >= LARGEST_POOL:
-            pins = read_pins(job.request.options.pins, posed.tasks, range(devices))
+            pins = job.pins(devices)
             if lacking:
                 raise nothing_runs(lacking[0], posed, pins)
             why = search(posed.problem).infeasible
@@ -181,13 +203,33 @@ def fewest(job: Job) -> Size:
         devices *= 4
 
 
-def sizes(job: Job, numbers: Sequence[int]) -> tuple[Size | int, ...]:
+def sizes(
+    job: Job, numbers: Sequence[int], tell: Callable[[int], None] | None = None
+) -> tuple[Size | int, ...]:
     """What the job takes on each number of devices; the number itself where it does not fit.
 
     Each number is looked at alone: what it takes does not depend on the others.
+
+    Args:
+        tell: Is called with each number before it is looked at.
+
+    Raises:
+        PlanError: more than `MOST_DEVICES` or `MOST_NUMBERS`.
     """
     last = max(numbers)
-    return tuple(job.size(one, numbered=last, where="--sweep") or one for one in numbers)
+    if last > MOST_DEVICES or len(numbers) > MOST_NUMBERS:
+        raise PlanError(
+            "so many are not planned for",
+            where=job.where,
+            found=f"{len(numbers)} numbers of devices, up to {last}",
+            expected=f"at most {MOST_NUMBERS} numbers, up to {MOST_DEVICES} devices",
+        )
+    found: list[Size | int] = []
+    for one in numbers:
+        if tell is not None:
+            tell(one)
+        found.append(job.size(one, numbered=last) or one)
+    return tuple(found)
 
 
 def _lacking(posed: Posed) -> list[TaskWork]:

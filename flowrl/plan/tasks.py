@@ -29,7 +29,7 @@ from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import AdvantageSpec, MapSpec, Sampling
 
-__all__ = ["Region", "TaskWork", "tasks_of"]
+__all__ = ["Region", "TaskWork", "tasks_of", "works_of"]
 
 ASSUMED_SHARE = 0.5
 """Of the most turns and of the longest observation, where nobody says how many there are."""
@@ -118,6 +118,15 @@ def tasks_of(graph: Graph, request: PlanRequest, device_type: str = "cuda") -> t
         PlanError: a role without a model, or a region that several policies play in.
     """
     _check_regions(graph)
+    return works_of(graph, request, device_type)
+
+
+def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tuple[TaskWork, ...]:
+    """The same, also of graphs with regions of several policies, which one device can run.
+
+    Raises:
+        PlanError: a role without a model.
+    """
     trained = {node.role for node in graph.of_op(Op.UPDATE)}
     working = [node for node in graph.nodes if phase_of(node) is not None and node.role]
     before = _tasks_before(graph, {node.id for node in working})

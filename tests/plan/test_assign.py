@@ -49,9 +49,16 @@ def problem_of(*leaves: Leaf, chunks: tuple[int, ...] = (1, 2, 4)) -> Problem:
 
 
 def test_device_counts_are_parts_of_a_node_and_whole_nodes():
-    assert device_counts(24, 8) == (1, 2, 4, 8, 16, 24)
-    assert device_counts(4, 8) == (1, 2, 4)
-    assert device_counts(12, 6) == (1, 2, 3, 6, 12)
+    assert device_counts(24, 8) == (1, 2, 3, 4, 5, 6, 7, 8, 16, 24)
+    assert device_counts(4, 8) == (1, 2, 3, 4)
+    assert device_counts(12, 6) == (1, 2, 3, 4, 5, 6, 12)
+    assert device_counts(16, 16) == (*range(1, 9), 10, 12, 14, 16)
+
+
+def test_of_many_nodes_parts_are_divisors_and_powers_of_two():
+    assert device_counts(1024, 8)[:5] == (1, 2, 4, 8, 16)
+    assert device_counts(60, 6)[:6] == (1, 2, 3, 4, 6, 12)
+    assert device_counts(50, 5)[:5] == (1, 2, 4, 5, 10)
 
 
 def test_of_large_pools_a_block_and_what_it_leaves_are_both_tried():
@@ -65,19 +72,19 @@ def test_of_large_pools_a_block_and_what_it_leaves_are_both_tried():
 def test_the_larger_part_comes_first_and_turns_share():
     generate, score, update = leaf("generate", 16), leaf("score", 4), leaf("update", 8)
     schedule = Spatial(first=score, second=Spatial(first=update, second=generate))
-    assert slots(schedule, SIZES) == {
+    assert slots(schedule, SIZES, 8) == {
         "generate": range(16),
         "update": range(16, 24),
         "score": range(24, 28),
     }
     turns = Temporal(first=generate, second=update)
-    assert slots(turns, SIZES) == {"generate": range(16), "update": range(8)}
+    assert slots(turns, SIZES, 8) == {"generate": range(16), "update": range(8)}
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), num=st.integers(2, 5))
 def test_parts_that_stand_apart_never_meet_and_none_crosses_a_node(data: st.DataObject, num: int):
-    leaves = [leaf(f"t{i}", data.draw(st.sampled_from(SIZES[:6]))) for i in range(num)]
+    leaves = [leaf(f"t{i}", data.draw(st.sampled_from(SIZES[:10]))) for i in range(num)]
     schedule: Schedule = leaves[0]
     apart: set[frozenset[str]] = set()
     for i, one in enumerate(leaves[1:], start=1):
@@ -87,7 +94,7 @@ def test_parts_that_stand_apart_never_meet_and_none_crosses_a_node(data: st.Data
             schedule = Spatial(first=schedule, second=one)
             apart |= {frozenset({one.task, other.task}) for other in leaves[:i]}
     assume(block(schedule, SIZES) in SIZES)  # others are larger than the pool
-    places = slots(schedule, SIZES)
+    places = slots(schedule, SIZES, 8)
     for one, other in combinations(places, 2):
         if frozenset({one, other}) in apart:
             assert not set(places[one]) & set(places[other])

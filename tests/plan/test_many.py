@@ -118,12 +118,12 @@ def test_pins_are_kept_recorded_and_checked(grpo: Graph, sixteen: ResourcePool):
         (["rollout.tp=2", "actor.generate.tp=4"], "rollout.tp=2 and actor.generate.tp=4"),
         (["actor.devices=0-7", "actor.tp=3"], "actor.devices=0-7 and actor.tp=3"),
         (["rollout.tp=8"], "tp=8 does not divide 28 query heads; nearest 4, 7"),
-        (["actor.devices=0-10"], "devices=11 is neither a divisor of a node nor whole nodes"),
+        (["actor.devices=0-10"], "devices=11 is neither part of a node of 8 nor whole nodes"),
         (["actor.devices=0-99"], "there is no device 99 to be used"),
         (["actors.tp=2"], "nothing in the plan is called 'actors'"),
         (["actor.colour=2"], "'colour' cannot be pinned"),
         (["actor.recompute=some"], "there is no such way of recompute"),
-        (["actor.devices=0-7", "rollout.devices=4-11"], "no schedule has actor.devices=0-7 and"),
+        (["rollout.devices=4-11"], "these 8 devices lie in 2 nodes of 8"),
     ],
 )
 def test_pins_that_cannot_be_kept_say_why(
@@ -280,8 +280,34 @@ def test_pinned_devices_choose_the_kind_and_are_numbered_in_the_whole_cluster(gr
     assert plan.operation("actor.update").devices == tuple(f"node-0/cuda:{i}" for i in range(8))
     assert plan.reasons[0].choice.startswith("8 x H100-SXM-80GB")
     mixed = pinned(request(), "rollout.devices=4-11")
-    with pytest.raises(PlanError, match="it is reserved, of another kind"):
+    with pytest.raises(PlanError, match="on devices of several kinds") as caught:
         make_plan(grpo, mixed, two_kinds(8, 8))
+    assert "4-7 are A100-SXM-80GB, 8-11 are H100-SXM-80GB" in str(caught.value)
+
+
+@pytest.mark.parametrize("drawing", ["0-7", "8-15"])
+def test_pinned_devices_may_be_of_two_kinds_rollouts_on_one_and_training_on_the_other(
+    grpo: Graph, drawing: str
+):
+    training = "8-15" if drawing == "0-7" else "0-7"
+    asked = pinned(request(), f"rollout.devices={drawing}", f"actor.devices={training}")
+    plan = make_plan(grpo, asked, two_kinds(8, 8))
+    name = {"0-7": "A100-SXM-80GB", "8-15": "H100-SXM-80GB"}
+    for node, numbers in (("actor.generate", drawing), ("actor.update", training)):
+        kinds = {plan.pool.device(device).name for device in plan.operation(node).devices}
+        assert kinds == {name[numbers]}
+        assert len(plan.operation(node).devices) == 8
+    assert [pin.value for pin in plan.pins] == [drawing, training]
+
+
+def test_a_pin_on_one_part_of_a_mixed_cluster_leaves_plans_over_both_kinds(grpo: Graph):
+    best = make_plan(grpo, request(), two_kinds(8, 8))
+    devices = best.operation("actor.generate").devices
+    first = int(devices[0].rpartition(":")[2]) + (0 if devices[0].startswith("slow") else 8)
+    asked = pinned(request(), f"rollout.devices={first}-{first + len(devices) - 1}")
+    plan = make_plan(grpo, asked, two_kinds(8, 8))
+    assert plan.prediction.step_s == best.prediction.step_s
+    assert plan.operation("actor.generate").devices == devices
 
 
 def test_what_does_not_fit_names_its_parts_and_a_pool_on_which_it_fits(grpo: Graph):

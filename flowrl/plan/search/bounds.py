@@ -131,12 +131,14 @@ def _wanted(space: Space, cut: Cut, bounds: Floats, limit: Floats, most: Floats)
 
 def _with_chunks(space: Space, cut: Cut, bounds: Floats, stream: Stream) -> tuple[Floats, Floats]:
     extra = max(stream.chunks - 1, 0)
-    if not extra:
-        return bounds[cut.first], bounds[cut.second]
-    return (
-        bounds[cut.first] + extra * space.chunk_s[cut.first],
-        bounds[cut.second] + extra * space.chunk_s[cut.second],
+    u1, u2 = (
+        bounds[part] + extra * space.chunk_s[part] if extra else bounds[part]
+        for part in (cut.first, cut.second)
     )
+    if space.least[cut.first] or space.least[cut.second]:
+        u1 = np.where(space.sizes < space.least[cut.first], np.inf, u1)
+        u2 = np.where(space.sizes < space.least[cut.second], np.inf, u2)
+    return u1, u2
 
 
 def _streamed(u1: Floats, u2: Floats, stream: Stream) -> Floats:

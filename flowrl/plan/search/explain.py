@@ -144,7 +144,8 @@ def _changes(problem: Problem, counts: tuple[int, ...]) -> list[Change]:
             break
     for name, count in problem.pinned.items():
         others = {key: value for key, value in problem.pinned.items() if key != name}
-        if fits(replace(problem, pinned=others)):
+        places = {key: value for key, value in problem.places.items() if key != name}
+        if fits(replace(problem, pinned=others, places=places)):
             text = f"{name} not pinned to {count} devices"
             found.append(Change(kind=ChangeKind.PIN, text=text, tasks=(name,)))
     if problem.kinds != EVERY_KIND and fits(replace(problem, kinds=EVERY_KIND)):
@@ -176,6 +177,7 @@ def _part(problem: Problem, names: tuple[str, ...]) -> Problem:
         syncs=(),
         ahead=problem.ahead & chosen,
         pinned={name: count for name, count in problem.pinned.items() if name in chosen},
+        places={name: where for name, where in problem.places.items() if name in chosen},
         kinds=problem.kinds | {Kind.HYBRID} if asynchronous else problem.kinds,
     )
 

@@ -118,10 +118,12 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
     """Spatials, or Asynchronous roots, over the splits of blocks.
 
     A point of the first side that leaves a part of its block idle is met with more for the second
-    side where its block is smaller, so only those that stand on exactly their block are joined.
+    side where its block is smaller, so only those that stand on exactly their block are joined; all
+    of them where its tasks must have devices that a smaller block has not.
     """
     first, second = join.first, join.second
-    counts = (first.fresh[splits.first], second.length[splits.second])
+    own = first.length if join.space.least[join.cut.first] else first.fresh
+    counts = (own[splits.first], second.length[splits.second])
     starts = (first.start[splits.first], second.start[splits.second])
     one, two = first.points.values, second.points.values
     found = []

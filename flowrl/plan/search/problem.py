@@ -141,6 +141,8 @@ class Problem:
         staleness: Steps by which `ahead` may run ahead of the rest; 0 = strictly on-policy.
         ahead: Tasks that may run ahead.
         pinned: Device counts that tasks must have.
+        places: Devices that tasks must have, by number. The search leaves out schedules in which
+            parts that stand apart would share one; which device a block is, it does not know.
         kinds: Families of schedules to choose from.
         objective: What to minimise.
     """
@@ -154,6 +156,7 @@ class Problem:
     staleness: int = 0
     ahead: frozenset[str] = frozenset()
     pinned: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, frozenset[int]] = field(default_factory=dict)
     kinds: frozenset[Kind] = EVERY_KIND
     objective: Objective = Objective.STEP_TIME
 
@@ -254,6 +257,7 @@ def _check_names(problem: Problem) -> None:
     named += [(sync.destination, "syncs") for sync in problem.syncs]
     named += [(name, "ahead") for name in sorted(problem.ahead)]
     named += [(name, "pinned") for name in problem.pinned]
+    named += [(name, "places") for name in problem.places]
     for name, place in named:
         if name not in ids:
             raise _wrong(f"'{place}' names a task that there is not", name)

@@ -159,6 +159,8 @@ class Space:
             index of its `arrivals`.
         rows: Of each set of a single task, which options it has; None = all.
         chunk_s: Least seconds for a further chunk of each set.
+        least: `[sets]`, devices that the tasks of each set must have between them: what a part
+            that stands apart needs at least.
         relevant: `[sets, K]`, tokens that tasks outside of a set can still meet.
         weight_tokens: Bits that are forms of weights.
         weight_bytes: `[bit, K]`, bytes of a form's parameters.
@@ -178,6 +180,7 @@ class Space:
     ways: tuple[tuple[tuple[int, int], ...], ...]
     rows: tuple[Bools | None, ...]
     chunk_s: Floats
+    least: Ints
     relevant: Ints
     weight_tokens: int
     weight_bytes: Floats
@@ -221,8 +224,9 @@ def compile_space(problem: Problem, like: Space | None = None) -> Space:
             hint="join tasks that run on the same devices anyway",
         )
     if like is not None:
-        space = _compile(problem, like.arrivals)
-        return _completed(replace(space, sets=like.sets, ways=like.ways, cuts=like.cuts))
+        known = _compile(problem, like.arrivals)
+        known = replace(known, sets=like.sets, ways=like.ways, cuts=like.cuts)
+        return _completed(problem, known)
     kinds = problem.kinds
     runs_ahead = Kind.ASYNCHRONOUS in kinds and problem.staleness > 0
     whole = Kind.HYBRID in kinds
@@ -284,6 +288,7 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
         alone=(),
         rows=(),
         chunk_s=np.zeros(0),
+        least=np.zeros(0, dtype=np.int64),
         relevant=np.zeros((0, len(sizes)), dtype=np.int64),
         weight_tokens=weight_tokens,
         weight_bytes=weight_bytes,
@@ -405,13 +410,16 @@ def _with_cuts(
         own: list[Cut] = []
         for first, runs_ahead in found[mask]:
             second = mask ^ first
+            meet = _meet(problem, first, second)
+            if runs_ahead and meet:
+                continue
             for chosen in _choices(space, told[first] + told[second]):
                 if not set(ways) <= set(chosen):
                     continue
                 one = tuple(way for way in chosen if first >> way[0] & 1)
                 two = tuple(way for way in chosen if second >> way[0] & 1)
                 streams: tuple[Stream, ...] = (AT_ONCE,) if runs_ahead else ()
-                if splits and not runs_ahead:
+                if splits and not runs_ahead and not meet:
                     streams = between(first, second, one)
                 own.append(
                     Cut(
@@ -425,12 +433,13 @@ def _with_cuts(
                 )
         cuts.append(tuple(own))
     return _completed(
+        problem,
         replace(
             space,
             sets=tuple(mask for mask, _ in sets),
             ways=tuple(w for _, w in sets),
             cuts=tuple(cuts),
-        )
+        ),
     )
 
 
@@ -462,7 +471,20 @@ def _streams(
     )
 
 
-def _completed(space: Space) -> Space:
+def _meet(problem: Problem, first: int, second: int) -> bool:
+    """Whether tasks of both parts must have one device."""
+    return bool(_named(problem, first) & _named(problem, second))
+
+
+def _named(problem: Problem, mask: int) -> frozenset[int]:
+    """The devices that tasks of a set must have."""
+    if not problem.places:
+        return frozenset()
+    names = [problem.tasks[task].id for task in members(mask)]
+    return frozenset[int]().union(*(problem.places.get(name, ()) for name in names))
+
+
+def _completed(problem: Problem, space: Space) -> Space:
     """`space` with what follows from its sets."""
     least = [float(leaves.chunk_s.min(initial=np.inf)) for leaves in space.leaves]
     sets = space.sets
@@ -475,6 +497,7 @@ def _completed(space: Space) -> Space:
             for task, ways in zip(alone, space.ways, strict=True)
         ),
         chunk_s=np.array([sum(least[task] for task in members(mask)) for mask in sets]),
+        least=np.array([len(_named(problem, mask)) for mask in sets], dtype=np.int64),
         relevant=_relevant(space, sets),
     )
 

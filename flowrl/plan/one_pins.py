@@ -1,0 +1,143 @@
+"""Pins of a plan for one device: which device, recomputation; all else there is only one value of.
+
+What a pin asks for is done or refused; nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flowrl.cluster.pool import ResourcePool
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph
+from flowrl.plan.many_form import PinnedDecision
+from flowrl.plan.options import Pin
+from flowrl.plan.pins import LAYOUT_FIELDS, contradiction, of_environment, pins_of
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.tasks import TaskWork, works_of
+
+__all__ = ["OnePins", "device_numbers", "one_device_pins"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnePins:
+    """What pins mean for one device.
+
+    Attributes:
+        request: With what they say of roles.
+        address: The device that they name, if they name one.
+        decisions: As the plan keeps them.
+    """
+
+    request: PlanRequest
+    address: str | None = None
+    decisions: tuple[PinnedDecision, ...] = ()
+
+
+def device_numbers(pool: ResourcePool) -> dict[str, int]:
+    """The numbers by which pins name devices: of the accelerators, or of CPUs where none is."""
+    accelerators = [address for address, _, device in pool if device.type != "cpu"]
+    addresses = accelerators or [address for address, _, _ in pool]
+    return {address: number for number, address in enumerate(addresses)}
+
+
+def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> OnePins:
+    """What pins mean, and whether one device can do it.
+
+    Raises:
+        PlanError: it cannot, or two of them contradict each other.
+    """
+    if not request.options.pins:
+        return OnePins(request=request)
+    numbers = device_numbers(pool)
+    usable = [numbers[a] for a, _, device in pool if a in numbers and not device.reserved]
+    options = replace(request.options, settings=())
+    decisions, named, again = [], list[tuple[Pin, str]](), dict[str, tuple[Pin, str]]()
+    for pin, value, tasks in pins_of(options, works_of(graph, request), usable):
+        if pin.field == "environment" or any(of_environment(pin, task) for task in tasks):
+            raise PlanError(
+                "this plan is for one device, and environments hold none of it",
+                where=pin.where,
+                found=str(pin),
+                hint="leave it out, or plan for more devices (--cluster FILE)",
+            )
+        if pin.field == "devices":
+            named.append((pin, value))
+        elif pin.field == "recompute":
+            _note_recompute(pin, value, tasks, again)
+        else:
+            _check_only_value(pin, value)
+        nodes = tuple(str(task.id) for task in tasks)
+        decisions.append(
+            PinnedDecision(subject=pin.subject, field=pin.field, value=value, nodes=nodes)
+        )
+    roles = [
+        replace(role, recompute=again[role.name][1]) if role.name in again else role
+        for role in request.roles
+    ]
+    return OnePins(
+        request=replace(request, roles=tuple(roles)),
+        address=_address(named, numbers),
+        decisions=tuple(decisions),
+    )
+
+
+def _note_recompute(
+    pin: Pin, value: str, tasks: Sequence[TaskWork], again: dict[str, tuple[Pin, str]]
+) -> None:
+    for task in tasks:
+        role = task.role
+        can = ("none", *sorted(role.capabilities.recompute))
+        if value not in can:
+            raise PlanError(
+                f"backend {role.backend!r} has no {value} recompute",
+                where=pin.where,
+                found=str(pin),
+                expected=f"one of {', '.join(can)}",
+            )
+        if role.recompute not in ("auto", value):
+            raise PlanError(
+                f"{pin} contradicts roles.{role.name}.recompute={role.recompute}",
+                where=pin.where,
+                hint="take one of them out",
+            )
+        before = again.setdefault(role.name, (pin, value))
+        if before[1] != value:
+            raise contradiction([before[0], pin], f"for {task.id} they say two things")
+
+
+def _check_only_value(pin: Pin, value: str) -> None:
+    """One device divides nothing, and moves nothing to the host."""
+    only = "1" if pin.field in LAYOUT_FIELDS else "none" if pin.field == "offload" else None
+    if value == only:
+        return
+    raise PlanError(
+        f"this plan is for one device, where {pin.field} "
+        + (f"is always {only}" if only is not None else "follows from micro_batch"),
+        where=pin.where,
+        found=str(pin),
+        hint="leave it out, or plan for more devices (--cluster FILE)"
+        if only is not None
+        else "set train.micro_batch in its place, or plan for more devices (--cluster FILE)",
+    )
+
+
+def _address(named: Sequence[tuple[Pin, str]], numbers: Mapping[str, int]) -> str | None:
+    """The one device that all pins name."""
+    if not named:
+        return None
+    first, value = named[0]
+    for pin, other in named[1:]:
+        if other != value:
+            raise contradiction([first, pin], "on one device, all models take turns")
+    found = [address for address, number in numbers.items() if str(number) == value]
+    if not found:
+        raise PlanError(
+            "this plan is for one device, on which all models take turns",
+            where=first.where,
+            found=str(first),
+            expected="the number of one device",
+            hint="plan for more devices of configs/hardware (--cluster FILE), or name one",
+        )
+    return found[0]
