@@ -116,8 +116,8 @@ def row(problem: Posed, devices: int, kind: Kind) -> Row:
 
 def rows(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
     """Each kind on each number of devices."""
-    # Ways on fewer devices are the same in a larger pool, so one problem serves all sizes.
-    problem = posed(config, overrides, max(sizes))
+    # One problem serves all sizes, with the parts of a node that are looked at in the largest pool.
+    problem = posed(config, overrides, max(DEVICES))
     for devices in sizes:
         for kind in KINDS:
             yield row(problem, devices, kind)
