@@ -199,7 +199,11 @@ def _senseless(pin: Pin, value: str, task: TaskWork) -> str | None:
     if field == "environment" and task.region is None:
         return "plays with no environment"
     if of_environment(pin, task):
-        return None if field in ("devices", "environment") else "has an environment without that"
+        return (
+            None
+            if field in ("devices", "environment")
+            else "has an environment with devices and a place, and nothing else"
+        )
     if field == "recompute" and not task.updates:
         return "has no backward pass, for which anything would be computed again"
     if field == "micro_tokens" and task.generates:

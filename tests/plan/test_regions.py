@@ -166,8 +166,8 @@ def test_devices_of_an_environment_are_pinned_inside_those_of_its_rollout():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("plan.pins.actor.update.environment=apart",), "no environment plays with"),
-        (("plan.pins.world.tp=2",), "environments have devices, and a place"),
+        (("plan.pins.actor.update.environment=apart",), "plays with no environment"),
+        (("plan.pins.world.tp=2",), "an environment with devices and a place"),
         (("plan.pins.rollout.environment=beside",), "no such way of environment"),
         (("plan.mean_observation_tokens=700",), "above the most"),
         (("plan.mean_turns=17",), "above the most"),
