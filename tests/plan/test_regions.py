@@ -249,7 +249,7 @@ def test_sizes_take_the_cores_of_the_file_and_a_part_of_a_node_has_its_part():
     seconds = {}
     for cores in (192, 48):
         job = Job(graph=graph, request=request, spec=spec, cost=AnalyticCost(), cores=cores)
-        posed = job.posed(4, numbered=4, where="--sweep")
+        posed = job.posed(4, numbered=4)
         played = posed.ways["actor.generate"][0].played
         assert played is not None
         assert played.split.at_once == cores * played.split.policy / 8
