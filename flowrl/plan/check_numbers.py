@@ -16,7 +16,7 @@ _SHARES = ("idle_share",)
 
 _AT_LEAST_ONE = (
     *("every", "chunks", "version", "num_devices", "tp", "pp", "dp", "cp", "ep"),
-    *("at_once", "turns"),
+    *("at_once", "turns", "replicas", "node_size"),
 )
 
 
@@ -46,6 +46,12 @@ def check_numbers(raw: object, where: str) -> None:
                 )
 
 
+_ABOVE_ZERO = (
+    *("flops", "memory_bytes_per_s", "intra_bytes_per_s", "inter_bytes_per_s", "host_bytes_per_s"),
+    *("measured_flops", "measured_memory_bytes_per_s", "sibling_bytes_per_s"),
+)
+
+
 def _expected(key: str, value: float) -> str | None:
     """What the number of a key should be; None where it is."""
     if not math.isfinite(value):
@@ -54,6 +60,8 @@ def _expected(key: str, value: float) -> str | None:
         return "at least 1"
     if value < 0:
         return "no negative number"
+    if key in _ABOVE_ZERO and not value:
+        return "a number above 0"
     if key in _SHARES and value > 1:
         return "a share, 0 to 1"
     return None

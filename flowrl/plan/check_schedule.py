@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
+from flowrl.graph.types import Op
 
 if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
@@ -97,6 +98,13 @@ def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, w
             f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
             f"{devices}",
             where=where,
+        )
+    if operation.op != Op.GENERATE and not operation.micro_tokens:
+        raise PlanError(
+            f"{step.node} works on micro-batches of no tokens",
+            where=f"{where}, {step.node}",
+            found="micro_tokens 0",
+            expected="at least the tokens of a sample",
         )
     if operation.seconds is not None and operation.move_s > operation.seconds:
         raise PlanError(

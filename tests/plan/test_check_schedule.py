@@ -93,6 +93,18 @@ def move_update(raw: dict[str, Any]) -> None:
             "the way from the host and back is a part of what actor.update takes",
         ),
         (
+            lambda d: operation(d, "actor.update").update(micro_tokens=0),
+            "actor.update works on micro-batches of no tokens",
+        ),
+        (
+            lambda d: d["pool"]["machines"][0].update(node_size=0),
+            "a number that cannot be",
+        ),
+        (
+            lambda d: d["pool"]["machines"][0]["spec"].update(flops=0.0),
+            "a number that cannot be",
+        ),
+        (
             lambda d: operation(d, "actor.generate").update(replicas=3),
             "actor.generate has 3 replicas in a layout of",
         ),
