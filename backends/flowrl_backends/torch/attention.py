@@ -9,7 +9,7 @@ biases) is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from flowrl.errors import BackendError
-from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep
+from flowrl_backends.torch.seen import SeenParameters
+from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep, RowSpan
 
 __all__ = ["Decoder", "ModelDecoder", "attention_of"]
 
@@ -30,6 +31,15 @@ class Decoder(Protocol):
     """Runs a model over the slots; both methods return float32 logits."""
 
     slots: KVSlots
+
+    @property
+    def weights_seen(self) -> int:
+        """Another number whenever the parameters were found changed by `active`."""
+        ...
+
+    def refresh(self) -> None:
+        """Takes the parameters for changed."""
+        ...
 
     def active(self) -> AbstractContextManager[None]:
         """Prepares for steps and tidies up after them; both other methods need it."""
@@ -43,7 +53,14 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, tokens: Tensor, positions: Tensor, length: int, equal: bool) -> Tensor:
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        length: int,
+        equal: bool,
+        spans: Sequence[RowSpan] = (),
+    ) -> Tensor:
         """One token for each of the rows 0 to n-1.
 
         Args:
@@ -51,6 +68,7 @@ class Decoder(Protocol):
             positions: int64 `[n]`.
             length: The longest row with its new token.
             equal: All rows are equally long.
+            spans: The rows that attend together, in order; () where all do.
 
         Returns:
             `[n, V]`.
@@ -124,10 +142,21 @@ class ModelDecoder:
             )
         AttentionInterface.register(_NAME, _attend)
         self._model = model
+        self._seen = SeenParameters(model)
         self.slots = slots
+
+    @property
+    def weights_seen(self) -> int:
+        """See `Decoder.weights_seen`."""
+        return self._seen.count
+
+    def refresh(self) -> None:
+        """See `Decoder.refresh`."""
+        self._seen.forget()
 
     def active(self) -> AbstractContextManager[None]:
         """Lends the model our attention; other users of it meet its own again afterwards."""
+        self._seen.changed()
         return attention_of(self._model, _NAME)
 
     def prefill(self, tokens: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
@@ -139,9 +168,18 @@ class ModelDecoder:
         logits = self._forward(tokens, positions, step, last)
         return logits[torch.arange(m, device=tokens.device), where].float()
 
-    def decode(self, tokens: Tensor, positions: Tensor, length: int, equal: bool) -> Tensor:
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        length: int,
+        equal: bool,
+        spans: Sequence[RowSpan] = (),
+    ) -> Tensor:
         """See `Decoder.decode`."""
-        step = DecodeStep(slots=self.slots, positions=positions, length=length, equal=equal)
+        step = DecodeStep(
+            slots=self.slots, positions=positions, length=length, equal=equal, spans=spans
+        )
         return self._forward(tokens[:, None], positions[:, None], step, 0)[:, -1].float()
 
     def _forward(

@@ -2,7 +2,9 @@
 
 A request waits, takes a slot, has its prompt (and kept response) prefilled, and then gains one
 token a step until it stops. Finished rows leave the batch at once, the last row moves into the
-hole, and waiting requests enter behind; the rows in use are always 0 to n-1.
+hole, and waiting requests enter behind; the rows in use are always 0 to n-1. A request whose prompt
+a running row has already takes the keys from there (`Prefill`); rows of very unequal length attend
+in two parts (`RowOrder`).
 
     submit -> waiting -> running -> ended -> reported by poll
                   \\---------\\--> abort --/
@@ -33,15 +35,12 @@ from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, P
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
-from flowrl_backends.torch.admission import (
-    check_request,
-    gather_prompts,
-    same_context,
-    takes_no_token,
-)
+from flowrl_backends.torch.admission import check_request, same_context, takes_no_token
 from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder, is_llama_like
 from flowrl_backends.torch.grammar import Grammars, forbidden_by
+from flowrl_backends.torch.order import RowOrder
+from flowrl_backends.torch.prefill import Prefill
 from flowrl_backends.torch.rows import RowTable, Run
 from flowrl_backends.torch.sampler import RowOptions, draw
 from flowrl_backends.torch.selfcheck import check_decoder
@@ -54,8 +53,6 @@ _STEPS_PER_POLL = 32
 _STEPS_AFTER_END = 8
 """Decode steps that a poll goes on once a request has ended: each return costs the driver a round
 of scheduling, and in a large batch nearly every step ends some request."""
-_PREFILL_TOKENS = 8192
-"""Padded tokens in one prefill call; bounds its activations."""
 
 
 class TorchEngine:
@@ -94,6 +91,8 @@ class TorchEngine:
         self._vocab_size = int(model.config.vocab_size)
         self._device = torch.device(context.device)
         self._rows = RowTable(context.num_slots, self._vocab_size, self._device)
+        self._prefill = Prefill(self._decoder, self._device)
+        self._order = RowOrder()
         self._stops: Tensor | None = None
         if context.stop_token_ids:
             self._stops = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
@@ -206,8 +205,7 @@ class TorchEngine:
                     expected="weights=None",
                 )
             load_weights(self._model, weights, role=self._context.role)
-        if isinstance(self._decoder, FusedDecoder):
-            self._decoder.refresh()
+        self._decoder.refresh()
         self._rows.version = version
 
     def sleep(self) -> None:
@@ -224,6 +222,7 @@ class TorchEngine:
                 hint="abort them or poll until they end",
             )
         self._slots.release()
+        self._prefill.forget()
         self._rows.seen = None
         if isinstance(self._decoder, FusedDecoder):
             self._decoder.release()
@@ -287,7 +286,7 @@ class TorchEngine:
         uniform = rows.uniform()
         self._slots.reserve(n, self._longest + 1)
         logits = self._decoder.decode(
-            rows.last[:n], rows.length[:n], self._longest + 1, self._equal
+            rows.last[:n], rows.length[:n], self._longest + 1, self._equal, self._order.step(n)
         )
         tokens, logprobs = self._draw(logits, range(n), uniform)
         rows.write(tokens, logprobs)
@@ -349,7 +348,7 @@ class TorchEngine:
             return
         rows, uniform = self._rows.enter(taken)
         self._begin_grammars(rows)
-        logits = self._prefill(rows)
+        logits = self._prefill.fill(self._rows.runs, rows)
         self._options = self._rows.options(rows)
         self._forbid_until = 1
         tokens, logprobs = self._draw(logits, rows, uniform)
@@ -369,50 +368,27 @@ class TorchEngine:
                 run.grammar = self._grammars.begin(request.grammar, own, f"sample {request.sample}")
                 self._constrained = True
 
-    def _prefill(self, rows: range) -> Tensor:
-        """Fills the rows from their prompts and kept responses; float32 logits `[len(rows), V]`.
-
-        A prompt that several rows share is computed for the first of them and copied to the others.
-        """
-        contexts, members = gather_prompts([self._rows.runs[row].request for row in rows])
-        self._slots.reserve(rows.stop, max(len(context) for context in contexts))
-        order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
-        logits: list[Tensor] = []
-        batch: list[int] = []
-        for place, index in enumerate(order):
-            batch.append(index)
-            following = order[place + 1] if place + 1 < len(order) else None
-            if following is None or (len(batch) + 1) * len(contexts[following]) > _PREFILL_TOKENS:
-                lengths = [len(contexts[i]) for i in batch]
-                padded = np.zeros((len(batch), lengths[-1]), np.int64)
-                for i, context in enumerate(batch):
-                    padded[i, : lengths[i]] = contexts[context]
-                logits.append(
-                    self._decoder.prefill(
-                        torch.from_numpy(padded).to(self._device),
-                        torch.tensor(lengths, device=self._device),
-                        torch.tensor(
-                            [rows.start + members[i][0] for i in batch], device=self._device
-                        ),
-                    )
-                )
-                batch = []
-        sources = [rows.start + group[0] for group in members for _ in group[1:]]
-        targets = [rows.start + member for group in members for member in group[1:]]
-        shared = max((len(contexts[i]) for i, g in enumerate(members) if len(g) > 1), default=0)
-        self._slots.copy_rows(sources, targets, shared)
-        owner = np.empty(len(rows), np.int64)
-        for computed, index in enumerate(order):
-            owner[members[index]] = computed
-        return torch.cat(logits)[torch.from_numpy(owner).to(self._device)]
-
     def _leave(self, rows: list[int], reasons: Sequence[FinishReason]) -> None:
         ends, sources, targets = self._rows.leave(rows, reasons)
         for end in ends:
             self._end(end)
         if targets:
             self._slots.copy_rows(sources, targets, int(self._rows.stored[targets].max()))
+        if len(self._rows):
+            self._reorder()
+        else:
+            # Nothing of what was may change what comes: a resumed run begins without rows, too.
+            self._prefill.forget()
+            self._order = RowOrder()
         self._rows_changed()
+
+    def _reorder(self) -> None:
+        """Brings the longest rows first where it pays."""
+        stored = self._rows.stored[: len(self._rows)]
+        sources, targets = self._order.moves(stored, self._slots.token_nbytes)
+        if targets:
+            self._rows.move(sources, targets)
+            self._slots.copy_rows(sources, targets, int(stored[targets].max()))
 
     def _end(self, end: Finished) -> None:
         self._ended.append(end)
@@ -426,6 +402,10 @@ class TorchEngine:
         stored, count, limit = self._rows.stored[:n], self._rows.count[:n], self._rows.limit[:n]
         self._longest = int(stored.max())
         self._equal = self._longest == int(stored.min())
+        if self._device.type == "cpu" and not self._equal:
+            self._order.follow(stored, self._slots.token_nbytes)
+        else:
+            self._order.follow(stored, 0)
         self._until_limit = int((limit - count).min())
         self._options = self._rows.options(range(n))
         self._constrained = any(run.grammar is not None for run in self._rows.runs)

@@ -6,15 +6,13 @@ and up projections another, the rotation of all query and key heads is three ope
 module, mask or output object is made. The results equal those of the general path up to rounding.
 
 The stacked matrices are copies, made for models of up to 256 MiB only (larger models are bound by
-arithmetic and would lose memory) and made again when a parameter has changed: every poll compares
-the parameters' storage addresses and version counters, so in-place updates by a trainer are seen
-even when nobody announces them. Assignments through `.data` bypass the counters; `refresh` covers
-them, and `publish` calls it.
+arithmetic and would lose memory) and made again when a parameter has changed, which every poll
+looks for (`SeenParameters`); `refresh` covers what it cannot see, and `publish` calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812, the customary name
 from transformers import PreTrainedModel
 
-from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep
+from flowrl_backends.torch.seen import SeenParameters
+from flowrl_backends.torch.slots import DecodeStep, KVSlots, PrefillStep, RowSpan
 
 __all__ = ["FusedDecoder", "is_llama_like"]
 
@@ -79,13 +78,17 @@ class FusedDecoder:
         self._scale = float(attention.scaling)
         self._eps = float(config.rms_norm_eps)
         self._layers: list[_Layer] = []
-        self._parameters: list[nn.Parameter] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen = SeenParameters(model)
         self._cos = self._sin = torch.empty(0)
 
+    @property
+    def weights_seen(self) -> int:
+        """See `Decoder.weights_seen`."""
+        return self._seen.count
+
     def refresh(self) -> None:
-        """Forgets copies of parameters."""
-        self._parameters, self._seen = [], []
+        """See `Decoder.refresh`: forgets copies of parameters."""
+        self._seen.forget()
 
     def release(self) -> None:
         """Frees copies of parameters; `active` makes them again."""
@@ -99,16 +102,12 @@ class FusedDecoder:
         yield
 
     def _prepare(self) -> None:
-        # Walking the module tree takes longer than a decode step, so the list is kept.
-        self._parameters = self._parameters or list(self._model.parameters())
-        parameters = self._parameters
-        now = [(p.data_ptr(), p._version) for p in parameters]
-        if now == self._seen:
+        if not self._seen.changed():
             return
+        parameters = list(self._model.parameters())
         stack = sum(p.nbytes for p in parameters) <= _STACK_LIMIT
         count = int(self._model.config.num_hidden_layers)
         self._layers = [_read_layer(layer, stack) for layer in self._model.model.layers[:count]]
-        self._seen = now
         device, dtype = parameters[0].device, parameters[0].dtype
         if self._cos.device != device or self._cos.dtype != dtype or not len(self._cos):
             self._make_rotation(device, dtype)
@@ -132,9 +131,18 @@ class FusedDecoder:
         last = torch.arange(m, device=tokens.device) * length + lengths - 1
         return self._logits(hidden[last])
 
-    def decode(self, tokens: Tensor, positions: Tensor, length: int, equal: bool) -> Tensor:
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        length: int,
+        equal: bool,
+        spans: Sequence[RowSpan] = (),
+    ) -> Tensor:
         """See `Decoder.decode`."""
-        step = DecodeStep(slots=self.slots, positions=positions, length=length, equal=equal)
+        step = DecodeStep(
+            slots=self.slots, positions=positions, length=length, equal=equal, spans=spans
+        )
         if equal:
             cos, sin = self._cos[length - 1], self._sin[length - 1]
         else:

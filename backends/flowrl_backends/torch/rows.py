@@ -41,6 +41,7 @@ class Run:
         kept: The tokens left to draw from at each token drawn, unread ones included; nothing at a
             token where all were left. Only of requests that report them.
         grammar: What the next token may be; None where anything.
+        filled: Which weights made the prompt's keys; see `Decoder.weights_seen`.
     """
 
     request: GenerateRequest
@@ -50,6 +51,7 @@ class Run:
     spans: list[list[int]] = field(default_factory=list)
     kept: list[npt.NDArray[np.int32]] = field(default_factory=list)
     grammar: GrammarState | None = None
+    filled: int = -1
 
     def add(self, tokens: Ints, logprobs: Floats, version: int) -> None:
         """Appends tokens drawn from weights `version`."""
@@ -198,7 +200,7 @@ class RowTable:
         targets = [row for row in rows if row < kept]
         sources = [row for row in range(kept, len(self.runs)) if row not in gone]
         if targets:
-            self._move(sources, targets)
+            self.move(sources, targets)
         del self.runs[kept:]
         if not self.runs:
             self.column = 0
@@ -227,7 +229,8 @@ class RowTable:
         samplings = [self.runs[row].request.sampling for row in rows]
         return row_options(samplings, self._vocab_size, self._device)
 
-    def _move(self, sources: list[int], targets: list[int]) -> None:
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copies rows, all of them read before any is written; their keys are the caller's."""
         for array in (self.count, self.limit, self.stored):
             array[targets] = array[sources]
         to = torch.tensor(targets, device=self._device)
@@ -235,8 +238,9 @@ class RowTable:
         tensors = [self.last, self.length, self._tokens, self._logprobs, self._uniform]
         for tensor in tensors if self.seen is None else [*tensors, self.seen]:
             tensor[to] = tensor[of]
-        for source, target in zip(sources, targets, strict=True):
-            self.runs[target] = self.runs[source]
+        runs = [self.runs[source] for source in sources]
+        for target, run in zip(targets, runs, strict=True):
+            self.runs[target] = run
 
     def _uniforms(self, rows: range, count: int) -> Tensor:
         seeds = [self.runs[row].request.seed for row in rows]

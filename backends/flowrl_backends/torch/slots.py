@@ -11,13 +11,15 @@ sample's keys later); masks hide it, and it is overwritten before it comes into 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812, the customary name
 
-__all__ = ["DecodeStep", "KVSlots", "PrefillStep"]
+__all__ = ["DecodeStep", "KVSlots", "PrefillStep", "RowSpan"]
 
 _FIRST_ROWS = 8
 _FIRST_CAPACITY = 64
@@ -43,6 +45,17 @@ class KVSlots:
     def nbytes(self) -> int:
         """Bytes held now."""
         return sum(t.nbytes for t in (*self.keys.values(), *self.values.values()))
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of a token in the widest layer; 0 before the first write."""
+        return max(
+            (
+                keys[0, :, 0].nbytes + values[0, :, 0].nbytes
+                for keys, values in zip(self.keys.values(), self.values.values(), strict=True)
+            ),
+            default=0,
+        )
 
     def reserve(self, rows: int, length: int) -> None:
         """Makes room for `rows` rows of `length` tokens; keeps what is there."""
@@ -72,7 +85,7 @@ class KVSlots:
         return self.keys[index], self.values[index]
 
     def copy_rows(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Copies the first `length` tokens of rows; no row is both a source and a target."""
+        """Copies the first `length` tokens of rows, all of them read before any is written."""
         if not sources or length == 0:
             return
         for tensors in (self.keys, self.values):
@@ -91,6 +104,14 @@ class KVSlots:
         self.rows = self.capacity = 0
 
 
+class RowSpan(NamedTuple):
+    """Rows `begin` to `end`-1, of which the longest has `length` tokens, its new one included."""
+
+    begin: int
+    end: int
+    length: int
+
+
 @dataclass(slots=True, kw_only=True)
 class DecodeStep:
     """One token for each of the rows 0 to n-1.
@@ -99,14 +120,16 @@ class DecodeStep:
         positions: int64 `[n]`, where each row's token goes; its length before the step.
         length: The longest row with the new token.
         equal: All positions are `length - 1`, so nothing needs a mask.
+        spans: The rows that attend together, in order; () where all do.
     """
 
     slots: KVSlots
     positions: Tensor
     length: int
     equal: bool
+    spans: Sequence[RowSpan] = ()
     _places: dict[int, Tensor] = field(default_factory=dict)
-    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -130,22 +153,39 @@ class DecodeStep:
             places = self._flat_places(num_kv, keys.shape[2])
             keys.view(-1, head_dim).index_copy_(0, places, k.reshape(-1, head_dim))
             values.view(-1, v.shape[-1]).index_copy_(0, places, v.reshape(-1, v.shape[-1]))
+        queries = q.reshape(n * num_kv, num_heads // num_kv, head_dim)
+        spans = self.spans or (RowSpan(0, n, length),)
+        outs = [self._attend_rows(s, queries, keys, values, scale, window) for s in spans]
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)).view(n, -1)
+
+    def _attend_rows(
+        self,
+        span: RowSpan,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Of the rows of `span`; `queries` `[n * kv_heads, heads / kv_heads, D]` are all rows'."""
+        num_kv, length = keys.shape[1], span.length
+        heads = slice(span.begin * num_kv, span.end * num_kv)
         first = 0
         if window is not None and self.equal and length > window:
             first = length - window
-        all_keys = keys.view(-1, keys.shape[2], head_dim)[: n * num_kv, first:length]
-        all_values = values.view(-1, keys.shape[2], v.shape[-1])[: n * num_kv, first:length]
-        queries = q.reshape(n * num_kv, num_heads // num_kv, head_dim)
+        own_keys = keys.view(-1, keys.shape[2], keys.shape[3])[heads, first:length]
+        own_values = values.view(-1, keys.shape[2], values.shape[3])[heads, first:length]
+        queries = queries[heads]
         if self.equal:
             # beta=0 ignores the first argument; the product is scaled in the same call.
             scores = torch.baddbmm(
-                q.new_zeros(1, 1, 1), queries, all_keys.transpose(1, 2), beta=0, alpha=scale
+                queries.new_zeros(1, 1, 1), queries, own_keys.transpose(1, 2), beta=0, alpha=scale
             )
         else:
-            mask = self._mask(num_kv, window, q.dtype)
-            scores = torch.baddbmm(mask, queries, all_keys.transpose(1, 2), alpha=scale)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
-        return torch.bmm(weights, all_values).view(n, -1)
+            mask = self._mask(span, num_kv, window, queries.dtype)
+            scores = torch.baddbmm(mask, queries, own_keys.transpose(1, 2), alpha=scale)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        return torch.bmm(weights, own_values)
 
     def _flat_places(self, num_kv: int, capacity: int) -> Tensor:
         """int64 `[n * kv_heads]`: index of each new entry among `rows * kv_heads * capacity`."""
@@ -155,16 +195,16 @@ class DecodeStep:
             self._places[num_kv] = (starts + self.positions[:, None]).view(-1)
         return self._places[num_kv]
 
-    def _mask(self, num_kv: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Added to the scores, `[n * kv_heads, 1, length]`: 0 or the lowest finite number."""
-        key = (num_kv, window if window is not None and window < self.length else 0)
+    def _mask(self, span: RowSpan, num_kv: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Added to the scores of `span`, `[rows * kv_heads, 1, length]`: 0 or the lowest number."""
+        key = (span.begin, num_kv, window if window is not None and window < span.length else 0)
         if key not in self._masks:
-            n, device = self.positions.shape[0], self.positions.device
-            place = torch.arange(self.length, device=device)
-            hidden = place > self.positions[:, None]
-            if key[1]:
-                hidden |= place <= self.positions[:, None] - key[1]
-            mask = torch.zeros(n, self.length, dtype=dtype, device=device)
+            positions = self.positions[span.begin : span.end, None]
+            place = torch.arange(span.length, device=positions.device)
+            hidden = place > positions
+            if key[2]:
+                hidden |= place <= positions - key[2]
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
             mask.masked_fill_(hidden, torch.finfo(dtype).min)
             self._masks[key] = mask.repeat_interleave(num_kv, 0)[:, None]
         return self._masks[key]
