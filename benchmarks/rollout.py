@@ -18,10 +18,10 @@ are calls of the decoder for one token of every running row. No schedule that ne
 empty while a sample waits needs more than `sum(lengths) / slots + max(lengths)` of them (Graham,
 1966).
 
-The second part repeats this over decoders of several sizes, with fewer samples, beside what a step
-of 1, 4 and 16 rows of equal length costs. A step of many rows costs as much as one of few where it
-is bound by reading the weights, as steps of large decoders are; the less it costs, the more it is
-worth to have no slot empty.
+The second part repeats this over decoders of several sizes, with fewer and shorter samples, beside
+what a step of 1, 4 and 16 rows of equal length costs. A step of many rows costs as much as one of
+few where it is bound by reading the weights, as steps of large decoders are; the less it costs, the
+more it is worth to have no slot empty.
 
 The third part is of lengths that can be predicted: those of a prompt's answers differ by up to 5
 percent from its own usual one, and from epoch to epoch alike. One epoch teaches the predictor;
@@ -360,6 +360,7 @@ def compare_sizes(
         found[str(engine.num_parameters)] = {
             "hidden": width,
             "samples": num,
+            "median_tokens": median,
             "step_ms": {str(rows): round(step_ms(engine, rows), 2) for rows in (1, 4, slots)},
             **{
                 name: result[name]
@@ -404,6 +405,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256, help="width of the decoder")
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 768], help="its widths")
     parser.add_argument("--size-samples", type=int, default=512)
+    parser.add_argument("--size-median", type=float, default=8.0, help="of their lengths")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
@@ -438,7 +440,9 @@ def main() -> None:
     if "sizes" in options.parts:
         sizes = result.setdefault("sizes", {})
         assert isinstance(sizes, dict)
-        sizes |= compare_sizes(options.sizes, options.slots, options.size_samples, options.median)
+        sizes |= compare_sizes(
+            options.sizes, options.slots, options.size_samples, options.size_median
+        )
     if "orders" in options.parts:
         small = CountingEngine(options.slots, 4096, 64)  # decode steps are those of any decoder
         result["predictable_lengths"] = {
