@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import PromptItem
@@ -20,12 +20,20 @@ from flowrl.specs import FinishReason
 __all__ = [
     "Clock",
     "Collected",
+    "EventStamp",
     "FailureBudget",
     "Scorers",
     "Seconds",
     "merged_terms",
     "score_request",
 ]
+
+
+class EventStamp(TypedDict):
+    """What every event has."""
+
+    id: int
+    at_s: float
 
 
 class Clock(Protocol):

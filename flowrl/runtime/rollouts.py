@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TypedDict, assert_never
+from typing import assert_never
 
 from flowrl.backend.protocols import (
     Finished,
@@ -71,6 +71,7 @@ from flowrl.rollout import (
 from flowrl.runtime.collecting import (
     Clock,
     Collected,
+    EventStamp,
     FailureBudget,
     Scorers,
     Seconds,
@@ -103,11 +104,6 @@ __all__ = [
 
 POLL_S = 0.25
 """How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
-
-
-class _Stamp(TypedDict):
-    id: int
-    at_s: float
 
 
 class RolloutDriver:
@@ -268,8 +264,8 @@ class RolloutDriver:
         collected = self._batches.pop(batch)
         seconds.offer, self._offer_s = self._offer_s, 0.0
         others_s = seconds.generate + seconds.score_wait + seconds.answer
-        others_s += seconds.offer - offered_s  # those offered to refill the batch
-        seconds.drive = max(0.0, self._clock() - started - others_s)
+        refill_s = seconds.offer - offered_s
+        seconds.drive = max(0.0, self._clock() - started - others_s - refill_s)
         collected.seconds = seconds
         return collected
 
@@ -340,9 +336,8 @@ class RolloutDriver:
         engines = self._waitable_engines()
         if extra or engines:
             # Of a pool that owes no answer nobody reads what it says, so that would end every wait.
-            asked = self._scorers.values() if self._answers.due else ()
-            pools = [pool for pool in asked if isinstance(pool, Waitable)]
-            wait_for_any([*engines, *pools], POLL_S, *extra)
+            pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
+            wait_for_any([*engines, *(pools if self._answers.due else ())], POLL_S, *extra)
 
     def _waitable_engines(self) -> list[Waitable]:
         return [
@@ -384,7 +379,7 @@ class RolloutDriver:
         self._event += 1
         return self._event
 
-    def _stamp(self) -> _Stamp:
+    def _stamp(self) -> EventStamp:
         """Of an event that happens now."""
         return {"id": self._next(), "at_s": self._clock() - self._began}
 
