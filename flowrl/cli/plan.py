@@ -321,7 +321,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | No
             hint="name one with --device",
         )
     group = groups[0]
-    spec = replace(group.machine.spec, memory_bytes=group.budget_bytes)
+    spec = replace(group.machine.spec, memory_bytes=group.device.free_bytes)
     return spec, group.node_size, host_share(pool, group), group.host_cores
 
 

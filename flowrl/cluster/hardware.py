@@ -39,7 +39,8 @@ class DeviceSpec:
         name: In the catalogue.
         type: `cuda`, `npu` or `cpu`.
         flops: Dense bfloat16 operations a second; of a CPU, those of one core in float32.
-        memory_bytes: Of the device; of a CPU nominal, for the machine's own is known better.
+        memory_bytes: That software finds on the device, which is less than it is sold with; of a
+            CPU nominal, for the machine's own is known better.
         memory_bytes_per_s: Read or written.
         intra_bytes_per_s: From one device to the others of its node, in one direction.
         inter_bytes_per_s: From one device to other nodes.
@@ -130,6 +131,7 @@ class _Entry(_Section):
     type: Literal["cuda", "npu", "cpu"]
     bf16_tflops: float = Field(gt=0)
     memory_gib: float = Field(gt=0)
+    reported_gib: float | None = Field(default=None, gt=0)
     memory_tb_per_s: float = Field(gt=0)
     intra_node_gb_per_s: float = Field(gt=0)
     inter_node_gb_per_s: float = Field(gt=0)
@@ -183,7 +185,7 @@ def _spec(name: str, entry: _Entry) -> DeviceSpec:
         name=name,
         type=entry.type,
         flops=entry.bf16_tflops * 1e12,
-        memory_bytes=int(entry.memory_gib * GIB),
+        memory_bytes=int((entry.reported_gib or entry.memory_gib) * GIB),
         memory_bytes_per_s=entry.memory_tb_per_s * 1e12,
         intra_bytes_per_s=entry.intra_node_gb_per_s * 1e9,
         inter_bytes_per_s=entry.inter_node_gb_per_s * 1e9,

@@ -21,6 +21,12 @@ CPU = "CPU"
 """The catalogue's name of a core, whatever the product is called."""
 
 
+MEMORY_SHARE = 0.9
+"""Of an accelerator's memory, unless `plan.memory_share` says another: what vLLM and SGLang take by
+themselves. The rest is for what no formula knows: memory of communication and graphs outside of the
+framework's allocator, and what this cannot give out because it is in pieces."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Something that computes and has memory.
@@ -35,6 +41,7 @@ class Device:
         num_cores: CPU cores that this process may use; 0 for accelerators.
         bfloat16: It computes in bfloat16 at full speed.
         reserved: Kept for others: the planner never places a role on it.
+        share: Of an accelerator's memory, what plans may fill.
         spec: Its figures where the cluster file gives some; else the catalogue's of that name are
             taken.
     """
@@ -47,14 +54,20 @@ class Device:
     num_cores: int = 0
     bfloat16: bool = False
     reserved: bool = False
+    share: float = MEMORY_SHARE
     spec: DeviceSpec | None = None
 
     @property
-    def budget_bytes(self) -> int:
-        """What a plan may use: the free memory where it is known, else all of it."""
+    def free_bytes(self) -> int:
+        """The free memory where it is known, else all of it."""
         if self.available_bytes is None:
             return self.memory_bytes
         return min(self.memory_bytes, self.available_bytes)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a plan may use: of a CPU what is free, of an accelerator the `share` of it."""
+        return self.free_bytes if self.type == "cpu" else int(self.share * self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +176,18 @@ class ResourcePool:
                     if self.address(node, device) == address:
                         return device
         raise KeyError(address)
+
+    def filled_to(self, share: float) -> ResourcePool:
+        """The same, in which plans may fill this share of each accelerator's memory."""
+        if all(device.share == share for node in self.nodes for device in node.devices):
+            return self
+        done: dict[int, tuple[Device, ...]] = {}  # large clusters have one tuple for many nodes
+        nodes = []
+        for node in self.nodes:
+            if id(node.devices) not in done:
+                done[id(node.devices)] = tuple(replace(one, share=share) for one in node.devices)
+            nodes.append(replace(node, devices=done[id(node.devices)]))
+        return replace(self, nodes=tuple(nodes))
 
     def groups(self, device_type: str | None = None) -> tuple[DeviceGroup, ...]:
         """The unreserved devices, in sets that are as large as possible and equal inside.

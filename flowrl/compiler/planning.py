@@ -74,6 +74,7 @@ def plan_options(
         settings=tuple(_settings(loaded, draws)),
         assumptions=tuple(assumptions),
         engine_times=plan.engine_times,
+        memory_share=plan.memory_share,
         single_device=here,
         turns=plan.mean_turns,
         said=plan.mean_observation_tokens,

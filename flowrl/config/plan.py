@@ -58,6 +58,7 @@ class PlanConfig(Section):
             `flowrl.plan.local`); `auto` takes what is predicted to be fastest by the times that
             `flowrl profile` measured; where nothing was measured the main process, unless another
             way is estimated to be far faster (`flowrl.sim.estimate_plans`).
+        memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
     """
@@ -75,5 +76,6 @@ class PlanConfig(Section):
     engine: Literal["sglang", "vllm"] = "sglang"
     objective: Literal["step_time", "device_time"] = "step_time"
     kind: Literal["auto", "temporal", "spatial", "asynchronous"] = "auto"
+    memory_share: Annotated[Float, Field(gt=0, le=1)] = 0.9
     alternatives: Int = Field(default=0, ge=0, le=50)
     pins: dict[str, object] = Field(default_factory=dict)

@@ -73,6 +73,7 @@ def make_plan(
         PlanError: a role that nothing plays, a backend that cannot do what its role does or has no
             device here, a job that does not fit, or pins that cannot be kept.
     """
+    pool = pool.filled_to(request.options.memory_share)
     roles = [request.role(name) for name in graph.roles]
     for node in graph.nodes:
         _check_service(node, request)
@@ -256,7 +257,7 @@ def _choose_device(
     for other, passed in candidates[1:]:
         rejected.append(_passed_over(other, passed, device, pool))
     why = (
-        f"{device.name}, {format_bytes(device.budget_bytes)} free"
+        f"{device.name}, {format_bytes(device.free_bytes)} free"
         if device.type != "cpu"
         else f"{device.num_cores} cores, {format_bytes(device.budget_bytes)} free; no accelerator "
         f"that backend {backends} supports"
@@ -278,8 +279,8 @@ def _passed_over(address: str, device: Device, chosen: Device, pool: ResourcePoo
     return Rejection(
         choice=address,
         constraint="one device is enough, and it has no more free memory",
-        found=format_bytes(device.budget_bytes),
-        limit=format_bytes(chosen.budget_bytes),
+        found=format_bytes(device.free_bytes),
+        limit=format_bytes(chosen.free_bytes),
     )
 
 

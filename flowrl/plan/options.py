@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from flowrl.cluster.pool import MEMORY_SHARE
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
@@ -118,6 +119,7 @@ class PlanOptions:
         settings: What roles' own settings decide of a plan over many devices, in the same form.
         assumptions: What nobody said and the plan takes for granted, one sentence each.
         engine_times: `analytic` or `aiconfigurator`.
+        memory_share: Of an accelerator's memory, what a plan may fill.
         single_device: Only what runs in this very process is planned: one device.
         turns: Of an episode on average; None takes half of the most.
         said: Tokens that an environment says before each turn; likewise.
@@ -136,6 +138,7 @@ class PlanOptions:
     settings: tuple[Pin, ...] = ()
     assumptions: tuple[str, ...] = ()
     engine_times: str = "analytic"
+    memory_share: float = MEMORY_SHARE
     single_device: bool = False
     turns: float | None = None
     said: float | None = None

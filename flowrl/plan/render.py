@@ -187,11 +187,19 @@ def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
     peak = plan.prediction.peak(device.address)
     total = peak.memory.total if peak else 0
     share = 100 * total / device.budget_bytes if device.budget_bytes else 0
+    free, rest = " free", ""
+    if _is_filled_partly(device):
+        whole = 100 * device.budget_bytes / device.memory_bytes
+        free, rest = "", f" (plans fill {whole:.0f} % of {format_bytes(device.memory_bytes)})"
     return (
         f"memory of {device.address}{memory_note(peak.num_devices if peak else 1)} "
         f"({device.name}): peak {format_bytes(total)} of "
-        f"{format_bytes(device.budget_bytes)} free, {share:.1f} %"
+        f"{format_bytes(device.budget_bytes)}{free}, {share:.1f} %{rest}"
     )
+
+
+def _is_filled_partly(device: DeviceSummary) -> bool:
+    return device.type != "cpu" and device.budget_bytes < device.memory_bytes
 
 
 def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> Rows:
@@ -219,7 +227,8 @@ def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> R
     rows.append(("total", *(format_bytes(total) for total in totals)))
     if device.budget_bytes:
         shares = (f"{100 * total / device.budget_bytes:.1f} %" for total in totals)
-        rows.append(("of what is free", *shares))
+        of = "of what plans fill" if _is_filled_partly(device) else "of what is free"
+        rows.append((of, *shares))
     return tuple(rows)
 
 

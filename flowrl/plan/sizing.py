@@ -145,7 +145,7 @@ class Job:
             numbered: Devices that pins may name.
         """
         pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
-        (group,) = pool.groups()
+        (group,) = pool.filled_to(self.request.options.memory_share).groups()
         cores = HOST_CORES if self.cores is None else self.cores
         group = replace(group, host_cores=cores * group.node_size // self.node_size)
         pins = self.pins(numbered)

@@ -114,7 +114,7 @@ nodes:
 
 
 @pytest.mark.parametrize(
-    ("host", "device", "on_8", "least"), [(2048, 80, 0, 1), (64, 80, 0, 2), (2048, 8, 2, 24)]
+    ("host", "device", "on_8", "least"), [(2048, 80, 0, 1), (64, 80, 0, 3), (2048, 8, 2, 32)]
 )
 def test_the_fewest_devices_are_those_of_the_file_with_its_memory_and_its_hosts(
     flowrl: Run, tmp_path: Path, host: int, device: int, on_8: int, least: int
@@ -153,7 +153,7 @@ def test_what_a_number_of_devices_gives_does_not_depend_on_the_others(flowrl: Ru
     assert rows("3,6,16") == rows("3") + rows("6") + rows("16")
 
 
-@pytest.mark.parametrize(("node_size", "least"), [("3", 1), ("7", 1), ("100", 2)])
+@pytest.mark.parametrize(("node_size", "least"), [("3", 1), ("7", 1), ("100", 3)])
 def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
     flowrl: Run, node_size: str, least: int
 ):

@@ -102,7 +102,21 @@ def test_free_memory_does_not_split_a_group_and_the_least_counts() -> None:
         nodes=(node("a", card(0, available_bytes=70 * GIB), card(1, available_bytes=60 * GIB)),)
     )
     (group,) = pool.groups()
-    assert group.budget_bytes == 60 * GIB
+    assert group.budget_bytes == 54 * GIB  # nine tenths
+
+
+def test_plans_may_be_told_to_fill_more_or_less_of_accelerators_and_take_cpus_as_they_are() -> None:
+    shared = (card(0, available_bytes=70 * GIB), card(1))
+    nodes = (node("a", *shared), replace(node("b"), devices=node("a", *shared).devices))
+    pool = ResourcePool(nodes=nodes)
+    for share in (1.0, 0.5):
+        filled = pool.filled_to(share)
+        for address, _, device in filled:
+            before = pool.device(address)
+            free = before.free_bytes
+            assert device.memory_bytes == before.memory_bytes
+            assert device.budget_bytes == (free if device.type == "cpu" else share * free)
+        assert filled.filled_to(share) is filled
 
 
 def test_cpus_are_a_group_where_there_is_no_accelerator_or_where_they_are_asked_for() -> None:
@@ -118,7 +132,7 @@ def test_cpus_are_a_group_where_there_is_no_accelerator_or_where_they_are_asked_
 
 def test_a_device_without_figures_can_be_used_but_not_timed() -> None:
     (group,) = ResourcePool(nodes=(node("a", card(0, name="GPU-9000")),)).groups()
-    assert group.budget_bytes == 80 * GIB
+    assert group.budget_bytes == 72 * GIB  # nine tenths
     with pytest.raises(PlanError, match="no figures are known of GPU-9000"):
         group.machine  # noqa: B018
 
@@ -126,7 +140,7 @@ def test_a_device_without_figures_can_be_used_but_not_timed() -> None:
 def test_a_device_of_the_catalogue_needs_its_name_alone(tmp_path: Path) -> None:
     pool = load_cluster(written(tmp_path, "{name: NVIDIA H20, count: 2}"))
     device = pool.device("cuda:1")
-    assert (device.type, device.name, device.memory_bytes) == ("cuda", "H20-96GB", 96 * GIB)
+    assert (device.type, device.name, device.memory_bytes) == ("cuda", "H20-96GB", 95 * GIB)
 
 
 def test_figures_of_the_file_take_the_place_of_the_catalogue_s(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ GIB = 1 << 30
 
 def test_figures_are_those_of_the_data_sheet_in_bytes_and_operations() -> None:
     spec = device_spec("H100-SXM-80GB")
-    assert (spec.type, spec.flops, spec.memory_bytes) == ("cuda", 989e12, 80 * GIB)
+    assert (spec.type, spec.flops) == ("cuda", 989e12)
+    # Of the 80 GiB that it is sold with CUDA finds this much.
+    assert spec.memory_bytes == int(79.11 * GIB)
     assert spec.memory_bytes_per_s == 3.35e12
     assert (spec.intra_bytes_per_s, spec.inter_bytes_per_s) == (450e9, 50e9)
     assert (spec.measured_flops, spec.measured_memory_bytes_per_s) == (798e12, 3.0e12)

@@ -24,7 +24,7 @@ from flowrl.plan.routes import expand_plan_route
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.tasks import tasks_of
 from tests.plan.conftest import GraphBuilder
-from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
+from tests.plan.many_cases import QWEN25_7B, h100, options, pinned, request
 
 GIB = 1 << 30
 
@@ -247,6 +247,19 @@ def test_routes_of_a_plan_are_written_out_to_devices(plan: PlacementPlan):
     assert min(moved.values()) >= small.parameters.total // generate.layout.tp
 
 
+def test_a_plan_fills_no_more_of_its_devices_than_it_may(grpo: Graph):
+    peaks = {}
+    for share in (0.5, 0.9):
+        changed = replace(request(), options=options(memory_share=share))
+        plan = make_plan(grpo, changed, h100(8))
+        (device,) = {plan.pool.device(one.device).name for one in plan.prediction.memory}
+        whole = device_spec(device).memory_bytes
+        peaks[share] = max(entry.memory.total for entry in plan.prediction.memory)
+        assert peaks[share] <= share * whole
+        assert f"(plans fill {100 * share:.0f} % of 79.1 GiB)" in plan_text(plan)
+    assert peaks[0.5] < peaks[0.9]
+
+
 def two_kinds(slow: int, fast: int) -> ResourcePool:
     """Nodes of A100 and of H100."""
     others = pool_of_devices(device_spec("A100-SXM-80GB"), slow)
@@ -323,7 +336,7 @@ def test_what_does_not_fit_names_its_parts_and_a_pool_on_which_it_fits(grpo: Gra
         make_plan(grpo, request(big), h100(8))
     said = str(caught.value)
     assert "parameters" in said
-    assert "of 80.0 GiB" in said
+    assert "of 71.2 GiB" in said
     number = int(said.partition("take ")[2].partition(" devices")[0])
     assert number > 8
     asked = replace(request(big), roles=request(big).roles)
