@@ -404,7 +404,7 @@ def main() -> None:
     parser.add_argument("--median", type=float, default=16.0, help="of the lengths, in tokens")
     parser.add_argument("--hidden", type=int, default=256, help="width of the decoder")
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 768], help="its widths")
-    parser.add_argument("--size-samples", type=int, default=512)
+    parser.add_argument("--size-samples", type=int, default=256)
     parser.add_argument("--size-median", type=float, default=8.0, help="of their lengths")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
