@@ -332,6 +332,7 @@ def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, pr
     config = CONFIGS[program](tmp_path)
     config["train"]["max_staleness"] = 1
     config["train"]["steps"] = 3
+    config["plan"] = {"kind": "asynchronous"}
     run = api.run(None, config, display=WatchedDisplay()).folder
     steps = steps_of(run)
     assert [step.step for step in steps] == [1, 2, 3]
@@ -438,5 +439,6 @@ def test_aborted_episodes_would_never_end_and_are_refused(tmp_path: Path):
 def test_several_rollouts_cannot_run_ahead(tmp_path: Path):
     config = CONFIGS["self_play"](tmp_path / "runs")
     config["train"]["max_staleness"] = 1
+    config["plan"] = {"kind": "asynchronous"}
     with pytest.raises(ConfigError, match="only a single rollout can run ahead"):
         api.run(None, config, display=WatchedDisplay())
