@@ -139,7 +139,7 @@ def plan(
     ],
     overrides: Overrides = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
+        str | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell every choice that was not made, and why.")
@@ -258,7 +258,7 @@ def simulate(
         typer.Option("--against", metavar="RUN", help="A run to put beside the prediction."),
     ] = None,
     cluster: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--cluster", metavar="FILE", help="Devices to plan for and simulate."),
     ] = None,
     pin: Annotated[

@@ -16,8 +16,9 @@ from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
     from flowrl.cluster.hardware import DeviceSpec
+    from flowrl.cluster.pool import DeviceGroup, ResourcePool
     from flowrl.plan import PlacementPlan
-    from flowrl.plan.sizing import Size
+    from flowrl.plan.sizing import Job, Size
 
 __all__ = ["PlanCommand", "is_plan", "machine_words", "run"]
 
@@ -40,7 +41,7 @@ class PlanCommand:
 
     output: Path | None = None
     as_json: bool = False
-    cluster: Path | None = None
+    cluster: str | None = None
     explain: bool = False
     top: int | None = None
     device: str | None = None
@@ -78,8 +79,12 @@ _EXCLUDES = {
     "--sweep": ("--min-devices", "--diff", "--output", "--top", "--explain"),
     "--min-devices": ("--diff", "--output", "--top", "--explain"),
     "--diff": ("--device", "--output", "--top", "--explain"),
+    "--output": ("--json",),
 }
 """What an option has no use for."""
+
+LARGE = 1024
+"""Devices of a pool whose plans are told of as they are made."""
 
 _CHANGES = ("--cluster", "--pin", "--device", "--min-devices", "--sweep")
 """Options that ask for another plan than the one that was written."""
@@ -97,6 +102,7 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
         "--device": options.device is not None,
         "--cluster": options.cluster is not None,
         "--pin": bool(options.pins),
+        "--json": options.as_json,
     }
     for one, others in _EXCLUDES.items():
         for other in others:
@@ -122,7 +128,7 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
             )
 
 
-def machine_words(cluster: Path | None, pins: Sequence[str]) -> list[str]:
+def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
     """`--cluster` and `--pin` as overrides.
 
     Raises:
@@ -244,56 +250,96 @@ def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) ->
 
 
 def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> None:
-    """How many devices, or what it takes on each number of them."""
+    """How many devices, or what it takes on each number of them, for each kind of device."""
     from flowrl import api
     from flowrl.plan.groups import cost_of
-    from flowrl.plan.sizing import Job, fewest, sizes
+    from flowrl.plan.sizing import Job
 
     graph, request, measured = api.ask_for_plan(config, overrides=words)
-    spec, node_size, host, cores = _device(options)
-    job = Job(
-        graph=graph,
-        request=request,
-        spec=spec,
-        cost=cost_of(request) if measured is None else measured,
-        node_size=node_size,
-        host=host,
-        cores=cores,
-    )
-    if options.sweep is None:
-        _print_fewest(fewest(job), spec, node_size, options)
-        return
-    numbers = _numbers(options.sweep, node_size)
-    found = sizes(job, numbers)
+    jobs = [
+        Job(
+            graph=graph,
+            request=request,
+            spec=kind.spec,
+            cost=cost_of(request) if measured is None else measured,
+            node_size=kind.node_size,
+            host=kind.host,
+            cores=kind.cores,
+            where="--min-devices" if options.sweep is None else "--sweep",
+        )
+        for kind in _kinds(options)
+    ]
+    found = [_sizes_of(job, options) for job in jobs]
+    failed = [one for one in found if isinstance(one, FlowError)]
+    if len(failed) == len(found):
+        raise failed[0]
     if options.as_json:
-        print(json.dumps([_plain(one) for one in found], indent=2))
+        plain = [_plain(one) for one in found]
+        names = [job.spec.name for job in jobs]
+        print(
+            json.dumps(
+                plain[0] if len(jobs) == 1 else dict(zip(names, plain, strict=True)), indent=2
+            )
+        )
         return
-    from flowrl.plan.explain_top import sweep_lines
-
-    print("\n".join(sweep_lines(found, spec.name)))
+    print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
 
 
-def _plain(size: Size | int) -> dict[str, object]:
-    return {"devices": size, "fits": False} if isinstance(size, int) else asdict(size)
+def _sizes_of(job: Job, options: PlanCommand) -> Size | tuple[Size | int, ...] | FlowError:
+    from flowrl.plan.sizing import fewest, sizes
+
+    try:
+        if options.sweep is None:
+            return fewest(job)
+        return sizes(job, _numbers(options.sweep, job.node_size), _tell_of_large)
+    except FlowError as error:
+        return error
 
 
-def _print_fewest(size: Size, spec: DeviceSpec, node_size: int, options: PlanCommand) -> None:
-    if options.as_json:
-        print(json.dumps(asdict(size), indent=2))
-        return
-    from flowrl.plan.explain_top import fewest_lines
-
-    print("\n".join(fewest_lines(size, spec.name, node_size)))
+def _tell_of_large(devices: int) -> None:
+    """A pool that takes seconds is told of, so that nobody waits in silence."""
+    if devices >= LARGE:
+        print(f"planning for {devices} devices ...", file=sys.stderr, flush=True)
 
 
-def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | None]:
-    """Which device a size is asked for, how many a node has, each one's part of the host's memory,
-    and the host's cores.
+def _plain(found: Size | tuple[Size | int, ...] | FlowError) -> object:
+    if isinstance(found, FlowError):
+        return {"fits": False, "error": str(found)}
+    if not isinstance(found, tuple):
+        return asdict(found)
+    return [
+        {"devices": one, "fits": False} if isinstance(one, int) else asdict(one) for one in found
+    ]
 
-    The host's are None where nobody describes it.
+
+def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> str:
+    from flowrl.plan.explain_top import fewest_lines, sweep_lines
+
+    if isinstance(found, FlowError):
+        return f"on {job.spec.name}: {found}"
+    if isinstance(found, tuple):
+        return "\n".join(sweep_lines(found, job.spec.name))
+    return "\n".join(fewest_lines(found, job.spec.name, job.node_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A kind of device that sizes are asked for.
+
+    Attributes:
+        host: Each device's part of the host's memory; None where nobody describes the host.
+        cores: Of the host; likewise.
     """
+
+    spec: DeviceSpec
+    node_size: int
+    host: int | None = None
+    cores: int | None = None
+
+
+def _kinds(options: PlanCommand) -> list[_Kind]:
+    """The device that is named, or each kind of the cluster, in the nodes that hold most of it."""
     from flowrl.cluster.hardware import device_spec
-    from flowrl.cluster.load import load_cluster
     from flowrl.plan.groups import host_share
 
     if options.device is not None:
@@ -302,7 +348,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | No
         spec = device_spec(options.device, where="--device")
         if spec.type == "cpu":
             raise _counts_accelerators("--device", options)
-        return spec, options.node_size or NODE_SIZE, None, None
+        return [_Kind(spec=spec, node_size=options.node_size or NODE_SIZE)]
     cluster = options.cluster
     if cluster is None:
         raise ConfigError(
@@ -310,7 +356,7 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | No
             where="--sweep" if options.sweep is not None else "--min-devices",
             hint="add --device NAME (configs/hardware) or --cluster FILE",
         )
-    pool = load_cluster(cluster)
+    pool = _pool(cluster)
     if pool.types == {"cpu"}:
         raise _counts_accelerators(f"--cluster {cluster}", options)
     groups = [group for group in pool.groups() if group.spec is not None]
@@ -318,11 +364,39 @@ def _device(options: PlanCommand) -> tuple[DeviceSpec, int, int | None, int | No
         raise ConfigError(
             "no device of this cluster is in the catalogue",
             where=f"--cluster {cluster}",
-            hint="name one with --device",
+            hint="name one with --device, or give its rates (tflops, memory_tb_per_s, "
+            "host_gb_per_s, links) in the cluster file",
         )
-    group = groups[0]
-    spec = replace(group.machine.spec, memory_bytes=group.device.free_bytes)
-    return spec, group.node_size, host_share(pool, group), group.host_cores
+    largest: dict[str, DeviceGroup] = {}
+    for group in groups:
+        known = largest.get(group.device.name)
+        if known is None or len(group.addresses) > len(known.addresses):
+            largest[group.device.name] = group
+    return [
+        _Kind(
+            spec=replace(group.machine.spec, memory_bytes=group.device.free_bytes),
+            node_size=group.node_size,
+            host=host_share(pool, group),
+            cores=group.host_cores,
+        )
+        for group in largest.values()
+    ]
+
+
+def _pool(cluster: str) -> ResourcePool:
+    from flowrl.config.check_files import names_ray
+
+    if names_ray(cluster):
+        from flowrl.runtime.ray_pool import ray_pool
+
+        return ray_pool(cluster)
+    if cluster == "auto":
+        from flowrl.cluster.discover import discover
+
+        return discover()
+    from flowrl.cluster.load import load_cluster
+
+    return load_cluster(Path(cluster))
 
 
 def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:
@@ -345,7 +419,7 @@ def _numbers(text: str, node_size: int) -> list[int]:
         else:
             first, last = (int(one) for one in value.split(":"))
             numbers = []
-            while 0 < first <= last:
+            while 0 < first <= last and len(numbers) <= 64:
                 numbers.append(first)
                 first *= 2
         if not numbers or numbers[0] < 1:

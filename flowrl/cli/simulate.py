@@ -53,7 +53,7 @@ class SimulateOptions:
     stage: str | None = None
     trace: Path | None = None
     against: Path | None = None
-    cluster: Path | None = None
+    cluster: str | None = None
     pins: Sequence[str] = ()
     plan: Path | None = None
     as_json: bool = False

@@ -156,6 +156,8 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     check_files.workflow_files_exist,
     check_sizes.mini_batches_divide,
     check_sizes.stops_are_allowed,
+    # Before data, which a plan for other machines does without.
+    check_files.cluster_file_exists,
     check_files.data_files_exist,
     _sums_have_no_difficulty,
     _roles_copy_roles,
@@ -168,5 +170,4 @@ _CHECKS: tuple[Callable[[LoadedConfig], Problems], ...] = (
     check_rewards.stops_are_measured,
     check_sizes.samples_fit,
     _alphabet_covers_sums,
-    check_files.cluster_file_exists,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
@@ -132,7 +133,8 @@ def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -
     for name, size in only.layout:
         problems = check_size(task.shape, rules, name, size)
         if problems:
-            return _refusal(task, pins, problems[0], [name], _near(task, rules, name, size))
+            refused = _with_possible(task, rules, name, size, problems[0])
+            return _refusal(task, pins, refused, [name], _near(task, rules, name, size))
     longest = rules.max_length
     if only.micro_tokens is not None and only.micro_tokens < longest:
         short = Rejection(
@@ -142,6 +144,17 @@ def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -
         )
         return _refusal(task, pins, short, ["micro_tokens"], f"set micro_tokens to {longest}")
     return None
+
+
+def _with_possible(
+    task: TaskWork, rules: LayoutRules, name: str, size: int, refused: Rejection
+) -> Rejection:
+    """The same with a nearest value that no other constraint rules out, where it names none."""
+    possible = () if name == "dp" else possible_sizes(task.shape, rules, name)
+    if not possible or {*refused.nearest.split(", ")} & {str(one) for one in possible}:
+        return refused
+    nearest = min(possible, key=lambda one: abs(one - size))
+    return replace(refused, nearest=str(nearest))
 
 
 def _near(task: TaskWork, rules: LayoutRules, name: str, size: int) -> str | None:
@@ -221,21 +234,24 @@ def _layouts(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int]) 
 def _why_none(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int]) -> tuple[str, str]:
     """Why pinned sizes leave nothing, and the nearest numbers of devices, if those are why."""
     group = posed.group_of(task.id)
+    several = len(only.layout) + (only.devices is not None) > 1
     least = math.prod(size for name, size in only.layout if name != "ep")
     if least > counts[-1]:
-        return f"take {least} devices together, and there are {counts[-1]}", ""
+        return f"{'need' if several else 'needs'} {least} devices, and there are {counts[-1]}", ""
     rules = layout_rules(task, posed.made(task.id).request, group.node_size)
     for count in counts:
         for layout, refused in refused_combinations(task.shape, count, rules):
             if only.takes(layout):
-                return f"leave {layout.describe()}, where {_in_words(refused)}", ""
+                leaves = "leave" if several else "leaves"
+                return f"{leaves} {layout.describe()}, where {_in_words(refused)}", ""
     fixed = {name for name, _ in only.layout} >= {"tp", "pp", "cp", "dp"}
     if fixed and least not in counts:
         near = sorted(counts, key=lambda count: abs(count - least))[:2]
         numbers = ", ".join(str(count) for count in sorted(near))
-        return f"take {least} devices, which are neither part of a node nor whole nodes", numbers
+        return f"need {least} devices, which are neither part of a node nor whole nodes", numbers
     some = ", ".join(str(count) for count in counts[-4:])
-    return f"divide none of the numbers of devices ({some}) into what the model allows", ""
+    verb = "divide" if several else "divides"
+    return f"{verb} none of the numbers of devices ({some}) into what the model allows", ""
 
 
 def _in_words(refused: Rejection) -> str:

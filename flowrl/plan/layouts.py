@@ -318,7 +318,7 @@ def _cp_pieces(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | No
         choice=f"cp={cp}",
         constraint=f"cuts the longest sample of {rules.max_length} tokens into too short pieces",
         found=f"{piece} tokens",
-        limit=f"at least {MIN_PIECE}",
+        limit=f"at least {MIN_PIECE} tokens a piece",
         nearest=str(1 << (most.bit_length() - 1)),
     )
 
@@ -341,7 +341,9 @@ def _cp_in_node(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | N
 
 def _ep_experts(shape: ModelShape, rules: LayoutRules, ep: int) -> Rejection | None:
     if shape.experts is None:
-        return Rejection(choice=f"ep={ep}", constraint="the model has no experts", nearest="1")
+        return Rejection(
+            choice=f"ep={ep}", constraint="has no use: the model has no experts", nearest="1"
+        )
     return _undivided("ep", ep, shape.experts.num_experts, "experts")
 
 

@@ -25,6 +25,7 @@ from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weig
 from flowrl.plan.regions import split_numbers
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
+    EVERY_KIND,
     Found,
     Kind,
     Leaf,
@@ -221,6 +222,8 @@ def _of_kinds(
     if posed.problem.staleness:
         kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
     known = {kind_of(one.schedule): one for one in (result.best[0], result.turns) if one}
+    # The others are told even where only one kind is asked for.
+    posed = replace(posed, problem=replace(posed.problem, kinds=EVERY_KIND))
     found = []
     for kind in kinds:
         best: Sequence[Found] = [known[kind]] if kind in known else []

@@ -42,7 +42,8 @@ def ray_pool(cluster: str = "ray", *, timeout_s: float = 30.0) -> ResourcePool:
         ConfigError: Ray is not installed, no cluster answers in time, none of its nodes can be
             used, or one has accelerators of a type that the hardware catalogue does not have.
     """
-    return pool_of_nodes(ask_ray(cluster.partition(":")[2] or "auto", timeout_s=timeout_s))
+    named = cluster if cluster.startswith("ray://") else cluster.partition(":")[2]
+    return pool_of_nodes(ask_ray(named or "auto", timeout_s=timeout_s))
 
 
 def ask_ray(address: str = "auto", *, timeout_s: float = 30.0) -> list[Mapping[str, object]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
+from flowrl.cli.plan import machine_words
 from flowrl.plan import PlacementPlan, load_plan
 from tests.cli.in_one_process import run_all
 
@@ -297,3 +298,39 @@ def test_a_shape_without_weights_is_planned_and_not_run(
         main(["run", CONFIG, *words, f"runtime.runs={tmp_path}"])
     assert ended.value.code == 2
     assert "has the shape of a model, and no weights to run" in capsys.readouterr().err
+
+
+def test_a_cluster_file_that_is_missing_is_what_is_told_first(flowrl: Run):
+    code, _, said = flowrl(CONFIG, "--cluster", "nope.yaml")
+    assert code == 2
+    assert said.splitlines()[0].endswith("no such cluster file: nope.yaml")
+
+
+def test_sizes_are_told_for_each_kind_of_device_of_a_cluster(flowrl: Run):
+    cluster = "configs/clusters/h100_2x8_h20_4x8.yaml"
+    code, printed, _ = flowrl(CONFIG, "--cluster", cluster, "--min-devices", "--json")
+    assert code == 0
+    found = json.loads(printed)
+    assert list(found) == ["H100-SXM-80GB", "H20-96GB"]
+    assert found["H100-SXM-80GB"]["step_s"] < found["H20-96GB"]["step_s"]
+
+
+@pytest.mark.parametrize("numbers", ["100000000", "1:100000000", "8,100000000"])
+def test_pools_that_no_search_ends_on_are_refused(flowrl: Run, numbers: str):
+    words = ("--device", "H100-SXM-80GB", "--node-size", "1", "--sweep", f"devices={numbers}")
+    code, _, said = flowrl(CONFIG, *words)
+    assert code == 2
+    assert "so many are not planned for" in said
+    assert "up to 16384 devices" in said
+
+
+def test_large_pools_are_told_of_while_they_are_planned_for(flowrl: Run):
+    words = ("--device", "H100-SXM-80GB", "--sweep", "devices=64,1024")
+    code, printed, said = flowrl(CONFIG, *words)
+    assert code == 0
+    assert said == "planning for 1024 devices ...\n"
+    assert "planning for" not in printed
+
+
+def test_a_ray_address_keeps_its_slashes():
+    assert machine_words("ray://head:10001", ()) == ["cluster=ray://head:10001"]

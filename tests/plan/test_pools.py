@@ -1,0 +1,118 @@
+"""Pools of any size: nodes with odd numbers of free devices, and one device with pins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cluster.pool import ResourcePool
+from flowrl.errors import PlanError
+from flowrl.graph import Graph
+from flowrl.plan import make_plan
+from flowrl.plan.groups import even_parts
+from flowrl.plan.many import PLAIN, SIMPLE
+from tests.plan.many_cases import h100, pinned, request
+
+SLACK = 1 + PLAIN + SIMPLE
+"""What a plainer plan may take longer than the fastest."""
+
+
+def with_free(*free: int) -> ResourcePool:
+    """Nodes of eight H100 with so many of them free."""
+    nodes = []
+    for node, number in zip(h100(8 * len(free)).nodes, free, strict=True):
+        host, *cards = node.devices
+        kept = tuple(replace(card, reserved=i >= number) for i, card in enumerate(cards))
+        nodes.append(replace(node, devices=(host, *kept)))
+    return ResourcePool(nodes=tuple(nodes))
+
+
+def pool_of(number: int) -> ResourcePool:
+    whole, rest = divmod(number, 8)
+    return with_free(*[8] * whole, *([rest] if rest else []))
+
+
+def step_s(graph: Graph, pool: ResourcePool, **changes: object) -> float:
+    plan = make_plan(graph, request(alternatives=0, **changes), pool)
+    assert plan.prediction.step_s is not None
+    return plan.prediction.step_s
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16), (16, 20, 23, 24, 25, 31, 32, 40, 48, 63, 64)],
+)
+def test_a_larger_pool_is_never_slower_than_one_that_it_contains(
+    grpo: Graph, numbers: tuple[int, ...]
+):
+    best = float("inf")
+    for number in numbers:
+        seconds = step_s(grpo, pool_of(number))
+        assert seconds <= best * SLACK, number
+        best = min(best, seconds)
+
+
+def test_five_free_devices_of_each_node_are_used_as_four_where_that_is_faster(grpo: Graph):
+    five, four = with_free(5, 5, 5, 5), with_free(4, 4, 4, 4)
+    assert step_s(grpo, five) <= step_s(grpo, four) * SLACK
+    assert [one.node_size for one in even_parts(five.groups())] == [4]
+    # A node with one card less is no reason to leave the others' eighth idle, or to be left out.
+    groups = with_free(8, 8, 7).groups()
+    assert [one.node_size for one in groups] == [8, 7]
+    assert [(one.node_size, len(one.addresses)) for one in even_parts(groups)] == [(7, 21), (4, 12)]
+
+
+def test_a_job_that_minds_devices_more_than_time_takes_no_more_of_a_larger_pool(grpo: Graph):
+    plans = [
+        make_plan(grpo, request(alternatives=0, objective="device_time"), pool_of(number))
+        for number in (8, 64)
+    ]
+    small, large = (plan.prediction.device_s or 0.0 for plan in plans)
+    assert large <= small * SLACK
+
+
+@pytest.mark.parametrize("kind", ["temporal", "spatial", "asynchronous"])
+def test_a_kind_that_is_asked_for_is_the_kind_of_the_plan(grpo: Graph, kind: str):
+    plan = make_plan(grpo, request(kind=kind, max_staleness=1), h100(16))
+    assert plan.kind == kind
+
+
+def test_nothing_runs_ahead_where_no_sample_may_be_stale(grpo: Graph):
+    with pytest.raises(PlanError, match="nothing may be drawn ahead") as caught:
+        make_plan(grpo, request(kind="asynchronous"), h100(16))
+    assert caught.value.hint is not None
+    assert "train.max_staleness" in caught.value.hint
+
+
+def test_disjoint_devices_far_from_the_best_plan_are_found(grpo: Graph):
+    # Of hundreds of schedules with these numbers most do not stand there.
+    asked = pinned(
+        request(), "rollout.devices=0-15", "reference.devices=16-19", "actor.devices=24-31"
+    )
+    plan = make_plan(grpo, asked, h100(32))
+    assert plan.operation("reference.logprobs").devices == tuple(
+        f"node-2/cuda:{i}" for i in range(4)
+    )
+    assert plan.operation("actor.update").devices == tuple(f"node-3/cuda:{i}" for i in range(8))
+
+
+# One device
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        (["rollout.tp=2"], "for one device, where tp is always 1"),
+        (["actor.offload=all"], "for one device, where offload is always none"),
+        (["actor.micro_tokens=4096"], "for one device, where micro_tokens follows from"),
+        (["actor.devices=0-1"], "no device 1"),
+        (["rollout.devices=0", "actor.devices=1"], "no device 1"),
+        (["actor.recompute=selective"], "has no selective recompute"),
+        (["critic.tp=1"], "nothing in the plan is called 'critic'"),
+    ],
+)
+def test_pins_that_one_device_cannot_keep_are_refused(grpo: Graph, pins: list[str], said: str):
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, pinned(request(), *pins), h100(1))
+    assert said in str(caught.value)
