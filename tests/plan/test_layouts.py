@@ -64,7 +64,7 @@ def test_a_tensor_size_that_no_head_count_allows_names_both_numbers_and_the_near
         (Layout(tp=3), "does not divide 28 query heads"),
         (Layout(pp=8), "does not divide 28 layers"),
         (Layout(dp=24), "does not divide 512 samples of an update"),
-        (Layout(ep=2, dp=2), "the model has no experts"),
+        (Layout(ep=2, dp=2), "has no use: the model has no experts"),
         (Layout(cp=16), "its exchanges in every layer would leave the node"),
         (Layout(tp=4, cp=4), "their exchanges in every layer would leave the node"),
     ],
