@@ -32,10 +32,10 @@ __all__ = ["POINTS", "clock_of", "rollout_arrivals"]
 POINTS = 16
 """Equal parts of the groups that a profile tells of."""
 
-STEPS = 96
+STEPS = 64
 """Equal parts of the steps at which it is asked how many groups are there."""
 
-MOST_GROUPS = 48
+MOST_GROUPS = 32
 """Of one engine; of more, these stand for all."""
 
 MOST_MEMBERS = 4

@@ -50,20 +50,23 @@ def lower_bounds(space: Space) -> Floats:
             use = slice(None) if rows is None else rows
             np.minimum.at(best, leaves.size[use], leaves.seconds[use])
         for cut in space.cuts[at]:
-            first, second = bounds[cut.first], bounds[cut.second]
             if cut.turns:
-                np.minimum(best, first + second, out=best)
+                np.minimum(best, bounds[cut.first] + bounds[cut.second], out=best)
+        for cut in space.cuts[at]:
             for stream in cut.streams:
                 if stream.in_turns and cut.turns:
                     continue  # one after the other on a part each is slower than on all
                 u1, u2 = _with_chunks(space, cut, bounds, stream)
-                np.minimum(best, _crossing(space, u1, u2, stream), out=best)
+                if _may_be_faster(space, u1, u2, best):
+                    np.minimum(best, _crossing(space, u1, u2, stream), out=best)
         np.minimum.accumulate(best, out=best)
         for cut in space.cuts[at]:
             for stream in cut.streams:
                 if stream.chunks == 0 or (stream.in_turns and cut.turns):
                     continue  # the crossing was the best of the former, a Temporal of the latter
                 u1, u2 = _with_chunks(space, cut, bounds, stream)
+                if not _may_be_faster(space, u1, u2, best):
+                    continue
                 possible = np.where(np.isfinite(best), best, -np.inf)
                 block, first_at, second_at = _windows(space, u1, u2, stream, possible)
                 np.minimum.at(best, block, _streamed(u1[first_at], u2[second_at], stream))
@@ -139,6 +142,13 @@ def _with_chunks(space: Space, cut: Cut, bounds: Floats, stream: Stream) -> tupl
         u1 = np.where(space.sizes < space.least[cut.first], np.inf, u1)
         u2 = np.where(space.sizes < space.least[cut.second], np.inf, u2)
     return u1, u2
+
+
+def _may_be_faster(space: Space, u1: Floats, u2: Floats, best: Floats) -> bool:
+    """Whether each side on all that can be left for it is faster than `best`, on any block."""
+    left = space.fitting[space.sizes - space.sizes[0]]
+    use = left >= 0
+    return bool((np.maximum(u1[left[use]], u2[left[use]]) < best[use]).any())
 
 
 def _streamed(u1: Floats, u2: Floats, stream: Stream) -> Floats:
