@@ -58,8 +58,39 @@ def plan_requests(
     """
     evaluated = evaluated_role(loaded.config, [stage.graph for stage in stages])
     requests = [_request(loaded, stage, kinds, players, evaluated, here) for stage in stages]
+    requests = _with_own_pins(stages, requests)
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
+
+
+def _with_own_pins(
+    stages: Sequence[StageRequest], requests: Sequence[PlanRequest]
+) -> list[PlanRequest]:
+    """Each stage with the pins that mean something there; the last one with those of no stage."""
+    named = [{pin.subject for pin in one.options.pins} for one in requests]
+    meant = [
+        {subject for subject in subjects if _names(stage.graph, subject)}
+        for stage, subjects in zip(stages, named, strict=True)
+    ]
+    somewhere = set[str]().union(*meant)
+    found = []
+    for number, request in enumerate(requests):
+        last = number == len(requests) - 1
+        pins = tuple(
+            pin
+            for pin in request.options.pins
+            if pin.subject in meant[number] or (last and pin.subject not in somewhere)
+        )
+        found.append(replace(request, options=replace(request.options, pins=pins)))
+    return found
+
+
+def _names(graph: Graph, subject: str) -> bool:
+    """Whether a pin's subject is something of a graph: a role, a node, or what nodes do."""
+    if subject == "rollout":
+        return bool(graph.of_op(Op.GENERATE))
+    nodes = {str(node.id) for node in graph.nodes}
+    return subject in graph.roles or any(subject in (n, n.rpartition(".")[2]) for n in nodes)
 
 
 def sampling_of(stage: StageConfig) -> Sampling:

@@ -190,6 +190,5 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def _pinnable(plan: PlacementPlan) -> Iterator[DeviceSummary]:
-    """The devices that pins count: accelerators, or CPUs where there is none."""
-    accelerators = [device for device in plan.pool.devices if device.type != "cpu"]
-    yield from accelerators or plan.pool.devices
+    """The devices in the order in which pins count them: accelerators first, then CPUs."""
+    yield from sorted(plan.pool.devices, key=lambda device: device.type == "cpu")

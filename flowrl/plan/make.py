@@ -86,6 +86,8 @@ def make_plan(
         groups = groups_for(models, pool)
     try:
         if groups:
+            if groups[0].device.type == "cpu" and _all_reserved(pool):
+                raise PlanError(f"{len(groups[0].addresses)} hosts are no cluster", where="cluster")
             return plan_over_groups(graph, request, pool, groups, hosted, cost)
         return _plan_for_one(graph, request, pool, hosted)
     except PlanError as error:
@@ -174,10 +176,16 @@ def _without_figures(pool: ResourcePool, device: Device) -> int:
     )
 
 
+def _all_reserved(pool: ResourcePool) -> list[Device]:
+    """The accelerators of a pool, where none is free; nothing elsewhere."""
+    there = [device for _, _, device in pool if device.type != "cpu"]
+    return there if all(device.reserved for device in there) else []
+
+
 def _without_accelerators(error: PlanError, pool: ResourcePool) -> PlanError | None:
     """What is said where all accelerators are reserved, and the CPU cannot do it."""
-    there = [device for _, _, device in pool if device.type != "cpu"]
-    if not there or not all(device.reserved for device in there):
+    there = _all_reserved(pool)
+    if not there:
         return None
     return PlanError(
         f"all accelerators of the cluster are reserved ({len(there)} x {there[0].name}), and on "

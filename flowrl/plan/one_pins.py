@@ -36,10 +36,10 @@ class OnePins:
 
 
 def device_numbers(pool: ResourcePool) -> dict[str, int]:
-    """The numbers by which pins name devices: of the accelerators, or of CPUs where none is."""
+    """The numbers by which pins name devices: accelerators first, then CPUs."""
     accelerators = [address for address, _, device in pool if device.type != "cpu"]
-    addresses = accelerators or [address for address, _, _ in pool]
-    return {address: number for number, address in enumerate(addresses)}
+    cpus = [address for address, _, device in pool if device.type == "cpu"]
+    return {address: number for number, address in enumerate((*accelerators, *cpus))}
 
 
 def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> OnePins:
@@ -51,7 +51,8 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
     if not request.options.pins:
         return OnePins(request=request)
     numbers = device_numbers(pool)
-    usable = [numbers[a] for a, _, device in pool if a in numbers and not device.reserved]
+    free = [(numbers[a], device.type != "cpu") for a, _, device in pool if not device.reserved]
+    usable = [number for number, fast in free if fast] or [number for number, _ in free]
     options = replace(request.options, settings=())
     decisions, named, again = [], list[tuple[Pin, str]](), dict[str, tuple[Pin, str]]()
     for pin, value, tasks in pins_of(options, works_of(graph, request), usable):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import flowrl as fl
 from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
@@ -116,3 +119,57 @@ def test_pins_that_one_device_cannot_keep_are_refused(grpo: Graph, pins: list[st
     with pytest.raises(PlanError) as caught:
         make_plan(grpo, pinned(request(), *pins), h100(1))
     assert said in str(caught.value)
+
+
+def test_what_one_device_can_keep_is_kept_and_recorded(grpo: Graph, cases: Any):
+    pool = cases.pool_of(cases.cpu(64))
+    asked = pinned(cases.request_for(max_response_tokens=512), "rollout.tp=1", "actor.devices=0")
+    plan = make_plan(grpo, asked, pool)
+    assert [(pin.field, pin.value) for pin in plan.pins] == [("tp", "1"), ("devices", "0")]
+
+
+def test_reserved_accelerators_are_why_nothing_fits(grpo: Graph):
+    with pytest.raises(PlanError, match="all accelerators of the cluster are reserved") as told:
+        make_plan(grpo, request(), with_free(0, 0))
+    assert "take `reserved: true` off" in str(told.value)
+
+
+def test_devices_of_unknown_speed_are_told_what_would_make_them_a_cluster(grpo: Graph):
+    pool = h100(8)
+    (node,) = pool.nodes
+    cards = tuple(
+        replace(one, name="FooChip", spec=None) if one.type == "cuda" else one
+        for one in node.devices
+    )
+    with pytest.raises(PlanError) as told:
+        make_plan(grpo, request(), replace(pool, nodes=(replace(node, devices=cards),)))
+    assert "divide the models over all 8 FooChip" in str(told.value)
+    assert "tflops, memory_tb_per_s" in str(told.value)
+
+
+def test_engines_that_a_role_asks_for_are_replicas_of_its_rollouts(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(repository)
+    asked = ["cluster=configs/clusters/h100_1x8.yaml", "roles.actor.num_engines=2"]
+    plan = fl.compile(None, "configs/grpo_qwen25_7b.yaml", overrides=asked).plan
+    assert plan.operation("actor.generate").layout.dp == 2
+    with pytest.raises(PlanError, match="contradict each other") as told:
+        fl.compile(
+            None, "configs/grpo_qwen25_7b.yaml", overrides=[*asked, "plan.pins.rollout.dp=4"]
+        )
+    assert "roles.actor.num_engines=2" in str(told.value)
+
+
+def test_pins_are_for_the_stages_that_have_what_they_name(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(repository)
+    pins = ["plan.pins.rollout.tp=1", "plan.pins.actor.devices=0"]
+    stages = fl.compile(None, "configs/quickstart.yaml", overrides=pins).stages
+    assert [[pin.subject for pin in stage.plan.pins] for stage in stages] == [
+        ["actor"],
+        ["rollout", "actor"],
+    ]
+    with pytest.raises(PlanError, match="nothing in the plan is called 'critic'"):
+        fl.compile(None, "configs/quickstart.yaml", overrides=["plan.pins.critic.tp=1"])

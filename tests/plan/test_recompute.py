@@ -72,3 +72,21 @@ def test_the_key_of_a_config_reaches_the_plan(
     for stage in compiled.stages:
         (update,) = [o for o in stage.plan.operations if o.op == "update"]
         assert update.recompute == "full"
+
+
+def test_what_does_not_fit_is_told_that_recomputation_would(grpo: Graph, cases: Any) -> None:
+    request = asked(
+        cases.request_for(max_response_tokens=2048, micro_batch=64), "auto", frozenset({"full"})
+    )
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, request, cases.pool_of(cases.cpu(2)))
+    assert "set roles.actor.recompute=full" in str(caught.value.hint)
+    again = replace(
+        request,
+        roles=tuple(
+            replace(role, recompute="full") if role.name == "actor" else role
+            for role in request.roles
+        ),
+    )
+    assert "(it fits with" in str(caught.value.hint)
+    make_plan(grpo, again, cases.pool_of(cases.cpu(2)))
