@@ -187,7 +187,7 @@ def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], 
         (("plan.pins.rollout.environment=apart",), "apart only on nodes without"),
         (("plan.pins.world.devices=8-15",), "has no accelerators to pin"),
         (
-            (*SIMULATOR, f"{WORLD}.memory_gib=78", "plan.pins.rollout.environment=together"),
+            (*SIMULATOR, f"{WORLD}.memory_gib=69", "plan.pins.rollout.environment=together"),
             "does not fit beside actor.generate",
         ),
         (
