@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
+from flowrl.plan.check_edits import check_edits
 from flowrl.plan.check_schedule import check_schedule, region_devices
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     check_schedule(plan, where)
     _check_prediction(plan, where, known)
     _check_pins(plan, where)
+    check_edits(plan, where)
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import flowrl as fl
 from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
-from flowrl.plan import make_plan
+from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.groups import even_parts
 from flowrl.plan.many import PLAIN, SIMPLE
 from tests.plan.many_cases import h100, pinned, request
@@ -173,3 +174,30 @@ def test_pins_are_for_the_stages_that_have_what_they_name(
     ]
     with pytest.raises(PlanError, match="nothing in the plan is called 'critic'"):
         fl.compile(None, "configs/quickstart.yaml", overrides=["plan.pins.critic.tp=1"])
+
+
+def edited(plan: PlacementPlan, *changes: tuple[str, str, int]) -> None:
+    """Reads the plan again with `operations|placements|weight_routes.N.KEY` at other values."""
+    raw = plan.to_dict()
+    for part, key, value in changes:
+        node = raw
+        for step in part.split("."):
+            node = node[int(step) if step.isdecimal() else step]
+        node[key] = value
+    PlacementPlan.from_json(json.dumps(raw))
+
+
+def test_edits_of_one_of_two_places_name_the_other(grpo: Graph):
+    plan = make_plan(grpo, request(), h100(8))
+    number = [one.node for one in plan.operations].index("actor.generate")
+    with pytest.raises(PlanError) as told:
+        edited(plan, ("placements.0", "num_slots", 16))
+    assert f"operations.{number}.chunk" in str(told.value.hint)
+    everywhere = (
+        ("placements.0", "num_slots", 16),
+        (f"operations.{number}", "slots", 16),
+        (f"operations.{number}", "chunk", 16),
+    )
+    edited(plan, *everywhere)
+    with pytest.raises(PlanError, match=r"by another layout than actor\.generate has"):
+        edited(plan, ("weight_routes.0.destination_layout", "tp", 2))
