@@ -38,7 +38,7 @@ def _of_accelerators(
             f"environment {region.role} does not fit on {posed.group.device.name}",
             where=f"{where}.memory_gib",
             found=format_bytes(needs),
-            expected=f"at most {format_bytes(made.budget)}, what a device has free",
+            expected=f"at most {format_bytes(made.budget)}, what plans may fill of a device",
             hint="take devices with more memory, or an environment that needs less",
         )
     free = Filter(layout=only.layout, devices=only.devices)
