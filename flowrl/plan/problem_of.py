@@ -14,7 +14,7 @@ weights: rewards and references.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowrl.cluster.pool import DeviceGroup
@@ -133,19 +133,7 @@ def pose(
     made = Candidates(request, group, cost, host)
     counts = possible_counts(group, filters or {})
     held = [task.weights for task in tasks if task.weights is not None]
-    ways: dict[str, tuple[Candidate, ...]] = {}
-    drawn: Drawn = {}
-    for task in tasks:
-        only_these = (filters or {}).get(task.id, Filter())
-        shared = task.weights is not None and held.count(task.weights) > 1
-        found: list[Candidate] = []
-        least = engine_least if task.generates else 1
-        for count in counts:
-            if only_these.devices == count or (only_these.devices is None and count >= least):
-                found += ways_of(
-                    made, task, count, only_these, shared=shared, counts=counts, drawn=drawn
-                )
-        ways[task.id] = tuple(found)
+    ways = _ways(made, tasks, filters or {}, counts, engine_least)
     shares = {name for name in held if held.count(name) > 1}
     problem = Problem(
         tasks=tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks),
@@ -175,6 +163,31 @@ def pose(
         group=group,
         environments=environments or {},
     )
+
+
+def _ways(
+    made: Candidates,
+    tasks: Sequence[TaskWork],
+    filters: Mapping[str, Filter],
+    counts: Sequence[int],
+    engine_least: int,
+) -> dict[str, tuple[Candidate, ...]]:
+    """All ways to run each task, on every count that pins leave."""
+    held = [task.weights for task in tasks if task.weights is not None]
+    ways: dict[str, tuple[Candidate, ...]] = {}
+    drawn: Drawn = {}
+    for task in tasks:
+        only_these = filters.get(task.id, Filter())
+        shared = task.weights is not None and held.count(task.weights) > 1
+        found: list[Candidate] = []
+        least = engine_least if task.generates else 1
+        for count in counts:
+            if only_these.devices == count or (only_these.devices is None and count >= least):
+                found += ways_of(
+                    made, task, count, only_these, shared=shared, counts=counts, drawn=drawn
+                )
+        ways[task.id] = tuple(found)
+    return ways
 
 
 _KINDS: Mapping[KindName, frozenset[Kind]] = {
