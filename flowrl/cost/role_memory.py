@@ -79,10 +79,13 @@ __all__ = [
     "kv_bytes_per_token",
     "kv_capacity",
     "offloadable_bytes",
+    "parameter_bytes",
     "resident_bytes",
     "role_memory",
     "role_peak",
     "stage_residents",
+    "stage_working",
+    "working_key",
 ]
 
 MIB = 1 << 20
@@ -167,19 +170,49 @@ def role_peak(
     work: Workload,
     phase: Phase,
     options: MemoryOptions,
-    *,
-    residents: tuple[int, ...] | None = None,
 ) -> int:
-    """Bytes of `role_memory`, without the parts.
+    """Bytes of `role_memory`, without the parts."""
+    held = stage_residents(shape, layout, work, options)
+    works = stage_working(shape, layout, work, phase, options)
+    return max(one + other for one, other in zip(held, works, strict=True))
 
-    Args:
-        residents: What `stage_residents` says, where it is known.
-    """
-    if residents is None:
-        residents = stage_residents(shape, layout, work, options)
-    return max(
-        resident + sum(_working(shape, layout, work, phase, options, stage).values())
-        for resident, stage in zip(residents, _stages(shape, layout), strict=True)
+
+def stage_working(
+    shape: ModelShape, layout: Layout, work: Workload, phase: Phase, options: MemoryOptions
+) -> tuple[int, ...]:
+    """Bytes of one device of each stage that can be the fullest, while it works, besides the
+    resident ones."""
+    return tuple(
+        sum(_working(shape, layout, work, phase, options, stage).values())
+        for stage in _stages(shape, layout)
+    )
+
+
+def working_key(layout: Layout, work: Workload, options: MemoryOptions) -> tuple[object, ...]:
+    """What `stage_working` depends on, of layouts and options of one task: most numbers of
+    replicas are alike."""
+    return (
+        layout.tp,
+        layout.pp,
+        layout.cp,
+        layout.ep,
+        layout.num_devices == 1,
+        layout.dp if options.shard == "full" else 0,
+        _most_in_flight(layout, work, options),
+        work.num_slots,
+        options.recompute,
+        options.packed_tokens,
+        options.offload_optimizer,
+    )
+
+
+def parameter_bytes(
+    shape: ModelShape, layout: Layout, work: Workload, options: MemoryOptions
+) -> int:
+    """Of the resident bytes, the model's parameters: what tasks of one role may hold once."""
+    sharded = options.shard == "full"
+    return DTYPE_BYTES[work.dtype] * max(
+        _divided(stage, layout) if sharded else stage.total for stage in _stages(shape, layout)
     )
 
 
@@ -418,6 +451,11 @@ def _in_flight(
     layout: Layout, work: Workload, options: MemoryOptions, stage: StageParameters
 ) -> int:
     """Micro-batches whose activations a stage keeps at once."""
+    return min(layout.pp - stage.index, _most_in_flight(layout, work, options))
+
+
+def _most_in_flight(layout: Layout, work: Workload, options: MemoryOptions) -> int:
+    """Of the first stage."""
     if layout.pp == 1:
         return 1
     rows = work.num_samples / layout.dp
@@ -425,7 +463,7 @@ def _in_flight(
         micro_batches = rows / work.micro_batch
     else:
         micro_batches = rows * work.max_length / options.packed_tokens
-    return max(1, min(layout.pp - stage.index, int(-(-micro_batches // 1))))
+    return max(1, min(layout.pp, int(-(-micro_batches // 1))))
 
 
 def _forward_parts(

@@ -22,20 +22,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
-from flowrl.cost.memory import Phase, PhaseMemory, Workload
+from flowrl.cost.memory import PhaseMemory, Workload
 from flowrl.cost.role_memory import (
     MemoryOptions,
     kv_capacity,
     offloadable_bytes,
+    parameter_bytes,
     resident_bytes,
     role_memory,
     role_peak,
     stage_residents,
+    stage_working,
+    working_key,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
 from flowrl.plan.dtypes import role_dtype
@@ -81,6 +84,8 @@ into smaller pieces that exchange more."""
 TIGHT = 0.5
 """Of a device: where an update takes more even with all activations computed again, its optimizer
 may stream from the host."""
+
+_Held: TypeAlias = tuple[Workload, tuple[int, ...]]  # and the resident bytes of stages
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -212,6 +217,7 @@ class Candidates:
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self._found: dict[tuple[str, int], FoundLayouts] = {}
         self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}
+        self._working: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def work(self, task: TaskWork, layout: Layout) -> Workload:
         """What one replica of a task is asked to do at once."""
@@ -331,12 +337,21 @@ class Candidates:
             device_type=_DEVICE_TYPES[self.machine.spec.type],
         )
 
+    def _peak(self, task: TaskWork, layout: Layout, options: MemoryOptions, held: _Held) -> int:
+        """`role_peak`; what layouts have alike is computed once."""
+        work, residents = held
+        key = (task.id, *working_key(layout, work, options))
+        if key not in self._working:
+            self._working[key] = stage_working(task.shape, layout, work, task.phase, options)
+        pairs = zip(residents, self._working[key], strict=True)
+        return max(one + other for one, other in pairs)
+
     # Rollouts
 
     def _rollouts(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
         work = self.work(task, layout)
         empty = self._memory(task, kv_tokens=0)
-        fixed = role_peak(task.shape, layout, work, Phase.ROLLOUT, empty)
+        fixed = role_peak(task.shape, layout, work, task.phase, empty)
         longest, most = self.request.max_length, work.num_slots * self.request.max_length
         asleep = resident_bytes(task.shape, layout, work, empty)
         if task.library.sleeps:
@@ -348,7 +363,7 @@ class Candidates:
             if kv_tokens < longest or kv_tokens == before:
                 continue
             options = replace(empty, kv_tokens=kv_tokens)
-            peak = role_peak(task.shape, layout, work, Phase.ROLLOUT, options)
+            peak = role_peak(task.shape, layout, work, task.phase, options)
             estimate = self.cost.rollout(
                 task.shape,
                 layout,
@@ -368,7 +383,7 @@ class Candidates:
                 resident = resident_bytes(task.shape, layout, work, options)
             if task.library.in_place:
                 # The KV cache goes and comes; parameters stay, the trainer's own where it is here.
-                weights = _parameter_bytes(task, layout, work, empty)
+                weights = parameter_bytes(task.shape, layout, work, empty)
                 awake = options if not task.library.sleeps else empty
                 resident = resident_bytes(task.shape, layout, work, awake)
             yield Candidate(
@@ -388,11 +403,12 @@ class Candidates:
         work = self.work(task, layout)
         micro = only.micro_tokens or self._micro_tokens(task, layout)[-1]
         options = self._memory(task, packed_tokens=micro)
-        peak = role_peak(task.shape, layout, work, task.phase, options)
+        residents = stage_residents(task.shape, layout, work, options)
+        peak = self._peak(task, layout, options, (work, residents))
         if peak > self.budget:
             return
-        resident = resident_bytes(task.shape, layout, work, options)
-        weights = _parameter_bytes(task, layout, work, options)
+        resident = max(residents)
+        weights = parameter_bytes(task.shape, layout, work, options)
         estimate = self.cost.forward(
             task.shape,
             layout,
@@ -429,21 +445,21 @@ class Candidates:
 
     def _updates(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
+        whole = 0  # resident bytes with the optimizer's states
         for streams in (False, True):
             base = self._memory(task, offload_optimizer=streams)
             residents = stage_residents(task.shape, layout, work, base)
             resident = max(residents)
             moved = offloadable_bytes(task.shape, layout, work, base)
-            weights = _parameter_bytes(task, layout, work, base)
-            stays = _optimizer_bytes(task, layout, work, base) if streams else 0
+            weights = parameter_bytes(task.shape, layout, work, base)
+            whole = whole if streams else resident
+            stays = whole - resident
             least = self.budget + 1
             pinned = only.micro_tokens
             for micro in (pinned,) if pinned else self._micro_tokens(task, layout):
                 for recompute in reversed(RECOMPUTE):
                     options = replace(base, recompute=recompute, packed_tokens=micro)
-                    peak = role_peak(
-                        task.shape, layout, work, Phase.UPDATE, options, residents=residents
-                    )
+                    peak = self._peak(task, layout, options, (work, residents))
                     least = min(least, peak)
                     if peak > self.budget:
                         break  # less is computed again, so more is kept
@@ -494,21 +510,6 @@ class Candidates:
         rows = (task.rows or task.samples) / layout.dp
         share = max(longest, int(rows * mean))
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
-
-
-def _parameter_bytes(task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions) -> int:
-    """Of a model's parameters alone: what tasks of one role may hold once."""
-    frozen = replace(work, trainable=False, num_slots=0)
-    return offloadable_bytes(task.shape, layout, frozen, options)
-
-
-def _optimizer_bytes(task: TaskWork, layout: Layout, work: Workload, options: MemoryOptions) -> int:
-    """Of an optimizer's states, whether they are on the device or not."""
-    here, away = (
-        resident_bytes(task.shape, layout, work, replace(options, offload_optimizer=streams))
-        for streams in (False, True)
-    )
-    return here - away
 
 
 def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Candidate, ...]:

@@ -30,6 +30,8 @@ from flowrl.cost.role_memory import (
     resident_bytes,
     role_memory,
     role_peak,
+    stage_working,
+    working_key,
 )
 from flowrl.cost.sharding import stage_layers, stage_parameters
 
@@ -439,3 +441,18 @@ def test_a_known_model_fits_where_people_run_it() -> None:
     experts = MemoryOptions(recompute="full")
     assert gib("deepseek-v3", Layout(tp=8, pp=8, ep=8), experts) > 80
     assert gib("deepseek-v3", Layout(tp=8, pp=16, dp=8, ep=64), experts) < 80
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+@pytest.mark.parametrize("phase", [Phase.LOGPROBS, Phase.UPDATE])
+def test_layouts_of_one_key_work_in_the_same_memory(phase, shard):
+    found: dict[object, set[tuple[int, ...]]] = {}
+    work = replace(WORK, num_slots=0, num_samples=64, dtype="bfloat16")
+    for tp, pp, cp, dp in product((1, 2), (1, 2), (1, 2), (1, 2, 4, 16, 64)):
+        layout = Layout(tp=tp, pp=pp, cp=cp, dp=dp)
+        for packed, recompute in product((None, 10, 40), ("none", "full")):
+            options = MemoryOptions(shard=shard, recompute=recompute, packed_tokens=packed)
+            working = stage_working(SHAPE, layout, work, phase, options)
+            found.setdefault(working_key(layout, work, options), set()).add(working)
+    assert len(found) < 2 * 2 * 2 * 5 * 3 * 2 or shard == "full"
+    assert all(len(workings) == 1 for workings in found.values())

@@ -94,6 +94,16 @@ def test_waiting_rows_take_the_place_of_those_that_end():
     assert ends == [4.0, 2.0, 5.0]
 
 
+@pytest.mark.parametrize("slots", [1, 3, 40])
+def test_a_cache_without_a_limit_is_one_that_is_never_filled(slots):
+    lengths = [*np.random.default_rng(7).lognormal(5, 1, 30).tolist(), 0.0, 9.0, 9.0]
+    never_filled, unlimited = (
+        run_rows(lengths, slots=slots, kv_tokens=tokens, held_tokens=3.5)
+        for tokens in (1e300, math.inf)
+    )
+    assert unlimited == never_filled
+
+
 def test_a_full_cache_puts_the_newest_back():
     pieces, again, ends = run_rows([100.0, 100.0], slots=2, kv_tokens=140, held_tokens=5)
     # 65 steps fill 2 (65 + 5) = 140; then one goes on alone, and the other comes again.

@@ -171,12 +171,6 @@ def _room(limit: Floats, other: Floats, lines: tuple[Line, ...]) -> Floats:
     return room
 
 
-def _second(space: Space, block: Ints, first: Ints) -> Ints:
-    """Index of the largest size left in a block; -1 where none is."""
-    left = space.sizes[block] - space.sizes[first]
-    return np.where(left > 0, space.fitting[np.maximum(left, 0)], -1)
-
-
 def _crossing(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
     """`[K]`: seconds of the split at which the slower side changes, for each block.
 
@@ -190,18 +184,23 @@ def _crossing(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
         one, two = (late[0] - early[0]) * u1, (early[1] - late[1]) * u2
     count = len(space.sizes)
     block = np.arange(count)
+    # A side that is left nothing takes for ever, and so does a first side beyond all sizes: the
+    # last entry is that, which an index of -1 means too.
+    two = np.append(two, np.inf)
+    one = np.append(one, -np.inf)
+    rests, row = space.rests, block * (count + 1)
     low, high = np.zeros(count, dtype=np.int64), np.full(count, count, dtype=np.int64)
-    while (low < high).any():
-        middle = np.minimum((low + high) // 2, count - 1)
-        second = _second(space, block, middle)
-        faster = (second < 0) | (one[middle] <= two[second])
-        high = np.where((low < high) & faster, middle, high)
-        low = np.where((low < high) & ~faster, middle + 1, low)
+    for _ in range(count.bit_length()):
+        # At `high` the second side is the slower one, so a search that is done stays where it is.
+        middle = (low + high) >> 1
+        slower = one[middle] <= two[rests[row + middle]]
+        high = np.where(slower, middle, high)
+        low = np.where(slower, low, middle + 1)
     best = np.full(count, np.inf)
     for first in (low, low - 1):
         inside = (first >= 0) & (first < count)
         first = np.clip(first, 0, count - 1)
-        second = _second(space, block, first)
+        second = rests[row + first]
         inside &= second >= 0
         seconds = np.where(inside, _streamed(u1[first], u2[second], stream), np.inf)
         np.minimum(best, seconds, out=best)

@@ -150,6 +150,8 @@ class Space:
         tasks: The tasks, by index.
         sizes: `[K]`, block sizes, ascending.
         fitting: `[num_devices + 1]`, index of the largest block size not above a number; -1 = none.
+        rests: `[K * (K + 1)]`, index of the largest size that is left of a block (rows) beside a
+            part of a size (columns, the last one for none of them); -1 = none.
         arrivals: Of each task, those that its options have, where they tell sets apart; else none.
         sets: Masks of the sets of tasks, ascending by their number of tasks; the last is all.
         cuts: The cuts of each set.
@@ -172,6 +174,7 @@ class Space:
     tasks: tuple[Task, ...]
     sizes: Ints
     fitting: Ints
+    rests: Ints
     arrivals: tuple[tuple[Arrivals | None, ...], ...]
     sets: tuple[int, ...]
     cuts: tuple[tuple[Cut, ...], ...]
@@ -187,6 +190,13 @@ class Space:
     syncs: tuple[Sync, ...]
     sync_tokens: tuple[tuple[int, int], ...]
     exact_tokens: int
+
+
+def _rests(sizes: Ints, fitting: Ints) -> Ints:
+    left = np.maximum(sizes[:, None] - sizes, 0)
+    rests = np.full((len(sizes), len(sizes) + 1), -1, dtype=np.int64)
+    rests[:, :-1] = fitting[left]
+    return rests.ravel()
 
 
 def families(problem: Problem) -> list[Problem]:
@@ -280,6 +290,7 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
         tasks=problem.tasks,
         sizes=np.array(sizes, dtype=np.int64),
         fitting=fitting.astype(np.int64),
+        rests=_rests(np.array(sizes), fitting),
         arrivals=arrivals,
         sets=(),
         ways=(),
