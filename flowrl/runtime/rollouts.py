@@ -103,7 +103,9 @@ __all__ = [
 ]
 
 POLL_S = 0.25
-"""How long one poll of an engine may decode before scorers and Ctrl-C are looked at again."""
+"""How long to wait for what others send before Ctrl-C is looked at again."""
+_DECODE_S = 30.0
+"""The same of an engine here, which stops after a number of steps: a slow one draws the same."""
 
 
 class RolloutDriver:
@@ -239,8 +241,7 @@ class RolloutDriver:
     def collect(self, batch: int, groups: int) -> Collected:
         """Asks for a batch and runs engines and scorers until it is delivered.
 
-        They are empty of dropped samples when it returns: engines and scorers are shared with other
-        drivers (evaluations, later stages), whose samples may have the same ids.
+        They hold no dropped samples then: other drivers share engines, scorers and sample ids.
 
         Raises:
             RewardError: more rewards failed than allowed.
@@ -263,9 +264,10 @@ class RolloutDriver:
             raise
         collected = self._batches.pop(batch)
         seconds.offer, self._offer_s = self._offer_s, 0.0
-        others_s = seconds.generate + seconds.score_wait + seconds.answer
-        refill_s = seconds.offer - offered_s
-        seconds.drive = max(0.0, self._clock() - started - others_s - refill_s)
+        others_s = (
+            seconds.generate + seconds.score_wait + seconds.answer + seconds.offer - offered_s
+        )
+        seconds.drive = max(0.0, self._clock() - started - others_s)
         collected.seconds = seconds
         return collected
 
@@ -404,7 +406,7 @@ class RolloutDriver:
                 continue  # one in another process may have died
             started = self._clock()
             # One in another process is waited for together with all others.
-            timeout_s = 0.0 if isinstance(engine, Waitable) else POLL_S
+            timeout_s = 0.0 if isinstance(engine, Waitable) else _DECODE_S
             nothing: list[Progress | Finished] = []
             outputs = self._deaths.call(engine_id, partial(engine.poll, timeout_s), nothing)
             if timeout_s:
@@ -553,7 +555,7 @@ class RolloutDriver:
         if self._scorers:
             self._ask_scorers(payloads)
         elif payloads:
-            # The scheduler counts a sample as scored when it is told so; nobody reads the 0.
+            # A sample is scored when the scheduler is told so; nobody reads the 0.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
             self._pending.append(SamplesScored(**self._stamp(), scores=scores))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +83,17 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
 
     monkeypatch.setattr(ScoringPool, "submit", watched)
     return displays
+
+
+def test_a_machine_that_needs_a_third_of_a_second_for_a_token_draws_and_learns_the_same(
+    straight: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = itertools.count(step=0.3)  # of the engine alone
+    slow = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("flowrl_backends.torch.engine.time", slow)
+    result = api.run(None, tiny_config(tmp_path), display=WatchedDisplay())
+    assert next(clock) > 10.0  # it was asked
+    assert outcome(result.folder) == straight
 
 
 @pytest.mark.parametrize(
