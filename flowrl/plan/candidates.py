@@ -343,8 +343,7 @@ class Candidates:
         key = (task.id, *working_key(layout, work, options))
         if key not in self._working:
             self._working[key] = stage_working(task.shape, layout, work, task.phase, options)
-        pairs = zip(residents, self._working[key], strict=True)
-        return max(one + other for one, other in pairs)
+        return max(sum(pair) for pair in zip(residents, self._working[key], strict=True))
 
     # Rollouts
 
@@ -445,18 +444,18 @@ class Candidates:
 
     def _updates(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
-        whole = 0  # resident bytes with the optimizer's states
+        sizes = (only.micro_tokens,) if only.micro_tokens else self._micro_tokens(task, layout)
+        form, whole = _form(task, layout), 0  # resident bytes with the optimizer's states
         for streams in (False, True):
             base = self._memory(task, offload_optimizer=streams)
             residents = stage_residents(task.shape, layout, work, base)
             resident = max(residents)
             moved = offloadable_bytes(task.shape, layout, work, base)
             weights = parameter_bytes(task.shape, layout, work, base)
-            whole = whole if streams else resident
-            stays = whole - resident
-            least = self.budget + 1
-            pinned = only.micro_tokens
-            for micro in (pinned,) if pinned else self._micro_tokens(task, layout):
+            stays = whole - resident if streams else 0
+            move_s = 2 * self.cost.move(moved, self.machine).seconds
+            whole, least = resident, self.budget + 1
+            for micro in sizes:
                 for recompute in reversed(RECOMPUTE):
                     options = replace(base, recompute=recompute, packed_tokens=micro)
                     peak = self._peak(task, layout, options, (work, residents))
@@ -469,19 +468,22 @@ class Candidates:
                         resident=resident,
                         peak=peak,
                         weight_bytes=weights,
-                        form=_form(task, layout),
+                        form=form,
                         recompute=recompute,
                         micro_tokens=micro,
                         offload=("optimizer",) if streams else (),
                         host=stays,
                     )
                     yield kept
-                    yield replace(
-                        kept,
-                        move_s=2 * self.cost.move(moved, self.machine).seconds,
+                    yield Candidate(
+                        layout=layout,
+                        estimate=kept.estimate,
+                        move_s=move_s,
                         resident=resident - moved,
-                        weight_bytes=0,
-                        form=f"{kept.form}, from the host",
+                        peak=peak,
+                        form=f"{form}, from the host",
+                        recompute=recompute,
+                        micro_tokens=micro,
                         offload=(*kept.offload, "all"),
                         host=stays + moved,
                     )
