@@ -26,12 +26,7 @@ from functools import partial
 from itertools import groupby
 from typing import assert_never
 
-from flowrl.backend.protocols import (
-    Finished,
-    GenerateBackend,
-    GenerateRequest,
-    Progress,
-)
+from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
@@ -170,6 +165,7 @@ class RolloutDriver:
         self._beat = beat
         self._stop = stop
         self._stall_timeout_s = stall_timeout_s
+        self._decode_s = min(_DECODE_S, self._stall_timeout_s / 5)
         self._supply = supply
         self._clock = clock
         # The time of a resumed run goes on from that of the run before.
@@ -241,7 +237,7 @@ class RolloutDriver:
     def collect(self, batch: int, groups: int) -> Collected:
         """Asks for a batch and runs engines and scorers until it is delivered.
 
-        They hold no dropped samples then: other drivers share engines, scorers and sample ids.
+        They hold no dropped samples then: drivers share engines, scorers and sample ids.
 
         Raises:
             RewardError: more rewards failed than allowed.
@@ -406,7 +402,7 @@ class RolloutDriver:
                 continue  # one in another process may have died
             started = self._clock()
             # One in another process is waited for together with all others.
-            timeout_s = 0.0 if isinstance(engine, Waitable) else _DECODE_S
+            timeout_s = 0.0 if isinstance(engine, Waitable) else self._decode_s
             nothing: list[Progress | Finished] = []
             outputs = self._deaths.call(engine_id, partial(engine.poll, timeout_s), nothing)
             if timeout_s:
