@@ -124,6 +124,8 @@ def _completions(
         found[0] += place / STEPS
         found[1] += np.interp(place, np.arange(STEPS + 1.0), tokens)
     found /= len(engine.runs)
+    # Shares rise, and to 1: rounding may differ in the last digit.
+    found = np.minimum(np.maximum.accumulate(found, axis=1), 1.0)
     found.setflags(write=False)
     return found[0], found[1]
 

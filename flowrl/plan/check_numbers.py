@@ -19,6 +19,11 @@ _AT_LEAST_ONE = (
     *("at_once", "turns", "replicas", "node_size"),
 )
 
+_ABOVE_ZERO = (
+    *("flops", "memory_bytes_per_s", "intra_bytes_per_s", "inter_bytes_per_s", "host_bytes_per_s"),
+    *("measured_flops", "measured_memory_bytes_per_s", "sibling_bytes_per_s"),
+)
+
 
 def check_numbers(raw: object, where: str) -> None:
     """Raises PlanError for the first number that cannot be.
@@ -44,12 +49,6 @@ def check_numbers(raw: object, where: str) -> None:
                     found=repr(value),
                     expected=expected,
                 )
-
-
-_ABOVE_ZERO = (
-    *("flops", "memory_bytes_per_s", "intra_bytes_per_s", "inter_bytes_per_s", "host_bytes_per_s"),
-    *("measured_flops", "measured_memory_bytes_per_s", "sibling_bytes_per_s"),
-)
 
 
 def _expected(key: str, value: float) -> str | None:

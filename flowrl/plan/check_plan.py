@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
@@ -18,6 +19,9 @@ __all__ = ["check_plan", "number_ranges", "pinned_value"]
 
 _MAX_LISTED = 24
 
+Known = Callable[[str, Collection[str], str], None]
+"""Of a value, the names that there are, and the key that has it: raises PlanError for others."""
+
 
 def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     """The plan itself, if it keeps the invariants of `flowrl.plan.schema`.
@@ -25,14 +29,33 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     Raises:
         PlanError: it does not; names the key.
     """
-    devices = [device.address for device in plan.pool.devices]
-    roles = [placement.role for placement in plan.placements]
-    nodes = [operation.node for operation in plan.operations]
-    for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
-        for name, times in Counter(names).items():
-            if times > 1:
-                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
-    known_devices = frozenset(devices)
+    known = partial(_known, where)
+    _check_pool(plan, where)
+    _check_names(plan, where, known)
+    for i, operation in enumerate(plan.operations):
+        _check_layout(operation, f"{where}: operations.{i}")
+    check_schedule(plan, where)
+    _check_prediction(plan, where, known)
+    _check_pins(plan, where)
+    check_edits(plan, where)
+    return plan
+
+
+def _known(where: str, value: str, names: Collection[str], key: str) -> None:
+    """Raises PlanError if `value` is none of `names`."""
+    if value not in names:
+        some = sorted(names)[:_MAX_LISTED]
+        more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
+        raise PlanError(
+            "names what the plan does not have",
+            where=f"{where}: {key}",
+            found=repr(value),
+            expected=f"one of {', '.join(some) or 'none'}{more}",
+        )
+
+
+def _check_pool(plan: PlacementPlan, where: str) -> None:
+    """Devices are of machines that the plan has."""
     for i, one in enumerate(plan.pool.devices):
         if one.machine is not None and one.machine >= len(plan.pool.machines):
             raise PlanError(
@@ -41,19 +64,19 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
                 found=str(one.machine),
                 expected=f"below {len(plan.pool.machines)}, the number of machines",
             )
+
+
+def _check_names(plan: PlacementPlan, where: str, known: Known) -> None:
+    """Every name is there once, and whatever else names something names what is there."""
+    devices = [device.address for device in plan.pool.devices]
+    roles = [placement.role for placement in plan.placements]
+    nodes = [operation.node for operation in plan.operations]
+    for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
+        for name, times in Counter(names).items():
+            if times > 1:
+                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
+    known_devices = frozenset(devices)
     homes = {placement.role: frozenset(placement.devices) for placement in plan.placements}
-
-    def known(value: str, names: Collection[str], key: str) -> None:
-        if value not in names:
-            some = sorted(names)[:_MAX_LISTED]
-            more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
-            raise PlanError(
-                "names what the plan does not have",
-                where=f"{where}: {key}",
-                found=repr(value),
-                expected=f"one of {', '.join(some) or 'none'}{more}",
-            )
-
     for i, placement in enumerate(plan.placements):
         for device in placement.devices:
             known(device, known_devices, f"placements.{i}.devices")
@@ -68,7 +91,6 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
             known(operation.role, roles, f"operations.{i}.role")
             for device in operation.devices:
                 known(device, homes[operation.role], f"operations.{i}.devices")
-        _check_layout(operation, f"{where}: operations.{i}")
     for i, switch in enumerate(plan.residency):
         known(switch.role, roles, f"residency.{i}.role")
         known(switch.before, nodes, f"residency.{i}.before")
@@ -81,11 +103,6 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     for i, channel in enumerate(plan.channels):
         known(channel.source, nodes, f"channels.{i}.source")
         known(channel.destination, nodes, f"channels.{i}.destination")
-    check_schedule(plan, where)
-    _check_prediction(plan, where, known)
-    _check_pins(plan, where)
-    check_edits(plan, where)
-    return plan
 
 
 def _check_layout(operation: Operation, where: str) -> None:
@@ -107,9 +124,7 @@ def _check_layout(operation: Operation, where: str) -> None:
         )
 
 
-def _check_prediction(
-    plan: PlacementPlan, where: str, known: Callable[[str, Collection[str], str], None]
-) -> None:
+def _check_prediction(plan: PlacementPlan, where: str, known: Known) -> None:
     """What is predicted is of operations, roles and devices of the plan."""
     nodes = frozenset(operation.node for operation in plan.operations)
     devices = frozenset(device.address for device in plan.pool.devices)

@@ -1,8 +1,8 @@
 """Whether the schedule of a plan fits its operations.
 
-Every operation that has seconds is in it once, on as many devices as the operation (and as the
-environment of its episodes); what works at
-once stands on devices of its own; and what streams does so in pieces of some groups.
+Every operation that has seconds is in it once, on as many devices as the operation and the
+accelerators of its environment; what works at once stands on devices of its own; and only parts
+that work at once pass a batch in chunks.
 """
 
 from __future__ import annotations

@@ -206,12 +206,17 @@ def search_group(
         others = _distinct(found, best, wanted)
     else:
         others = _distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
-    here = {best.kind, *(one.kind for one in others)}
-    for one in (*kinds, found[0]):
-        if one.kind not in here:
-            here.add(one.kind)
-            others.append(one)
+    others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def _of_other_kinds(told: Sequence[Chosen], more: Sequence[Chosen]) -> list[Chosen]:
+    """The first of `more` of each kind that is not told."""
+    firsts: dict[Kind, Chosen] = {}
+    for one in more:
+        firsts.setdefault(one.kind, one)
+    here = {one.kind for one in told}
+    return [one for kind, one in firsts.items() if kind not in here]
 
 
 def _of_kinds(

@@ -132,9 +132,8 @@ def pose(
     here = frozenset[str](task.id for task in tasks)
     made = Candidates(request, group, cost, host)
     counts = possible_counts(group, filters or {})
-    held = [task.weights for task in tasks if task.weights is not None]
     ways = _ways(made, tasks, filters or {}, counts, engine_least)
-    shares = {name for name in held if held.count(name) > 1}
+    shares = _shared_weights(tasks)
     problem = Problem(
         tasks=tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks),
         num_devices=len(group.addresses),
@@ -151,9 +150,7 @@ def pose(
         },
         places={name: one for name, one in (places or {}).items() if name in here},
         kinds=kinds,
-        objective=Objective.STEP_TIME
-        if request.options.objective == "step_time"
-        else Objective.DEVICE_SECONDS,
+        objective=_objective(request),
     )
     return Posed(
         problem=problem,
@@ -165,6 +162,17 @@ def pose(
     )
 
 
+def _shared_weights(tasks: Sequence[TaskWork]) -> frozenset[str]:
+    """The weights that several tasks hold."""
+    held = Counter(task.weights for task in tasks if task.weights is not None)
+    return frozenset(name for name, times in held.items() if times > 1)
+
+
+def _objective(request: PlanRequest) -> Objective:
+    step_time = request.options.objective == "step_time"
+    return Objective.STEP_TIME if step_time else Objective.DEVICE_SECONDS
+
+
 def _ways(
     made: Candidates,
     tasks: Sequence[TaskWork],
@@ -173,12 +181,12 @@ def _ways(
     engine_least: int,
 ) -> dict[str, tuple[Candidate, ...]]:
     """All ways to run each task, on every count that pins leave."""
-    held = [task.weights for task in tasks if task.weights is not None]
+    shares = _shared_weights(tasks)
     ways: dict[str, tuple[Candidate, ...]] = {}
     drawn: Drawn = {}
     for task in tasks:
         only_these = filters.get(task.id, Filter())
-        shared = task.weights is not None and held.count(task.weights) > 1
+        shared = task.weights in shares
         found: list[Candidate] = []
         least = engine_least if task.generates else 1
         for count in counts:

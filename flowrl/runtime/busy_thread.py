@@ -17,9 +17,9 @@ class BusyThread:
     Some milliseconds of work follow upon some of waiting, as in a driver whose engines and scorers
     say something now and then; and as there, it is work on many small objects.
 
-    with BusyThread(0.5) as busy:
-        ...
-    busy.rounds
+        with BusyThread(0.5) as busy:
+            ...
+        busy.rounds
 
     Attributes:
         rounds: Done so far, each some tens of microseconds of its own time.
