@@ -198,16 +198,22 @@ def search_group(
     # A plainer way may put more on the hosts than they hold.
     best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
     kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
-    turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
-    free = request.options.kind == "auto"
-    if free and turns is not None and turns.objective <= best.objective * (1 + SIMPLE):
-        best = turns if best.kind is not Kind.TEMPORAL else best
+    if request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
+        best = _turns_if_alike(best, kinds)
     if wanted:
         others = _distinct(found, best, wanted)
     else:
         others = _distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def _turns_if_alike(best: Chosen, kinds: Sequence[Chosen]) -> Chosen:
+    """The best schedule that takes turns, which is simpler, where it loses next to nothing."""
+    turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
+    if turns is None or turns.objective > best.objective * (1 + SIMPLE):
+        return best
+    return turns
 
 
 def _of_other_kinds(told: Sequence[Chosen], more: Sequence[Chosen]) -> list[Chosen]:

@@ -14,6 +14,7 @@ weights: rewards and references.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -292,7 +293,7 @@ def _option_task(
     task: TaskWork,
     ways: tuple[Candidate, ...],
     here: frozenset[str],
-    shares: set[str],
+    shares: frozenset[str],
     request: PlanRequest,
 ) -> Task:
     arrivals = arrivals_of_ways(task, ways, request)

@@ -385,23 +385,7 @@ def _with_cuts(
         root: The root may be an Asynchronous; None: it must.
     """
     reads, ahead = read_masks(problem)
-    everything = (1 << len(problem.tasks)) - 1
-    found: dict[int, list[tuple[int, bool]]] = {}
-    waiting = [everything]
-    while waiting:
-        tasks = waiting.pop()
-        if tasks in found:
-            continue
-        found[tasks] = parts = []
-        for first in downward_closed(tasks, reads):
-            second = tasks ^ first
-            if (first & -first) < (second & -second) or feeds(first, second, reads):
-                parts.append((first, False))
-            if tasks == everything and root is not False and not first & ~ahead:
-                parts.append((first, True))
-        if tasks == everything and root is None:
-            found[tasks] = parts = [part for part in parts if part[1]]
-        waiting += [half for first, _ in parts for half in (first, tasks ^ first)]
+    found = _halves((1 << len(problem.tasks)) - 1, reads, ahead, root)
     behind = follows(reads)
     told = {
         mask: tuple(task for task in members(mask) if space.arrivals[task] and behind[task] & ~mask)
@@ -452,6 +436,30 @@ def _with_cuts(
             cuts=tuple(cuts),
         ),
     )
+
+
+def _halves(
+    everything: int, reads: list[int], ahead: int, root: bool | None
+) -> dict[int, list[tuple[int, bool]]]:
+    """Each set of tasks that cutting leads to, and its cuts: the first half, and whether it runs
+    ahead of the second."""
+    found: dict[int, list[tuple[int, bool]]] = {}
+    waiting = [everything]
+    while waiting:
+        tasks = waiting.pop()
+        if tasks in found:
+            continue
+        found[tasks] = parts = []
+        for first in downward_closed(tasks, reads):
+            second = tasks ^ first
+            if (first & -first) < (second & -second) or feeds(first, second, reads):
+                parts.append((first, False))
+            if tasks == everything and root is not False and not first & ~ahead:
+                parts.append((first, True))
+        if tasks == everything and root is None:
+            found[tasks] = parts = [part for part in parts if part[1]]
+        waiting += [half for first, _ in parts for half in (first, tasks ^ first)]
+    return found
 
 
 def _choices(space: Space, tasks: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
