@@ -158,6 +158,7 @@ class Job:
             self.cost,
             filters=pins.filters,
             places=pins.places(range(numbered)),
+            environments=pins.environments_in(range(numbered)),
             kinds=kinds_wanted(self.request),
             host=host,
         )

@@ -77,7 +77,7 @@ class Lane:
         return begin, self.free_s
 
     def shorten(self, end_s: float, new_end_s: float) -> None:
-        """What was to end at `end_s` ends sooner; those who asked later stay where they are."""
+        """What was to end at `end_s` ends at another time; those who asked later stay."""
         if self.free_s == end_s:
             self.free_s = new_end_s
 

@@ -257,6 +257,15 @@ def test_sizes_take_the_cores_of_the_file_and_a_part_of_a_node_has_its_part():
     assert seconds[48] == pytest.approx(4 * seconds[192])
 
 
+def test_sizes_keep_the_devices_of_an_environment_that_pins_name():
+    pins = ("plan.pins.rollout.devices=0-15", "plan.pins.world.devices=8-11")
+    overrides = [f"data.train={DATA}", *SIMULATOR, *pins]
+    graph, request, _ = api.ask_for_plan(CONFIG, overrides=overrides)
+    spec = device_spec("H100-SXM-80GB")
+    posed = Job(graph=graph, request=request, spec=spec, cost=AnalyticCost()).posed(16, numbered=16)
+    assert posed.environments == {"actor.generate": (8, 9, 10, 11)}
+
+
 def test_the_difference_of_plans_tells_where_the_environment_went():
     plans = [
         planned(*SIMULATOR, f"plan.pins.rollout.environment={mode}")
