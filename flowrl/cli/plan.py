@@ -65,14 +65,26 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     elif options.min_devices or options.sweep is not None:
         _print_sizes(config, words, options)
     elif options.device is not None:
-        raise ConfigError(
-            "a device alone is no cluster",
-            where="--device",
-            found=options.device,
-            expected="--min-devices or --sweep devices=8:1024 beside it, or --cluster FILE",
-        )
+        raise _device_without_sizes(options)
     else:
         _print_plan(config, words, options)
+
+
+def _device_without_sizes(options: PlanCommand) -> ConfigError:
+    """Of a device that is named where no number of devices is looked for."""
+    if options.cluster is not None:
+        return ConfigError(
+            "a plan takes its devices from the cluster",
+            where="--device and --cluster",
+            found=f"{options.device} beside {options.cluster}",
+            hint="leave --device out; --device alone goes with --min-devices or --sweep",
+        )
+    return ConfigError(
+        "a device alone is no cluster",
+        where="--device",
+        found=options.device,
+        expected="--min-devices or --sweep devices=8:1024 beside it, or --cluster FILE",
+    )
 
 
 _EXCLUDES = {

@@ -117,7 +117,7 @@ def find_spec(name: str) -> DeviceSpec | None:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 class _Measured(_Section):

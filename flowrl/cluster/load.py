@@ -39,7 +39,7 @@ GIB = 1 << 30
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 class _DeviceEntry(_Section):

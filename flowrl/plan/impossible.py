@@ -46,16 +46,18 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks) -> PlanError:
     memory = [c for c in why.changes if c.kind is ChangeKind.MEMORY and c.value is not None]
     if memory and memory[0].value is not None:
         runtime = RUNTIME_BYTES[posed.candidates.machine.spec.type]
-        needed = format_bytes(memory[0].value + runtime)
         changes = [c.text for c in why.changes if c.kind is not ChangeKind.MEMORY]
-        changes.append(f"take devices of {needed}")
+        changes.append(_with_memory(memory[0].value + runtime, posed.group))
     asked = dict.fromkeys(said for name in binding.tasks if (said := pins.said(name)))
     options = posed.candidates.options
-    kind = f"{options.kind_where}={options.kind}" if options.kind != "auto" else None
+    kind = f"plan.kind={options.kind}" if options.kind != "auto" else None
+    wheres = [where for name in binding.tasks if (where := pins.where(name))]
+    if kind is not None:
+        wheres.append(options.kind_where)
     return PlanError(
         f"{names} do not fit together on {len(posed.group.addresses)} x "
         f"{posed.group.device.name}: {binding.reason}",
-        where="plan.pins" if asked else "cluster",
+        where=" and ".join(dict.fromkeys(wheres)) or "cluster",
         found=" and ".join(one for one in (*asked, kind) if one) or None,
         hint="; or ".join(changes) or None,
     )
@@ -327,8 +329,8 @@ def _without_pin(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) 
 
 def _way_out(task: TaskWork, posed: Posed, only: Filter, need: int) -> str:
     """The smallest larger pool on which the task fits, or the memory that it needs."""
-    made, size = posed.made(task.id), posed.group_of(task.id).node_size
-    devices = len(posed.group_of(task.id).addresses)
+    made, group = posed.made(task.id), posed.group_of(task.id)
+    size, devices = group.node_size, len(group.addresses)
     while devices * 2 <= MOST_DEVICES and only.devices is None:
         devices *= 2
         for layout in made.layouts(task, devices).possible:
@@ -336,9 +338,19 @@ def _way_out(task: TaskWork, posed: Posed, only: Filter, need: int) -> str:
                 nodes = devices // size
                 return (
                     f"take {devices} devices ({nodes} nodes), where it fits with "
-                    f"{layout.describe()}, or devices of {format_bytes(need)}"
+                    f"{layout.describe()}, or {_with_memory(need, group)}"
                 )
     return (
-        f"take devices of at least {format_bytes(need)}, a smaller model, or shorter samples "
+        f"{_with_memory(need, group)}, or take a smaller model, or shorter samples "
         "(train.sampling.max_tokens)"
     )
+
+
+def _with_memory(need: int, group: DeviceGroup) -> str:
+    """How a plan may fill so many bytes of a device: a share of this one's, or larger ones."""
+    device = group.device
+    if device.type != "cpu" and need <= device.free_bytes:
+        return f"set plan.memory_share to {math.ceil(100 * need / device.free_bytes) / 100:g}"
+    share = 1.0 if device.type == "cpu" else device.share
+    tenth = (1 << 30) / 10  # rounded up, so that it is enough as it is written
+    return f"take devices of {format_bytes(math.ceil(need / share / tenth) * tenth)}"

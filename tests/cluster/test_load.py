@@ -73,6 +73,8 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
             "nodes.0.devices.0.type",
             "'cuda', 'npu' or 'cpu'",
         ),
+        ("memory_gib: 1024", "memory_gib: .inf", "nodes.0.memory_gib", "finite number"),
+        ("memory_gib: 80", "memory_gib: .inf", "nodes.0.devices.0.memory_gib", "finite number"),
         ("    cores: 96\n", "", "nodes.0.cores", "required"),
         ("kind: nvlink", "kind: ethernet", "nodes.0.links.0.kind", "'nvlink'"),
     ],

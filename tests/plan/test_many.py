@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -132,6 +133,49 @@ def test_pins_that_cannot_be_kept_say_why(
     with pytest.raises(PlanError) as caught:
         make_plan(grpo, pinned(request(), *pins), sixteen)
     assert said in str(caught.value)
+
+
+def test_kinds_and_pins_that_leave_no_schedule_are_named_where_they_are_written(
+    grpo: Graph, sixteen: ResourcePool
+):
+    asked = pinned(request(kind="spatial", kind_where="job.yaml:9"), "rollout.devices=0-15")
+    with pytest.raises(PlanError, match="do not fit together") as caught:
+        make_plan(grpo, asked, sixteen)
+    assert caught.value.where == "--pin rollout.devices=0-15 and job.yaml:9"
+    assert caught.value.found == "rollout.devices=0-15 and plan.kind=spatial"
+
+
+def number_in(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def share_to_set(grpo: Graph, share: float) -> float | None:
+    """What a refusal says that the share should be; None where it is enough."""
+    try:
+        make_plan(grpo, request(memory_share=share), h100(16))
+    except PlanError as error:
+        return number_in(r"set plan.memory_share to ([0-9.]+)", error.hint or "")
+    return None
+
+
+def test_too_small_a_share_of_the_memory_is_what_is_to_be_changed(grpo: Graph):
+    shares = [0.01]
+    while (more := share_to_set(grpo, shares[-1])) is not None:
+        assert more > shares[-1]
+        shares.append(more)
+    assert 2 <= len(shares) <= 4  # said of one task, then of several at once
+    assert shares[-1] < 0.3
+
+
+def test_devices_to_take_are_so_large_that_the_share_of_them_is_enough(grpo: Graph):
+    spec = replace(device_spec("H100-SXM-80GB"), memory_bytes=4 << 30)
+    with pytest.raises(PlanError, match=r"of 3\.6 GiB") as caught:
+        make_plan(grpo, request(), pool_of_devices(spec, 8))
+    needed = number_in(r"it needs ([0-9.]+) GiB", str(caught.value))
+    told = number_in(r"take devices of ([0-9.]+) GiB", caught.value.hint or "")
+    assert abs(told - needed / 0.9) < 0.2  # each is rounded to a tenth
 
 
 def test_reserved_devices_are_left_alone(grpo: Graph):
