@@ -37,6 +37,9 @@ __all__ = ["load_cluster"]
 
 GIB = 1 << 30
 
+MOST_DEVICES = 1 << 17
+"""In one file: more are a slip of the hand, and would take all memory before anything is said."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
@@ -99,6 +102,7 @@ def load_cluster(path: Path) -> ResourcePool:
         file = _ClusterFile.model_validate(raw)
     except ValidationError as error:
         raise _as_config_error(path, error) from error
+    _check_number(path, file)
     nodes = [
         node
         for index, entry in enumerate(file.nodes)
@@ -112,6 +116,21 @@ def load_cluster(path: Path) -> ResourcePool:
                 hint="give each entry its own name; entries with count add -0, -1, ... to theirs",
             )
     return ResourcePool(nodes=tuple(nodes))
+
+
+def _check_number(path: Path, file: _ClusterFile) -> None:
+    total = 0
+    for index, entry in enumerate(file.nodes):
+        counts = [group.count for group in entry.devices]
+        devices = entry.count * (1 + sum(counts))  # with the CPU of each node
+        total += devices
+        if total > MOST_DEVICES:
+            raise ConfigError(
+                "more devices than a cluster file may have",
+                where=f"{path}: nodes.{index}",
+                found=f"{devices:,} devices (count {entry.count} of {1 + sum(counts):,})",
+                expected=f"at most {MOST_DEVICES:,} in all, with a CPU of each node",
+            )
 
 
 def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:

@@ -353,4 +353,4 @@ def _with_memory(need: int, group: DeviceGroup) -> str:
         return f"set plan.memory_share to {math.ceil(100 * need / device.free_bytes) / 100:g}"
     share = 1.0 if device.type == "cpu" else device.share
     tenth = (1 << 30) / 10  # rounded up, so that it is enough as it is written
-    return f"take devices of {format_bytes(math.ceil(need / share / tenth) * tenth)}"
+    return f"take devices of {format_bytes(round(math.ceil(need / share / tenth) * tenth))}"

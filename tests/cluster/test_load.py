@@ -75,6 +75,8 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
         ),
         ("memory_gib: 1024", "memory_gib: .inf", "nodes.0.memory_gib", "finite number"),
         ("memory_gib: 80", "memory_gib: .inf", "nodes.0.devices.0.memory_gib", "finite number"),
+        ("    count: 2\n", "    count: 1000000000\n", "nodes.0", "4,000,000,000"),
+        ("type: cuda, count: 2", "type: cuda, count: 999999999", "nodes.0", "1,000,000,001"),
         ("    cores: 96\n", "", "nodes.0.cores", "required"),
         ("kind: nvlink", "kind: ethernet", "nodes.0.links.0.kind", "'nvlink'"),
     ],
