@@ -87,6 +87,9 @@ def _device_without_sizes(options: PlanCommand) -> ConfigError:
     )
 
 
+MOST_OF_A_NODE = 1024
+"""Devices that `--node-size` may ask for; searching takes the longer the more there are."""
+
 _EXCLUDES = {
     "--sweep": ("--min-devices", "--diff", "--output", "--top", "--explain"),
     "--min-devices": ("--diff", "--output", "--top", "--explain"),
@@ -129,6 +132,13 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
             "--node-size is of --device, and a cluster has nodes of its own",
             where="--node-size",
             hint="add --device NAME, or leave --node-size out",
+        )
+    if options.node_size is not None and options.node_size > MOST_OF_A_NODE:
+        raise ConfigError(
+            "no node has so many devices",
+            where="--node-size",
+            found=str(options.node_size),
+            expected=f"at most {MOST_OF_A_NODE:,}",
         )
     if is_plan(config) and (options.diff is None or is_plan(options.diff)):
         changes = [*(name for name in _CHANGES if given[name]), *overrides]

@@ -172,6 +172,10 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
             ["--device", "H100-SXM-80GB", "--cluster", "configs/clusters/h100_1x8.yaml"],
             "a plan takes its devices from the cluster",
         ),
+        (
+            ["--device", "H100-SXM-80GB", "--node-size", "1000000000", "--min-devices"],
+            "no node has so many devices",
+        ),
         (["--min-devices"], "of which device?"),
         (["--device", "CPU", "--min-devices"], "--min-devices counts accelerators, and a CPU"),
         (["--device", "cpu", "--sweep", "devices=8"], "--sweep counts accelerators, and a CPU"),
