@@ -7,9 +7,9 @@ Drawing is that of `flowrl.cost.rollout_time`, shared by the engines; a sample t
 draws is sent for `WIRE_S`. Environments and engines wait for each other, turn by turn.
 
 The times are round numbers for a kind of device, so they rank plans and say little about seconds.
-Therefore another plan than the plain one is taken only where it is estimated to be `SURE` times as
-fast; and all of it is told as estimated. `flowrl profile` measures, and `flowrl.sim.choose_plan`
-then simulates.
+Therefore the plain plan is taken where it fits, whatever is estimated: what a run computes, to the
+last bit, is not to hang on guesses. The others are told beside it, as estimated. `flowrl profile`
+measures, and `flowrl.sim.choose_plan` then simulates.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from flowrl.sim.report import seconds_text
 from flowrl.sim.times import StageTimes, assumed_times
 from flowrl.sim.workload import GroupDraw, Workload
 
-__all__ = ["SURE", "WIRE_S", "Estimated", "estimate_model", "estimated_plan"]
-
-SURE = 1.5
-"""So many times as fast as the plain plan another one must be estimated to be."""
+__all__ = ["WIRE_S", "Estimated", "estimate_model", "estimated_plan"]
 
 WIRE_S = 25e-6
 """Of the driver, for a sample that comes from another process. Measured steps of 512 samples took
@@ -73,7 +70,7 @@ class _Way:
 def estimated_plan(
     stage: CompiledStage, plan: PlanConfig, seed: int, times: StageTimes | None = None
 ) -> CompiledStage:
-    """The stage by the plain plan, or by one that is estimated to be far better; all are told.
+    """The stage by the plain plan, or where that does not fit by the best; all are told.
 
     Args:
         plan: Says what lengths to expect.
@@ -103,15 +100,10 @@ def estimated_plan(
         ways.append(_Way(choice=choice, plan=made, found=estimate_model(model, workloads)))
     if not ways:
         return stage
-    chosen = _clearly_best(ways, default_choice(stage.local.request))
-    return stage.with_plan(_told(stage, chosen, ways, too_large, times))
-
-
-def _clearly_best(ways: Sequence[_Way], plain: LocalChoice) -> _Way:
-    """The plain way where it fits, unless another one is estimated to be `SURE` times as fast."""
+    plain = default_choice(stage.local.request)
     best = min(ways, key=lambda way: way.found.step_s)
-    usual = next((way for way in ways if way.choice == plain), ways[0])
-    return best if SURE * best.found.step_s <= usual.found.step_s else usual
+    chosen = next((way for way in ways if way.choice == plain), best)
+    return stage.with_plan(_told(stage, chosen, ways, too_large, times))
 
 
 def _told(
@@ -169,13 +161,13 @@ def _why(chosen: _Way, others: Sequence[_Way], times: StageTimes) -> str:
     step = f"{seconds_text(chosen.found.step_s)} a step, estimated by times {times.source}"
     if all(way.found.step_s >= chosen.found.step_s for way in others):
         return step
-    return f"{step}, and no other is estimated to be {SURE:g} times as fast"
+    return f"{step}; it is the plainest, and nothing that was measured speaks for another"
 
 
 def _why_not(way: _Way, chosen: _Way) -> str:
     mine, best = way.found.step_s, chosen.found.step_s
     if mine < best:
-        return f"estimated {best / mine:.2f} times as fast, and {SURE:g} times would be sure"
+        return f"estimated {best / mine:.2f} times as fast, but nothing is measured"
     if round(mine, 9) == round(best, 9):
         return "estimated as fast, with more moving parts"
     return f"estimated {mine / best - 1:.0%} longer" if best else "estimated slower"
