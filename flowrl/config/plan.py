@@ -56,8 +56,8 @@ class PlanConfig(Section):
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
         kind: How a run on this machine draws samples: `temporal`, `spatial` or `asynchronous` (see
             `flowrl.plan.local`); `auto` takes what is predicted to be fastest by the times that
-            `flowrl profile` measured; where nothing was measured, the main process (or, where samples
-            may be drawn ahead, a process beside it).
+            `flowrl profile` measured; where nothing was, the main process (or, where samples may be
+            drawn ahead, a process beside it).
         memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
