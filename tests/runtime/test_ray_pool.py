@@ -49,7 +49,9 @@ def test_nodes_and_their_devices_are_those_that_ray_lists() -> None:
     (group,) = pool.groups()
     assert (group.machine.spec.name, group.machine.node_size) == ("H100-SXM-80GB", 8)
     assert group.addresses[:2] == ("a/cuda:0", "a/cuda:1")
-    assert (len(group.addresses), group.budget_bytes) == (16, 80 * GIB)
+    assert len(group.addresses) == 16
+    # Nine tenths of what software finds of 80 GB.
+    assert group.budget_bytes == pytest.approx(0.9 * 79.11 * GIB)
     cpu = pool.device("a/cpu:0")
     assert (cpu.num_cores, cpu.memory_bytes) == (96, 900 * GIB)
 
