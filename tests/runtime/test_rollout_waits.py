@@ -1,0 +1,47 @@
+"""Whom the driver of a rollout waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowrl.ids import SampleId
+from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
+
+
+class Apart(Engine):
+    """An engine that can be waited for."""
+
+    def fileno(self) -> int:
+        return 0
+
+    def seconds_to_limit(self) -> float:
+        return 60.0
+
+
+class ApartScoring(Scoring):
+    """Scorers that can be waited for."""
+
+    def fileno(self) -> int:
+        return 1
+
+    def seconds_to_limit(self) -> float:
+        return 60.0
+
+
+def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):
+    world = World()
+    engine, scoring = Apart(world), ApartScoring(world, by_member)
+    waits: list[tuple[int, bool]] = []
+
+    def wait_for_any(workers: Sequence[Any], timeout_s: float) -> None:
+        found = list(workers)
+        assert engine in found
+        waits.append((len(found), scoring in found))
+
+    monkeypatch.setattr("flowrl.runtime.rollouts.wait_for_any", wait_for_any)
+    driver = driver_of(world, engine, scorers={VERIFIER: scoring})
+    driver._wait()
+    driver._answers.due[SampleId("0/0/0")] = 1
+    driver._wait()
+    assert waits == [(1, False), (2, True)]
