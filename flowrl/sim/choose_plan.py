@@ -30,6 +30,7 @@ __all__ = [
     "TIE",
     "Predicted",
     "best_of",
+    "choices_that_fit",
     "choose_plan",
     "predicted_choices",
     "workloads_of",
@@ -108,19 +109,33 @@ def predicted_choices(
     Raises:
         FlowError: the stage cannot be simulated.
     """
-    assert stage.local is not None
     workloads = workloads_of(stage, times, plan, seed)
+    fitting, too_large = choices_that_fit(stage)
     found: list[Predicted] = []
+    for choice, made in fitting:
+        step_s = _step_s(stage.with_plan(made), times, workloads, seed)
+        found.append(Predicted(choice=choice, plan=made, step_s=step_s))
+    return found, too_large
+
+
+def choices_that_fit(
+    stage: CompiledStage,
+) -> tuple[list[tuple[LocalChoice, PlacementPlan]], list[Rejection]]:
+    """Every choice that fits with its plan, the fewest moving parts first; and why others do not.
+
+    The stage has choices.
+    """
+    assert stage.local is not None
+    fitting: list[tuple[LocalChoice, PlacementPlan]] = []
     too_large: list[Rejection] = []
     for choice in stage.local.choices():
         made = stage.local.plan(stage.graph, choice)
         lack = over_budget(made)
-        if lack is not None:
+        if lack is None:
+            fitting.append((choice, made))
+        else:
             too_large.append(Rejection(choice=f"{choice.kind}: {choice}", constraint=lack))
-            continue
-        step_s = _step_s(stage.with_plan(made), times, workloads, seed)
-        found.append(Predicted(choice=choice, plan=made, step_s=step_s))
-    return found, too_large
+    return fitting, too_large
 
 
 def _step_s(

@@ -18,14 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
-from flowrl.config.plan import PlanConfig
+from flowrl.config.plan import EnvironmentTimesConfig, PlanConfig
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate
-from flowrl.plan.local import LocalChoice, default_choice, over_budget
+from flowrl.graph import Node, Op
+from flowrl.plan.local import LocalChoice, default_choice
 from flowrl.plan.many_form import CostSource
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
-from flowrl.sim.choose_plan import workloads_of
+from flowrl.sim.choose_plan import choices_that_fit, workloads_of
 from flowrl.sim.costs import BatchWork, batch_work
 from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.model import OpModel, RolloutModel, SimModel
@@ -83,19 +84,15 @@ def estimated_plan(
         return stage
     times = assumed_times(stage) if times is None else times
     given = {
-        role: EnvironmentTimes(call_s=one.step_s, wait_s=one.wait_s)
-        for role, one in plan.environments.items()
+        str(node.role): _mean_call(plan.environments[node.role], node)
+        for node in stage.graph.of_op(Op.INTERACT)
+        if node.role in plan.environments
     }
     times = replace(times, environments={**times.environments, **given})
     workloads = workloads_of(stage, times, plan, seed)
     ways: list[_Way] = []
-    too_large: list[Rejection] = []
-    for choice in stage.local.choices():
-        made = stage.local.plan(stage.graph, choice)
-        lack = over_budget(made)
-        if lack is not None:
-            too_large.append(Rejection(choice=f"{choice.kind}: {choice}", constraint=lack))
-            continue
+    fitting, too_large = choices_that_fit(stage)
+    for choice, made in fitting:
         model = model_of_stage(replace(stage, plan=made), times)
         ways.append(_Way(choice=choice, plan=made, found=estimate_model(model, workloads)))
     if not ways:
@@ -104,6 +101,16 @@ def estimated_plan(
     best = min(ways, key=lambda way: way.found.step_s)
     chosen = next((way for way in ways if way.choice == plain), best)
     return stage.with_plan(_told(stage, chosen, ways, too_large, times))
+
+
+def _mean_call(given: EnvironmentTimesConfig, node: Node) -> EnvironmentTimes:
+    """A reset and as many steps as an episode may have turns, each as long as their mean."""
+    turns = node.attr("max_turns")
+    assert isinstance(turns, int)
+    reset_s = given.step_s if given.reset_s is None else given.reset_s
+    return EnvironmentTimes(
+        call_s=(turns * given.step_s + reset_s) / (turns + 1), wait_s=given.wait_s
+    )
 
 
 def _told(

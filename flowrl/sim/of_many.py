@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.cost.layout import Layout
-from flowrl.errors import ConfigError, PlanError
+from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
@@ -40,7 +40,9 @@ from flowrl.sim.rollouts_of_plan import (
     origins_of,
     player_of,
     rollout_nodes,
+    samples_read,
     switch_seconds,
+    untimed,
 )
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 
@@ -240,12 +242,7 @@ class _Maker:
         role = player.role or ""
         times = self.times.players.get(player.node) or self.times.engines.get(role)
         if times is None:
-            raise ConfigError(
-                "there are no step times for this role",
-                where=f"roles.{role}",
-                found=self.times.source,
-                hint="measure them with `flowrl profile CONFIG`",
-            )
+            raise untimed(role, self.times)
         return times
 
     def _slots(self, player: Operation) -> int:
@@ -331,11 +328,8 @@ class _Maker:
     def _op(self, operation: Operation, names: set[str]) -> OpModel:
         role = operation.role or ""
         known = self.times.nodes.get(operation.node)
-        origin = self.origins.get(operation.node)
-        source = None if origin is None else self.graph.node(origin)
-        drawn = source is not None and source.op is not Op.SOURCE
-        made = self.plan.operation(origin).num_samples if origin is not None else 0
-        share = operation.num_samples / made if made and operation.num_samples else 1.0
+        read = samples_read(self.graph, self.plan, self.origins, operation)
+        share = read.share
         if known is None:  # times of a role are of one replica
             by_role = self.times.ops.get((role, operation.op), LinearCost())
             known, share = NodeTimes(cost=by_role), share / max(1, operation.replicas)
@@ -349,13 +343,13 @@ class _Maker:
             lanes=self._lanes_of(operation),
             cost=self._sync_cost(operation) if sync else known.cost,
             after=tuple(before for before in operation.after if before in names),
-            rollout=origin if drawn else None,
+            rollout=read.rollout,
             share=share,
             kept_only=is_filtered(self.plan, operation.node),
             calls=sizes.mini_batches if operation.op == Op.UPDATE else 1,
             micro_batch=operation.micro_batch,
             fixed_s=known.move_s + switch_seconds(self.plan, self.times, operation.node),
-            rows=0 if drawn or sync else operation.num_samples,
+            rows=0 if read.rollout or sync else operation.num_samples,
             tokens_per_row=prompt + (sizes.max_response_tokens if response is None else response),
             publishes=self._published(operation),
             every=operation.every,

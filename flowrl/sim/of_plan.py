@@ -21,7 +21,6 @@ from statistics import fmean
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
-from flowrl.errors import ConfigError
 from flowrl.graph import Op
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
@@ -36,7 +35,9 @@ from flowrl.sim.rollouts_of_plan import (
     origins_of,
     player_of,
     rollout_nodes,
+    samples_read,
     switch_seconds,
+    untimed,
 )
 from flowrl.sim.sharing import Beside
 from flowrl.sim.times import EngineTimes, StageTimes
@@ -163,12 +164,7 @@ class _Maker:
         number, planned = self._num_engines(role), max(1, placement.replicas)
         times = self.times.engines.get(role)
         if times is None:
-            raise ConfigError(
-                "there are no step times for this role",
-                where=f"roles.{role}",
-                found=self.times.source,
-                hint="measure them with `flowrl profile CONFIG`",
-            )
+            raise untimed(role, self.times)
         if number == planned and not self._is_fleet(role):
             lanes = [replica[0] for replica in self.of_role[role]]
         else:
@@ -243,11 +239,7 @@ class _Maker:
 
     def _op(self, operation: Operation, names: set[str]) -> OpModel:
         role = operation.role or ""
-        origin = self.origins.get(operation.node)
-        source = None if origin is None else self.graph.node(origin)
-        drawn = source is not None and source.op is not Op.SOURCE
-        made = self.plan.operation(origin).num_samples if origin is not None else 0
-        share = operation.num_samples / made if made and operation.num_samples else 1.0
+        read = samples_read(self.graph, self.plan, self.origins, operation)
         replicas = max(1, operation.replicas)
         sync = operation.op == Op.SYNC
         kind = EXPORT if sync and role in self._generating() and self._is_fleet(role) else None
@@ -260,14 +252,14 @@ class _Maker:
             ),
             cost=self.times.ops.get((role, kind or operation.op), LinearCost()),
             after=tuple(before for before in operation.after if before in names),
-            rollout=origin if drawn else None,
-            share=share / replicas,
+            rollout=read.rollout,
+            share=read.share / replicas,
             kept_only=is_filtered(self.plan, operation.node),
             calls=self.plan.sizes.mini_batches if operation.op == Op.UPDATE else 1,
             # A plan has none for passes without gradient, which backends cut into pieces, too.
             micro_batch=operation.micro_batch or self.plan.sizes.micro_batch,
             fixed_s=switch_seconds(self.plan, self.times, operation.node),
-            rows=0 if drawn or sync else operation.num_samples,
+            rows=0 if read.rollout or sync else operation.num_samples,
             tokens_per_row=fmean(self.times.prompts.values) + self.plan.sizes.max_response_tokens,
             publishes=tuple(
                 dict.fromkeys(

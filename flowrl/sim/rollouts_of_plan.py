@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
+from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.rollout import SchedulerSettings
@@ -20,12 +21,15 @@ from flowrl.specs import Sampling
 __all__ = [
     "QUEUED_IN_ENGINE",
     "RolloutMaker",
+    "SamplesRead",
     "is_filtered",
     "longest_response",
     "origins_of",
     "player_of",
     "rollout_nodes",
+    "samples_read",
     "switch_seconds",
+    "untimed",
 ]
 
 QUEUED_IN_ENGINE = 2
@@ -77,6 +81,40 @@ def origins_of(graph: Graph) -> Mapping[str, str]:
         narrows = node.op in (Op.FILTER, Op.SELECT)
         found[node.id] = found[reads[0]] if narrows else found.get(maker, maker)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesRead:
+    """What an operation of a plan works on.
+
+    Attributes:
+        rollout: The rollout that drew it; None for a batch of data, or for none.
+        share: Of that rollout's samples (or of the batch), those that it works on.
+    """
+
+    rollout: str | None
+    share: float
+
+
+def samples_read(
+    graph: Graph, plan: PlacementPlan, origins: Mapping[str, str], operation: Operation
+) -> SamplesRead:
+    """What an operation works on; `origins` are those of the graph."""
+    origin = origins.get(operation.node)
+    drawn = origin is not None and graph.node(origin).op is not Op.SOURCE
+    made = plan.operation(origin).num_samples if origin is not None else 0
+    share = operation.num_samples / made if made and operation.num_samples else 1.0
+    return SamplesRead(rollout=origin if drawn else None, share=share)
+
+
+def untimed(role: str, times: StageTimes) -> ConfigError:
+    """The error of a role that draws, whose decode steps nobody knows."""
+    return ConfigError(
+        "there are no step times for this role",
+        where=f"roles.{role}",
+        found=times.source,
+        hint="measure them with `flowrl profile CONFIG`",
+    )
 
 
 def is_filtered(plan: PlacementPlan, node: str) -> bool:

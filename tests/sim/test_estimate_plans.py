@@ -102,14 +102,15 @@ def test_an_engine_waits_for_its_environment(tmp_path: Path):
     assert slow - plain == pytest.approx((turns + 1) * (512 * 1e-3 + 0.5))
 
 
-def test_what_the_configuration_says_of_an_environment_is_taken():
-    words = ["plan.environments.game={step_s: 0.001, wait_s: 0.5}"]
+@pytest.mark.parametrize(("reset", "reset_s"), [("", 0.001), (", reset_s: 0.025", 0.025)])
+def test_what_the_configuration_says_of_an_environment_is_taken(reset: str, reset_s: float):
+    words = [f"plan.environments.game={{step_s: 0.001, wait_s: 0.5{reset}}}"]
     plans = []
     for overrides in ([], words):
         compiled = api.compile(None, CONFIGS / "guess.yaml", pool=two_cores(), overrides=overrides)
         plans.append(estimated_plan(compiled.stages[-1], compiled.config.plan, 0).plan)
     plain, slow = (plan.prediction.step_s or 0.0 for plan in plans)
-    assert slow - plain == pytest.approx(5 * (512 * 1e-3 + 0.5))
+    assert slow - plain == pytest.approx(512 * (4 * 1e-3 + reset_s) + 5 * 0.5)
 
 
 def test_forward_passes_wait_for_the_batch_and_the_plan_says_why(tmp_path: Path):
