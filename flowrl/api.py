@@ -184,6 +184,11 @@ def profile_path(runs: Path, name: str) -> Path:
     return runs / f"{name}.profile.json"
 
 
+def profile_of(config: RunConfig) -> Path:
+    """Where a config's profile is: where `plan.profile` says, or `flowrl profile` writes it."""
+    return config.plan.profile or profile_path(config.runtime.runs, config.name)
+
+
 def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[CompiledStage, ...]:
     """The stages by the plans that are fastest by a profile of this machine, where there is one.
 
@@ -191,7 +196,7 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
     that a file describes, plans are ranked by assumed times.
     """
     config, stage = loaded.config, stages[-1]
-    path = config.plan.profile or profile_path(config.runtime.runs, config.name)
+    path = profile_of(config)
     if stage.local is None or len(stage.local.choices()) < 2:
         return stages
     if loaded.config.cluster != "auto" or not path.is_file():

@@ -34,7 +34,7 @@ class SimulateOptions:
         faults: A file of faults.
         lengths: A distribution of lengths, or a file of them.
         engines: Engines of each generating role; None takes the plan's.
-        profile: Measured times; None looks where `flowrl profile` writes them.
+        profile: Measured times; None looks where `plan.profile` says, or `flowrl profile` writes.
         stage: Which stage; None takes the last.
         trace: Where the trace goes; None is `RUNS/NAME.trace.json`.
         against: A run folder whose steps are shown beside the prediction; lengths are taken from it
@@ -75,7 +75,9 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
     trace = Trace()
-    report = _simulated(compiled, stage, options, trace, _cost(config, words, compiled.config.plan))
+    many = stage.plan.schedule is not None
+    cost = _cost(config, words, compiled.config.plan) if many else None
+    report = _simulated(compiled, stage, options, trace, cost)
     path = options.trace or compiled.config.runtime.runs / f"{compiled.config.name}.trace.json"
     try:
         trace.write(path)
@@ -105,11 +107,11 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     Raises:
         FlowError: the stage cannot be simulated, or the profile is of another model.
     """
-    from flowrl.api import profile_path
+    from flowrl.api import profile_of
     from flowrl.sim.compare import beside, beside_text
 
     stage = compiled.stages[-1]
-    profile = profile_path(compiled.config.runtime.runs, compiled.config.name)
+    profile = profile_of(compiled.config)
     if not profile.is_file():
         return None
     measured = _measured(folder, stage.name)
@@ -222,7 +224,7 @@ def _stage(compiled: Compiled, name: str | None) -> CompiledStage:
 def _times(
     compiled: Compiled, stage: CompiledStage, path: Path | None, cost: Cost | None
 ) -> StageTimes:
-    from flowrl.api import profile_path
+    from flowrl.api import profile_of
     from flowrl.sim.profile import load_profile, profile_times
     from flowrl.sim.times import assumed_times
 
@@ -231,7 +233,7 @@ def _times(
 
         # A profile that lies here is of this machine.
         return planned_times(stage, compiled.config.plan, cost)
-    found = path or profile_path(compiled.config.runtime.runs, compiled.config.name)
+    found = path or profile_of(compiled.config)
     if path is not None or found.is_file():
         return profile_times(load_profile(found), stage, source=str(found))
     print(

@@ -261,6 +261,11 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("held-out ")
     assert "grpo, by runs/tiny.profile.json\nmedians" in err
+    # A profile that the configuration names is taken by all commands.
+    named = ["name=other", "plan.profile=runs/tiny.profile.json"]
+    assert told(capsys, *named)["times"] == "runs/tiny.profile.json"
+    assert flowrl("run", "tiny.yaml", *named) == 0
+    assert "grpo, by runs/tiny.profile.json\nmedians" in capsys.readouterr().err
     assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny") == 0
     out = capsys.readouterr().out
     assert "lengths  tiny/samples.jsonl (32 groups)" in out
