@@ -87,7 +87,7 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         ) from error
     predicted = stage.plan.prediction
     planned = None
-    if predicted.step_s:
+    if predicted.step_s and options.engines is None:  # else it is not the plan that is simulated
         planned = Planned(step_s=predicted.step_s, idle_share=predicted.idle_share)
     if options.as_json:
         sys.stdout.write(report_json(report, planned))

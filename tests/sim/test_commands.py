@@ -65,6 +65,7 @@ def test_lengths_faults_and_engines_are_taken_from_the_command_line(place, capsy
     words = ["--lengths", "lengths.jsonl", "--engines", "3", "--faults", "faults.yaml"]
     report = told(capsys, *words, "--trace", "here.json")
     assert report["num_engines"] == 3
+    assert report["planned"] is None  # the plan has another number
     assert report["engines"]["lost"] == 1
     assert report["workload"] == "lengths.jsonl (2 lengths)"
     assert {step["num_tokens"] for step in report["steps"]} == {64}
