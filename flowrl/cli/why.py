@@ -125,7 +125,10 @@ def _unknown(folder: Path, sample: str, journals: Sequence[SampleFiles]) -> Conf
             where=f"{folder}: sample {sample}",
             expected=f"{group}/0 to {group}/{groups[group] - 1}",
         )
-    hint = "runtime.journal_mb keeps a journal; without one only samples.jsonl knows the samples"
+    hint = (
+        "only samples of steps are known, from a journal (runtime.journal_mb) or samples.jsonl; "
+        "evaluations keep none"
+    )
     if groups:
         nearest = ", ".join(f"{name}/0" for name in _nearest(group or sample, groups))
         hint = f"the nearest are {nearest}" if nearest else f"the first is {next(iter(groups))}/0"

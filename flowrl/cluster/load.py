@@ -98,6 +98,16 @@ def load_cluster(path: Path) -> ResourcePool:
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"not a YAML file: {error}", where=str(path)) from error
+    if not isinstance(raw, dict) or "nodes" not in raw:
+        raise ConfigError(
+            "this describes no machines",
+            where=str(path),
+            found=f"keys {', '.join(map(str, raw))}"[:80]
+            if isinstance(raw, dict)
+            else repr(raw)[:80],
+            expected="a mapping with `nodes`",
+            hint="name a file like those in configs/clusters; a configuration goes before it",
+        )
     try:
         file = _ClusterFile.model_validate(raw)
     except ValidationError as error:
@@ -263,13 +273,18 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-_KEYS = sorted(
-    {
-        key
-        for section in (_ClusterFile, _NodeEntry, _DeviceEntry, _LinkEntry)
-        for key in section.model_fields
-    }
-)
+_ENTRIES: dict[str, type[_Section]] = {
+    "nodes": _NodeEntry,
+    "devices": _DeviceEntry,
+    "links": _LinkEntry,
+}
+
+
+def _keys_beside(loc: tuple[int | str, ...]) -> list[str]:
+    """What may stand where an unknown key stands."""
+    lists = [part for part in loc[:-1] if isinstance(part, str)]
+    section = _ENTRIES[lists[-1]] if lists else _ClusterFile
+    return sorted(section.model_fields)
 
 
 def _as_config_error(path: Path, error: ValidationError) -> ConfigError:
@@ -278,9 +293,12 @@ def _as_config_error(path: Path, error: ValidationError) -> ConfigError:
     key = ".".join(str(part) for part in first["loc"])
     where = f"{path}: {key}" if key else str(path)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), _KEYS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_KEYS)}"
-        return ConfigError("unknown key", where=where, hint=hint)
+        keys = _keys_beside(first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else None
+        return ConfigError(
+            "unknown key", where=where, expected=f"one of {', '.join(keys)}", hint=hint
+        )
     return ConfigError(
         str(first["msg"]),
         where=where,

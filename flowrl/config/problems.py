@@ -269,6 +269,8 @@ def _unknown_key(
     allowed = sorted(model.model_fields) if model is not None else []
     if "." in name:
         hint: str | None = "nest keys in a file; dots belong to the command line"
+    elif path == ("nodes",):
+        hint = "a file that describes machines goes beside a configuration, as cluster=FILE"
     else:
         # A key that is right but stands in the wrong section beats one that is merely alike.
         below, key = _written_below(path, values)

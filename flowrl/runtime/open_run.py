@@ -14,7 +14,7 @@ from pathlib import Path
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptItem, fingerprint
-from flowrl.errors import CheckpointError
+from flowrl.errors import CheckpointError, RewardError
 from flowrl.files import folder_atomically
 from flowrl.ids import EngineId, RoleName
 from flowrl.observe.display import Display
@@ -246,6 +246,9 @@ class OpenRun:
             try:
                 driver.offer(items)
                 collected = driver.collect(0, len(items))
+            except RewardError as reason:
+                reason.where = f"evaluation at step {step} of {stage}, {reason.where}"
+                raise
             finally:
                 self._evaluating = None
         payloads = [payload for _, members in collected.groups for _, payload in members]

@@ -286,10 +286,15 @@ def test_a_reward_that_fails_stops_the_run_and_names_the_sample(
     ended = flowrl(capfd, "run", "tiny.yaml", python_reward(reward), "rewards.timeout_s=0.2")
     assert ended.code == 2
     assert len(ended.error_lines) <= 4
-    assert re.match(rf"error: sample 0/\d+/0: the reward of this sample {said}", ended.err)
+    # It fails in the evaluation before the first step, whose samples `flowrl why` does not know.
+    where = r"evaluation at step 0 of grpo, sample 0/\d+/0"
+    assert re.match(rf"error: {where}: the reward of this sample {said}", ended.err)
     assert re.search(r"prompt '\d\d\+\d\d=', response '", ended.err)
     assert "rewards.max_failures" in ended.err
     assert not (mine / "runs" / "tiny" / "summary.json").exists()
+    asked = flowrl(capfd, "why", "runs/tiny", "0/0/0")
+    assert asked.code == 2
+    assert "evaluations keep none" in asked.err
 
 
 def test_a_reward_that_is_not_in_its_file_is_missed_before_torch_is_imported(mine: Path):

@@ -92,6 +92,21 @@ def test_a_wrong_key_or_value_is_named_by_file_and_key(
     assert text in str(caught.value)
 
 
+def test_a_key_is_looked_for_among_those_of_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, TWO_NODES + "name: mine\n")
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        load_cluster(path)
+    assert (caught.value.where, caught.value.expected) == (f"{path}: name", "one of nodes")
+    assert caught.value.hint is None  # nodes have names, files have none
+
+
+def test_a_configuration_in_the_place_of_a_cluster_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="describes no machines") as caught:
+        load_cluster(written(tmp_path, "name: quickstart\nstages: [grpo]\n"))
+    assert caught.value.found == "keys name, stages"
+    assert "a configuration goes before it" in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "nodes: []", "nodes: 3"])
 def test_a_file_without_nodes_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):

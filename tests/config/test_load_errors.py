@@ -232,6 +232,12 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     assert f"{second}:1 (extends)" in text
 
 
+def test_machines_given_as_a_config_are_told_where_they_go(tmp_path: Path):
+    path = tmp_path / "h100.yaml"
+    path.write_text("nodes: [{name: a, cores: 8, memory_gib: 64}]\n")
+    assert "goes beside a configuration, as cluster=FILE" in message(path)
+
+
 def test_a_workflow_given_as_a_config_is_told_where_workflows_go(tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text("def mine(prompts): ...\n")
