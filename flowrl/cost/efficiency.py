@@ -1,6 +1,6 @@
 """What devices and programs reach of what they could: every calibrated constant, and on what.
 
-Five sets of rows calibrated them, and all others were held out (`benchmarks/results/
+Six sets of rows calibrated them, and all others were held out (`benchmarks/results/
 predict_published.md` shows the errors of both):
 
 - K: kernels behind the decode and prefill steps of Qwen3-8B on one H100 (tp 1 to 8) in
@@ -9,12 +9,16 @@ predict_published.md` shows the errors of both):
 - A: in the same way, of Qwen3-8B on A100 (SGLang 0.5.10).
 - X: in the same way, of Qwen3-30B-A3B with experts divided over tensor ranks (`moe_ep` 1), and for
   `expert_skew` with whole experts on ranks.
-- N: the steps of Qwen3-30B-A3B on 32 H100 and of Qwen3-235B-A22B on 128, on policy, in the
-  performance summary of NeMo RL 0.4 (`benchmarks/published/nemo_rl.yaml`), one constant each.
+- N: two steps on policy in the performance summaries of NeMo RL (`benchmarks/published/
+  nemo_rl.yaml`), one constant each: of Qwen3-30B-A3B on 32 H100 in 0.4, of Qwen3-235B-A22B on 128
+  in 0.7.
+- W: seconds in which weights reached engines, of models with 9 to 1,000 billion parameters, by
+  broadcast, point to point and in place (`benchmarks/published/weight_sync.yaml`).
 - S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
 
 S and N are few rows and many things happen in them: their constants are what was left when all
-else was accounted for. No constant depends on a model, or on a row that is predicted.
+else was accounted for. W are many frameworks with one constant: half or twice as long is common.
+No constant depends on a model, or on a row that is predicted.
 
 Rates are shares of what a large matrix product or a copy reaches on the device, where the
 catalogue has that measured; else of that share of the data sheet which the devices that have both
@@ -48,6 +52,7 @@ __all__ = [
     "PREFILL_CHUNK_TOKENS",
     "SYNC_BUCKET_BYTES",
     "SYNC_BUCKET_S",
+    "SYNC_TENSOR_S",
     "TRAINER_EXPERTS_S",
     "TRAINER_SHARE",
     "Generation",
@@ -121,10 +126,12 @@ LINK_SHARE = 0.70
 """Collectives inside a node (K): base and rank time, and the volume of a ring at that share of the
 link."""
 
-NETWORK_LATENCY_S = 50.0e-6
+NETWORK_LATENCY_S = 35.0e-6
 NETWORK_SHARE = 0.80
 """Between nodes: the start for each doubling of them (N: the engines of Qwen3-235B-A22B lie across
-two nodes); the share of the link is a common figure of NCCL on 400 Gb/s links, not calibrated."""
+two nodes; an all-reduce of a few bytes between two GPUs of two nodes takes about 20 us, nccl-tests
+issue 150, and the host of such an engine is in this figure too); the share of the link is a common
+figure of NCCL on 400 Gb/s links, not calibrated."""
 
 ENGINE_HOST_S = 4.0e-3
 """What an engine's host adds to a decode step (S): scheduling, sampling, logprobs, detokenising.
@@ -152,6 +159,11 @@ HOST_LINK_SHARE = 0.80
 SYNC_BUCKET_BYTES = 512 << 20
 SYNC_BUCKET_S = 10.0e-3
 """Weights travel in buckets, each with host work of its own; not calibrated."""
+
+SYNC_TENSOR_S = 0.3e-3
+"""Each tensor of the checkpoint is gathered, named and loaded by itself (W: about 0.4 ms in place,
+0.2 ms from devices to others). It is most of the time where a layer has a hundred experts: a matrix
+of theirs is a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

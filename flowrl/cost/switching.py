@@ -10,7 +10,8 @@ Sync, with W bytes of all parameters, of which a device of the engine holds `D =
   engines pass on what they receive (a pipelined broadcast), so more of them take no longer. The
   slower of the two, over the network unless all share a node.
 
-Both with `efficiency.SYNC_BUCKET_S` for each bucket.
+Both with `efficiency.SYNC_BUCKET_S` for each bucket, and `efficiency.SYNC_TENSOR_S` for each tensor
+of the model: those are gathered and loaded one after the other, whichever devices get them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from flowrl.cost import efficiency
 from flowrl.cost.forward_pass import PassParts
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
+from flowrl.cost.models.counts import count_tensors
 from flowrl.cost.role_memory import Shard
 
 __all__ = ["move_s", "weight_sync_parts"]
@@ -46,11 +48,16 @@ def weight_sync_parts(
     whole = float(shape.parameters.total * dtype_bytes)
     wanted = whole / (destination.tp * destination.pp)
     buckets = math.ceil(wanted / efficiency.SYNC_BUCKET_BYTES) * efficiency.SYNC_BUCKET_S
+    tensors = count_tensors(shape) * efficiency.SYNC_TENSOR_S
     holders = source.num_devices if shard == "full" else source.model_devices
     if apart:
         near = source.num_devices + destination.num_devices <= machine.node_size
         sent = whole / holders
-        return {"weights": max(wanted, sent) / _link(machine, near=near), "buckets": buckets}
+        return {
+            "weights": max(wanted, sent) / _link(machine, near=near),
+            "buckets": buckets,
+            "tensors": tensors,
+        }
     lacking = wanted - _covered(source, destination, shard, whole)
     copied = 2 * wanted / efficiency.rates(machine.spec).nbytes
     near = holders <= machine.node_size
@@ -58,6 +65,7 @@ def weight_sync_parts(
         "weights": lacking / _link(machine, near=near),
         "copy": copied,
         "buckets": buckets,
+        "tensors": tensors,
     }
 
 

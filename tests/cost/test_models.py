@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flowrl.cost import ModelShape
+from flowrl.cost.models.counts import count_tensors
 from flowrl.errors import PlanError
 
 # huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/config.json
@@ -285,6 +286,20 @@ def test_deepseek_v3_has_its_published_parameters_and_a_layer_more_that_is_count
     assert counts.active_mtp + counts.embedding + counts.head == pytest.approx(2.4e9, rel=0.06)
     without = ModelShape.from_hf_config({**DEEPSEEK_V3, "num_nextn_predict_layers": 0}).parameters
     assert (without.total, without.mtp) == (counts.total, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        # The number of entries of `model.safetensors.index.json`, or of the one file.
+        pytest.param(QWEN25_05B, 290, id="Qwen2.5-0.5B"),
+        pytest.param(QWEN3_30B_A3B, 18_867, id="Qwen3-30B-A3B"),
+        # 3 dense layers and 58 with 256 experts: MLA has 7 tensors, the router and shared ones 4.
+        pytest.param(DEEPSEEK_V3, 61 * (7 + 2) + 3 * 3 + 58 * (4 + 3 * 256) + 3, id="DeepSeek-V3"),
+    ],
+)
+def test_every_matrix_of_every_expert_is_a_tensor(config: dict[str, Any], tensors: int) -> None:
+    assert count_tensors(ModelShape.from_hf_config(config)) == tensors
 
 
 def test_dense_models_are_active_as_a_whole() -> None:

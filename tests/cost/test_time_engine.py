@@ -142,7 +142,7 @@ def test_a_pipeline_keeps_a_part_of_the_batch_on_each_stage(qwen):
 
 def test_sends_between_stages_leave_the_node_where_stages_do(qwen):
     nbytes = 4096 * 4096 * 2 / 4
-    near, far = 2e-6 + nbytes / (450e9 * 0.7), 50e-6 + nbytes / (50e9 * 0.8)
+    near, far = 2e-6 + nbytes / (450e9 * 0.7), 35e-6 + nbytes / (50e9 * 0.8)
     # Stages of 4 devices: two fit a node, so of 5 steps between 6 stages 2 go across.
     assert sends_s(qwen, Layout(tp=4, pp=6), H100, 4096) == pytest.approx(3 * near + 2 * far)
     assert sends_s(qwen, Layout(tp=8, pp=3), H100, 8192) == pytest.approx(2 * far)

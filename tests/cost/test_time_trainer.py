@@ -184,6 +184,13 @@ def test_engines_apart_receive_their_part_over_the_network(qwen):
     assert dict(slow.parts)["weights"] == pytest.approx(whole / far)
 
 
+def test_each_tensor_of_the_checkpoint_takes_its_time(qwen):
+    # 28 layers of 12 tensors, two tables and the last norm; wherever engine and trainer lie.
+    for apart in (False, True):
+        found = COST.weight_sync(qwen, Layout(tp=8), Layout(tp=8), H100, apart=apart)
+        assert dict(found.parts)["tensors"] == pytest.approx(339 * efficiency.SYNC_TENSOR_S)
+
+
 def test_a_move_goes_over_the_host_link():
     assert COST.move(54 * 10**9, H100).seconds == pytest.approx(1 / efficiency.HOST_LINK_SHARE)
 

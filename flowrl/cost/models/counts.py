@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flowrl.cost.models.shape import LatentAttention, ModelShape
 
-__all__ = ["ParameterCounts", "count_parameters"]
+__all__ = ["ParameterCounts", "count_parameters", "count_tensors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,26 @@ def count_parameters(shape: ModelShape) -> ParameterCounts:
         mtp=shape.num_mtp_layers * (ahead + num_experts * expert),
         active_mtp=shape.num_mtp_layers * (ahead + num_active * expert),
     )
+
+
+def count_tensors(shape: ModelShape) -> int:
+    """Tensors of the main model's checkpoint: every matrix of every expert is one.
+
+    Attention has 4 matrices, latent attention 5 (4 without a rank of queries); biases and norms are
+    tensors of their own.
+    """
+    attention = 4 + 3 * shape.qkv_bias + shape.output_bias + 2 * shape.qk_norm
+    if shape.latent is not None:
+        ranks = 1 + (shape.latent.query_rank is not None)
+        attention = 3 + ranks + ranks * (1 + shape.qkv_bias) + shape.output_bias
+    mlp = 3 * (1 + shape.mlp_bias)
+    sparse = 0
+    if shape.experts is not None:
+        sparse = 1 + 3 * shape.experts.num_experts + 3 * bool(shape.experts.shared_size)
+    layers = shape.num_layers * (attention + 2)
+    layers += (shape.num_layers - shape.num_expert_layers) * mlp + shape.num_expert_layers * sparse
+    ends = 2 + (shape.head == "value" or not shape.tied) + (shape.head == "value")
+    return layers + ends
 
 
 def _head(shape: ModelShape) -> int:
