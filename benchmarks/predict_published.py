@@ -3,9 +3,11 @@
     python benchmarks/predict_published.py ../shared/anchors/stage_times.yaml [FILE...]
     python benchmarks/predict_published.py ../shared/anchors/engine_steps.json --json OUT
 
-A file with `rows` has stage times of runs (`flowrl.testing.published_stages` says which keys a row
-needs and what is assumed); one with `decode` and `prefill` has steps of inference engines
-(`flowrl.testing.published_steps`). Rows that lack an input print what is missing and do not count.
+A file with `rows` has stage times of runs (`flowrl.testing.published_form` says which keys a row
+needs, and each row prints what was assumed of it); one with `decode` and `prefill` has steps of
+inference engines (`flowrl.testing.published_steps`); one with `weight_syncs` has seconds until
+engines had new weights (`flowrl.testing.published_syncs`). Rows that lack an input print what is
+missing and do not count; nor do those that their file calls incomplete.
 The exit code is 0 where at least one row of each file was predicted, 1 where none was, 2 for a file
 that cannot be read.
 """
@@ -24,6 +26,7 @@ from flowrl.errors import FlowError
 from flowrl.testing.published_rows import median, read_document
 from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
 from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps
+from flowrl.testing.published_syncs import predict_syncs
 
 MODELS = Path(__file__).resolve().parent.parent / "configs" / "models"
 
@@ -34,8 +37,9 @@ def stage_lines(found: Prediction) -> list[str]:
     """A row for people."""
     if found.missing:
         return [f"{found.name}: not counted"] + [f"    {reason}" for reason in found.missing]
+    name = f"{found.name}: not counted, {found.flagged}" if found.flagged else found.name
     shown = [*found.stages, *([found.step] if found.step is not None else [])]
-    lines = [found.name, *(f"    ({note})" for note in found.notes)]
+    lines = [name, *(f"    ({note})" for note in found.notes)]
     return lines + [_stage_line(stage) for stage in shown]
 
 
@@ -55,19 +59,40 @@ def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     found = [prediction for row in rows for prediction in predict_row(row, MODELS)]
     for prediction in found:
         print("\n".join(stage_lines(prediction)))
-    stages = [abs(s.error) for p in found for s in p.stages if s.error is not None]
-    steps = [abs(p.step.error) for p in found if p.step and p.step.error is not None]
-    counted = sum(not p.missing for p in found)
-    print(f"\n{counted} predicted, {len(found) - counted} not counted")
-    for name, errors, aim in (("stages", stages, STAGE_AIM), ("steps", steps, STEP_AIM)):
-        if errors:
-            inside = sum(error <= aim for error in errors)
-            print(
-                f"{name}: {inside} of {len(errors)} within {aim:.0%}, median {median(errors):.1%}, "
-                f"largest {max(errors):.1%}"
-            )
+    counting = [p for p in found if p.counts]
+    stages = [abs(s.error) for p in counting for s in p.stages if s.error is not None]
+    steps = [abs(p.step.error) for p in counting if p.step and p.step.error is not None]
+    print(f"\n{len(counting)} predicted, {len(found) - len(counting)} not counted")
+    _print_errors("stages", stages, STAGE_AIM)
+    _print_errors("steps", steps, STEP_AIM)
     written = [{**asdict(p), "errors": _errors(p)} for p in found]
-    return {"sigma": SIGMA, "rows": written}, counted
+    return {"sigma": SIGMA, "rows": written}, len(counting)
+
+
+def report_syncs(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Predicts and prints every weight sync."""
+    found = predict_syncs(document, MODELS)
+    for prediction in found:
+        print("\n".join(stage_lines(prediction)))
+    counting = [p for p in found if p.counts]
+    ratios = [1 + p.step.error for p in counting if p.step and p.step.error is not None]
+    if ratios:
+        inside = sum(0.5 <= ratio <= 2 for ratio in ratios)
+        print(
+            f"\nweight syncs: {inside} of {len(ratios)} within half and twice the measured time, "
+            f"median {median(ratios):.2f} times"
+        )
+    written = [{**asdict(p), "errors": _errors(p)} for p in found]
+    return {"weight_syncs": written}, len(counting)
+
+
+def _print_errors(name: str, errors: list[float], aim: float) -> None:
+    if errors:
+        inside = sum(error <= aim for error in errors)
+        print(
+            f"{name}: {inside} of {len(errors)} within {aim:.0%}, median {median(errors):.1%}, "
+            f"largest {max(errors):.1%}"
+        )
 
 
 def _errors(found: Prediction) -> dict[str, float]:
@@ -131,8 +156,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             result, counted = report_stages(document)
         elif isinstance(document.get("decode") or document.get("prefill"), list):
             result, counted = report_steps(document)
+        elif isinstance(document.get("weight_syncs"), list):
+            result, counted = report_syncs(document)
         else:
-            print(f"{path}: neither `rows` nor `decode` and `prefill`", file=sys.stderr)
+            kinds = "neither `rows` nor `decode` and `prefill` nor `weight_syncs`"
+            print(f"{path}: {kinds}", file=sys.stderr)
             return 2
         written.append({"file": path.name, **result})
         code = code if counted else 1

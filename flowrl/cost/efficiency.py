@@ -17,7 +17,7 @@ predict_published.md` shows the errors of both):
 - S: the stage times of `rlinf_1p5b_8xh100` in `stage_times.yaml` (Qwen2.5-1.5B, 8 H100).
 
 S and N are few rows and many things happen in them: their constants are what was left when all
-else was accounted for. W are many frameworks with one constant: half or twice as long is common.
+else was accounted for. W are many frameworks with two constants: half or twice as long is common.
 No constant depends on a model, or on a row that is predicted.
 
 Rates are shares of what a large matrix product or a copy reaches on the device, where the
@@ -52,6 +52,7 @@ __all__ = [
     "PREFILL_CHUNK_TOKENS",
     "SYNC_BUCKET_BYTES",
     "SYNC_BUCKET_S",
+    "SYNC_TENSOR_APART_S",
     "SYNC_TENSOR_S",
     "TRAINER_EXPERTS_S",
     "TRAINER_SHARE",
@@ -160,10 +161,11 @@ SYNC_BUCKET_BYTES = 512 << 20
 SYNC_BUCKET_S = 10.0e-3
 """Weights travel in buckets, each with host work of its own; not calibrated."""
 
-SYNC_TENSOR_S = 0.3e-3
-"""Each tensor of the checkpoint is gathered, named and loaded by itself (W: about 0.4 ms in place,
-0.2 ms from devices to others). It is most of the time where a layer has a hundred experts: a matrix
-of theirs is a tensor."""
+SYNC_TENSOR_S = 0.40e-3
+SYNC_TENSOR_APART_S = 0.15e-3
+"""Each tensor of the checkpoint is gathered, named and loaded by itself (W, medians): in place, and
+to engines on devices of their own, whose ranks are sent their parts. It is most of the time where a
+layer has a hundred experts: a matrix of theirs is a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

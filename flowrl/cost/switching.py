@@ -10,8 +10,9 @@ Sync, with W bytes of all parameters, of which a device of the engine holds `D =
   engines pass on what they receive (a pipelined broadcast), so more of them take no longer. The
   slower of the two, over the network unless all share a node.
 
-Both with `efficiency.SYNC_BUCKET_S` for each bucket, and `efficiency.SYNC_TENSOR_S` for each tensor
-of the model: those are gathered and loaded one after the other, whichever devices get them.
+Both with `efficiency.SYNC_BUCKET_S` for each bucket, and `SYNC_TENSOR_S` or `SYNC_TENSOR_APART_S`
+for each tensor of the model: those are gathered and loaded one after the other, whichever devices
+get them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def weight_sync_parts(
     whole = float(shape.parameters.total * dtype_bytes)
     wanted = whole / (destination.tp * destination.pp)
     buckets = math.ceil(wanted / efficiency.SYNC_BUCKET_BYTES) * efficiency.SYNC_BUCKET_S
-    tensors = count_tensors(shape) * efficiency.SYNC_TENSOR_S
+    each = efficiency.SYNC_TENSOR_APART_S if apart else efficiency.SYNC_TENSOR_S
+    tensors = count_tensors(shape) * each
     holders = source.num_devices if shard == "full" else source.model_devices
     if apart:
         near = source.num_devices + destination.num_devices <= machine.node_size

@@ -19,6 +19,7 @@ from flowrl.cost.models import Experts, ModelShape
 from flowrl.errors import ConfigError, PlanError
 
 __all__ = [
+    "NODE_SIZE",
     "Row",
     "Unusable",
     "is_positive",

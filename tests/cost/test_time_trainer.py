@@ -185,10 +185,10 @@ def test_engines_apart_receive_their_part_over_the_network(qwen):
 
 
 def test_each_tensor_of_the_checkpoint_takes_its_time(qwen):
-    # 28 layers of 12 tensors, two tables and the last norm; wherever engine and trainer lie.
-    for apart in (False, True):
+    # 28 layers of 12 tensors, two tables and the last norm.
+    for apart, each in ((False, 0.40e-3), (True, 0.15e-3)):
         found = COST.weight_sync(qwen, Layout(tp=8), Layout(tp=8), H100, apart=apart)
-        assert dict(found.parts)["tensors"] == pytest.approx(339 * efficiency.SYNC_TENSOR_S)
+        assert dict(found.parts)["tensors"] == pytest.approx(339 * each)
 
 
 def test_a_move_goes_over_the_host_link():

@@ -1,0 +1,485 @@
+"""Rows of published runs, read into what a prediction needs; each assumption is a note.
+
+A row names `model`, `devices: {type, num}`, `num_sequences` (or `prompts_per_step`), `group_size`,
+`mean_prompt_tokens`, `mean_response_tokens` (or `tokens_per_step` or `mean_total_tokens`, of which
+the prompt is taken away), `max_context` (or `max_prompt_tokens` and `max_response_tokens`),
+`train_parallel` and `rollout_parallel` (`tp`, `pp`, `dp`, `cp`, `ep`, `fsdp`, `zero`), and what was
+`measured`, of one run or of several by name. A run of several may give any of these keys anew.
+`_NAMES` has the other names that keys go by.
+
+Rollout and training on devices of their own: `rollout_devices` and `train_devices` (a number, or
+`{type, num}`), or `devices: {type, num, rollout, train}`, or layouts that fill them together.
+A run is asynchronous where `asynchronous`, `staleness` or `schedule` says so, or its name does.
+
+What a row lacks or contradicts is collected, so that all of it is told at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast, get_args
+
+from flowrl.cluster.hardware import Machine
+from flowrl.cost.activations import Recompute
+from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import ConstantLengths, Lengths, LognormalLengths
+from flowrl.cost.models import ModelShape
+from flowrl.cost.role_memory import Shard, kv_capacity
+from flowrl.cost.sharding import stage_parameters
+from flowrl.errors import FlowError
+from flowrl.testing.published_layout import read_layout
+from flowrl.testing.published_rows import (
+    NODE_SIZE,
+    Row,
+    Unusable,
+    is_positive,
+    machine_of,
+    shape_of,
+)
+
+__all__ = ["SIGMA", "Job", "Pool", "is_asynchronous", "read_job"]
+
+SIGMA = 1.0
+CACHE_SHARE = 0.85
+DEFAULT_SLOTS = 256
+MICRO_TOKENS = 4096
+"""Tokens of a micro-batch, at least, where a row gives the context alone."""
+
+_NAMES = {
+    "num_sequences": ("sequences_per_step", "samples_per_step", "rollout_samples"),
+    "prompts_per_step": ("num_prompts", "num_prompts_per_step", "prompts"),
+    "group_size": ("samples_per_prompt", "num_generations", "rollout_n"),
+    "mean_prompt_tokens": ("prompt_tokens_mean", "mean_prompt_length"),
+    "mean_response_tokens": ("response_tokens_mean", "mean_response_length"),
+    "mean_total_tokens": ("mean_sequence_tokens", "mean_tokens"),
+    "tokens_per_step": ("total_tokens", "total_tokens_per_step"),
+    "max_context": ("context_length", "max_total_tokens", "max_sequence_tokens"),
+    "max_prompt_tokens": ("max_prompt_length",),
+    "max_response_tokens": ("max_response_length", "max_new_tokens"),
+    "mini_batches": ("num_minibatches", "num_mini_batches"),
+    "micro_tokens": ("micro_batch_tokens", "max_tokens_per_micro_batch"),
+    "recompute": ("activation_checkpointing", "recompute_granularity"),
+    "engine": ("rollout_engine",),
+    "train_parallel": ("training_parallel", "actor_parallel"),
+    "rollout_parallel": ("generation_parallel", "inference_engine_parallel"),
+    "train_devices": ("training_devices", "trainer_devices"),
+    "rollout_devices": ("generation_devices", "inference_devices"),
+    "num": ("count", "total"),
+    "node_size": ("per_node", "devices_per_node", "gpus_per_node"),
+    "max_running_requests": ("max_num_seqs", "slots"),
+    "mem_fraction_static": ("gpu_memory_utilization", "memory_share"),
+}
+"""What a key may be called besides."""
+
+_ASYNCHRONOUS = {"off", "async", "asynchronous", "1off", "8off", "overlap", "overlapped"}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Devices of one kind, and how a role is divided over them."""
+
+    machine: Machine
+    num: int
+    layout: Layout
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run, understood.
+
+    Attributes:
+        apart: Rollout and training have devices of their own.
+        notes: What was assumed because the row does not say.
+    """
+
+    shape: ModelShape
+    train: Pool
+    rollout: Pool
+    apart: bool
+    asynchronous: bool
+    samples: int
+    group_size: int
+    prompt_tokens: float
+    lengths: Lengths
+    slots: int
+    kv_tokens: int
+    recompute: Recompute
+    mini_batches: int
+    micro_tokens: int
+    logprob_micro_tokens: int
+    logprob_passes: int
+    notes: tuple[str, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Of all pools."""
+        return self.train.num + (self.rollout.num if self.apart else 0)
+
+
+def is_asynchronous(name: str) -> bool:
+    """Whether a run's name says so.
+
+    >>> is_asynchronous("one_step_off"), is_asynchronous("offload")
+    (True, False)
+    """
+    return bool(_ASYNCHRONOUS & set(re.split(r"[^a-z0-9]+", name.lower())))
+
+
+def read_job(row: Row, run: str, models: Path) -> Job:
+    """A run of a row.
+
+    Raises:
+        Unusable: with all that it lacks.
+    """
+    return _Reader(row).job(run, models)
+
+
+class _Reader:
+    """Reads a row and collects what it lacks."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._missing: list[str] = []
+        self._notes: list[str] = []
+
+    def job(self, run: str, models: Path) -> Job:
+        """See `read_job`."""
+        self._precision()
+        pools = self._pools(run)
+        group = self._whole(self._row, "group_size") or 1
+        samples = self._samples(group)
+        prompt, response = self._means(samples)
+        context, longest = self._longest(prompt)
+        shape = self._try(
+            lambda: shape_of(self._row.get("model"), self._row.get("model_shape"), models)
+        )
+        lengths = None if self._missing else self._try(lambda: _lengths(response, longest))
+        slots, share = self._slots(), self._cache_share()
+        recompute, mini_batches = self._recompute(), self._mini_batches(samples)
+        micro = self._micro_tokens(context)
+        logprob_micro = self._whole(self._row, "logprob_micro_tokens", absent=micro) or micro
+        passes = self._assumed("logprob_passes", 1, "one pass of logprobs")
+        if shape is not None and pools is not None:
+            deepest = max(pool.layout.pp for pool in pools[:2])
+            if deepest > shape.num_layers:
+                self._missing.append(f"pp {deepest} is more than the {shape.num_layers} layers")
+        if self._missing or not (shape and pools and lengths):
+            raise Unusable(*self._missing)
+        train, rollout, apart = pools
+        return Job(
+            shape=shape,
+            train=train,
+            rollout=rollout,
+            apart=apart,
+            asynchronous=self._asynchronous(run),
+            samples=samples,
+            group_size=group,
+            prompt_tokens=prompt,
+            lengths=lengths,
+            slots=slots,
+            kv_tokens=_kv_tokens(shape, rollout, share),
+            recompute=recompute,
+            mini_batches=mini_batches,
+            micro_tokens=micro,
+            logprob_micro_tokens=logprob_micro,
+            logprob_passes=passes,
+            notes=tuple(self._notes),
+        )
+
+    # Devices and layouts.
+
+    def _pools(self, run: str) -> tuple[Pool, Pool, bool] | None:
+        """Of training and of rollout, and whether they are apart."""
+        devices = self._devices()
+        total = self._count(devices) if devices else 0
+        rollout = self._own(devices, "rollout_devices", "rollout")
+        train = self._own(devices, "train_devices", "train")
+        if rollout and train and total and rollout[1] + train[1] != total:
+            self._missing.append(
+                f"rollout_devices and train_devices are {rollout[1] + train[1]}, not {total}"
+            )
+            return None
+        if total and bool(rollout) != bool(train):
+            rest = total - (rollout or train or ("", 0))[1]
+            if rest < 1:
+                self._missing.append("no devices are left for the other pool")
+                return None
+            rollout, train = rollout or (None, rest), train or (None, rest)
+        together = None if rollout and train else self._together(total)
+        if together is not None:
+            rollout, train = (None, together[0]), (None, together[1])
+        if self._asynchronous(run) and not (rollout and train):
+            self._missing.append(
+                "rollout_devices and train_devices are missing: stages of this run overlap over "
+                "steps"
+            )
+        first = self._pool("train_parallel", devices, train, total)
+        second = self._pool("rollout_parallel", devices, rollout, total)
+        if first is None or second is None:
+            return None
+        return first, second, bool(rollout and train)
+
+    def _devices(self) -> Row:
+        """The section of all devices; pools with kinds and numbers of their own need none."""
+        own = [self._get(self._row, key) for key in ("rollout_devices", "train_devices")]
+        if self._row.get("devices") is None and all(isinstance(pool, Mapping) for pool in own):
+            return {}
+        return self._section("devices")
+
+    def _together(self, total: int) -> tuple[int, int] | None:
+        """Devices of rollout and of training where the layouts fill all of them together."""
+        sizes = []
+        for key in ("rollout_parallel", "train_parallel"):
+            given = self._get(self._row, key)
+            try:
+                found = read_layout(key, given if isinstance(given, Mapping) else {}, None)
+            except Unusable:
+                return None
+            if "dp" not in found.named and "fsdp" not in found.named:
+                return None
+            sizes.append(found.layout.num_devices)
+        if sum(sizes) != total or total in sizes:
+            return None
+        self._notes.append(f"rollout and training taken to be apart, on {sizes[0]} and {sizes[1]}")
+        return sizes[0], sizes[1]
+
+    def _own(self, devices: Row, key: str, short: str) -> tuple[str | None, int] | None:
+        """Type, where it has one of its own, and number of a pool."""
+        found = self._get(self._row, key)
+        if found is None:
+            found = devices.get(short)
+        if found is None:
+            return None
+        if isinstance(found, Mapping):
+            name = found.get("type")
+            return (str(name) if name is not None else None, self._count(found, key))
+        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+            return None, found
+        self._missing.append(f"{key} is no whole number above 0: {found!r}")
+        return None
+
+    def _count(self, devices: Row, name: str = "devices") -> int:
+        num = self._get(devices, "num")
+        nodes, size = devices.get("nodes"), self._get(devices, "node_size")
+        if num is None and is_positive(nodes):
+            if not is_positive(size):
+                self._notes.append(f"{name}: {NODE_SIZE} devices a node")
+            return int(nodes * (size if is_positive(size) else NODE_SIZE))
+        if isinstance(num, int) and not isinstance(num, bool) and num > 0:
+            return num
+        if num is None:
+            self._missing.append(f"{name}.num is missing")
+        else:
+            self._missing.append(f"{name}.num is no whole number above 0: {num!r}")
+        return 0
+
+    def _pool(
+        self, key: str, devices: Row, own: tuple[str | None, int] | None, total: int
+    ) -> Pool | None:
+        given = self._section(key)
+        name = own[0] if own and own[0] is not None else devices.get("type")
+        machine = self._try(
+            lambda: machine_of(name, node_size=self._get(devices, "node_size")), once=True
+        )
+        num = own[1] if own else total
+        if not given or not num:
+            return None
+        found = self._try(lambda: read_layout(key, given, num))
+        if found is None or machine is None:
+            return None
+        self._notes.extend(found.notes)
+        return Pool(machine=machine, num=num, layout=found.layout, shard=found.shard)
+
+    def _asynchronous(self, run: str) -> bool:
+        row = self._row
+        for key in ("asynchronous", "staleness", "max_staleness"):
+            if row.get(key) is not None:
+                return bool(row[key])
+        schedule = row.get("schedule", row.get("mode"))
+        return is_asynchronous(str(schedule)) if schedule is not None else is_asynchronous(run)
+
+    # The batch and its lengths.
+
+    def _samples(self, group: int) -> int:
+        row = self._row
+        if self._get(row, "num_sequences") is None and self._get(row, "prompts_per_step"):
+            return (self._whole(row, "prompts_per_step") or 1) * group
+        return self._whole(row, "num_sequences") or 1
+
+    def _means(self, samples: int) -> tuple[float, float]:
+        """Mean tokens of a prompt and of a response."""
+        row = self._row
+        prompt = self._number(row, "mean_prompt_tokens")
+        if self._get(row, "mean_response_tokens") is not None:
+            return prompt, self._number(row, "mean_response_tokens")
+        if self._get(row, "mean_total_tokens") is not None:
+            mean, said = self._number(row, "mean_total_tokens"), "mean_total_tokens"
+        elif self._get(row, "tokens_per_step") is not None:
+            mean, said = self._number(row, "tokens_per_step") / samples, "tokens_per_step"
+        else:
+            return prompt, self._number(row, "mean_response_tokens")
+        if not self._missing and mean <= prompt:
+            self._missing.append(f"{said} leaves no room for responses: {mean:g} tokens a sequence")
+            return prompt, 1.0
+        self._notes.append(f"{said}: mean responses of {mean - prompt:.0f} tokens beside prompts")
+        return prompt, mean - prompt
+
+    def _longest(self, prompt: float) -> tuple[int, float]:
+        """Tokens of the longest sample, and of the longest response."""
+        row = self._row
+        response = self._whole(row, "max_response_tokens", absent=None)
+        if self._get(row, "max_context") is not None:
+            context = int(self._number(row, "max_context"))
+            room = context - prompt
+            return context, room if response is None else min(room, response)
+        if response is not None:
+            longest = self._whole(row, "max_prompt_tokens", absent=None)
+            if longest is None:
+                longest = math.ceil(prompt)
+                self._notes.append(f"longest prompt taken for the mean one, {longest} tokens")
+            return response + longest, response
+        self._missing.append("max_context is missing")
+        return 1, 1.0
+
+    # The engine and the trainer.
+
+    def _engine(self) -> Row:
+        engine = self._get(self._row, "engine")
+        return engine if isinstance(engine, Mapping) else {}
+
+    def _slots(self) -> int:
+        found = self._whole(self._engine(), "max_running_requests", absent=None)
+        if found is None:
+            self._notes.append(f"engine.max_running_requests taken for {DEFAULT_SLOTS}")
+        return found or DEFAULT_SLOTS
+
+    def _cache_share(self) -> float:
+        """Of the device's memory, for weights and cache."""
+        share = self._get(self._engine(), "mem_fraction_static")
+        if is_positive(share) and share <= 1:
+            return float(share)
+        if share is not None:
+            self._missing.append(f"engine: share of the memory is none above 0: {share!r}")
+        self._notes.append(f"engines give {CACHE_SHARE:.0%} of the memory to weights and cache")
+        return CACHE_SHARE
+
+    def _recompute(self) -> Recompute:
+        found = self._get(self._row, "recompute")
+        if found is None:
+            self._notes.append("recompute taken for full")
+            return "full"
+        if isinstance(found, bool):
+            return "full" if found else "none"
+        for known in get_args(Recompute):
+            if found == known:
+                return cast(Recompute, known)
+        self._missing.append(f"recompute is one of {', '.join(get_args(Recompute))}: {found!r}")
+        return "full"
+
+    def _mini_batches(self, samples: int) -> int:
+        row = self._row
+        if row.get("train_batch_sequences") is not None:
+            return max(1, round(samples / self._number(row, "train_batch_sequences")))
+        return self._assumed("mini_batches", 1, "one optimizer step")
+
+    def _micro_tokens(self, context: int) -> int:
+        found = self._whole(self._row, "micro_tokens", absent=None)
+        if found is not None:
+            return found
+        taken = max(MICRO_TOKENS, context)
+        self._notes.append(f"micro-batches packed to {taken} tokens")
+        return taken
+
+    def _precision(self) -> None:
+        for key in ("precision", "dtype", "rollout_precision", "train_precision"):
+            found = self._row.get(key)
+            if found is not None and str(found).lower() not in ("bf16", "bfloat16"):
+                self._missing.append(f"only bfloat16 is modelled: {key} is {found!r}")
+
+    # Values.
+
+    def _get(self, row: Row, key: str) -> object:
+        """By any of its names."""
+        for name in (key, *_NAMES.get(key, ())):
+            if row.get(name) is not None:
+                return row[name]
+        return None
+
+    def _assumed(self, key: str, absent: int, note: str) -> int:
+        found = self._whole(self._row, key, absent=None)
+        if found is None:
+            self._notes.append(f"{key}: {note}")
+        return found or absent
+
+    def _whole(self, row: Row, key: str, absent: int | None = 0) -> int | None:
+        """A whole number above 0; missing where there is none and `absent` is 0."""
+        value = self._get(row, key)
+        if value is None:
+            if absent == 0:
+                self._missing.append(f"{key} is missing")
+            return absent
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self._missing.append(f"{key} is no whole number above 0: {value!r}")
+            return absent
+        return value
+
+    def _section(self, key: str) -> Row:
+        found = self._get(self._row, key)
+        if isinstance(found, Mapping) and found:
+            return found
+        self._missing.append(f"{key} is missing")
+        return {}
+
+    def _number(self, row: Row, key: str) -> float:
+        value = self._get(row, key)
+        if is_positive(value):
+            return float(value)
+        if value is None:
+            self._missing.append(f"{key} is missing")
+        else:
+            self._missing.append(f"{key} is no number above 0: {value!r}")
+        return 1.0
+
+    def _try(self, make: Callable[[], T], *, once: bool = False) -> T | None:
+        try:
+            return make()
+        except Unusable as why:
+            reasons = list(why.reasons)
+        except FlowError as error:
+            reasons = [" ".join(str(error).split())]
+        self._missing.extend(r for r in reasons if not once or r not in self._missing)
+        return None
+
+
+def _lengths(mean: float, longest: float) -> Lengths:
+    if longest <= 1:
+        raise Unusable("the longest response has no room beside the prompt")
+    if mean >= longest:
+        if mean > longest * 1.001:
+            raise Unusable(
+                f"the mean response of {mean:g} tokens is above the longest, {longest:g}"
+            )
+        return ConstantLengths(tokens=longest)
+    return LognormalLengths(mean=mean, sigma=SIGMA, maximum=longest)
+
+
+def _kv_tokens(shape: ModelShape, rollout: Pool, share: float) -> int:
+    layout = rollout.layout
+    stages = stage_parameters(shape, layout.tp, layout.pp, layout.ep)
+    weights = 2 * max(stage.total for stage in stages)
+    free = int(rollout.machine.spec.memory_bytes * share) - weights
+    if free <= 0:
+        gib = weights / 2**30
+        raise Unusable(
+            f"rollout_parallel leaves no room for a cache: {gib:.1f} GiB of weights a device"
+        )
+    return kv_capacity(shape, layout, free_bytes=free)
