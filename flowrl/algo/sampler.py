@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from flowrl.data_classes import dataclass
 
 __all__ = ["SamplerTransform"]
 

@@ -11,7 +11,6 @@ layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -19,6 +18,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_layers
+from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = [

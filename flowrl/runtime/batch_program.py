@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from flowrl.algo.kl_coefficient import adapted
 from flowrl.backend.batch import Floats, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.backend.truncation import Sampler
+from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from flowrl.data import PromptItem
+from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 from flowrl.ids import GroupId
 

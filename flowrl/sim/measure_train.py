@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import TrainBackend, UpdateSpec
+from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import SampleId
 from flowrl.sim.costs import LinearCost

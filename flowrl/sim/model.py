@@ -6,8 +6,9 @@ of `flowrl.sim.run` runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from flowrl.data_classes import dataclass
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule

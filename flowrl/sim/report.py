@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
+from flowrl.data_classes import dataclass
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
 

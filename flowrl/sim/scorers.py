@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from flowrl.data_classes import dataclass
 from flowrl.ids import SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.driver import SimDriver

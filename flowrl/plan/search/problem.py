@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals
 
