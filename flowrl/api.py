@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -22,7 +22,6 @@ from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config
 from flowrl.config.schema import RunConfig
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan

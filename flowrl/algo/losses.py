@@ -15,7 +15,7 @@ with the importance weight w_t and the masks keep_t of `flowrl.algo.corrections`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TypeAlias, TypeVar
 
@@ -24,7 +24,6 @@ import torch
 from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
 from flowrl.algo.segments import Segments
-from flowrl.data_classes import dataclass
 from flowrl.specs.loss import CrossEntropy, LossSpec, PolicyLoss
 from flowrl.specs.loss.policy import RatioLevel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from flowrl.algo import shaping
 from flowrl.algo.user_function import UserFunction, shape_of
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError, RewardError
 from flowrl.specs.function import nearest_hint
 from flowrl.specs.maps import Gives, MapSpec, OwnMap, WeightedSum

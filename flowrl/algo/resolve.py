@@ -7,6 +7,7 @@ function is first asked for, so that the torch-free part of the engine can resol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,6 @@ import numpy.typing as npt
 from flowrl.algo.advantages.batch import AdvantageBatch, AdvantageResult
 from flowrl.algo.aggregation import sample_weights
 from flowrl.algo.maps import MapBatch, MapResult
-from flowrl.data_classes import dataclass
 from flowrl.errors import GraphError
 from flowrl.specs import (
     KL,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
+import torch
 
 __all__ = ["SamplerTransform"]
 

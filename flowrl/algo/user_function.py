@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bdb import BdbQuit
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError, TraceError
 from flowrl.specs.function import (
     NO_DEBUGGER,

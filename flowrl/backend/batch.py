@@ -9,14 +9,13 @@ the core imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.backend.truncation import KeptTokens, Sampler
-from flowrl.data_classes import dataclass
 from flowrl.ids import SampleId
 
 __all__ = ["Floats", "Ints", "Mask", "SequenceBatch", "TrainBatch"]

@@ -59,11 +59,10 @@ A game of one number, played without a policy:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from flowrl.backend.batch import Ints
-from flowrl.data_classes import dataclass
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
 

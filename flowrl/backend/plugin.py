@@ -6,10 +6,9 @@ planning asks no more of a plug-in, and what it opens works on arrays.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
-
-from flowrl.data_classes import dataclass
 
 if TYPE_CHECKING:
     from flowrl.backend.environment import Environment, EnvironmentContext

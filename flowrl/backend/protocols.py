@@ -15,14 +15,13 @@ Invariants that the conformance suite checks:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.plugin import BackendStatus, Capabilities, Head, Plugin, Service
 from flowrl.backend.truncation import KeptTokens
-from flowrl.data_classes import dataclass
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
 from flowrl.specs.grammar import Grammar

@@ -11,8 +11,9 @@ A distribution makes a backend known in its own pyproject.toml:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flowrl.backend.plugin import Capabilities, Plugin
-from flowrl.data_classes import dataclass
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 

@@ -16,11 +16,11 @@ jump with the weights in the middle of a step, and differ from the engine's by r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.data_classes import dataclass
 from flowrl.specs import Sampling
 
 __all__ = ["KeptTokens", "Sampler"]

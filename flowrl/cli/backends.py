@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from flowrl.backend.plugin import BackendStatus, Plugin
 from flowrl.backend.registry import Found, available
-from flowrl.data_classes import dataclass
 from flowrl.files import encode_json
 
 __all__ = ["BackendRow", "collect", "describe", "render", "run"]

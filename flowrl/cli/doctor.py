@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,6 @@ from flowrl.cli.backends import BackendRow, collect, table
 from flowrl.cluster.command import Runner, run_command
 from flowrl.cluster.discover import discover
 from flowrl.cluster.pool import ResourcePool
-from flowrl.data_classes import dataclass
 from flowrl.files import encode_json
 
 __all__ = ["Check", "Status", "examine", "render", "run"]

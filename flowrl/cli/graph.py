@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.output import write_output
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 from flowrl.cli.output import write_output
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:

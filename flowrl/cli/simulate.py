@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.plan import is_plan, machine_words
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 from flowrl.observe.rows import SampleRow

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cluster.command import Runner, ToolFailed, run_tool
 from flowrl.cluster.pool import Device
-from flowrl.data_classes import dataclass
 
 __all__ = ["Found", "cuda_devices", "npu_devices"]
 

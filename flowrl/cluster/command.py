@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["CommandResult", "Runner", "ToolFailed", "run_command", "run_tool"]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cluster.pool import Device
-from flowrl.data_classes import dataclass
 
 __all__ = ["MemoryReading", "cpu_device", "read_cores", "read_memory"]
 

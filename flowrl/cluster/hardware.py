@@ -8,6 +8,7 @@ carries the files of `configs/hardware`; from a checkout they are read where the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flowrl.config.nearest import listing, nearest
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = ["DeviceSpec", "Machine", "catalogue", "device_spec", "find_spec"]

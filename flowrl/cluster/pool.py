@@ -10,10 +10,9 @@ one node the address of a device is its id; in a larger pool it is `node/id`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import DeviceSpec, Machine, find_spec
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["ClusterNode", "Device", "DeviceGroup", "Link", "ResourcePool", "split_cpus"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
@@ -12,7 +13,6 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.new_model import fresh_config_json, vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, PlanError
 
 __all__ = ["Players", "Vocabulary"]

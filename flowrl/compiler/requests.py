@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler.planning import plan_options
 from flowrl.compiler.players import Players
@@ -11,7 +11,6 @@ from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import RunConfig, StageConfig
 from flowrl.cost.demand import response_bound
-from flowrl.data_classes import dataclass
 from flowrl.graph import Graph, Op
 from flowrl.passes.decision import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest

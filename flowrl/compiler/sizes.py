@@ -9,12 +9,12 @@ override) and the nearest values that would do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from flowrl.config.check_sizes import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
 from flowrl.config.problems import Problems, combine
 from flowrl.config.schema import FreshModel, OverlongTerm
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig, TrainConfig
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +32,6 @@ from flowrl.config.nulls import item_named, item_names, remove_nulls
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
 from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = ["LoadedConfig", "load_config"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = [

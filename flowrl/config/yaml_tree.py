@@ -12,14 +12,13 @@ Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's 
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 
 from flowrl.config.nearest import listing, nearest
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = ["Tree", "Value", "read_yaml_file", "read_yaml_value"]

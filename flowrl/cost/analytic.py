@@ -13,7 +13,7 @@ constants in `efficiency`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
@@ -28,7 +28,6 @@ from flowrl.cost.rollout_time import DecodeStep, rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.cost.switching import move_s, weight_sync_parts
 from flowrl.cost.trainer_time import Batch, forward_batch_parts, update_parts
-from flowrl.data_classes import dataclass
 
 __all__ = ["MICRO_TOKENS", "AnalyticCost"]
 

@@ -25,10 +25,10 @@ data ranks lie a whole replica apart, so a node holds `node_size / stride` of th
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost import efficiency
-from flowrl.data_classes import dataclass
 
 __all__ = ["Ranks", "all_gather_s", "all_reduce_s", "all_to_all_s", "reduce_scatter_s", "send_s"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = ["DecodeTable", "LinearPrefill"]

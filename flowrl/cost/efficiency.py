@@ -28,10 +28,10 @@ reach on average (H100, H200).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 from flowrl.cluster.hardware import DeviceSpec
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "ALL_REDUCE_BASE_S",

@@ -21,6 +21,7 @@ of SGLang and vLLM).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,7 +31,6 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import occupancy_of_batch
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "CallSeconds",

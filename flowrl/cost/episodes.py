@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from flowrl.cost.lengths import Lengths
-from flowrl.data_classes import dataclass
 
 __all__ = ["CallSeconds", "EnvironmentCost", "Episodes"]
 

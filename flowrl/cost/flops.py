@@ -19,11 +19,10 @@ Large-Scale Language Model Training", arXiv 2104.04473, section 5.1; Korthikanti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "PASSES_OF",

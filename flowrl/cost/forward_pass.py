@@ -26,6 +26,8 @@ and a trainer's pass.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flowrl.cluster.hardware import Machine
 from flowrl.cost import collectives, efficiency, kernels
 from flowrl.cost.collectives import Ranks
@@ -33,7 +35,6 @@ from flowrl.cost.efficiency import Rates
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.models.shape import Experts, LatentAttention
-from flowrl.data_classes import dataclass
 
 __all__ = ["PassParts", "Tokens", "dtype_bytes", "forward_parts"]
 

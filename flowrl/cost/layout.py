@@ -13,7 +13,8 @@ with an expert tensor size of 1). So one of the two must divide the other.
 
 from __future__ import annotations
 
-from flowrl.data_classes import dataclass
+from dataclasses import dataclass
+
 from flowrl.errors import PlanError
 
 __all__ = ["ONE_DEVICE", "Layout"]

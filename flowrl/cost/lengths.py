@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Protocol
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = [

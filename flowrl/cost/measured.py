@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost.activations import Recompute
@@ -28,7 +29,6 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.partial import PartialCost
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost, Estimate
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 
 __all__ = ["BatchLine", "MeasuredCost", "MeasuredModel"]

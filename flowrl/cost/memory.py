@@ -55,6 +55,7 @@ fragmentation. It is 10 % of the parts that change, and at least 16 MiB.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from flowrl.cost.activations import (
@@ -68,7 +69,6 @@ from flowrl.cost.activations import (
     norm_kept,
 )
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "DTYPE_BYTES",

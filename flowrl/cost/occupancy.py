@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -29,7 +30,6 @@ import numpy as np
 
 from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["Occupancy", "occupancy", "occupancy_of_batch", "run_rows"]

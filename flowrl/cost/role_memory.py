@@ -39,6 +39,7 @@ logits. The framework's own memory is not in here: it is a process's, not a role
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -71,7 +72,6 @@ from flowrl.cost.memory import (
 )
 from flowrl.cost.models import ModelShape
 from flowrl.cost.sharding import StageParameters, cache_elements, stage_parameters
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "MemoryOptions",

@@ -16,12 +16,12 @@ layers of a model with experts are its first ones.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.models.counts import count_parameters
-from flowrl.data_classes import dataclass
 
 __all__ = ["StageParameters", "cache_elements", "stage_layers", "stage_parameters"]
 

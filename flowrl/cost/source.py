@@ -16,6 +16,7 @@ Conventions:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from flowrl.cluster.hardware import Machine
@@ -24,7 +25,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
-from flowrl.data_classes import dataclass
 
 __all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source"]
 

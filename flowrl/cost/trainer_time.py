@@ -30,6 +30,7 @@ and no step less than its longest sample.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
@@ -43,7 +44,6 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_parameters
-from flowrl.data_classes import dataclass
 
 __all__ = ["Batch", "forward_batch_parts", "update_parts"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from flowrl.backend.batch import Ints
@@ -17,7 +18,6 @@ from flowrl.data.curriculum import Curriculum
 from flowrl.data.order import permutation
 from flowrl.data.rows import BadRows, Row, RowNeeds, Rows
 from flowrl.data.tokenizer import ChatMode, Tokenizer
-from flowrl.data_classes import dataclass
 from flowrl.errors import CheckpointError, DataError
 from flowrl.ids import GroupId, group_id
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias, overload
@@ -17,7 +18,6 @@ from flowrl.backend.batch import Ints
 from flowrl.config.schema import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
 from flowrl.data.order import permutation
 from flowrl.data.templates import Template, field_number, field_text
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 
 __all__ = ["BadRows", "Row", "RowNeeds", "RowProblem", "Rows", "Split", "load_rows"]

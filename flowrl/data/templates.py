@@ -10,10 +10,10 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeGuard
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, DataError
 
 __all__ = ["Template", "field_number", "field_text"]

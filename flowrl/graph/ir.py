@@ -15,10 +15,9 @@ operations and order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.graph.text import format_graph
 from flowrl.graph.types import Field, Level, Op, SourceRef
 from flowrl.ids import NodeId, RoleName

@@ -7,9 +7,9 @@ reference logprobs) stand in `flowrl.graph.verify`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from flowrl.data_classes import dataclass
 from flowrl.graph.types import DType, Field, Level, Op, Unit
 from flowrl.specs import (
     KL,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["DType", "Field", "Level", "Op", "SourceRef", "Unit"]
 

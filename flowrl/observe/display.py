@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TextIO
 
-from flowrl.data_classes import dataclass
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
 
 __all__ = [

@@ -10,10 +10,8 @@ and is not a number, and stays visible as `"NaN"`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["EvaluationRow", "SampleRow", "StepMetrics", "Summary"]
 

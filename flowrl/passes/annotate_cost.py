@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flowrl.cost import Phase, Work, model_flops
 from flowrl.cost.demand import phase_of, samples_per_prompt
 from flowrl.cost.memory import DTYPE_BYTES, resident_memory, working_memory
-from flowrl.data_classes import dataclass
 from flowrl.graph import DType, Field, Graph, Node, Op, Unit
 from flowrl.passes.context import Context, RoleCost
 from flowrl.specs.cost import NodeCost

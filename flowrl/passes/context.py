@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flowrl.cost import ModelShape, Workload
-from flowrl.data_classes import dataclass
 from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
 
 __all__ = ["Context", "RoleCost", "Truncated"]

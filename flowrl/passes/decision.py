@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.data_classes import dataclass
+from dataclasses import dataclass
 
 __all__ = ["Decision"]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, format_graph, problems, verify
 from flowrl.passes.annotate_cost import annotate_cost

@@ -8,9 +8,9 @@ the next one begins there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.search import (
     Asynchronous,

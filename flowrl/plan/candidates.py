@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.hardware import Machine
@@ -41,7 +41,6 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
-from flowrl.data_classes import dataclass
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts

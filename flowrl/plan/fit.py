@@ -9,7 +9,7 @@ only that makes a phase fit, it does so outside of rollouts; its own weights go 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cost.memory import (
     MemoryPart,
@@ -21,7 +21,6 @@ from flowrl.cost.memory import (
     working_memory,
 )
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["RUNTIME_BYTES", "DeviceFit", "Tenant", "fit_device"]

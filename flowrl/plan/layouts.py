@@ -24,12 +24,12 @@ A refusal is told once for each value that a constraint rules out, whatever else
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.plan.schema import Rejection
 
 __all__ = [

@@ -23,12 +23,11 @@ exception: which samples share a batch shows in their last bit, and so in a loss
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import MemoryPart, Phase, format_bytes
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op

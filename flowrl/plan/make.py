@@ -14,13 +14,13 @@ The rules, in order:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from flowrl.backend.plugin import Service
 from flowrl.cluster.pool import Device, DeviceGroup, ResourcePool
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import Phase, format_bytes
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
-
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "CostSource",

@@ -10,13 +10,12 @@ groups, and other cuts, are not tried.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.many import (

@@ -6,10 +6,9 @@ What a pin asks for is done or refused; nothing is left out silently.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import ResourcePool
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.many_form import PinnedDecision

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.pool import MEMORY_SHARE
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
-from flowrl.data_classes import dataclass
 from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
 
 __all__ = [

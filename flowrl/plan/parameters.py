@@ -11,6 +11,7 @@ layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -18,7 +19,6 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_layers
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = [

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.candidates import RECOMPUTE, Filter
 from flowrl.plan.check_plan import number_ranges

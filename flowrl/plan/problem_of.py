@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op

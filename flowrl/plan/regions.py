@@ -16,11 +16,11 @@ Times are those of `flowrl.cost.episode_time`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.episodes import CallSeconds
-from flowrl.data_classes import dataclass
 
 __all__ = ["Mode", "Played", "Split", "policy_sizes", "split_numbers", "splits"]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from flowrl.backend.plugin import Capabilities, Head
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.options import PlanOptions
 from flowrl.plan.schema import Reason

@@ -14,9 +14,9 @@ have it, destinations are spread over replicas, and one that has it already is i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.options import ENGINES, TRAINERS
 from flowrl.plan.parameters import Box, Holding, Parameter, parameters_of, part_of

@@ -14,7 +14,7 @@ Invariants (`flowrl.plan.check_plan` proves them after a file is read):
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.files import write_text_atomic
 from flowrl.plan.check_numbers import check_numbers

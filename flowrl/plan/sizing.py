@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,

@@ -14,12 +14,12 @@ part after the first update. Nor does one that takes over weights now and then (
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flowrl.cost.demand import phase_of, response_bound
 from flowrl.cost.episodes import Episodes
 from flowrl.cost.memory import Phase
 from flowrl.cost.models import ModelShape
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.config.nearest import listing, suggestion
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName

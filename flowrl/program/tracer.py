@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.graph.ir import Attr, Edge, Graph, Node
 from flowrl.graph.signatures import SIGNATURES

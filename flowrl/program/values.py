@@ -7,9 +7,8 @@ responses of all samples, end to end; `SamplesValue.split` cuts one into the sam
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-from flowrl.data_classes import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,9 @@ than its capacity. An engine that is told to pause still answers aborts and take
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId, SampleId
 
 __all__ = [

@@ -12,9 +12,9 @@ back is taken to stand still.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.specs import FinishReason
 

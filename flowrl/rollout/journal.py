@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.rollout.event_form import event_from_json, event_to_json
 from flowrl.rollout.events import Event

@@ -8,9 +8,9 @@ table does not hold is a fault of ours and ends with the sample's story.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.ids import SampleId
 from flowrl.rollout.placement import Placement

@@ -5,9 +5,8 @@ Samples are compared by identity. A record lives as long as its sample; the end 
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.rollout.states import Closed, GroupPhase, State
 

@@ -7,10 +7,9 @@ written scheduler keeps its rules when a default changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.rollout.policies import (
     AdmissionPolicy,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId
 from flowrl.rollout.batches import Pool, open_pool
 from flowrl.rollout.gate import Gate

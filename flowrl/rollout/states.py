@@ -12,10 +12,8 @@ answer from its score, and so that policies can hold samples there.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
-
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "LIVE",

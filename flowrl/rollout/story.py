@@ -20,8 +20,8 @@ sample 0/0/0: still running after 2 events
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import GroupId, SampleId
 from flowrl.rollout import events as ev
 from flowrl.rollout.actions import Action, Deliver

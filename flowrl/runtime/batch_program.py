@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from flowrl.algo.kl_coefficient import adapted
 from flowrl.backend.batch import Floats, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.backend.truncation import Sampler
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName

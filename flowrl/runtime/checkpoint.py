@@ -23,9 +23,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import CheckpointError
 from flowrl.files import (
     remove_leftovers,

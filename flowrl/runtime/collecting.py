@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.payloads import Payload

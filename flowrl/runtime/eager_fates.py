@@ -7,9 +7,9 @@ pass merged into another or dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flowrl.compiler import CompiledStage
-from flowrl.data_classes import dataclass
 from flowrl.graph import Graph
 from flowrl.ids import NodeId
 from flowrl.passes import PassRecord, run_passes

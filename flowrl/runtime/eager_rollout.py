@@ -12,12 +12,12 @@ reward of it fails, as it will leave the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import RewardError
 from flowrl.graph import Node, Op, Unit
 from flowrl.ids import GroupId, NodeId, RoleName

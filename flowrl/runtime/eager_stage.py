@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.data import Tokenizer
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError
 from flowrl.ids import NodeId
 from flowrl.observe.rows import SampleRow, StepMetrics

@@ -24,6 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,7 +39,6 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.data_classes import dataclass
 from flowrl.ids import SampleId
 from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
 from flowrl.runtime.scoring import FailureKind

@@ -18,13 +18,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeAlias
 
 from flowrl.backend.environment import Action, Environment, EnvironmentContext, EpisodeStart
-from flowrl.data_classes import dataclass
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.environment_loop import Answer, Call, EnvironmentLoop, Reply

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
@@ -46,7 +46,6 @@ from flowrl.backend.environment import (
 )
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.data import PromptItem, Tokenizer
-from flowrl.data_classes import dataclass
 from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.engine_deaths import Restartable

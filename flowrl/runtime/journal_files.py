@@ -18,9 +18,9 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.ids import NodeId, SampleId
 from flowrl.rollout import RolloutScheduler

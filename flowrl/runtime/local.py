@@ -24,13 +24,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.data_classes import dataclass
 from flowrl.errors import CheckpointError, ConfigError, RewardError
 from flowrl.graph import Graph, Op, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display

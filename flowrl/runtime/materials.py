@@ -6,6 +6,7 @@ Everything that can be wrong with data is found here, before a worker starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from flowrl.data import (
     load_rows,
     prepare_model_folder,
 )
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, DataError
 from flowrl.ids import RoleName
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from flowrl.backend.environment import EnvironmentContext
 from flowrl.backend.protocols import GenerateBackend, Service
 from flowrl.config.schema import RunConfig
 from flowrl.data import Tokenizer
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId
 from flowrl.rollout import Event, RolloutScheduler

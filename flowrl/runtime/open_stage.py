@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.backend.batch import Ints
@@ -12,7 +12,6 @@ from flowrl.backend.truncation import Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.asynchronous_stage import AsynchronousStage

@@ -8,7 +8,7 @@ beside the scheduler's state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from flowrl.backend.batch import Floats, Ints, Mask, SequenceBatch
 from flowrl.backend.protocols import Finished
 from flowrl.backend.truncation import KeptTokens
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode

@@ -10,11 +10,11 @@ train:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptMixture, PromptSet, Row, source_field
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.rollout_maker import settings_of, train_key

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 from flowrl.ids import GroupId
 

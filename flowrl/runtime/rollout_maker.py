@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.config.schema import RunConfig
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan.local import ASYNCHRONOUS, engines_of

@@ -14,8 +14,8 @@ Which samples a rollout hands over follows from what the batch part reads:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.ids import NodeId
 from flowrl.specs import MapSpec

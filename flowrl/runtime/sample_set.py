@@ -9,14 +9,13 @@ set (`flowrl.graph.sample_sets`); its values are arrays of that set, `[N]` for s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.backend.batch import Ints, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
-from flowrl.data_classes import dataclass
 from flowrl.ids import GroupId, NodeId, SampleId
 from flowrl.runtime.payloads import Payload, sequence_batch
 

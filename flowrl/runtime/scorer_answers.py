@@ -8,10 +8,9 @@ before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from flowrl.backend.protocols import ScoreResult
-from flowrl.data_classes import dataclass
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.collecting import Scorers, merged_terms, score_request
 from flowrl.runtime.payloads import Payload, PayloadStore

@@ -23,7 +23,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from mmap import mmap
 from tempfile import TemporaryFile
@@ -31,7 +31,6 @@ from types import TracebackType
 from typing import IO, cast
 
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
 from flowrl.runtime.child_process import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -10,7 +11,6 @@ import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.data import Prompt, PromptCursor, PromptItem, PromptMixture, PromptSet
-from flowrl.data_classes import dataclass
 from flowrl.graph.signatures import PREFERRED
 from flowrl.ids import GroupId, NodeId, sample_id
 from flowrl.runtime.payloads import Payload

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId

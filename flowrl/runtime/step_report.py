@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics

@@ -12,7 +12,7 @@ tokenised again. An observation joins the tokens only when a turn follows it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -21,7 +21,6 @@ from flowrl.backend.batch import Floats, Ints, Mask
 from flowrl.backend.environment import EnvironmentState
 from flowrl.backend.protocols import Finished
 from flowrl.backend.truncation import KeptTokens
-from flowrl.data_classes import dataclass
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring import FailureKind

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 
 from flowrl.backend.truncation import KeptTokens
 from flowrl.data import PromptItem
-from flowrl.data_classes import dataclass
 from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.backend.protocols import (
@@ -20,7 +21,6 @@ from flowrl.backend.protocols import (
     TrainBackend,
 )
 from flowrl.backend.registry import find
-from flowrl.data_classes import dataclass
 from flowrl.errors import BackendError
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.sim.report import SimStep
 from flowrl.sim.workload import GroupDraw
 

@@ -24,9 +24,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
-from flowrl.data_classes import dataclass
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.lengths import Lognormal

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,6 @@ from flowrl.backend.registry import find
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
-from flowrl.data_classes import dataclass
 from flowrl.graph import Op
 from flowrl.ids import SampleId
 from flowrl.observe.rows import StepMetrics

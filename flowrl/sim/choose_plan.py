@@ -11,12 +11,11 @@ The fastest is taken; of plans within `TIE` of it the one with the fewest moving
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.plan import PlanConfig
 from flowrl.cost.lengths import LognormalLengths
-from flowrl.data_classes import dataclass
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes

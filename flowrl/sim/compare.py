@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from flowrl.data_classes import dataclass
 from flowrl.observe.rows import StepMetrics
 from flowrl.sim.report import SimReport, seconds_text
 

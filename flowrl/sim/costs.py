@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.sim.workload import GroupDraw
 
 __all__ = ["BatchWork", "HostCost", "LinearCost", "batch_work"]

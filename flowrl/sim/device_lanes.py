@@ -10,9 +10,8 @@ has both of them or neither, so a set is some whole lanes:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.names import device_names
 from flowrl.sim.model import LaneModel
 

@@ -7,8 +7,8 @@ otherwise as long as it says.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane
 from flowrl.sim.sharing import Beside, Sharing

@@ -19,10 +19,9 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.sim.clock import Clock

@@ -18,9 +18,8 @@ keeps the keys and values of what it has seen computes only what is new of a tur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.engine import Ended, Request, SimEngine, Spans, join_spans

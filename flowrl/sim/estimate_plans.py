@@ -15,14 +15,13 @@ measures, and `flowrl.sim.choose_plan` then simulates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.plan import EnvironmentTimesConfig, PlanConfig
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.plan.local import LocalChoice, default_choice
 from flowrl.plan.many_form import CostSource

@@ -7,10 +7,8 @@ others by themselves, are lanes of their own, and a group of lanes for that engi
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["Lane", "LaneGroup", "LaneUse", "Recorder"]
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines
 

@@ -21,7 +21,7 @@ Each time is the median of several, as the median step of a run is what a simula
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeAlias
 
@@ -29,7 +29,6 @@ import numpy as np
 
 from flowrl.backend.batch import Ints
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest
-from flowrl.data_classes import dataclass
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.sim.engine import PollRule

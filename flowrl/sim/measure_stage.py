@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeAlias
@@ -34,7 +34,6 @@ from flowrl.compiler.row_needs import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import RoleName, SampleId
 from flowrl.plan.schema import Placement

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import TrainBackend, UpdateSpec
-from flowrl.data_classes import dataclass
 from flowrl.graph import Node, Op
 from flowrl.ids import SampleId
 from flowrl.sim.costs import LinearCost

@@ -6,9 +6,8 @@ of `flowrl.sim.run` runs it.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flowrl.data_classes import dataclass
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule

@@ -19,12 +19,11 @@ Rewards and environments are processes beside, as in `flowrl.sim.of_plan`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.cost.layout import Layout
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.many_form import ScheduleStep

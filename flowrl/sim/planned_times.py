@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.compiler import CompiledStage
@@ -22,7 +22,6 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.many_form import EnvironmentUse

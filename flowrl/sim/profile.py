@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.files import write_json_atomic
 from flowrl.graph import Op

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
 
-from flowrl.data_classes import dataclass
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
 

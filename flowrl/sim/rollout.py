@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
 from flowrl.rollout import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.scheduling import scheduler_settings
 from flowrl.cost.demand import phase_of
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit

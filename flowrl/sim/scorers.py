@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.driver import SimDriver

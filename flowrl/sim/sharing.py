@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from flowrl.data_classes import dataclass
 from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane
 

@@ -8,10 +8,10 @@ the context (`decode_run_s`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from flowrl.cost.decode_table import DecodeTable, LinearPrefill
-from flowrl.data_classes import dataclass
 
 __all__ = ["ConstantStep", "DecodeTable", "LinearPrefill", "StepTime", "TableStep", "decode_run_s"]
 

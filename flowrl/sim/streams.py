@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import GroupId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import batch_work

@@ -10,13 +10,12 @@ schedule, not its seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost import ModelShape
 from flowrl.cost.demand import phase_of
 from flowrl.cost.memory import DTYPE_BYTES, Phase
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.schema import PlacementPlan

@@ -7,12 +7,12 @@ from the order of events. So two simulations that differ by a policy see the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
 from flowrl.sim.lengths import Lengths, parse_lengths, read_lengths

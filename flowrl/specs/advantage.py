@@ -6,9 +6,9 @@ give one number a token are in `flowrl.specs.token_advantage`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import Spec, list_of, option
 
 __all__ = [

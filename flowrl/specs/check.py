@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import Spec
 from flowrl.specs.loss import PolicyLoss
 

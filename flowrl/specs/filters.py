@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import Spec, option
 
 __all__ = ["Difficulty", "FilterSpec", "ZeroVariance"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from json import dumps
 from typing import TYPE_CHECKING, ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec
 from flowrl.specs.function import caller

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
 from flowrl.specs.function import caller, nearest_hint

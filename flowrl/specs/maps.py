@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Spec, format_list, list_of, option
 from flowrl.specs.function import caller, nearest_hint

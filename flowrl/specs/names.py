@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["Missing", "missing_name", "raise_missing"]
 

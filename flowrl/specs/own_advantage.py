@@ -8,10 +8,9 @@ def by_length(batch, *, power=0.5):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.advantage import AdvantageSpec
 from flowrl.specs.base import USER_OPTIONS, format_list, list_of, option

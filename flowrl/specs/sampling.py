@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import Spec, option
 
 __all__ = ["FinishReason", "LogprobsOf", "Sampling"]

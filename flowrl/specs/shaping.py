@@ -5,9 +5,9 @@ Each is a map from scores to scores: penalties are added to the score, the other
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import option
 from flowrl.specs.maps import MapSpec
 

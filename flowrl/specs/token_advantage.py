@@ -5,9 +5,9 @@ Formulas, with paper and equation, stand at their functions in `flowrl.algo.adva
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.advantage import AdvantageSpec, Centre, Scale, Singleton
 from flowrl.specs.base import option
 from flowrl.specs.kl import Estimator

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-from flowrl.data_classes import dataclass
 
 __all__ = ["FrozenFactors"]
 

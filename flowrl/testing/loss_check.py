@@ -21,7 +21,7 @@ What is checked, in float64:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ import torch
 from flowrl.algo.losses import TokenBatch
 from flowrl.algo.mini_batch import prepare
 from flowrl.algo.resolve import resolve_loss
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError, TraceError
 from flowrl.specs.function import definition_of, load_function
 from flowrl.specs.loss import LossSpec, OwnLoss

@@ -33,9 +33,9 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import ConfigError, FlowError
 from flowrl.plan.search import (
     Asynchronous,

@@ -23,10 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search import Evaluator, Kind, Problem, Schedule, draw, evaluate, kind_of, search
 from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast, get_args
 
@@ -29,7 +30,6 @@ from flowrl.cost.lengths import ConstantLengths, Lengths, LognormalLengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard, kv_capacity
 from flowrl.cost.sharding import stage_parameters
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError
 from flowrl.testing.published_layout import read_layout
 from flowrl.testing.published_rows import (

@@ -7,9 +7,10 @@ name them. Ulysses ranks are context ranks; where `fsdp` counts all devices, the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
-from flowrl.data_classes import dataclass
 from flowrl.testing.published_rows import Row, Unusable
 
 __all__ = ["GivenLayout", "read_layout"]

@@ -17,11 +17,11 @@ step is the longer of the two, and the sync, during which engines wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
 from flowrl.testing.published_rows import Row, Unusable, is_positive

@@ -9,13 +9,13 @@ cost is one without the engine's host, and a prefill is one pass.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.source import Cost
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.testing.published_rows import (
     Row,

@@ -11,10 +11,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId, SampleId, sample_id
 from flowrl.rollout import (
     Abort,

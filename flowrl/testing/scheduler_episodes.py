@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.journal import read_journal, replay

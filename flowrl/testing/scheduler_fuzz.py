@@ -19,10 +19,9 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 
-from flowrl.data_classes import dataclass
 from flowrl.rollout import SchedulerSettings
 from flowrl.testing.scheduler_books import INVARIANTS
 from flowrl.testing.scheduler_episodes import Episode, draw_episode, play, without_validator

@@ -15,10 +15,9 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from flowrl.data_classes import dataclass
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
 from flowrl.rollout import (
     Action,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import RewardError
 
 __all__ = ["AdvantageBatch", "AdvantageResult", "Turns", "check_scores", "field_of"]

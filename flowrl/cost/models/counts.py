@@ -22,9 +22,8 @@ layer are those of the main model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from flowrl.data_classes import dataclass
 
 if TYPE_CHECKING:
     from flowrl.cost.models.shape import LatentAttention, ModelShape

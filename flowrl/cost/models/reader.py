@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["ConfigReader"]

@@ -13,12 +13,11 @@ section 2.1; DeepSeek-V3, arXiv 2412.19437, section 2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flowrl.cost.models.counts import ParameterCounts, count_parameters
 from flowrl.cost.models.reader import ConfigReader
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["FAMILIES", "Experts", "LatentAttention", "ModelShape"]

@@ -10,9 +10,9 @@ give the largest: max(u1, u2) + min(u1, u2) / c.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 
 __all__ = ["Arrivals", "Line", "stream_lines"]

@@ -12,9 +12,10 @@ lines (`space.Stream`), which grows with both; independent sides have the lines 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.arrivals import Line
 from flowrl.plan.search.space import Cut, Floats, Ints, Space, Stream, largest
 

@@ -6,9 +6,10 @@ to look at, then from single tasks upwards the points (`frontier`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.bounds import limits
 from flowrl.plan.search.evaluate import rounded
 from flowrl.plan.search.frontier import Frontier, Records, gather

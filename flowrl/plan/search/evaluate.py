@@ -31,12 +31,12 @@ others the sum; each rounded up to the next allowed size.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals, stream_lines
 from flowrl.plan.search.problem import Kind, Objective, Problem

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.points import SECONDS, Points, concatenate, no_points, prune
 from flowrl.plan.search.schedule import Asynchronous, Leaf, Schedule, Spatial, Temporal
 from flowrl.plan.search.space import Floats, Ints, Space

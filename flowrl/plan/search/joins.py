@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.bounds import Splits
 from flowrl.plan.search.frontier import AHEAD, LEAF, SPLIT, TURNS, Frontier, Records
 from flowrl.plan.search.points import (

@@ -9,9 +9,10 @@ fewer than `keep` others, where `keep` schedules are wanted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.space import Bools, Floats, Ints
 
 __all__ = [

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.evaluate import Evaluation
 from flowrl.plan.search.schedule import Schedule
 

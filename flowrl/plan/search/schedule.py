@@ -14,9 +14,9 @@ a Spatial or Asynchronous on disjoint blocks inside their parent's. `second` nev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import assert_never
 
-from flowrl.data_classes import dataclass
 from flowrl.plan.search.problem import Kind, Option
 
 __all__ = [

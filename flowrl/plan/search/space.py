@@ -18,14 +18,13 @@ cut needs to know of a stream is in the cut.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals, Line, stream_lines
 from flowrl.plan.search.masks import (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.rollout.policies.checks import require_at_least
 from flowrl.specs.base import USER_OPTIONS, Spec

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.rollout.policies.checks import require_at_least
 from flowrl.specs.base import Spec
 

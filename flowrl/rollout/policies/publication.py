@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import Spec
 
 __all__ = ["AbortRunning", "FinishRunning", "KeepRunning", "PublicationPolicy"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import SchedulerError
 from flowrl.rollout.policies.checks import require_at_least
 from flowrl.specs.base import Spec

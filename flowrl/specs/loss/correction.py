@@ -9,9 +9,8 @@ far apart. Both are factors without gradient.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
-
-from flowrl.data_classes import dataclass
 
 __all__ = [
     "Anchor",

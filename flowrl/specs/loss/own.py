@@ -15,10 +15,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.base import USER_OPTIONS, Scalar, format_list, list_of, option
 from flowrl.specs.function import caller, nearest_hint, reference_of

@@ -9,9 +9,9 @@ The surrogates are the classes below; the rest are fields of `PolicyLoss`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.base import option
 from flowrl.specs.loss.base import Aggregation, LossSpec
 from flowrl.specs.loss.correction import (

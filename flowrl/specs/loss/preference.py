@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import TraceError
 from flowrl.specs.base import option
 from flowrl.specs.function import caller

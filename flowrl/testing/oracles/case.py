@@ -13,12 +13,12 @@ raises `UnknownConvention`; the names of all options that it knows are in `optio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 
 __all__ = [

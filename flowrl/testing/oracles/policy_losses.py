@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,6 @@ from flowrl.algo.kl import estimate
 from flowrl.algo.losses import TokenBatch, TokenLoss, policy_weights
 from flowrl.algo.resolve import resolve_loss
 from flowrl.algo.segments import Segments
-from flowrl.data_classes import dataclass
 from flowrl.specs.loss import CISPO, GMPO, KLCov, PolicyClip, PolicyLoss
 from flowrl.specs.loss.correction import Estimator, Outside, RejectionLevel, WeightLevel
 from flowrl.testing.oracles.case import Case, NotOffered, Result, Value, choose

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from flowrl.data_classes import dataclass
 from flowrl.specs.kl import Estimator
 from flowrl.specs.loss import (
     CISPO,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +18,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.data_classes import dataclass
 from flowrl.errors import DataError
 from flowrl.testing.oracles.case import Case, Json, NotOffered, UnknownConvention
 from flowrl.testing.oracles.option_names import KNOWN_OPTIONS
