@@ -36,6 +36,7 @@ from flowrl.testing.published_rows import (
     NODE_SIZE,
     Row,
     Unusable,
+    file_name,
     is_positive,
     machine_of,
     shape_of,
@@ -165,7 +166,7 @@ class _Reader:
         recompute, mini_batches = self._recompute(), self._mini_batches(samples)
         micro = self._micro_tokens(context)
         logprob_micro = self._whole(self._row, "logprob_micro_tokens", absent=micro) or micro
-        passes = self._assumed("logprob_passes", 1, "one pass of logprobs")
+        passes = self._assumed("logprob_passes", 1, "one pass, or as many as were measured")
         if shape is not None and pools is not None:
             deepest = max(pool.layout.pp for pool in pools[:2])
             if deepest > shape.num_layers:
@@ -173,6 +174,9 @@ class _Reader:
         if self._missing or not (shape and pools and lengths):
             raise Unusable(*self._missing)
         train, rollout, apart = pools
+        model = str(self._row["model"])
+        if file_name(model) != model.lower():
+            self._notes.append(f"{model}: sizes of {file_name(model)}")
         return Job(
             shape=shape,
             train=train,
@@ -295,6 +299,9 @@ class _Reader:
         if found is None or machine is None:
             return None
         self._notes.extend(found.notes)
+        taken = f"{name} taken for {machine.spec.name}"
+        if str(name) != machine.spec.name and taken not in self._notes:
+            self._notes.append(taken)
         return Pool(machine=machine, num=num, layout=found.layout, shard=found.shard)
 
     def _asynchronous(self, run: str) -> bool:

@@ -90,7 +90,9 @@ def _sizes(key: str, given: Row, num: int | None) -> tuple[dict[str, int], list[
     wrong, ignored = [], []
     for name, value in given.items():
         known = _SIZES.get(str(name).lower())
-        if str(name) in _ATTENTION_DP and value not in (None, False, 1):
+        if str(name) in _ATTENTION_DP:
+            if value is None or value is False or (value == 1 and value is not True):
+                continue
             wrong.append(f"{key}: attention by data ranks is not modelled")
         elif known is None:
             ignored.append(str(name))
@@ -102,7 +104,7 @@ def _sizes(key: str, given: Row, num: int | None) -> tuple[dict[str, int], list[
             wrong.append(f"{key}.{name} is no whole number above 0: {value!r}")
     if wrong:
         raise Unusable(*wrong)
-    told = [name for name in ignored if name != "zero" and name not in _ATTENTION_DP]
+    told = [name for name in ignored if name != "zero"]
     return sizes, [f"{key}: {', '.join(told)} ignored"] if told else []
 
 

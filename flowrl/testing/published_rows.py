@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -22,6 +23,7 @@ __all__ = [
     "NODE_SIZE",
     "Row",
     "Unusable",
+    "file_name",
     "is_positive",
     "machine_of",
     "median",
@@ -41,8 +43,17 @@ _SYSTEMS = {
     "h200_sxm": "H200-SXM-141GB",
     "a100_sxm": "A100-SXM-80GB",
     "h20_sxm": "H20-96GB",
+    "a100": "A100-SXM-80GB",
+    "a100-80gb": "A100-SXM-80GB",
+    "h100-80gb": "H100-SXM-80GB",
+    "h100-sxm": "H100-SXM-80GB",
+    "h100-sxm5": "H100-SXM-80GB",
+    "h200-sxm": "H200-SXM-141GB",
+    "h200-141gb": "H200-SXM-141GB",
+    "ascend-a3": "Ascend-A3-die",
+    "atlas-a3-die": "Ascend-A3-die",
 }
-"""Devices by the names of AIConfigurator's database."""
+"""Devices by the names of AIConfigurator's database, and by others that people write."""
 
 
 _DISTILLED = {
@@ -50,6 +61,16 @@ _DISTILLED = {
     "deepseek-r1-distill-llama-": "llama-3.1-",
 }
 """Models that others were trained into, with their sizes."""
+
+_SAME = {
+    **dict.fromkeys(("deepseek-r1", "deepseek-v3.1", "deepseek-r1-671b"), "deepseek-v3"),
+    "qwq-32b": "qwen2.5-32b",
+    "llama-3-8b": "llama-3.1-8b",
+    **dict.fromkeys(("llama-3-70b", "llama-3.3-70b"), "llama-3.1-70b"),
+    **dict.fromkeys(("qwen3-30b3a", "qwen3-30b"), "qwen3-30b-a3b"),
+    "qwen3-235b": "qwen3-235b-a22b",
+}
+"""Models of the same shape, and short names."""
 
 
 class Unusable(Exception):
@@ -76,7 +97,7 @@ def machine_of(name: object, *, node_size: object = None) -> Machine:
     Raises:
         Unusable: the catalogue has no such device.
     """
-    spec = find_spec(_SYSTEMS.get(str(name), str(name)))
+    spec = find_spec(_SYSTEMS.get(str(name).lower(), str(name)))
     if spec is None or not isinstance(name, str):
         raise Unusable(f"no such device in the catalogue: {name!r} (known: {listing(catalogue())})")
     size = node_size if isinstance(node_size, int) and node_size > 0 else NODE_SIZE
@@ -95,7 +116,7 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
     """
     if not isinstance(name, str) or not name:
         raise Unusable("model is missing")
-    path = models / f"{_file_name(name)}.json"
+    path = models / f"{file_name(name)}.json"
     if path.is_file():
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -107,19 +128,22 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
     raise Unusable(f"unknown model {name!r}: no {path.name} in {models.name}, and no sizes given")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """Of the model whose sizes one has, tuned or not.
 
-    >>> _file_name("meta-llama/Meta-Llama-3.1-8B-Instruct")
+    >>> file_name("meta-llama/Meta-Llama-3.1-8B-Instruct")
     'llama-3.1-8b'
+    >>> file_name("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    'qwen3-30b-a3b'
     """
     short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
     for prefix, family in _DISTILLED.items():
         if short.startswith(prefix):
             return family + short.removeprefix(prefix)
-    for word in ("-instruct", "-base", "-chat", "-math"):
+    for word in ("-instruct", "-base", "-chat", "-math", "-thinking"):
         short = short.replace(word, "")
-    return short
+    short = re.sub(r"-(\d{4})$", "", short)  # of a release, as -2507
+    return _SAME.get(short, short)
 
 
 def _given_shape(name: str, given: Row) -> ModelShape:
