@@ -24,6 +24,9 @@ published planner has it.
 A cycle of environment and rollout takes the sum of both where they share devices; apart, the slower
 of the two, as the published planner has it: each works on what the other has sent. Seconds between
 the measured numbers of environments are interpolated.
+
+A stage is a rollout by its name. Where a published planner's devices are given without seconds, its
+seconds are those of the model: all stages apart, or a cycle and what follows it.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from flowrl.testing.planner_fixture_file import Fixture, read_fixtures
 
 __all__ = ["Answer", "answer", "main", "problem_of", "seconds_of", "theirs_of"]
 
-ROLLOUTS = ("rollout", "generate", "generation")
+_ROLLOUTS = ("rollout", "generat", "gen_", "sampl")
 
 SCORED = 8
 """Schedules of each kind that are scored by the published model, which differs by about 1 / B from
@@ -136,7 +139,11 @@ def theirs_of(fixture: Fixture) -> dict[Kind, float]:
         found[Kind.TEMPORAL] = source.temporal_s
     if source.spatial_s is not None:
         found[Kind.SPATIAL] = source.spatial_s
-    if not found and source.devices:
+    if Kind.SPATIAL not in found and source.spatial_devices and fixture.region is None:
+        found[Kind.SPATIAL] = _published_spatial_s(fixture, source.spatial_devices)
+    if not found and source.devices and fixture.region is None:
+        found[Kind.SPATIAL] = _published_spatial_s(fixture, source.devices)
+    elif not found and source.devices:
         found[Kind.HYBRID] = _published_region_s(fixture, source.devices)
     if found:
         found[Kind.HYBRID] = min(found.values())
@@ -197,7 +204,7 @@ def _stage_s(fixture: Fixture, name: str, count: int) -> float | None:
     if count % parallel:
         return None
     share = fixture.devices / count
-    if name in ROLLOUTS:
+    if is_rollout(name):
         running = fixture.max_running_requests
         waits = running is None or fixture.batch is None
         if running is not None and fixture.batch is not None:
@@ -210,6 +217,11 @@ def _stage_s(fixture: Fixture, name: str, count: int) -> float | None:
         if prompts % (count // parallel * fixture.group_size):
             return None
     return whole * share / (1 + min(max(share / 10, 0.1), 0.9))
+
+
+def is_rollout(name: str) -> bool:
+    """Whether a stage generates, by its name: of the published model, only such stages wait."""
+    return name.lower().startswith(_ROLLOUTS) or name.lower() in ("gen", "actor_gen")
 
 
 def _region_options(fixture: Fixture) -> tuple[Option, ...]:
@@ -270,15 +282,8 @@ def interpolated(table: dict[int, float], at: float) -> float:
 def _published_region_s(fixture: Fixture, devices: dict[str, int]) -> float:
     """Seconds of a published placement of the cycle, the other stages after it."""
     region = fixture.region
-    if region is None:
-        raise ConfigError(
-            "source_planner.devices is understood only beside cost_by_envs_s",
-            where=fixture.name,
-            hint="give source_planner.temporal_s and spatial_s",
-        )
-    missing = [name for name in (*region, *fixture.whole_pool_cost_s) if name not in devices]
-    if missing:
-        raise ConfigError(f"source_planner.devices lacks {missing[0]!r}", where=fixture.name)
+    assert region is not None
+    _check_named((*region, *fixture.whole_pool_cost_s), devices, fixture)
     sides = [_side_s(fixture, name, devices[name]) for name in region]
     after = [_stage_s(fixture, name, devices[name]) for name in fixture.whole_pool_cost_s]
     if None in (*sides, *after):
@@ -286,6 +291,41 @@ def _published_region_s(fixture: Fixture, devices: dict[str, int]) -> float:
     numbers = [seconds for seconds in sides if seconds is not None]
     apart = sum(devices[name] for name in region) <= fixture.devices
     return (max(numbers) if apart else sum(numbers)) + sum(s for s in after if s is not None)
+
+
+def _published_spatial_s(fixture: Fixture, devices: dict[str, int]) -> float:
+    """Seconds of a published placement whose stages all have devices of their own."""
+    stages = fixture.stages()
+    _check_named([name for name, _ in stages], devices, fixture)
+    if sum(devices.values()) > fixture.devices:
+        raise ConfigError(
+            f"the published planner's {sum(devices.values())} devices are more than there are",
+            where=fixture.name,
+            expected=f"at most {fixture.devices}",
+        )
+    batch = fixture.batch or 1
+    done: dict[str, float] = {}  # when one prompt has left a stage
+    pace = 0.0
+    for name, reads in stages:
+        seconds = _stage_s(fixture, name, devices[name])
+        if seconds is None:
+            raise ConfigError(
+                f"{name} cannot run on the published planner's {devices[name]} devices",
+                where=fixture.name,
+            )
+        done[name] = max((done[read] for read in reads), default=0.0) + seconds / batch
+        pace = max(pace, seconds / batch)
+    return max(done.values()) + pace * (batch - 1)
+
+
+def _check_named(names: Sequence[str], devices: dict[str, int], fixture: Fixture) -> None:
+    missing = [name for name in names if name not in devices]
+    if missing:
+        raise ConfigError(
+            f"the published planner's devices lack {missing[0]!r}",
+            where=fixture.name,
+            hint="give source_planner.temporal_s and spatial_s",
+        )
 
 
 def _report(fixture: Fixture, found: Answer) -> list[str]:
@@ -307,6 +347,10 @@ def _report(fixture: Fixture, found: Answer) -> list[str]:
     if fixture.measured_on_cluster:
         measured = ", ".join(f"{key} {value}" for key, value in fixture.measured_on_cluster.items())
         lines.append(f"  measured on a cluster: {measured}")
+    if fixture.max_running_requests and not fixture.region:
+        taken = [name for name, _ in fixture.stages() if is_rollout(name)]
+        if taken != ["rollout"]:
+            lines.append(f"  stages taken for rollouts: {', '.join(taken) or 'none'}")
     if fixture.unread:
         lines.append(f"  keys that nothing here reads: {', '.join(fixture.unread)}")
     return lines

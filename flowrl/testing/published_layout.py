@@ -56,7 +56,7 @@ def read_layout(key: str, given: Row, num: int | None) -> GivenLayout:
         Unusable: sizes that are none, or that do not come to the devices.
         PlanError: sizes that no layout has.
     """
-    sizes, notes = _sizes(key, given, num)
+    sizes, notes = _sizes(key, given)
     inner = sizes.get("tp", 1) * sizes.get("pp", 1) * sizes.get("cp", 1)
     data = sizes.get("dp", 1) * sizes.get("fsdp", 1)
     fill = num is not None and num % inner == 0
@@ -64,6 +64,9 @@ def read_layout(key: str, given: Row, num: int | None) -> GivenLayout:
         if sizes.get("fsdp") == num and "dp" not in sizes and inner > 1:
             data = num // inner
             notes.append(f"{key}: fsdp {num} counts all devices, so {data} data ranks")
+        elif sizes.get("fsdp") == sizes.get("dp") == num // inner:
+            data = num // inner
+            notes.append(f"{key}: dp and fsdp taken for the same {data} ranks")
         elif "dp" not in sizes and num % (inner * data) == 0:
             data = num // inner
             notes.append(f"{key}: dp {data // sizes.get('fsdp', 1)} fills the devices")
@@ -84,7 +87,7 @@ def read_layout(key: str, given: Row, num: int | None) -> GivenLayout:
     )
 
 
-def _sizes(key: str, given: Row, num: int | None) -> tuple[dict[str, int], list[str]]:
+def _sizes(key: str, given: Row) -> tuple[dict[str, int], list[str]]:
     """Sizes of a layout by our names."""
     sizes: dict[str, int] = {}
     wrong, ignored = [], []
