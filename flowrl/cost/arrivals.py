@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from flowrl.cost.lengths import Lengths
+from flowrl.cost.lengths import Lengths, quantiles
 from flowrl.cost.occupancy import Occupancy, occupancy_of_batch
 from flowrl.cost.spread import Floats
 
@@ -170,7 +170,7 @@ def _by_age(lengths: Lengths) -> tuple[Floats, Floats]:
     """For samples that did not start yet, and then by age in equal parts of the longest: the share
     that has ended, and the mean tokens of those."""
     middle = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    values = np.array([lengths.quantile(share) for share in middle], np.float64)
+    values = np.array(quantiles(lengths, middle.tolist()), np.float64)
     ages = np.arange(AGES + 1) * (lengths.maximum / AGES)
     ages[-1] = np.inf
     # Of quantiles that are equal, all have ended at that age; of others, they end on the way.

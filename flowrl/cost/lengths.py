@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import NormalDist
@@ -32,6 +33,7 @@ __all__ = [
     "LognormalLengths",
     "expected_maximum",
     "lognormal_before_cut",
+    "quantiles",
 ]
 
 _NORMAL = NormalDist()
@@ -230,9 +232,18 @@ def expected_maximum(lengths: Lengths, num: int) -> float:
     if num < 1:
         return 0.0
     points = 256
-    return math.fsum(lengths.quantile(((j + 0.5) / points) ** (1 / num)) for j in range(points)) / (
-        points
-    )
+    return math.fsum(
+        quantiles(lengths, [((j + 0.5) / points) ** (1 / num) for j in range(points)])
+    ) / (points)
+
+
+def quantiles(lengths: Lengths, shares: Sequence[float]) -> list[float]:
+    """`lengths.quantile` of each share, 0 < share < 1."""
+    if not isinstance(lengths, LognormalLengths):
+        return [lengths.quantile(share) for share in shares]
+    # The same sums, without a call for each.
+    mu, sigma, maximum, exp = lengths.mu, lengths.sigma, lengths.maximum, math.exp
+    return [min(maximum, exp(mu + sigma * z)) for z in map(_NORMAL.inv_cdf, shares)]
 
 
 def _cut_moment(mu: float, sigma: float, maximum: float, power: int) -> float:

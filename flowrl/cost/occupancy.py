@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
-__all__ = ["Occupancy", "occupancy", "occupancy_of_batch", "run_rows"]
+__all__ = ["Occupancy", "RowPieces", "occupancy", "occupancy_of_batch", "run_rows"]
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
@@ -168,22 +168,23 @@ def _occupancy(
     for rotation in range(ROTATIONS):
         turned = np.roll(order, rotation * num // ROTATIONS)
         rows = values[turned]
-        run, put_back, ends = run_rows(
+        run = run_rows(
             rows.tolist(),
             slots=max(1, slots // scale),
             kv_tokens=max(kv_tokens / scale, held + longest),
             held_tokens=held,
         )
-        table, began = _stretched(np.array(run), np.array(ends) - rows, stretch)
+        table = np.array((run.steps, run.rows, run.own), np.float64)
+        table, began = _stretched(table, np.array(run.ends) - rows, stretch)
         tables.append(table)
         starts.append(began)
-        again += put_back * stretch
-    table = np.concatenate(tables)
-    edges = np.cumsum([0, *(len(one) for one in tables)]).tolist()
+        again += run.again * stretch
+    steps, batch, own = np.concatenate(tables, axis=1)
+    edges = [0, *accumulate(table.shape[1] for table in tables)]
     return Occupancy(
-        steps=table[:, 0],
-        batch=table[:, 1] * scale,
-        own=table[:, 2],
+        steps=steps,
+        batch=batch * scale,
+        own=own,
         again=again * scale / ROTATIONS,
         runs=tuple(slice(low, high) for low, high in pairwise(edges)),
         starts=tuple(starts),
@@ -193,18 +194,18 @@ def _occupancy(
 
 
 def _stretched(table: Floats, starts: Floats, stretch: float) -> tuple[Floats, Floats]:
-    """Pieces and starts of a queue that is so many times as long.
+    """Pieces, `[3, pieces]`, and starts of a queue that is so many times as long.
 
     What is before its last rows drain takes longer.
     """
     if stretch > 1.0:
-        batch = table[:, 1]
+        steps, batch, _ = table
         full = int(np.flatnonzero(batch >= 0.9 * batch.max())[-1]) + 1
-        tokens = table[:, 0] * batch
+        tokens = steps * batch
         before, after = float(tokens[:full].sum()), float(tokens[full:].sum())
         factor = (stretch * (before + after) - after) / before
-        drain = float(table[:full, 0].sum())
-        table[:full, 0] *= factor
+        drain = float(steps[:full].sum())
+        steps[:full] *= factor
         starts = starts + np.minimum(starts, drain) * (factor - 1)
     return table, starts
 
@@ -236,19 +237,34 @@ def _peak_tokens(values: Floats, held: float) -> float:
     return float(np.max(np.arange(len(values), 0, -1.0) * (values + held)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPieces:
+    """What rows on slots do, from one end to the next; see `Occupancy`.
+
+    Attributes:
+        steps: Decode steps of each piece.
+        rows: That run in it.
+        own: Mean tokens that a row has generated, in the middle of it.
+        ends: The step at which each row ends, in the order in which rows come.
+        again: Tokens that rows put back computed again.
+    """
+
+    steps: list[float]
+    rows: list[int]
+    own: list[float]
+    ends: list[float]
+    again: float = 0.0
+
+
 def run_rows(
     lengths: Sequence[float], *, slots: int, kv_tokens: float, held_tokens: float
-) -> tuple[list[tuple[float, int, float]], float, list[float]]:
-    """Rows on slots, from one end to the next: `(steps, rows, mean own tokens)` of each piece.
+) -> RowPieces:
+    """Rows on slots.
 
     Args:
         lengths: In the order in which samples come.
         kv_tokens: At least what one sample needs.
         held_tokens: Of a row besides what it generates.
-
-    Returns:
-        The pieces, the tokens that rows put back computed again, and the step at which each row
-        ends.
     """
     if kv_tokens == math.inf:
         return _run_free(lengths, slots)
@@ -257,7 +273,8 @@ def run_rows(
     # id: length, step at which it had no token, place in the order
     running: dict[int, tuple[float, float, int]] = {}
     ended = [0.0] * len(lengths)
-    pieces: list[tuple[float, int, float]] = []
+    found = RowPieces(steps=[], rows=[], own=[], ends=ended)
+    add_steps, add_rows, add_own = found.steps.append, found.rows.append, found.own.append
     asked = held_tokens + max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
     now = own = again = 0.0
     number = rows = 0
@@ -279,7 +296,9 @@ def run_rows(
         if full:
             steps = max(room, 0.0)
         if steps > 0:
-            pieces.append((steps, rows, own / rows + steps / 2))
+            add_steps(steps)
+            add_rows(rows)
+            add_own(own / rows + steps / 2)
         now += steps
         own += rows * steps
         if full:
@@ -295,17 +314,14 @@ def run_rows(
                 rows -= 1
                 own -= row[0]
                 ended[row[2]] = now
-    return pieces, again, ended
+    return replace(found, again=again)
 
 
-def _run_free(
-    lengths: Sequence[float], slots: int
-) -> tuple[list[tuple[float, int, float]], float, list[float]]:
+def _run_free(lengths: Sequence[float], slots: int) -> RowPieces:
     """`run_rows` with a cache that is never filled: the same sums in the same order, but no row
     waits for anything but a slot or is put back."""
     num = len(lengths)
-    ended = [0.0] * num
-    pieces: list[tuple[float, int, float]] = []
+    found = RowPieces(steps=[], rows=[], own=[], ends=[0.0] * num)
     now = own = 0.0
     rows = place = 0
     ends: list[tuple[float, int]] = []
@@ -316,12 +332,14 @@ def _run_free(
             rows += 1
         steps = ends[0][0] - now
         if steps > 0:
-            pieces.append((steps, rows, own / rows + steps / 2))
+            found.steps.append(steps)
+            found.rows.append(rows)
+            found.own.append(own / rows + steps / 2)
         now += steps
         own += rows * steps
         while ends and ends[0][0] <= now:
             row = heappop(ends)[1]
             rows -= 1
             own -= lengths[row]
-            ended[row] = now
-    return pieces, 0.0, ended
+            found.ends[row] = now
+    return found

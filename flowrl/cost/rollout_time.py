@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from flowrl.cost import efficiency
 from flowrl.cost.arrivals import clock_of
@@ -83,7 +84,7 @@ def _of_pieces(
 ) -> Estimate:
     """Computed once for caches that are never filled, which have the same pieces."""
     top = int(pieces.batch.max())
-    steps = _StepTable(decode, top, np.linspace(prompt_tokens + 1, longest, contexts))
+    steps = _step_table(decode, top, prompt_tokens + 1, longest, contexts)
     seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
     total = decoding + entering.seconds + again
@@ -115,6 +116,14 @@ def _again_s(prefill: Prefill, tokens: float) -> float:
     return prefill(1, chunk).seconds * tokens / chunk
 
 
+@lru_cache(maxsize=512)
+def _step_table(
+    decode: DecodeStep, top: int, shortest: float, longest: float, contexts: int
+) -> _StepTable:
+    """Computed once for caches of all sizes."""
+    return _StepTable(decode, top, np.linspace(shortest, longest, contexts))
+
+
 class _StepTable:
     """Seconds of decode steps at some batches and contexts; linear in between."""
 
@@ -134,22 +143,25 @@ class _StepTable:
         """Seconds, of arrays of equal length."""
         row, up = _place(self._batches, batch)
         column, right = _place(self._contexts, context)
-        table = self._seconds
-        low = table[row, column] * (1 - right) + table[row, column + 1] * right
+        table, left = self._seconds, 1 - right
+        low: Floats = table[row, column] * left + table[row, column + 1] * right
         if len(self._batches) == 1:
             return low
-        high = table[row + 1, column] * (1 - right) + table[row + 1, column + 1] * right
+        high: Floats = table[row + 1, column] * left + table[row + 1, column + 1] * right
         return low * (1 - up) + high * up
 
 
-def _place(
-    grid: Floats, values: Floats
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], Floats]:
+def _place(grid: Floats, values: Floats) -> tuple[int | npt.NDArray[np.intp], Floats]:
     """The grid point below each value, and how far it is to the next one."""
     if len(grid) == 1:
-        return np.zeros(len(values), np.intp), np.zeros(len(values))
-    below = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
-    return below, np.clip((values - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
+        return 0, np.zeros(len(values))
+    if len(grid) == 2:
+        share = (values - grid[0]) / (grid[1] - grid[0])
+        return 0, np.minimum(np.maximum(share, 0.0), 1.0)
+    below = np.minimum(np.maximum(grid.searchsorted(values, side="right") - 1, 0), len(grid) - 2)
+    first = grid[below]
+    share = (values - first) / (grid[below + 1] - first)
+    return below, np.minimum(np.maximum(share, 0.0), 1.0)
 
 
 def _most(estimates: Sequence[Estimate]) -> Source:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.cost.lengths import Lengths, expected_maximum
+from flowrl.cost.lengths import Lengths, expected_maximum, quantiles
 
 __all__ = ["Floats", "spread"]
 
@@ -23,7 +23,7 @@ def spread(lengths: Lengths, num: int) -> Floats:
     longest.
     """
     longest = expected_maximum(lengths, num)
-    values = np.array([lengths.quantile((i + 0.5) / num) for i in range(num)], np.float64)
+    values = np.array(quantiles(lengths, [(i + 0.5) / num for i in range(num)]), np.float64)
     rest = float(values[:-1].sum())
     if rest > 0:
         values[:-1] *= max(0.0, lengths.mean * num - longest) / rest

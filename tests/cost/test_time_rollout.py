@@ -87,11 +87,11 @@ def test_rows_that_start_together_by_hand():
 
 
 def test_waiting_rows_take_the_place_of_those_that_end():
-    pieces, again, ends = run_rows([4.0, 2.0, 3.0], slots=2, kv_tokens=1e9, held_tokens=0)
+    found = run_rows([4.0, 2.0, 3.0], slots=2, kv_tokens=1e9, held_tokens=0)
     # The third starts when the second ends, and is alone for one step.
-    assert pieces == [(2.0, 2, 1.0), (2.0, 2, 2.0), (1.0, 1, 2.5)]
-    assert again == 0
-    assert ends == [4.0, 2.0, 5.0]
+    assert (found.steps, found.rows, found.own) == ([2, 2, 1], [2, 2, 1], [1, 2, 2.5])
+    assert found.again == 0
+    assert found.ends == [4.0, 2.0, 5.0]
 
 
 @pytest.mark.parametrize("slots", [1, 3, 40])
@@ -105,11 +105,11 @@ def test_a_cache_without_a_limit_is_one_that_is_never_filled(slots):
 
 
 def test_a_full_cache_puts_the_newest_back():
-    pieces, again, ends = run_rows([100.0, 100.0], slots=2, kv_tokens=140, held_tokens=5)
+    found = run_rows([100.0, 100.0], slots=2, kv_tokens=140, held_tokens=5)
     # 65 steps fill 2 (65 + 5) = 140; then one goes on alone, and the other comes again.
-    assert pieces == [(65.0, 2, 32.5), (35.0, 1, 82.5), (35.0, 1, 82.5)]
-    assert again == 70
-    assert ends == [100.0, 135.0]
+    assert (found.steps, found.rows, found.own) == ([65, 35, 35], [2, 1, 1], [32.5, 82.5, 82.5])
+    assert found.again == 70
+    assert found.ends == [100.0, 135.0]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,8 @@ def test_long_queues_of_few_slots_take_as_long_as_all_of_their_tokens():
     found = dict(_rollout(lengths, samples=6000, slots=8).parts)["decode"]
     rng = np.random.default_rng(1)
     drawn = np.minimum(np.exp(lengths.mu + 0.8 * rng.standard_normal(6000)), 1500)
-    pieces, _, _ = run_rows(drawn.tolist(), slots=8, kv_tokens=1e9, held_tokens=12.5)
+    run = run_rows(drawn.tolist(), slots=8, kv_tokens=1e9, held_tokens=12.5)
+    pieces = zip(run.steps, run.rows, run.own, strict=True)
     assert found == pytest.approx(sum(s * _step(b, 100 + own) for s, b, own in pieces), rel=0.03)
     huge = _rollout(lengths, samples=10**8, slots=8).seconds
     assert huge == pytest.approx(found * 10**8 / 6000, rel=0.02)
