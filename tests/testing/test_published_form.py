@@ -299,12 +299,13 @@ def test_weight_syncs_lie_around_the_published_ones():
 def test_the_published_files_are_predicted_as_their_table_says():
     folder = MODELS.parents[1] / "benchmarks" / "published"
     errors = {}
-    for name in ("nemo_rl.yaml", "rlinf_docs.yaml"):
+    for name in ("nemo_rl.yaml", "others.yaml"):
         for row in read_document(folder / name)["rows"]:
             for found in predict_row(row, MODELS):
-                assert found.counts, found.missing
+                assert found.counts or found.flagged, found.missing
                 errors[found.name] = found.step.error
     # Held out: the same model in other releases, on twice the devices, and one step off.
     for name in ("128xh100/0.6", "256xh100/0.6", "256xh100/0.7", "256xh100_off/0.7"):
         assert abs(errors[f"nemo_qwen3_235b_{name}"]) < 0.15
     assert abs(errors["verl_7b_64xh100"]) < 0.15
+    assert abs(errors["rlinf_7b_128xh100"]) < 0.15
