@@ -59,6 +59,8 @@ def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     found = [prediction for row in rows for prediction in predict_row(row, MODELS)]
     for prediction in found:
         print("\n".join(stage_lines(prediction)))
+    if others := len(document["rows"]) - len(rows):
+        print(f"not counted: {others} entries of rows that are no objects")
     counting = [p for p in found if p.counts]
     stages = [abs(s.error) for p in counting for s in p.stages if s.error is not None]
     steps = [abs(p.step.error) for p in counting if p.step and p.step.error is not None]

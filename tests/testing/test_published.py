@@ -249,9 +249,11 @@ def test_the_benchmark_refuses_files_that_hold_no_rows(script, tmp_path, capsys)
     assert "neither `rows` nor" in capsys.readouterr().err
     assert script.main([str(tmp_path / "absent.json")]) == 2
     lacking = tmp_path / "lacking.yaml"
-    lacking.write_text(yaml.safe_dump({"rows": [{"name": "nothing"}]}), encoding="utf-8")
+    lacking.write_text(yaml.safe_dump({"rows": [{"name": "nothing"}, "x"]}), encoding="utf-8")
     assert script.main([str(lacking)]) == 1
-    assert "nothing: not counted" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nothing: not counted" in printed
+    assert "1 entries of rows that are no objects" in printed
     other.write_text("[1]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="not an object"):
         read_document(other)
