@@ -108,7 +108,8 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
     """A model by its file in a folder of configs, or by sizes that come with the rows.
 
     Args:
-        given: Sizes as `model_shapes` of a file of engine steps has them; None without.
+        given: Sizes as `model_shapes` of a file of engine steps has them, or a `config.json`; None
+            without.
         models: A folder of `NAME.json`, in lower case.
 
     Raises:
@@ -123,6 +124,11 @@ def shape_of(name: object, given: object, models: Path) -> ModelShape:
             return ModelShape.from_hf_config(config, where=str(path))
         except (ValueError, PlanError) as error:
             raise Unusable(f"{path.name} cannot be read: {error}") from error
+    if isinstance(given, Mapping) and "hidden_size" in given:
+        try:
+            return ModelShape.from_hf_config(dict(given), where=name)
+        except (TypeError, PlanError) as error:
+            raise Unusable(f"the config of {name!r}: {' '.join(str(error).split())}") from error
     if isinstance(given, Mapping):
         return _given_shape(name, given)
     raise Unusable(f"unknown model {name!r}: no {path.name} in {models.name}, and no sizes given")

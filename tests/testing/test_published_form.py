@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,16 @@ def test_every_default_is_told(row):
     said = {"recompute": False, "mini_batches": 4, "micro_tokens": 8192, "logprob_passes": 2}
     fewer = one({**row, "model": "Qwen2.5-1.5B", **said, "train_parallel": {"dp": 8, "zero": 1}})
     assert not any(word in note for note in fewer.notes for word in (*said, "optimizer", "packed"))
+
+
+def test_a_model_that_no_folder_has_is_predicted_with_its_config(row):
+    config = json.loads((MODELS / "qwen2.5-1.5b.json").read_text("utf-8"))
+    unknown = {**row, "model": "Mine-2B", "model_shape": config}
+    assert step(unknown) == pytest.approx(step(row))
+    del config["hidden_size"]
+    assert "the sizes of 'Mine-2B' lack 'vocab'" in one(unknown).missing
+    config |= {"hidden_size": "wide"}
+    assert "the config of 'Mine-2B'" in one(unknown).missing[0]
 
 
 def test_totals_stand_for_mean_lengths(row):
