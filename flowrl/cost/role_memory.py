@@ -350,8 +350,8 @@ def _resident(
 def _num_groups(layout: Layout, work: Workload, options: MemoryOptions) -> int:
     """Groups that a device is in. Replicas that neither train nor share weights need none."""
     joined = work.trainable or options.shard == "full"
-    sizes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp if joined else 1)
-    return sum(size > 1 for size in sizes)
+    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.cp > 1) + (layout.ep > 1)
+    return groups + (joined and layout.dp > 1)
 
 
 def _divided(stage: StageParameters, layout: Layout) -> int:

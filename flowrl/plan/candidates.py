@@ -343,16 +343,18 @@ class Candidates:
         key = (task.id, *working_key(layout, work, options))
         if key not in self._working:
             self._working[key] = stage_working(task.shape, layout, work, task.phase, options)
-        return max(sum(pair) for pair in zip(residents, self._working[key], strict=True))
+        works = self._working[key]
+        return max(one + other for one, other in zip(residents, works, strict=True))
 
     # Rollouts
 
     def _rollouts(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
         work = self.work(task, layout)
         empty = self._memory(task, kv_tokens=0)
-        fixed = role_peak(task.shape, layout, work, task.phase, empty)
+        residents = stage_residents(task.shape, layout, work, empty)
+        fixed = self._peak(task, layout, empty, (work, residents))
         longest, most = self.request.max_length, work.num_slots * self.request.max_length
-        asleep = resident_bytes(task.shape, layout, work, empty)
+        asleep = max(residents)
         if task.library.sleeps:
             asleep -= offloadable_bytes(task.shape, layout, work, empty)
         before, seconds = 0, math.inf
@@ -361,8 +363,9 @@ class Candidates:
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
             if kv_tokens < longest or kv_tokens == before:
                 continue
-            options = replace(empty, kv_tokens=kv_tokens)
-            peak = role_peak(task.shape, layout, work, task.phase, options)
+            options = self._memory(task, kv_tokens=kv_tokens)
+            residents = stage_residents(task.shape, layout, work, options)
+            peak = self._peak(task, layout, options, (work, residents))
             estimate = self.cost.rollout(
                 task.shape,
                 layout,
@@ -379,7 +382,7 @@ class Candidates:
             before, seconds = kv_tokens, estimate.seconds
             resident, weights = asleep, 0
             if not task.library.sleeps:
-                resident = resident_bytes(task.shape, layout, work, options)
+                resident = max(residents)
             if task.library.in_place:
                 # The KV cache goes and comes; parameters stay, the trainer's own where it is here.
                 weights = parameter_bytes(task.shape, layout, work, empty)
@@ -457,7 +460,12 @@ class Candidates:
             whole, least = resident, self.budget + 1
             for micro in sizes:
                 for recompute in reversed(RECOMPUTE):
-                    options = replace(base, recompute=recompute, packed_tokens=micro)
+                    options = self._memory(
+                        task,
+                        recompute=recompute,
+                        packed_tokens=micro,
+                        offload_optimizer=streams,
+                    )
                     peak = self._peak(task, layout, options, (work, residents))
                     least = min(least, peak)
                     if peak > self.budget:

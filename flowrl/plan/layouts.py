@@ -23,10 +23,11 @@ A refusal is told once for each value that a constraint rules out, whatever else
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
@@ -177,11 +178,11 @@ def nearest_divisors(number: int, size: int) -> str:
 
     Of large numbers those are left out that are far from `size`.
     """
-    below = range(min(size - 1, number), max(0, size - FAR - 1), -1)
-    above = range(size + 1, min(number, size + FAR) + 1)
     found = [number, 1] if size > FAR else []
-    for side in (below, above):
-        found += islice((other for other in side if number % other == 0), 2)
+    known = _divisors(number, number)
+    below, above = bisect_left(known, size), bisect_right(known, size)
+    sides = known[max(0, below - 2) : below], known[above : above + 2]
+    found += [other for side in sides for other in side if abs(other - size) <= FAR]
     near = sorted({*found} - {size}, key=lambda other: (abs(other - size), other))[:2]
     return ", ".join(str(other) for other in sorted(near))
 
@@ -405,4 +406,7 @@ def _powers(most: int) -> Iterable[int]:
 
 @lru_cache(maxsize=256)
 def _divisors(number: int, most: int) -> tuple[int, ...]:
-    return tuple(size for size in range(1, min(number, most) + 1) if number % size == 0)
+    """Those of a number, ascending, up to `most`."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    found = {*small, *(number // size for size in small)}
+    return tuple(sorted(size for size in found if size <= most))

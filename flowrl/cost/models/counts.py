@@ -23,6 +23,7 @@ layer are those of the main model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class ParameterCounts:
         return self.embedding + self.attention + self.mlp + self.norm + self.head + self.router
 
 
+@lru_cache(maxsize=64)
 def count_parameters(shape: ModelShape) -> ParameterCounts:
     """The numbers of parameters of a shape."""
     h, layers, sparse = shape.hidden_size, shape.num_layers, shape.num_expert_layers
