@@ -93,9 +93,10 @@ def _entries(
     origins: dict[int, tuple[str, str]] = {}
     for point in _points(path, entry_points).select(group=group):
         if id(point.dist) not in origins:
-            # Each look at a name or a version parses the distribution's metadata anew.
+            # Each look at the metadata parses them anew, that at a name or a version too.
             known = point.dist
-            origins[id(known)] = (known.name, known.version) if known else (_UNKNOWN, "")
+            told = known.metadata if known else {"Name": _UNKNOWN, "Version": ""}
+            origins[id(known)] = (told["Name"], told["Version"])
         distribution, version = origins[id(point.dist)]
         found.append(
             Entry(
