@@ -77,6 +77,9 @@ def _check_interact(graph: Graph, node: Node) -> Iterator[GraphError]:
             node,
             f"{node.id} needs one policy that it exchanges turns with, in a region of both",
             found=", ".join(players) or "none",
+            hint="let the environment call the other model, or make a region for each policy"
+            if len(players) > 1
+            else None,
         )
 
 

@@ -148,7 +148,8 @@ def _check_regions(graph: Graph) -> None:
                 f"{episode.id} has {len(players)} policies that take turns, and an episode has one",
                 where=str(episode.source or episode.id),
                 found=", ".join(player.id for player in players),
-                hint="put the other one into the environment, where fl.interact has a place for it",
+                hint="let the environment call the other one, with what it takes in "
+                f"plan.environments.{episode.role}",
             )
 
 

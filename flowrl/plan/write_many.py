@@ -74,7 +74,7 @@ def write_plan(
     placed = {placement.role for placement in models}
     beside, why = place_hosted([role for role in hosted if role.name not in placed], graph, pool)
     by_role = {placement.role: placement for placement in (*models, *beside)}
-    operations = _operations(graph, by_role, request, chosen)
+    operations = _operations(graph, by_role, request, chosen, pool)
     plan = PlacementPlan(
         version=PLAN_VERSION,
         graph=graph.name,
@@ -146,7 +146,11 @@ def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placemen
 
 
 def _operations(
-    graph: Graph, placements: Mapping[str, Placement], request: PlanRequest, chosen: Chosen
+    graph: Graph,
+    placements: Mapping[str, Placement],
+    request: PlanRequest,
+    chosen: Chosen,
+    pool: ResourcePool,
 ) -> tuple[Operation, ...]:
     cut = pieces(chosen.posed.problem, chosen.schedule)
     tasks: dict[str, TaskWork] = {task.id: task for task in chosen.posed.tasks}
@@ -154,7 +158,7 @@ def _operations(
     for operation in place_operations(graph, placements, request):
         task = tasks.get(operation.node)
         if task is None:
-            found.append(_of_driver(with_environment(operation, chosen), graph, chosen))
+            found.append(_of_driver(with_environment(operation, chosen, pool), graph, chosen))
             continue
         way = chosen.ways[task.id]
         chunks = cut.get(task.id, 1)

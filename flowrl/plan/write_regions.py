@@ -53,27 +53,36 @@ def environment_devices(task: TaskWork, chosen: Chosen, pool: ResourcePool) -> t
 def place_environments(
     chosen: Chosen, request: PlanRequest, pool: ResourcePool
 ) -> Iterator[Placement]:
-    """Those that are placed with their policy; on CPUs alone the executor's process has them."""
+    """Those that are placed with their policy; on CPUs alone the executor's process has them.
+
+    One that several regions play with is wherever one of them has it.
+    """
+    where: dict[str, list[str]] = {}
     for task, region, _ in _played(chosen):
-        if chosen.posed.group_of(task.id).device.type == "cpu":
-            continue
-        role = request.role(region.role)
+        if chosen.posed.group_of(task.id).device.type != "cpu":
+            where.setdefault(region.role, []).extend(environment_devices(task, chosen, pool))
+    order = {address: i for i, (address, _, _) in enumerate(pool)}
+    for name, addresses in where.items():
+        role = request.role(name)
         yield Placement(
             role=role.name,
             backend=role.backend,
-            devices=environment_devices(task, chosen, pool),
+            devices=tuple(sorted(dict.fromkeys(addresses), key=lambda one: order[one])),
             process=role.name,
             dtype="none",
             head="none",
         )
 
 
-def with_environment(operation: Operation, chosen: Chosen) -> Operation:
-    """An operation that plays episodes, with how it does."""
-    for _, region, played in _played(chosen):
+def with_environment(operation: Operation, chosen: Chosen, pool: ResourcePool) -> Operation:
+    """An operation that plays episodes, with how and where it does."""
+    for task, region, played in _played(chosen):
         if region.node == operation.node:
             tokens = chosen.posed.candidates.options.lengths.mean
-            return replace(operation, environment=_use(region, played, tokens))
+            devices = operation.devices
+            if chosen.posed.group_of(task.id).device.type != "cpu":
+                devices = environment_devices(task, chosen, pool)
+            return replace(operation, devices=devices, environment=_use(region, played, tokens))
     return operation
 
 

@@ -24,7 +24,7 @@ from flowrl.program.data import Prompts
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.operation import check_handle, operation, refuse_argument
 from flowrl.program.policy import Policy
-from flowrl.program.roles import Environment, begin
+from flowrl.program.roles import Environment, Role, begin
 from flowrl.program.sampling import sampling_attrs
 from flowrl.program.tracer import Read
 from flowrl.specs import Grammar, Sampling
@@ -33,6 +33,12 @@ __all__ = ["MAX_OBSERVATION_TOKENS", "interact"]
 
 MAX_OBSERVATION_TOKENS = 64
 """Tokens of an observation where the program does not say."""
+
+SECOND_PLAYER = (
+    "let the environment call the other model (a server, say), or give each policy an fl.interact "
+    "of its own"
+)
+"""What to do where two models are to act in one episode."""
 
 
 @operation
@@ -67,12 +73,7 @@ def interact(
         rewards. The rollout also knows turns and their rewards, for advantages per turn.
     """
     name = "fl.interact"
-    for value, kind, argument in (
-        (policy, Policy, "policy"),
-        (environment, Environment, "environment"),
-    ):
-        if not isinstance(value, kind):
-            raise refuse_argument(name, argument, value, f"{kind.kind}, a role of the workflow")
+    _check_roles(name, policy, environment)
     for limit, argument in (
         (max_turns, "max_turns"),
         (max_observation_tokens, "max_observation_tokens"),
@@ -105,3 +106,39 @@ def interact(
     tracer.feed(episodes, "turns", Read(turns, (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS)))
     fields = (TOKENS, RESPONSE_MASK, ROLLOUT_LOGPROBS, TURN, TOKEN_REWARD, STATE)
     return Rollout(tracer, episodes, fields), Scores(tracer, episodes, (SCORE,))
+
+
+def _check_roles(name: str, policy: object, environment: object) -> None:
+    """Raises TraceError unless one policy plays against one environment."""
+    for value, kind, argument in (
+        (policy, Policy, "policy"),
+        (environment, Environment, "environment"),
+    ):
+        if not isinstance(value, kind):
+            expected = f"{kind.kind}, a role of the workflow"
+            hint = None
+            if _are_two(policy, environment):
+                expected = f"one policy and one environment: here {expected}"
+                hint = SECOND_PLAYER
+            raise refuse_argument(name, argument, value, expected, hint)
+
+
+def _are_two(policy: object, environment: object) -> bool:
+    """Whether two models are to act, rather than the roles stand the wrong way round."""
+    if isinstance(policy, Environment):
+        return False
+    other = isinstance(environment, Role) and environment.learns
+    return other or _policies(policy) + _policies(environment) > 1
+
+
+def _policies(value: object) -> int:
+    """How many policies are passed in one argument, alone or in a list, tuple or dict."""
+    match value:
+        case Policy():
+            return 1
+        case list() | tuple() | set() | frozenset():
+            return sum(isinstance(one, Policy) for one in value)
+        case dict():
+            return sum(isinstance(one, Policy) for one in (*value, *value.values()))
+        case _:
+            return 0

@@ -25,7 +25,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
-from flowrl.graph import Op
+from flowrl.graph import Node, Op
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
 from flowrl.plan.options import ENGINES
@@ -155,11 +155,15 @@ class _Maker:
         device = self.plan.pool.device(operation.devices[0]) if operation.devices else None
         return operation.op == Op.INTERACT and device is not None and device.type != "cpu"
 
-    def _environment_lane(self, role: str) -> str:
-        for operation in self.plan.operations:
-            if operation.role == role and self._on_accelerators(operation):
-                return self._lane_of(operation.devices)
-        return self._hosted(role)[0]
+    def _environment_lane(self, node: Node) -> str:
+        """Of the devices or the cores of hosts that this region has it on."""
+        operation = self.plan.operation(node.id)
+        if self._on_accelerators(operation):
+            return self._lane_of(operation.devices)
+        (lane, *_) = self._hosted(node.role or "")
+        plays = [one.node for one in self.plan.operations if one.role == node.role]
+        # Each region has a part of the cores: its calls do not wait for another one's.
+        return lane if len(plays) == 1 else self._lane(node.id, self.lanes[lane].device)
 
     def _unused(self) -> Iterator[tuple[str, ...]]:
         """Devices of the kinds that the plan is over, on which nothing runs."""

@@ -21,7 +21,7 @@ from statistics import fmean
 
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
-from flowrl.graph import Op
+from flowrl.graph import Node, Op
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, StartUnit
 from flowrl.sim.costs import LinearCost
@@ -209,6 +209,10 @@ class _Maker:
             poll=times.poll,
         )
 
+    def _environment_lane(self, node: Node) -> str:
+        role = node.role or ""
+        return self._lane(role, self.lanes[self.of_role[role][0][0]].device)
+
     def _rollouts(self) -> Iterator[RolloutModel]:
         """One after the other, as one process or one fleet draws them."""
         maker = RolloutMaker(
@@ -216,7 +220,7 @@ class _Maker:
             times=self.times,
             staleness=self.staleness,
             origins=self.origins,
-            lane_of=lambda role: self._lane(role, self.lanes[self.of_role[role][0][0]].device),
+            lane_of=self._environment_lane,
             lanes_of=lambda role: [lane for replica in self.of_role[role] for lane in replica],
         )
         before: list[str] = []

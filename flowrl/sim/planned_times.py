@@ -74,29 +74,31 @@ def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = No
 
 
 def _environments(plan: PlacementPlan) -> dict[str, EnvironmentTimes]:
-    """Those that a plan has, as one thread that is as fast as all their calls at once.
+    """Those that a plan has, each as one thread that is as fast as all its calls at once.
+
+    By the node that plays: an environment may have other devices for each region.
 
     The rest of what a call takes is waited for beside.
     """
     found = {}
     for operation in plan.operations:
         use = operation.environment
-        if use is not None and operation.role is not None:
+        if use is not None:
             mean_s = (use.turns * use.step_s + use.reset_s) / (use.turns + 1)
             call_s = mean_s / use.at_once
-            found[operation.role] = EnvironmentTimes(
+            found[operation.node] = EnvironmentTimes(
                 call_s=call_s, wait_s=max(0.0, use.wait_s + mean_s - call_s)
             )
     return found
 
 
 def _episodes(plan: PlacementPlan) -> dict[str, EpisodeShape]:
-    """Turns and observations of mean length, by the environment's role."""
+    """Turns and observations of mean length, by the node that plays."""
     found = {}
     for operation in plan.operations:
         use = operation.environment
-        if use is not None and operation.role is not None:
-            found[operation.role] = EpisodeShape(
+        if use is not None:
+            found[operation.node] = EpisodeShape(
                 turn=max(1, round(use.drawn)),
                 observation=round(use.said),
                 max_turns=operation.max_turns,

@@ -146,7 +146,7 @@ class RolloutMaker:
 
     Attributes:
         staleness: Publications that samples may be behind.
-        lane_of: The lane of a role's environment.
+        lane_of: The lane of the environment of a region, by the node that plays with it.
         lanes_of: Those of a role's scorers.
     """
 
@@ -154,7 +154,7 @@ class RolloutMaker:
     times: StageTimes
     staleness: int
     origins: Mapping[str, str]
-    lane_of: Callable[[str], str]
+    lane_of: Callable[[Node], str]
     lanes_of: Callable[[str], Sequence[str]]
 
     def make(
@@ -203,11 +203,13 @@ class RolloutMaker:
         )
 
     def _environment(self, node: Node, player: Node) -> EnvironmentModel:
-        role = node.role or ""
+        role, known = node.role or "", self.times.environments
         return EnvironmentModel(
-            lane=self.lane_of(role),
-            times=self.times.environments.get(role, EnvironmentTimes()),
-            shape=self.times.episodes.get(role) or _shape(node, player),
+            lane=self.lane_of(node),
+            times=known.get(node.id) or known.get(role, EnvironmentTimes()),
+            shape=self.times.episodes.get(node.id)
+            or self.times.episodes.get(role)
+            or _shape(node, player),
         )
 
     def _scorer(self, operation: Operation) -> ScorerModel:

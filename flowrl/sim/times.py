@@ -80,8 +80,8 @@ class StageTimes:
         players: Of engines, by the operation that draws; they go before those of its role.
         response_tokens: Mean tokens of a row of data behind its prompt; None takes the longest.
         scorers: By role.
-        environments: By role.
-        episodes: How episodes with an environment go, by its role; where none is said, each turn
+        environments: By role, or by the node that plays, which goes before.
+        episodes: How episodes with an environment go, likewise; where none is said, each turn
             and each observation is as long as it may be.
         beside: What operations lose to other threads of their process, by role and operation.
         switches: Seconds of residency switches.

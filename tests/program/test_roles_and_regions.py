@@ -208,6 +208,50 @@ def test_roles_are_told_apart_at_the_call():
     assert error.expected == "a policy, a role of the workflow"
 
 
+@pytest.mark.parametrize(
+    ("players", "argument", "found"),
+    [
+        (lambda red, blue, game, _: ([red, blue], game), "policy", "[<fl.Policy red>"),
+        (lambda red, blue, game, _: ({"me": red, "them": blue}, game), "policy", "{'me': <fl"),
+        (lambda red, blue, game, _: (red, blue), "environment", "the role 'blue'"),
+        (lambda red, blue, game, _: (red, (game, blue)), "environment", "(<fl.Environment game>"),
+        (lambda red, blue, game, judge: (red, judge), "environment", "the role 'judge'"),
+    ],
+)
+def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
+    players, argument, found
+):
+    def duel(
+        prompts: fl.Prompts,
+        red: fl.Policy,
+        blue: fl.Policy,
+        game: fl.Environment,
+        judge: fl.RewardModel,
+    ):
+        rollout, returns = fl.interact(*players(red, blue, game, judge), prompts)
+        red.update(rollout, returns)
+
+    error = refusal(duel)
+    assert f"fl.interact cannot take this '{argument}'" in str(error)
+    assert str(error.found).startswith(found)
+    assert str(error.expected).startswith("one policy and one environment: here a")
+    assert "let the environment call the other model" in str(error.hint)
+
+
+def test_a_region_of_two_policies_is_no_graph():
+    from dataclasses import replace
+
+    from flowrl.graph import verify
+
+    graph = game.trace()
+    other = replace(graph.node("actor.generate"), id="actor.generate.2")
+    edges = [replace(edge, dst=other.id) for edge in graph.in_edges("actor.generate")]
+    doubled = replace(graph, nodes=(*graph.nodes, other), edges=(*graph.edges, *edges))
+    with pytest.raises(GraphError, match="needs one policy that it exchanges turns with") as caught:
+        verify(doubled)
+    assert "let the environment call the other model" in str(caught.value.hint)
+
+
 def test_a_grammar_is_part_of_the_rollout():
     @fl.workflow
     def held(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):

@@ -1,0 +1,133 @@
+"""Several policies that play in one step: a region each, with environments of their own or one."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowrl import api
+from flowrl.cluster.hardware import device_spec
+from flowrl.plan import PlacementPlan
+from flowrl.plan.check_schedule import region_devices
+from flowrl.plan.sizing import pool_of_devices
+from flowrl.sim.of_plan import model_of_stage
+from flowrl.sim.planned_times import planned_lengths, planned_times
+from flowrl.sim.run import simulate
+from flowrl.sim.workload import open_workload
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).with_name("players.py")
+WORLD = "plan.environments.world"
+SIMULATOR = (f"{WORLD}.device=accelerator", f"{WORLD}.concurrency=16", f"{WORLD}.memory_gib=20")
+WORDS = "device=accelerator", "concurrency=16", "memory_gib=10"
+TWO_SIMULATORS = tuple(f"plan.environments.{n}.{w}" for n in ("world", "other") for w in WORDS)
+
+
+def config(workflow: str, policies: tuple[str, ...], worlds: tuple[str, ...]) -> dict[str, Any]:
+    """The agent of configs/agent_qwen25_7b.yaml, once for each policy."""
+    raw: dict[str, Any] = yaml.safe_load((ROOT / "configs/agent_qwen25_7b.yaml").read_text())
+    actor, world = raw["roles"]["actor"], raw["roles"]["world"]
+    times = raw["plan"]["environments"]["world"]
+    raw["workflow"] = f"{PROGRAMS}:{workflow}"
+    raw["data"]["train"] = str(ROOT / "tests/data/gsm8k_test.jsonl")
+    raw["train"]["prompts_per_step"] = 32
+    raw["roles"] = {**dict.fromkeys(policies, actor), **dict.fromkeys(worlds, world)}
+    raw["plan"]["environments"] = dict.fromkeys(worlds, times)
+    return raw
+
+
+PLAYERS = {
+    "both_play": (("red", "blue"), ("world",)),
+    "two_worlds": (("red",), ("world", "other")),
+    "twice": (("red",), ("world",)),
+}
+
+
+@cache
+def compiled(workflow: str, *words: str, devices: int = 16) -> api.Compiled:
+    pool = pool_of_devices(device_spec("H100-SXM-80GB"), devices)
+    return api.compile(None, config(workflow, *PLAYERS[workflow]), overrides=words, pool=pool)
+
+
+def regions(plan: PlacementPlan) -> dict[str, tuple[str, ...]]:
+    return {one.node: one.devices for one in plan.operations if one.environment is not None}
+
+
+@pytest.mark.parametrize("words", [(), SIMULATOR])
+@pytest.mark.parametrize("workflow", ["both_play", "twice"])
+def test_an_environment_of_two_regions_is_where_each_of_them_has_it(
+    workflow: str, words: tuple[str, ...]
+):
+    apart = ("plan.kind=spatial",) if workflow == "both_play" else ()
+    plan = compiled(workflow, *words, *apart).plan
+    where = regions(plan)
+    assert list(where) == ["world.interact", "world.interact.2"]
+    draws = [one for one in plan.operations if one.op == "generate"]
+    for operation, devices in zip(draws, where.values(), strict=True):
+        hosts = {address.partition("/")[0] for address in operation.devices}
+        assert {address.partition("/")[0] for address in devices} == hosts
+        if words:
+            assert set(region_devices(plan, operation)) == {*operation.devices, *devices}
+    assert set(plan.placement("world").devices) == {d for some in where.values() for d in some}
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+    for entry in plan.prediction.memory:
+        assert entry.memory.total <= plan.pool.device(entry.device).budget_bytes
+
+
+def test_each_policy_that_learns_gets_its_weights():
+    plan = compiled("both_play", *SIMULATOR).plan
+    ways = {(one.source, one.destination, one.node) for one in plan.weight_routes}
+    assert ways == {("red", "red", "red.generate"), ("blue", "blue", "blue.generate")}
+
+
+def test_policies_of_two_regions_have_pins_of_their_own():
+    pins = {"red.generate.tp": "2", "blue.generate.tp": "4", "red.generate.devices": "0-7"}
+    words = [f"plan.pins.{name}={value}" for name, value in pins.items()]
+    plan = compiled("both_play", *words).plan
+    red, blue = plan.operation("red.generate"), plan.operation("blue.generate")
+    assert (red.layout.tp, blue.layout.tp) == (2, 4)
+    assert list(red.devices) == [f"node-0/cuda:{number}" for number in range(8)]
+    assert {str(reason.subject) for reason in plan.reasons} >= {
+        "world.interact",
+        "world.interact.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("workflow", "words"),
+    [
+        (
+            "both_play",
+            ("plan.pins.red.generate.devices=0-7", "plan.pins.blue.generate.devices=8-15"),
+        ),
+        ("both_play", SIMULATOR),
+        ("twice", ("plan.pins.rollout.devices=0-15",)),
+        ("two_worlds", TWO_SIMULATORS),
+    ],
+)
+def test_plans_of_two_regions_are_simulated_near_what_they_predict(
+    workflow: str, words: tuple[str, ...]
+):
+    found = compiled(workflow, *words)
+    (stage,) = found.stages
+    times = planned_times(stage, found.config.plan)
+    model = model_of_stage(stage, times)
+    assert len(model.rollouts) == 2
+    workloads = {}
+    for seed, rollout in enumerate(model.rollouts):
+        use = stage.plan.operation(rollout.name).environment
+        assert use is not None
+        workloads[rollout.name] = open_workload(
+            planned_lengths(found.config.plan, 16 * 1024, use),
+            stage=stage.name,
+            rollout=rollout.name,
+            seed=seed,
+            prompts=times.prompts,
+            longest=16 * 1024,
+        )
+    report = simulate(model, steps=1, workloads=workloads)
+    assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.2)
