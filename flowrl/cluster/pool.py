@@ -109,6 +109,7 @@ class DeviceGroup:
         host_cores: CPU cores of each node's host.
         spare_cores: CPU cores of the pool's nodes without accelerators; 0 of a group of CPUs.
         spare: The CPUs that these are.
+        spare_bytes: Memory of the one of these nodes that has least.
     """
 
     device: Device
@@ -119,6 +120,12 @@ class DeviceGroup:
     host_cores: int = 0
     spare_cores: int = 0
     spare: tuple[str, ...] = ()
+    spare_bytes: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The catalogue's name of its devices, where it has them, whatever their driver says."""
+        return self.device.name if self.spec is None else self.spec.name
 
     @property
     def num_nodes(self) -> int:
@@ -231,6 +238,7 @@ class ResourcePool:
             host_cores=min(node.num_cores for node, _ in nodes),
             spare_cores=sum(device.num_cores for _, device in free),
             spare=tuple(self.address(node, device) for node, device in free),
+            spare_bytes=min((node.memory_bytes for node, _ in free), default=0),
         )
 
     @property

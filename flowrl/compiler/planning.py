@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from flowrl.cluster.hardware import find_spec
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
@@ -131,13 +132,25 @@ def _environments(loaded: LoadedConfig) -> dict[str, EnvironmentRequest]:
                 expected=f"one of {listing(loaded.config.roles)}",
                 hint=suggestion(role, loaded.config.roles),
             )
+        known = ("cpu", "accelerator")
+        near = suggestion(given.device, known)
+        spec = find_spec(given.device)
+        if given.device not in known and near is not None and spec is None:
+            raise ConfigError(
+                "no such device of an environment",
+                where=loaded.where(f"plan.environments.{role}.device"),
+                found=repr(given.device),
+                expected="cpu, accelerator, or the name of a device of the cluster",
+                hint=near,
+            )
         found[role] = EnvironmentRequest(
             calls=CallSeconds(
                 reset_s=given.step_s if given.reset_s is None else given.reset_s,
                 step_s=given.step_s,
                 wait_s=given.wait_s,
             ),
-            accelerated=given.device == "accelerator",
+            accelerated=given.device != "cpu",
+            kind=None if given.device in known else spec.name if spec else given.device,
             concurrency=given.concurrency,
             nbytes=int(given.memory_gib * (1 << 30)),
         )

@@ -19,7 +19,8 @@ class EnvironmentTimesConfig(Section):
         step_s: Seconds of whoever serves a call, to answer a turn.
         reset_s: Likewise, to begin an episode; none takes `step_s`.
         wait_s: Seconds that an answer is late beside, while others are served.
-        device: What it computes on: the `cpu` of hosts, or an `accelerator`.
+        device: What it computes on: the `cpu` of hosts, an `accelerator` of the kind that its
+            policy is on, or accelerators of a kind, by their name in the cluster.
         concurrency: Calls that it serves at once, on each accelerator (none: 1) or on the cores of
             each node (none: one a core).
         memory_gib: Of each accelerator that it is on, or of each node's host.
@@ -28,7 +29,7 @@ class EnvironmentTimesConfig(Section):
     step_s: Float = Field(ge=0)
     reset_s: Annotated[Float, Field(ge=0)] | None = None
     wait_s: Float = Field(default=0.0, ge=0)
-    device: Literal["cpu", "accelerator"] = "cpu"
+    device: str = "cpu"
     concurrency: Annotated[Int, Field(ge=1)] | None = None
     memory_gib: Float = Field(default=0.0, ge=0)
 

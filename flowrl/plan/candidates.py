@@ -174,7 +174,7 @@ class Filter:
 
     def takes_split(self, split: Split) -> bool:
         """Whether an environment is where it is asked for."""
-        has = split.own or (split.policy if split.takes_turns else 0)
+        has = split.own or split.elsewhere or (split.policy if split.takes_turns else 0)
         return self.environment in (None, split.mode) and self.own in (None, has)
 
     def takes(self, layout: Layout) -> bool:
@@ -203,10 +203,16 @@ class Candidates:
     Attributes:
         budget: Bytes of a device that roles may use, the framework's own share taken off.
         host: Bytes of its host's memory that each device may fill; None where nobody knows.
+        outside: Devices of another kind that are set aside for environments, by task.
     """
 
     def __init__(
-        self, request: PlanRequest, group: DeviceGroup, cost: Cost, host: int | None = None
+        self,
+        request: PlanRequest,
+        group: DeviceGroup,
+        cost: Cost,
+        host: int | None = None,
+        outside: Mapping[str, DeviceGroup] | None = None,
     ) -> None:
         self.request = request
         self.options: PlanOptions = request.options
@@ -214,6 +220,7 @@ class Candidates:
         self.machine: Machine = group.machine
         self.cost = cost
         self.host = host
+        self.outside = outside or {}
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self._found: dict[tuple[str, int], FoundLayouts] = {}
         self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}

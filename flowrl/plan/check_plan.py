@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
 from flowrl.plan.check_edits import check_edits
-from flowrl.plan.check_schedule import check_schedule, region_devices
+from flowrl.plan.check_schedule import block_devices, check_schedule
 
 if TYPE_CHECKING:
     from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
@@ -161,7 +161,7 @@ def _check_pins(plan: PlacementPlan, where: str) -> None:
                 )
             shown = nodes[node]
             if pin.field == "devices" and shown.environment is None:
-                shown = replace(shown, devices=region_devices(plan, shown))
+                shown = replace(shown, devices=block_devices(plan, shown))
             found = pinned_value(shown, pin.field, order)
             if found is not None and found != pin.value:
                 raise PlanError(

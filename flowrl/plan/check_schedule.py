@@ -1,8 +1,8 @@
 """Whether the schedule of a plan fits its operations.
 
-Every operation that has seconds is in it once, on as many devices as the operation and the
-accelerators of its environment; what works at once stands on devices of its own; and only parts
-that work at once pass a batch in chunks.
+Every operation that has seconds is in it once, on as many devices as the operation and its
+environment have of one kind; what works at once stands on devices of its own; and only parts that
+work at once pass a batch in chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
     from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["check_schedule", "region_devices"]
+__all__ = ["block_devices", "check_schedule", "region_devices"]
 
 
 def check_schedule(plan: PlacementPlan, where: str) -> None:
@@ -91,8 +91,18 @@ def region_devices(plan: PlacementPlan, operation: Operation) -> tuple[str, ...]
     return (*operation.devices, *(device for device in others if device not in mine))
 
 
+def block_devices(plan: PlacementPlan, operation: Operation) -> tuple[str, ...]:
+    """Of those the devices that the schedule counts: an environment's of another kind are beside
+    it."""
+    devices = region_devices(plan, operation)
+    if devices == operation.devices:
+        return devices
+    kinds = {plan.pool.device(device).name for device in operation.devices}
+    return tuple(device for device in devices if plan.pool.device(device).name in kinds)
+
+
 def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, where: str) -> None:
-    devices = len(region_devices(plan, operation))
+    devices = len(block_devices(plan, operation))
     if step.devices != devices:
         raise PlanError(
             f"the schedule runs {step.node} on {step.devices} devices, the operation is on "

@@ -88,7 +88,7 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
     notes += stream_notes(best)
     if searched.thinned:
         notes.append(f"looked at {searched.thinned}")
-    idle = len(best.posed.group.addresses) - best.used
+    idle = len(best.posed.addresses) - best.used
     if idle:
         word = "device is" if idle == 1 else "devices are"
         notes.append(f"{idle} {word} left idle: no larger block is better")

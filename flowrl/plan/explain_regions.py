@@ -44,6 +44,9 @@ def region_reason(task: TaskWork, best: Chosen, searched: Searched) -> Iterator[
 
 def _where(way: Candidate, played: Played, region: Region) -> str:
     split = played.split
+    if split.elsewhere:
+        devices = f"{split.elsewhere} x {split.kind}, {split.at_once:,.0f} calls at once"
+        return f"apart: on {devices}, beside {way.layout.num_devices} devices of the policy"
     if split.own:
         return f"apart: on {split.own} devices, beside {way.layout.num_devices} of the policy"
     calls = f"{split.at_once:,.0f} calls at once"
@@ -73,6 +76,9 @@ def _other(
     pinned: bool,
 ) -> Rejection:
     mode = "apart" if played.split.mode == "together" else "together"
+    if played.split.elsewhere:
+        key = f"plan.environments.{region.role}.device"
+        return Rejection(choice=mode, constraint=f"{key} says {played.split.kind}")
     if not others:
         return Rejection(choice=mode, constraint=_impossible(mode, way, region, best, task))
     other = min(others, key=lambda one: one.seconds)

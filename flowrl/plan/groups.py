@@ -1,7 +1,7 @@
 """Which devices of a pool a plan is made for, where it has several kinds.
 
-Each group of equal devices is tried for the whole job, and each ordered pair of groups with the
-rollouts on the one and training on the other (`flowrl.plan.mixed`). The best is taken; the plan
+Each group of equal devices is tried for the whole job, and each ordered pair of groups with a part
+of the step on the one and the rest on the other (`flowrl.plan.mixed`). The best is taken; the plan
 says what the others would be.
 
 Nodes that hold unequal numbers of free devices are groups of their own, and are also tried as equal
@@ -11,6 +11,7 @@ each, 4 of each, since most models divide by powers of two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,15 +21,17 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.elsewhere import Part, check_environment_kinds, seatings
 from flowrl.plan.many import Searched, search_group
-from flowrl.plan.mixed import Part, search_two_groups
+from flowrl.plan.mixed import search_two_groups
 from flowrl.plan.names import device_names
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.tasks import TaskWork, tasks_of
 from flowrl.plan.write_many import write_plan
 
 __all__ = ["cost_of", "groups_for", "host_share", "plan_over_groups"]
@@ -80,10 +83,6 @@ def _shares(alike: Sequence[DeviceGroup], size: int) -> DeviceGroup:
     )
 
 
-HOST_SHARE = 0.8
-"""Of a host's memory, for what devices put there; the rest is the programs' own."""
-
-
 def host_share(pool: ResourcePool, group: DeviceGroup) -> int:
     """Bytes of its host's memory that each device of a group may fill.
 
@@ -131,47 +130,82 @@ def plan_over_groups(
     cost = cost_of(request) if cost is None else cost
     order = device_numbers(pool)
     tasks = tasks_of(graph, request, groups[0].device.type)
-    usable = sorted(order[address] for group in groups for address in group.addresses)
-    pins = read_pins(request.options, tasks, usable)
     parts = [_part(pool, group, order) for group in groups]
+    hosts = _hosts(pool, order, tasks, parts)
+    check_environment_kinds(tasks, [one.kind for one in (*parts, *hosts)])
+    usable = {number for one in (*parts, *hosts) for number in one.numbering}
+    pins = read_pins(request.options, tasks, sorted(usable))
     _check_kinds(pins, parts)
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
-    found, failed, errors = _alone(graph, request, tried, cost, pins)
+    found, failed, errors = _alone(graph, request, (tried, hosts), cost, pins)
+    beaten: tuple[Searched, ...] = ()
     if len(parts) > 1:
-        found += search_two_groups(graph, request, parts, cost, pins)
+        within = min((one.best.objective for one in found), default=math.inf)
+        over_two = search_two_groups(graph, request, (parts, hosts), cost, pins, within)
+        beaten = over_two.others
+        found += [over_two.best] if over_two.best is not None else []
     if not found:
         raise errors[0] if errors else _apart(pins, parts)
     best = min(found, key=lambda one: one.best.objective)
     plan = write_plan(graph, request, pool, best, hosted)
     if len(tried) == 1:
         return plan
-    return replace(plan, reasons=(_group_reason(best, found, failed), *plan.reasons))
+    return replace(plan, reasons=(_group_reason(best, found, beaten, failed), *plan.reasons))
+
+
+def _hosts(
+    pool: ResourcePool, order: Mapping[str, int], tasks: Sequence[TaskWork], parts: Sequence[Part]
+) -> list[Part]:
+    """The groups of devices that environments ask for by name; of them no figures are needed."""
+    asked = {task.region.environment.kind for task in tasks if task.region is not None}
+    known = {one.numbering: one for one in parts}
+    made = [_part(pool, group, order) for group in pool.groups() if group.kind in asked]
+    return [known.get(one.numbering, one) for one in made]
 
 
 def _alone(
-    graph: Graph, request: PlanRequest, parts: Sequence[Part], cost: Cost, pins: PinnedTasks
+    graph: Graph,
+    request: PlanRequest,
+    parts: tuple[Sequence[Part], Sequence[Part]],
+    cost: Cost,
+    pins: PinnedTasks,
 ) -> tuple[list[Searched], list[tuple[DeviceGroup, str]], list[PlanError]]:
-    """The best plan of each group alone; why others have none; and their errors."""
+    """The best plan of each group alone; why others have none; and their errors.
+
+    Args:
+        parts: Groups for tasks, and those for environments that ask for them.
+    """
     found: list[Searched] = []
     failed: list[tuple[DeviceGroup, str]] = []
     errors: list[PlanError] = []
-    places = (*pins.devices.values(), *pins.environments.values())
-    named = {number for numbers in places for number in numbers}
-    for part in parts:
-        if not named <= set(part.numbering):
-            failed.append((part.group, "pins name other devices"))
-            continue
+    tasks = tasks_of(graph, request, parts[0][0].group.device.type)
+    by_time = request.options.objective == "step_time"
+    for part in parts[0]:
         try:
-            one = search_group(
-                graph,
-                request,
-                part.group,
-                cost,
-                host=part.host,
-                numbering=part.numbering,
-                pins=pins,
-            )
-            found.append(one)
+            # Where time counts, none of their devices is better left to nobody.
+            ways = seatings(tasks, part, (), parts[1], pins)[: 1 if by_time else None]
+            every: list[Searched] = []
+            for seating in ways:
+                own = [
+                    some for name, some in pins.environments.items() if name not in seating.outside
+                ]
+                named = {number for some in (*pins.devices.values(), *own) for number in some}
+                if not named <= set(part.numbering):
+                    failed.append((part.group, "pins name other devices"))
+                    break
+                one = search_group(
+                    graph,
+                    request,
+                    part.group,
+                    cost,
+                    host=part.host,
+                    numbering=part.numbering,
+                    pins=pins,
+                    outside=seating.outside,
+                )
+                every.append(one)
+            if every:
+                found.append(min(every, key=lambda one: one.best.objective))
         except PlanError as error:
             failed.append((part.group, error.what))
             errors.append(error)
@@ -207,7 +241,8 @@ def _apart(pins: PinnedTasks, parts: Sequence[Part]) -> PlanError:
         "no plan over two kinds of devices has these pins and fits",
         where="plan.pins",
         found=where,
-        expected="rollouts on one kind, with or without what scores them; all else on the other",
+        expected="on one kind what reads nothing from the rest of a step (rollouts, say, and what "
+        "scores them); all else on the other",
         hint="leave one of them to the planner",
     )
 
@@ -223,34 +258,61 @@ def _kinds_of(numbers: Sequence[int], parts: Sequence[Part]) -> str:
 
 
 def _group_reason(
-    best: Searched, found: Sequence[Searched], failed: Sequence[tuple[DeviceGroup, str]]
+    best: Searched,
+    found: Sequence[Searched],
+    beaten: Sequence[Searched],
+    failed: Sequence[tuple[DeviceGroup, str]],
 ) -> Reason:
+    by_time = best.posed.candidates.options.objective == "step_time"
     rejected = [
         Rejection(
             choice=_groups_name(one),
-            constraint="its best step takes longer",
-            found=seconds_text(one.best.step_s),
-            limit=seconds_text(best.best.step_s),
+            constraint="its best step takes longer" if by_time else "it takes more device time",
+            found=_took(one),
+            limit=_took(best),
         )
         for one in found
         if one is not best
+    ]
+    rejected += [
+        Rejection(
+            choice=_groups_name(one),
+            constraint="whatever of a step is on which of these two, it is no better",
+            found=_took(one),
+            limit=_took(best),
+        )
+        for one in beaten
     ]
     rejected += [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
     return Reason(
         subject="devices",
         choice=_groups_name(best),
-        why="of all kinds of devices, and rollouts on one with training on another, the best",
+        why="of all kinds of devices, and a part of the step on one with the rest on another, the "
+        "best",
         rejected=tuple(rejected),
     )
 
 
+def _took(one: Searched) -> str:
+    """What a plan takes, in what the best has least of."""
+    if one.posed.candidates.options.objective == "step_time":
+        return seconds_text(one.best.step_s)
+    samples = max(task.samples for task in one.posed.tasks)
+    return f"{seconds_text(one.best.objective / samples)} of a device for a sample"
+
+
 def _groups_name(one: Searched) -> str:
-    if not one.posed.parts:
-        return _group_name(one.posed.group)
+    posed = one.posed
     names: dict[str, list[str]] = {}
-    for task in one.posed.tasks:
-        names.setdefault(_group_name(one.posed.group_of(task.id)), []).append(task.id)
-    return ", ".join(f"{' and '.join(tasks)} on {name}" for name, tasks in names.items())
+    if posed.parts or posed.outside:
+        for task in posed.tasks:
+            names.setdefault(_group_name(posed.group_of(task.id)), []).append(task.id)
+        for name, group in posed.outside.items():
+            region = posed.task(name).region
+            assert region is not None
+            names.setdefault(_group_name(group), []).append(region.node)
+        return ", ".join(f"{' and '.join(tasks)} on {name}" for name, tasks in names.items())
+    return _group_name(posed.group)
 
 
 def _group_name(group: DeviceGroup) -> str:

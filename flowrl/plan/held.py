@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import MemoryPart, PhaseMemory
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen
@@ -43,20 +44,28 @@ def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
     for tasks, numbers in sharing_sets(chosen).items():
         for active in tasks:
             name = active.removeprefix(PLAYS)
-            kind = posed.group_of(name).device.type
+            kind = _group_of(chosen, active).device.type
             parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])]
             parts += _merged(chosen, tasks, active)
             task = chosen.posed.task(name)
             plays = task.region is not None and name != active
             found.append(
                 PredictedMemory(
-                    device=posed.group.addresses[numbers[0]],
+                    device=posed.addresses[numbers[0]],
                     active=task.region.role if plays and task.region else task.role.name,
                     memory=PhaseMemory(phase=task.phase, parts=tuple(parts)),
                     num_devices=len(numbers),
                 )
             )
     return tuple(found)
+
+
+def _group_of(chosen: Chosen, name: str) -> DeviceGroup:
+    """The devices of a task, or of its environment alone."""
+    task = name.removeprefix(PLAYS)
+    if name != task and task in chosen.posed.outside:
+        return chosen.posed.outside[task]
+    return chosen.posed.group_of(task)
 
 
 def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[MemoryPart]:
@@ -84,7 +93,7 @@ def _environment(chosen: Chosen, name: str) -> Iterator[MemoryPart]:
     played, region = chosen.ways[task].played, chosen.posed.task(task).region
     if played is None or region is None or not played.split.nbytes:
         return
-    if name.startswith(PLAYS) == bool(played.split.own):
+    if name.startswith(PLAYS) == bool(played.split.own or played.split.elsewhere):
         yield MemoryPart(role=region.role, name="environment", nbytes=played.split.nbytes)
 
 

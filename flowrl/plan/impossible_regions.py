@@ -7,6 +7,7 @@ from flowrl.errors import PlanError
 from flowrl.plan.candidates import Filter
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.region_ways import Drawn, ways_of
+from flowrl.plan.regions import HOST_SHARE, room
 from flowrl.plan.tasks import Region, TaskWork
 
 __all__ = ["no_place_for_environment"]
@@ -33,6 +34,8 @@ def _of_accelerators(
     task: TaskWork, region: Region, posed: Posed, only: Filter, where: str
 ) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
+    if region.environment.kind not in (None, posed.group.kind):
+        return _of_another_kind(task, region, posed, only, where)
     if needs > made.budget:
         return PlanError(
             f"environment {region.role} does not fit on {posed.group.device.name}",
@@ -58,6 +61,34 @@ def _of_accelerators(
     )
 
 
+def _of_another_kind(
+    task: TaskWork, region: Region, posed: Posed, only: Filter, where: str
+) -> PlanError:
+    kind, outside = region.environment.kind, posed.outside.get(task.id)
+    if outside is None:
+        return PlanError(
+            f"environment {region.role} is to be on {kind}, and all devices here are "
+            f"{posed.group.device.name}",
+            where=f"{where}.device",
+            hint="plan for a cluster that has both (--cluster), or say accelerator",
+        )
+    if region.environment.nbytes > room(outside):
+        return PlanError(
+            f"environment {region.role} does not fit on {kind}",
+            where=f"{where}.memory_gib",
+            found=format_bytes(region.environment.nbytes),
+            expected=f"at most {format_bytes(room(outside))}, what plans may fill of a device",
+            hint="take devices with more memory, or an environment that needs less",
+        )
+    return PlanError(
+        f"environment {region.role} is on {kind}, so it is apart from a policy on "
+        f"{posed.group.device.name}",
+        where="plan.pins",
+        found=_said(only),
+        hint="leave the pin out",
+    )
+
+
 def _of_hosts(task: TaskWork, region: Region, posed: Posed, only: Filter, where: str) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
     way_out = f"leave the pin out, or set {where}.device=accelerator"
@@ -68,7 +99,16 @@ def _of_hosts(task: TaskWork, region: Region, posed: Posed, only: Filter, where:
             found=_said(only),
             hint=way_out,
         )
-    if only.environment == "apart" and not posed.group.spare_cores:
+    spare = posed.group.spare_bytes
+    if only.environment == "apart" and posed.group.spare_cores:
+        return PlanError(
+            f"nodes without accelerators do not hold environment {region.role}",
+            where=f"{where}.memory_gib",
+            found=f"{format_bytes(needs)} for each of {region.sharers} regions",
+            expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, what plans may fill",
+            hint="take nodes with more memory (memory_gib), or an environment that needs less",
+        )
+    if only.environment == "apart":
         return PlanError(
             f"environment {region.role} needs no accelerator, so it is apart only on nodes without",
             where="plan.pins",

@@ -42,14 +42,18 @@ from flowrl.plan.standing import stand
 from flowrl.plan.tasks import tasks_of
 
 __all__ = [
+    "MARGIN",
+    "PLAIN",
     "Chosen",
     "Searched",
+    "distinct",
     "fits_hosts",
     "hosts_full",
     "plainer",
     "search_group",
     "search_posed",
     "stood",
+    "with_option",
 ]
 
 MARGIN = 4
@@ -151,6 +155,7 @@ def search_group(
     numbering: Sequence[int] | None = None,
     pins: PinnedTasks | None = None,
     alternatives: int | None = None,
+    outside: Mapping[str, DeviceGroup] | None = None,
 ) -> Searched:
     """The best schedule of a graph on a group of equal devices.
 
@@ -159,6 +164,7 @@ def search_group(
         numbering: Of each device of the group, its number in the cluster; None counts from 0.
         pins: What pins say; None reads those of the request.
         alternatives: How many others; None takes what the request says.
+        outside: Devices of another kind that environments have, by the task that they play with.
 
     Raises:
         PlanError: nothing fits, or pins that cannot be kept; says what would help.
@@ -168,7 +174,7 @@ def search_group(
     if pins is None:
         tasks = tasks_of(graph, request, group.device.type)
         pins = read_pins(request.options, tasks, numbers)
-    places, environments = pins.places(numbers), pins.environments_in(numbers)
+    places, environments = pins.places(numbers), pins.environments_in(numbers, outside or ())
     check_places(pins, places, group, numbers)
     # Where devices are dear rather than time, a small part of a pool may do.
     soon = request.options.objective == "step_time"
@@ -183,6 +189,7 @@ def search_group(
         kinds=kinds_wanted(request),
         host=host,
         engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
+        outside=outside,
     )
     for task in posed.tasks:
         if not posed.ways[task.id]:
@@ -201,9 +208,9 @@ def search_group(
     if request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
         best = _turns_if_alike(best, kinds)
     if wanted:
-        others = _distinct(found, best, wanted)
+        others = distinct(found, best, wanted)
     else:
-        others = _distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
+        others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
 
@@ -252,7 +259,7 @@ def _neighbours(posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int])
         for option in posed.problem.task(leaf.task).options:
             if option.devices != leaf.option.devices or option == leaf.option:
                 continue
-            changed = _with_option(best.schedule, leaf.task, option)
+            changed = with_option(best.schedule, leaf.task, option)
             evaluation = evaluate(posed.problem, changed)
             if evaluation.fits:
                 found.append(Found(schedule=changed, evaluation=evaluation))
@@ -274,7 +281,7 @@ def plainer(posed: Posed, schedule: Schedule) -> Found:
         ]
         options.sort(key=lambda option: posed.candidate(leaf.task, option).plainness)
         for option in options:
-            changed = _with_option(schedule, leaf.task, option)
+            changed = with_option(schedule, leaf.task, option)
             found = evaluate(posed.problem, changed)
             if found.fits and found.objective <= limit:
                 schedule = changed
@@ -282,13 +289,14 @@ def plainer(posed: Posed, schedule: Schedule) -> Found:
     return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
 
 
-def _with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
+def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
+    """The same schedule with another way to run one task."""
     if isinstance(schedule, Leaf):
         return replace(schedule, option=option) if schedule.task == task else schedule
     return replace(
         schedule,
-        first=_with_option(schedule.first, task, option),
-        second=_with_option(schedule.second, task, option),
+        first=with_option(schedule.first, task, option),
+        second=with_option(schedule.second, task, option),
     )
 
 
@@ -372,12 +380,12 @@ def _host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candi
     return max(on.values(), default=0)
 
 
-def fits_hosts(posed: Posed, found: Found) -> bool:
+def fits_hosts(posed: Posed, schedule: Schedule) -> bool:
     """Whether a schedule can stand, and the hosts hold what all its tasks together put on them."""
-    where = stood(posed, found.schedule)
+    where = stood(posed, schedule)
     if where is None:
         return False
-    picked = _picked(posed, found.schedule)
+    picked = _picked(posed, schedule)
     return _host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
 
 
@@ -395,7 +403,7 @@ def search_posed(posed: Posed, top: int = 1) -> SearchResult:
     while True:
         result = search(posed.problem, top=top)
         ended = len(result.best) < top or top >= most
-        if ended or any(fits_hosts(posed, one) for one in result.best):
+        if ended or any(fits_hosts(posed, one.schedule) for one in result.best):
             return result
         top = min(most, max(32, 8 * top))
 
@@ -425,10 +433,12 @@ def stood(
     if numbers is None:
         return None
     own, played = _split_regions(numbers, _picked(posed, schedule), posed.environments)
+    played |= {name: posed.outside_numbers(name) for name in numbers if name in posed.outside}
     return (own, played) if all(own.values()) else None
 
 
-def _distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:
+def distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:
+    """The first ones that differ visibly from the best and from each other."""
     seen = {best.shape()}
     kept: list[Chosen] = []
     for one in found:

@@ -1,230 +1,414 @@
-"""Plans over two kinds of devices: rollouts on one, training on the other.
+"""Plans over two kinds of devices: a part of the tasks on one, all others on the other.
 
-Tasks are cut in two as an asynchronous schedule would cut them: rollouts, with or without what
-reads from them alone and without the trainer's weights, on one group; all others on the other. Each
-side is searched by itself; the two work at once, in chunks, or one a step ahead where samples may
-be stale. New weights cross between the groups over the slower of their networks. More than two
-groups, and other cuts, are not tried.
+All cuts of the tasks are looked at of which the first part reads nothing from the second one:
+rollouts alone, with references, with a critic's values, even with updates. The two parts work at
+once, in chunks, or the first one a step ahead where samples may be stale. Of these the best is
+found exactly (`flowrl.plan.search.two_pools`), for the step's time or for device time. New weights
+cross between the groups over the slower of their networks; as in plans over one group the search
+takes one price of their ways inside a group, and its best steps are priced again with their own
+layouts. Tasks on three groups, and parts that take turns (`plan.kind=temporal`), are not tried;
+environments may be on a third group (`flowrl.plan.elsewhere`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
+from flowrl.plan.elsewhere import Part, Seating, seatings
 from flowrl.plan.many import (
+    MARGIN,
+    PLAIN,
     Chosen,
     Searched,
+    distinct,
     fits_hosts,
-    plainer,
     search_posed,
     stood,
+    with_option,
 )
-from flowrl.plan.options import KindName
 from flowrl.plan.pins import PinnedTasks
-from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, pose, weight_ways
+from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
-    EVERY_KIND,
-    Asynchronous,
-    Found,
+    Joined,
     Kind,
+    Leaf,
+    Pair,
     Problem,
     Schedule,
-    Spatial,
+    cuts,
     evaluate,
+    fronts,
     kind_of,
+    least_seconds,
     leaves,
+    restricted,
 )
-from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.tasks import tasks_of
 
-__all__ = ["Part", "search_two_groups"]
+__all__ = ["OverTwo", "search_two_groups"]
+
+KEEPS = (1, 8, 64)
+"""Schedules of a part that must beat one for it to be left out: more where the hosts or pins do not
+let the best ones stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A group of devices that may hold one half of the tasks.
+class OverTwo:
+    """What a search over two groups gave.
 
     Attributes:
-        host: Bytes of its host's memory that each device may fill.
-        numbering: Of each device, its number in the cluster.
+        best: The best plan of all pairs of groups, where it is as good as was asked for.
+        others: One of each other pair. They are not as good; each pair may have better ones.
     """
 
-    group: DeviceGroup
-    host: int
-    numbering: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """One half of the tasks on one group of devices."""
-
-    posed: Posed
-    found: Found
+    best: Searched | None
+    others: tuple[Searched, ...]
 
 
 def search_two_groups(
     graph: Graph,
     request: PlanRequest,
-    parts: Sequence[Part],
+    parts: tuple[Sequence[Part], Sequence[Part]],
     cost: Cost,
     pins: PinnedTasks,
-) -> Iterator[Searched]:
-    """The best plan of each cut over each ordered pair of groups, where there is one."""
-    tasks = tasks_of(graph, request)
-    if request.options.objective != "step_time" or request.options.kind == "temporal":
-        return
-    for ahead in _cuts(tasks):
-        rest = frozenset(task.id for task in tasks) - ahead
-        first = [_side(graph, request, part, cost, pins, ahead) for part in parts]
-        second = [_side(graph, request, part, cost, pins, rest) for part in parts]
-        for i, j in permutations(range(len(parts)), 2):
-            one, other = first[i], second[j]
-            if one is not None and other is not None:
-                yield _joined(graph, request, one, other, pins)
+    within: float,
+) -> OverTwo:
+    """The best plan over all ordered pairs of groups, and all ways to set devices aside for
+    environments.
+
+    Args:
+        parts: Groups for tasks, and those for environments that ask for them.
+        within: An objective that plans over one group reach: worse ones are of no use.
+    """
+    searches = list(_searches(graph, request, parts, cost, pins))
+    searches.sort(key=lambda search: search.limit)
+    best: Searched | None = None
+    told: dict[tuple[str, str], Searched] = {}
+    for search in searches:
+        found = search.best(min(search.limit, within))
+        if found and found[0].objective <= within:
+            new = Searched(posed=found[0].posed, best=found[0], others=tuple(found[1:]), pins=pins)
+            within, best, beaten = found[0].objective, new, best
+            if beaten is not None:
+                told.setdefault(_kinds(beaten), beaten)
+        elif search.likely is not None:
+            one = search.chosen(search.likely)
+            told.setdefault(search.kinds, Searched(posed=one.posed, best=one, others=(), pins=pins))
+    others = [one for kinds, one in told.items() if best is None or kinds != _kinds(best)]
+    return OverTwo(best=best, others=tuple(others))
 
 
-def _cuts(tasks: tuple[TaskWork, ...]) -> list[frozenset[str]]:
-    """Rollouts alone, and with what may run ahead with them; nothing where nothing is left."""
-    draws = frozenset(task.id for task in tasks if task.generates)
-    cuts = {draws, may_run_ahead(tasks)}
-    return [cut for cut in sorted(cuts, key=len) if cut and len(cut) < len(tasks)]
-
-
-def _side(
+def _searches(
     graph: Graph,
     request: PlanRequest,
-    part: Part,
+    parts: tuple[Sequence[Part], Sequence[Part]],
     cost: Cost,
     pins: PinnedTasks,
-    only: frozenset[str],
-) -> _Side | None:
-    """The best schedule of some tasks on one group; None where they do not fit there."""
-    own = pins.of_tasks(only)
-    strict = replace(request, max_staleness=0)
-    spatial = request.options.kind == "spatial" and len(only) > 1
-    try:
+) -> Iterator[_Search]:
+    if request.options.kind == "temporal":
+        return
+    tasks = tasks_of(graph, request)
+    seats = _Seats(graph, request, cost, pins)
+    for part in parts[0]:
+        try:
+            ways = seatings(tasks, part, *parts, pins)
+        except PlanError:
+            continue  # whoever looks at the part alone tells it
+        for seating in ways:
+            for other in seating.left:
+                one, two = seats.posed(part, seating), seats.posed(other, seating)
+                if one is not None and two is not None:
+                    yield _Search(graph, request, (one, two), seating)
+
+
+def _kinds(searched: Searched) -> tuple[str, str]:
+    """Of the devices of the first part and the second."""
+    schedule, posed = searched.best.schedule, searched.posed
+    assert not isinstance(schedule, Leaf)
+    first, second = (next(leaves(part)).task for part in (schedule.first, schedule.second))
+    return posed.group_of(first).kind, posed.group_of(second).kind
+
+
+class _Seats:
+    """All tasks on one group of devices, each made once."""
+
+    def __init__(self, graph: Graph, request: PlanRequest, cost: Cost, pins: PinnedTasks) -> None:
+        self._graph = graph
+        self._request = replace(request, max_staleness=0)
+        self._cost = cost
+        self._pins = pins
+        self._made: dict[object, Posed | None] = {}
+
+    def posed(self, part: Part, seating: Seating) -> Posed | None:
+        """None of devices without figures."""
+        aside = {name: group.addresses for name, group in seating.outside.items()}
+        key = (part.numbering, tuple(aside.items()))
+        if key not in self._made:
+            try:
+                self._made[key] = self._pose(part, seating.outside)
+            except PlanError:
+                self._made[key] = None
+        return self._made[key]
+
+    def _pose(self, part: Part, outside: Mapping[str, DeviceGroup]) -> Posed:
+        """Tasks that pins put on other devices have no way to run here."""
+        here, pins = set(part.numbering), self._pins
+        tasks = tasks_of(self._graph, self._request)
+        mine = frozenset[str](
+            task.id
+            for task in tasks
+            if here.issuperset(pins.devices.get(task.id, ()))
+            and (task.id in outside or here.issuperset(pins.environments.get(task.id, ())))
+        )
+        own = pins.of_tasks(mine)
+        spatial = self._request.options.kind == "spatial"
         posed = pose(
-            graph,
-            strict,
+            self._graph,
+            self._request,
             part.group,
-            cost,
+            self._cost,
             filters=own.filters,
             places=own.places(part.numbering),
-            environments=own.environments_in(part.numbering),
-            kinds=frozenset({Kind.SPATIAL}) if spatial else EVERY_KIND,
-            only=only,
+            environments=own.environments_in(part.numbering, outside),
+            kinds=frozenset({Kind.SPATIAL if spatial else Kind.HYBRID}),
             host=part.host,
+            outside=outside,
         )
-    except (PlanError, KeyError):
-        return None  # a device without figures, or pins that name another group's
-    if any(not posed.ways[task.id] for task in posed.tasks):
-        return None
-    best = next((one for one in search_posed(posed).best if fits_hosts(posed, one)), None)
-    if best is None:
-        return None
-    plain = plainer(posed, best.schedule)
-    return _Side(posed=posed, found=plain if fits_hosts(posed, plain) else best)
+        possible = tuple(
+            task if task.id in mine else replace(task, options=()) for task in posed.problem.tasks
+        )
+        return replace(posed, problem=replace(posed.problem, tasks=possible))
 
 
-def _joined(
-    graph: Graph, request: PlanRequest, one: _Side, other: _Side, pins: PinnedTasks
-) -> Searched:
-    posed = _joint(graph, request, one, other)
-    schedule = _together(
-        posed.problem, one.found.schedule, other.found.schedule, kind=request.options.kind
-    )
-    numbers: dict[str, tuple[int, ...]] = {}
-    played: dict[str, tuple[int, ...]] = {}
-    for side, offset in ((one, 0), (other, len(one.posed.group.addresses))):
-        blocks, beside = stood(side.posed, side.found.schedule) or ({}, {})
-        for name, block in blocks.items():
-            numbers[name] = tuple(offset + number for number in block)
-        for name, block in beside.items():
-            played[name] = tuple(offset + number for number in block)
-    ways = {
-        leaf.task: posed.parts[leaf.task].candidate(leaf.task, leaf.option)
-        for leaf in leaves(schedule)
-    }
-    syncs = _syncs(graph, posed, numbers)
-    evaluation = evaluate(posed.problem, schedule)
-    best = Chosen(
-        posed=posed,
-        schedule=schedule,
-        kind=kind_of(schedule),
-        step_s=evaluation.step_s + sum(syncs.values()),
-        syncs=syncs,
-        ways=ways,
-        numbers=numbers,
-        played=played,
-        peak=evaluation.peak,
-    )
-    return Searched(posed=posed, best=best, others=(), pins=pins)
+class _Search:
+    """The best plans over two groups, of which the first one feeds the second one."""
 
+    def __init__(
+        self,
+        graph: Graph,
+        request: PlanRequest,
+        sides: tuple[Posed, Posed],
+        seating: Seating,
+    ) -> None:
+        self.graph = graph
+        self.request = request
+        self.sides = sides
+        self.seating = seating
+        self.pair = Pair(_whole(request, sides), sides[0].problem, sides[1].problem)
+        names = frozenset(task.id for task in self.pair.whole.tasks)
+        self.ways = [
+            (first, names - first)
+            for first in cuts(self.pair.whole)
+            if self._may_hold(0, first) and self._may_hold(1, names - first)
+        ]
+        self.likely = self._likely()
 
-def _joint(graph: Graph, request: PlanRequest, one: _Side, other: _Side) -> Posed:
-    """Both sides as one problem, in which each task has the one option that was chosen."""
-    tasks = tasks_of(graph, request)
-    sides: dict[str, Posed] = {
-        task.id: side.posed for side in (one, other) for task in side.posed.tasks
-    }
-    chosen = {
-        leaf.task: leaf.option for side in (one, other) for leaf in leaves(side.found.schedule)
-    }
-    after = {task.id: task.after for task in tasks}
-    problem = Problem(
-        tasks=tuple(
-            replace(
-                sides[task.id].problem.task(task.id),
-                options=(chosen[task.id],),
-                after=tuple(after[task.id]),
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """Of the devices of the first part and the second."""
+        return self.sides[0].group.kind, self.sides[1].group.kind
+
+    @property
+    def limit(self) -> float:
+        """An objective that can be reached; infinite where none is known."""
+        return float("inf") if self.likely is None else self.likely.objective
+
+    def best(self, limit: float) -> list[Chosen]:
+        """Those that are told, best first, and nothing where none is within the limit."""
+        standing: list[Joined] = []
+        for keep in KEEPS:
+            found = self._joined(limit, keep)
+            standing = [one for one in found if self._stands(one)]
+            if not found or standing[:1] == found[:1]:
+                break
+        chosen = sorted(
+            ((self.chosen(one), one) for one in standing), key=lambda both: both[0].objective
+        )
+        if not chosen:
+            return []
+        plain = self.chosen(self._plainer(chosen[0][1]))
+        best = plain if plain.objective <= limit else chosen[0][0]
+        others = distinct([one for one, _ in chosen], best, self.request.options.alternatives)
+        return [best, *others]
+
+    def _may_hold(self, side: int, tasks: frozenset[str]) -> bool:
+        """Whether each of some tasks can run on a side."""
+        return all(task.options for task in self.sides[side].problem.tasks if task.id in tasks)
+
+    def _likely(self) -> Joined | None:
+        """A good step that can stand: rollouts on the first side, with or without what may run
+        ahead with them, and each side at its best by itself."""
+        tasks = self.sides[0].tasks
+        likely = (frozenset(task.id for task in tasks if task.generates), may_run_ahead(tasks))
+        found: list[Joined] = []
+        for first, second in self.ways:
+            if first in likely:
+                one, other = self._alone(0, first), self._alone(1, second)
+                if one is not None and other is not None:
+                    found += self.pair.best([one], [other])
+        return min(found, key=lambda joined: joined.key, default=None)
+
+    def _alone(self, side: int, tasks: frozenset[str]) -> Schedule | None:
+        """The best schedule of some tasks on one side that can stand there."""
+        posed = self.sides[side]
+        part = replace(posed, problem=restricted(posed.problem, tasks))
+        found = search_posed(part).best
+        return next((one.schedule for one in found if fits_hosts(part, one.schedule)), None)
+
+    def _joined(self, limit: float, keep: int) -> list[Joined]:
+        """The best steps of all cuts within a limit, by the search's prices."""
+        top = keep * MARGIN * (1 + self.request.options.alternatives)
+        least = 1 + self.pair.whole.beside
+        beside = None if self.request.options.objective == "step_time" else least
+        most = self.pair.most_seconds(limit)
+        ways = self.ways
+        for side in (1, 0):  # what one side cannot do in time, the other is not asked for
+            problem = self.sides[side].problem
+            here = least_seconds(problem, [way[side] for way in ways], beside=beside)
+            ways = [way for way in ways if here[way[side]] <= most[side]]
+        one, other = (
+            fronts(
+                self.sides[side].problem,
+                {way[side]: most[side] for way in ways},
+                beside=beside,
+                keep=keep,
             )
-            for task in tasks
+            for side in (0, 1)
+        )
+        found = [
+            joined
+            for first, second in ways
+            for joined in self.pair.best(one[first], other[second], top)
+        ]
+        return sorted(found, key=lambda joined: joined.key)[:top]
+
+    def _stands(self, joined: Joined) -> bool:
+        return all(
+            fits_hosts(side, part) for side, part in zip(self.sides, _parts(joined), strict=True)
+        )
+
+    def _plainer(self, joined: Joined) -> Joined:
+        """The same step with plainer ways, where it is hardly longer."""
+        limit = joined.objective * (1 + PLAIN)
+        for leaf in list(leaves(joined.schedule)):
+            side = self._side_of(joined, leaf.task)
+            now = side.candidate(leaf.task, leaf.option)
+            options = [
+                option
+                for option in side.problem.task(leaf.task).options
+                if option.devices == leaf.option.devices
+                and side.candidate(leaf.task, option).plainness < now.plainness
+            ]
+            options.sort(key=lambda option: side.candidate(leaf.task, option).plainness)
+            for option in options:
+                first, second = (with_option(part, leaf.task, option) for part in _parts(joined))
+                found = self.pair.joined(replace(joined.schedule, first=first, second=second))
+                if found is not None and found.objective <= limit and self._stands(found):
+                    joined = found
+                    break
+        return joined
+
+    def _side_of(self, joined: Joined, task: str) -> Posed:
+        first = {leaf.task for leaf in leaves(joined.schedule.first)}
+        return self.sides[0 if task in first else 1]
+
+    def chosen(self, joined: Joined) -> Chosen:
+        """A step on its devices, with the weights' ways priced for its own layouts."""
+        posed = self._joint(joined)
+        numbers: dict[str, tuple[int, ...]] = {}
+        played: dict[str, tuple[int, ...]] = {}
+        offset = 0
+        for side, part in zip(self.sides, _parts(joined), strict=True):
+            blocks, beside = stood(side, part) or ({}, {})
+            for name, block in blocks.items():
+                numbers[name] = tuple(offset + number for number in block)
+            for name, block in beside.items():
+                played[name] = tuple(offset + number for number in block)
+                if name in side.outside:
+                    played[name] = posed.outside_numbers(name)
+            offset += len(side.group.addresses)
+        syncs = _syncs(self.graph, posed, numbers)
+        evaluation = evaluate(posed.problem, joined.schedule)
+        return Chosen(
+            posed=posed,
+            schedule=joined.schedule,
+            kind=kind_of(joined.schedule),
+            step_s=evaluation.step_s + sum(syncs.values()),
+            syncs=syncs,
+            ways={
+                leaf.task: posed.parts[leaf.task].candidate(leaf.task, leaf.option)
+                for leaf in leaves(joined.schedule)
+            },
+            numbers=numbers,
+            played=played,
+            peak=evaluation.peak,
+        )
+
+    def _joint(self, joined: Joined) -> Posed:
+        """Both sides as one problem, in which each task has the one option that was chosen."""
+        tasks = self.sides[0].tasks
+        sides: dict[str, Posed] = {task.id: self._side_of(joined, task.id) for task in tasks}
+        chosen = {leaf.task: leaf.option for leaf in leaves(joined.schedule)}
+        problem = replace(
+            self.pair.whole,
+            tasks=tuple(
+                replace(
+                    task,
+                    options=(chosen[task.id],),
+                    weights=sides[task.id].problem.task(task.id).weights,
+                )
+                for task in self.pair.whole.tasks
+            ),
+        )
+        first, second = (side.group for side in self.sides)
+        return Posed(
+            problem=problem,
+            tasks=tasks,
+            ways={task.id: sides[task.id].ways[task.id] for task in tasks},
+            candidates=self.sides[1].candidates,
+            group=replace(second, addresses=(*first.addresses, *second.addresses)),
+            parts=sides,
+            outside={
+                name: group
+                for name, group in self.seating.outside.items()
+                if name in sides and _plays_elsewhere(sides[name], name, chosen[name].label)
+            },
+        )
+
+
+def _plays_elsewhere(side: Posed, task: str, label: int) -> bool:
+    played = side.ways[task][label].played
+    return played is not None and played.split.elsewhere > 0
+
+
+def _parts(joined: Joined) -> tuple[Schedule, Schedule]:
+    return joined.schedule.first, joined.schedule.second
+
+
+def _whole(request: PlanRequest, sides: tuple[Posed, Posed]) -> Problem:
+    """All tasks with the options of both sides. What they hold is of no concern to it."""
+    tasks = sides[0].tasks
+    return Problem(
+        tasks=tuple(
+            replace(one, options=(*one.options, *other.options), weights=None)
+            for one, other in zip(sides[0].problem.tasks, sides[1].problem.tasks, strict=True)
         ),
-        num_devices=sum(len(side.posed.group.addresses) for side in (one, other)),
-        memory_bytes=max(side.posed.problem.memory_bytes for side in (one, other)),
+        num_devices=sum(len(side.group.addresses) for side in sides),
+        memory_bytes=max(side.problem.memory_bytes for side in sides),
         chunks=CHUNKS,
         staleness=request.max_staleness,
-        ahead=frozenset(task.id for task in one.posed.tasks)
-        if request.max_staleness
-        else frozenset(),
+        ahead=may_run_ahead(tasks) if request.max_staleness else frozenset(),
+        kinds=kinds_wanted(request),
+        objective=sides[0].problem.objective,
+        beside=sides[0].problem.beside,
     )
-    first, second = one.posed.group, other.posed.group
-    return Posed(
-        problem=problem,
-        tasks=tasks,
-        ways={task.id: sides[task.id].ways[task.id] for task in tasks},
-        candidates=other.posed.candidates,
-        group=replace(second, addresses=(*first.addresses, *second.addresses)),
-        parts=sides,
-    )
-
-
-def _together(problem: Problem, first: Schedule, second: Schedule, *, kind: KindName) -> Schedule:
-    """The faster of both at once in chunks, and one ahead of the other where it may be."""
-    here = {leaf.task for leaf in leaves(first)}
-    readers = [
-        problem.task(leaf.task)
-        for leaf in leaves(second)
-        if here & set(problem.task(leaf.task).after)
-    ]
-    most = min((task.max_chunks for task in readers), default=1)
-    found: list[Schedule] = [
-        Spatial(first=first, second=second, chunks=chunks)
-        for chunks in (problem.chunks if readers else (1,))
-        if chunks <= most
-    ]
-    if problem.staleness and kind == "asynchronous":
-        found = []
-    if problem.staleness and kind != "spatial":
-        found.append(Asynchronous(first=first, second=second))
-    return min(found, key=lambda one: evaluate(problem, one).step_s)
 
 
 def _syncs(

@@ -92,6 +92,7 @@ class EnvironmentRequest:
     Attributes:
         calls: What they take; None where nobody said.
         accelerated: It computes on accelerators, else on the cores of hosts.
+        kind: Name of the accelerators that it takes; None takes those of its policy.
         concurrency: Calls at once, on each accelerator or each node; None takes 1 on an
             accelerator, and one for each core of a node.
         nbytes: Of each accelerator that it is on, or of each node's host.
@@ -99,6 +100,7 @@ class EnvironmentRequest:
 
     calls: CallSeconds | None = None
     accelerated: bool = False
+    kind: str | None = None
     concurrency: int | None = None
     nbytes: int = 0
 

@@ -85,12 +85,19 @@ class PinnedTasks:
             for name, numbers in self.devices.items()
         }
 
-    def environments_in(self, numbering: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Likewise the devices of environments, by the task that they play with."""
+    def environments_in(
+        self, numbering: Sequence[int], without: Collection[str] = ()
+    ) -> dict[str, tuple[int, ...]]:
+        """Likewise the devices of environments, by the task that they play with.
+
+        Args:
+            without: Tasks whose environments have devices of another kind.
+        """
         places = {number: place for place, number in enumerate(numbering)}
         return {
             name: tuple(places[number] for number in numbers)
             for name, numbers in self.environments.items()
+            if name not in without
         }
 
     def of_tasks(self, names: Collection[str]) -> PinnedTasks:

@@ -67,6 +67,7 @@ class Posed:
         ways: Of each task, by label.
         environments: Devices that pins name for environments, by the task that they play with.
         parts: Of a problem over several groups of devices, what each task's group was asked.
+        outside: Devices of another kind that environments have, by the task that they play with.
     """
 
     problem: Problem
@@ -76,6 +77,22 @@ class Posed:
     group: DeviceGroup
     environments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Mapping[str, Posed] = field(default_factory=dict)
+    outside: Mapping[str, DeviceGroup] = field(default_factory=dict)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All devices, by the numbers that a schedule on them gives."""
+        beside = (address for group in self.outside.values() for address in group.addresses)
+        return (*self.group.addresses, *beside)
+
+    def outside_numbers(self, task: str) -> tuple[int, ...]:
+        """The devices of another kind that a task's environment has."""
+        start = len(self.group.addresses)
+        for name, group in self.outside.items():
+            if name == task:
+                return tuple(range(start, start + len(group.addresses)))
+            start += len(group.addresses)
+        return ()
 
     def made(self, task: str) -> Candidates:
         """What makes the candidates of a task."""
@@ -110,6 +127,7 @@ def pose(
     only: frozenset[str] | None = None,
     host: int | None = None,
     engine_least: int = 1,
+    outside: Mapping[str, DeviceGroup] | None = None,
 ) -> Posed:
     """The problem of placing a graph on a group of equal devices.
 
@@ -121,6 +139,7 @@ def pose(
         only: Tasks to place; None takes all.
         host: Bytes of its host's memory that each device may fill.
         engine_least: Devices that a rollout is tried on at least.
+        outside: Devices of another kind that environments have, by the task that they play with.
 
     Raises:
         PlanError: a role without a model; a device without figures.
@@ -131,7 +150,7 @@ def pose(
         if only is None or task.id in only
     )
     here = frozenset[str](task.id for task in tasks)
-    made = Candidates(request, group, cost, host)
+    made = Candidates(request, group, cost, host, outside)
     counts = possible_counts(group, filters or {})
     ways = _ways(made, tasks, filters or {}, counts, engine_least)
     shares = _shared_weights(tasks)
@@ -152,6 +171,7 @@ def pose(
         places={name: one for name, one in (places or {}).items() if name in here},
         kinds=kinds,
         objective=_objective(request),
+        beside=sum(len(one.addresses) for one in made.outside.values()),
     )
     return Posed(
         problem=problem,
@@ -160,6 +180,7 @@ def pose(
         candidates=made,
         group=group,
         environments=environments or {},
+        outside=made.outside,
     )
 
 

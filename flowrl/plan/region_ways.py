@@ -60,14 +60,13 @@ def region_ways(
 ) -> Iterator[Candidate]:
     """Those of a task of episodes, with its environment together and apart."""
     assert task.region is not None
-    known = task.region.environment
     for split in splits(
         made.group,
         num_devices,
         counts,
-        accelerated=known.accelerated,
-        concurrency=known.concurrency,
-        nbytes=known.nbytes,
+        task.region.environment,
+        outside=made.outside.get(task.id),
+        sharers=task.region.sharers,
     ):
         if not only.takes_split(split):
             continue
@@ -119,7 +118,9 @@ def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) 
         takes_turns=split.takes_turns,
     )
     resident, peak = drawing.resident, drawing.peak
-    if split.own:
+    if split.elsewhere:
+        pass  # `splits` has looked at those devices
+    elif split.own:
         resident, peak = max(resident, split.nbytes), max(peak, split.nbytes)
     else:
         resident, peak = resident + split.nbytes, peak + split.nbytes
@@ -127,6 +128,8 @@ def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) 
     if peak > made.budget or (made.host is not None and host > made.host):
         return None
     beside = f", beside {split.own} of its environment" if split.own else ""
+    if split.elsewhere:
+        beside = f", beside {split.elsewhere} {split.kind} of its environment"
     return replace(
         drawing,
         estimate=found.estimate,

@@ -7,8 +7,10 @@ policy alone draws on some devices:
   them, and both are held there. One of CPUs is on the hosts of these devices: it has its part of
   their cores, and works while the policy draws for other episodes.
 - **apart**: on devices of its own, both at once. An environment of accelerators has some of the
-  task's devices, `n = a + b`. One of CPUs needs no accelerator, so it is apart only on nodes that
-  have none.
+  task's devices, `n = a + b`; or, where it takes another kind of them than its policy is on, those
+  of that kind that the planner sets aside for it (`flowrl.plan.elsewhere`), and the task has `n`.
+  One of CPUs needs no accelerator, so it is apart only on nodes that have none, of whose cores each
+  region has an equal part.
 
 Times are those of `flowrl.cost.episode_time`.
 """
@@ -21,10 +23,25 @@ from typing import Literal, TypeAlias
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.episodes import CallSeconds
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.options import EnvironmentRequest
 
-__all__ = ["Mode", "Played", "Split", "policy_sizes", "split_numbers", "splits"]
+__all__ = [
+    "HOST_SHARE",
+    "Mode",
+    "Played",
+    "Split",
+    "policy_sizes",
+    "room",
+    "split_numbers",
+    "splits",
+]
 
 Mode: TypeAlias = Literal["together", "apart"]
+
+HOST_SHARE = 0.8
+"""Of a host's memory, for what devices and environments put there; the rest is the programs' own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +50,9 @@ class Split:
 
     Attributes:
         policy: Devices of the policy.
-        own: Accelerators of the environment alone.
+        own: Accelerators of the environment alone, of the kind that its policy is on.
+        elsewhere: Those of another kind, which are none of the task's devices.
+        kind: What these are.
         at_once: Calls that the environment serves at once.
         takes_turns: Both compute on the same devices.
         nbytes: Of the environment, on each of its accelerators.
@@ -43,6 +62,8 @@ class Split:
     mode: Mode
     policy: int
     own: int = 0
+    elsewhere: int = 0
+    kind: str = ""
     at_once: float
     takes_turns: bool = False
     nbytes: int = 0
@@ -71,22 +92,24 @@ def splits(
     group: DeviceGroup,
     num_devices: int,
     counts: Sequence[int],
+    environment: EnvironmentRequest,
     *,
-    accelerated: bool,
-    concurrency: int | None,
-    nbytes: int,
+    outside: DeviceGroup | None = None,
+    sharers: int = 1,
 ) -> Iterator[Split]:
     """The ways to share `num_devices` of a group, together first.
 
     Args:
         counts: Sizes that blocks may have.
-        accelerated, concurrency, nbytes: See `flowrl.plan.options.EnvironmentRequest`.
+        outside: Devices of another kind that are set aside for the environment.
+        sharers: Regions that share nodes without accelerators.
     """
+    concurrency, nbytes = environment.concurrency, environment.nbytes
     if group.device.type == "cpu":
         # The executor's own process holds both, and its environment is a thread of it.
         yield Split(mode="together", policy=num_devices, at_once=1.0, takes_turns=True)
         return
-    if not accelerated:
+    if not environment.accelerated:
         per_node = concurrency or max(1, group.host_cores)
         yield Split(
             mode="together",
@@ -94,15 +117,22 @@ def splits(
             at_once=max(1.0, per_node * num_devices / group.node_size),
             host=-(-nbytes // group.node_size),
         )
-        if group.spare_cores:
-            nodes = len(group.spare)
+        if group.spare_cores and sharers * nbytes <= HOST_SHARE * group.spare_bytes:
+            calls = concurrency * len(group.spare) if concurrency else group.spare_cores
+            yield Split(mode="apart", policy=num_devices, at_once=calls / sharers)
+        return
+    each = concurrency or 1
+    if environment.kind not in (None, group.kind):
+        if outside is not None and nbytes <= room(outside):
             yield Split(
                 mode="apart",
                 policy=num_devices,
-                at_once=float(concurrency * nodes if concurrency else group.spare_cores),
+                elsewhere=len(outside.addresses),
+                kind=outside.kind,
+                at_once=float(each * len(outside.addresses)),
+                nbytes=nbytes,
             )
         return
-    each = concurrency or 1
     yield Split(
         mode="together",
         policy=num_devices,
@@ -113,6 +143,11 @@ def splits(
     for policy in policy_sizes(num_devices, counts):
         own = num_devices - policy
         yield Split(mode="apart", policy=policy, own=own, at_once=float(each * own), nbytes=nbytes)
+
+
+def room(group: DeviceGroup) -> int:
+    """Bytes of each device of a group that an environment may fill."""
+    return group.budget_bytes - RUNTIME_BYTES[group.device.type]
 
 
 def policy_sizes(num_devices: int, counts: Sequence[int]) -> tuple[int, ...]:

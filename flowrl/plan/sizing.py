@@ -17,12 +17,12 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
-from flowrl.plan.groups import HOST_SHARE
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.many import fits_hosts, hosts_full, search_posed
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
+from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
 from flowrl.plan.tasks import TaskWork, tasks_of
@@ -168,7 +168,7 @@ class Job:
         posed = self.posed(devices, numbered=numbered)
         if _lacking(posed):
             return None
-        held = (one for one in search_posed(posed).best if fits_hosts(posed, one))
+        held = (one for one in search_posed(posed).best if fits_hosts(posed, one.schedule))
         best = next(held, None)
         return None if best is None else _as_size(posed, best, devices)
 

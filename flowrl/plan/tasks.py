@@ -45,12 +45,15 @@ class Region:
     Attributes:
         role: The environment's.
         node: Its node.
+        sharers: Regions whose environments are on the cores of hosts, or else on accelerators,
+            as this one's is; itself included.
     """
 
     role: str
     node: NodeId
     episodes: Episodes
     environment: EnvironmentRequest
+    sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +235,17 @@ def _region(player: Node, graph: Graph, request: PlanRequest) -> Region | None:
         most, said = node.attr("max_turns"), node.attr("max_observation_tokens")
         assert isinstance(most, int)
         assert isinstance(said, int)
-        role = str(node.role)
+        known = {
+            one.id: request.options.environments.get(str(one.role), EnvironmentRequest())
+            for one in graph.of_op(Op.INTERACT)
+        }
+        mine = known[node.id]
         return Region(
-            role=role,
+            role=str(node.role),
             node=node.id,
             episodes=_episodes(most, said, request),
-            environment=request.options.environments.get(role, EnvironmentRequest()),
+            environment=mine,
+            sharers=sum(one.accelerated == mine.accelerated for one in known.values()),
         )
     return None
 

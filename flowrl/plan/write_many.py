@@ -115,7 +115,8 @@ def _pool(pool: ResourcePool) -> PoolSummary:
 
 
 def _addresses(chosen: Chosen, numbers: Iterable[int]) -> tuple[str, ...]:
-    return tuple(chosen.posed.group.addresses[number] for number in numbers)
+    every = chosen.posed.addresses
+    return tuple(every[number] for number in numbers)
 
 
 def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placement]:
@@ -300,7 +301,7 @@ def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
     problem = chosen.posed.problem
     samples = max(task.samples for task in chosen.posed.tasks)
     busy = busy_seconds(chosen.schedule)
-    total = chosen.step_s * len(chosen.posed.group.addresses)
+    total = chosen.step_s * len(chosen.posed.addresses)
     return Prediction(
         memory=held_memory(chosen),
         step_s=chosen.step_s,

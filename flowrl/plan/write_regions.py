@@ -34,8 +34,8 @@ def environment_devices(task: TaskWork, chosen: Chosen, pool: ResourcePool) -> t
     """The devices of a task's environment: accelerators, or CPUs of hosts."""
     played, group = chosen.ways[task.id].played, chosen.posed.group_of(task.id)
     assert played is not None
-    addresses = chosen.posed.group.addresses
-    if played.split.own:
+    addresses = chosen.posed.addresses
+    if played.split.own or played.split.elsewhere:
         return tuple(addresses[number] for number in chosen.played[task.id])
     policy = tuple(addresses[number] for number in chosen.numbers[task.id])
     if played.split.takes_turns:

@@ -24,6 +24,7 @@ from flowrl.plan import PlacementPlan, PlanRequest, load_plan, make_plan
 from flowrl.plan.check_plan import check_plan
 from flowrl.plan.check_schedule import region_devices
 from flowrl.plan.diff import diff_plans
+from flowrl.plan.options import EnvironmentRequest
 from flowrl.plan.regions import Split, split_numbers, splits
 from flowrl.plan.render import plan_text
 from flowrl.plan.schema import save_plan
@@ -55,8 +56,8 @@ def where(plan: PlacementPlan) -> str:
 def test_devices_are_shared_out_in_blocks_and_what_they_leave():
     (group,) = h100(16).groups()
     counts = (1, 2, 4, 8, 16)
-    shared = {"accelerated": True, "concurrency": 4, "nbytes": GIB}
-    together, *apart = splits(group, 8, counts, **shared)
+    shared = EnvironmentRequest(accelerated=True, concurrency=4, nbytes=GIB)
+    together, *apart = splits(group, 8, counts, shared)
     assert together == Split(mode="together", policy=8, at_once=32.0, takes_turns=True, nbytes=GIB)
     assert [(one.policy, one.own, one.at_once) for one in apart] == [
         (1, 7, 28.0),
@@ -73,17 +74,23 @@ def test_devices_are_shared_out_in_blocks_and_what_they_leave():
 def test_an_environment_of_cpus_is_on_its_part_of_the_hosts_or_on_nodes_of_their_own():
     pool = h100(16)
     (group,) = pool.groups()
-    (half,) = splits(group, 4, (4, 8, 16), accelerated=False, concurrency=None, nbytes=16 * GIB)
+    (half,) = splits(group, 4, (4, 8, 16), EnvironmentRequest(nbytes=16 * GIB))
     # 192 cores for 8 devices, and so for the memory of a node.
     assert (half.at_once, half.host, half.takes_turns) == (96.0, 2 * GIB, False)
-    (few,) = splits(group, 16, (4, 8, 16), accelerated=False, concurrency=10, nbytes=0)
+    (few,) = splits(group, 16, (4, 8, 16), EnvironmentRequest(concurrency=10))
     assert few.at_once == 20.0
     cpu = Device(id="cpu:0", type="cpu", name="CPU", memory_bytes=GIB, num_cores=64)
     beside = ClusterNode(name="cpus", devices=(cpu,), memory_bytes=GIB, num_cores=64)
     (wider,) = replace(pool, nodes=(*pool.nodes, beside)).groups()
     assert (wider.spare_cores, wider.spare) == (64, ("cpus/cpu:0",))
-    _, apart = splits(wider, 16, (8, 16), accelerated=False, concurrency=None, nbytes=0)
+    assert wider.spare_bytes == GIB
+    needs = EnvironmentRequest(nbytes=GIB // 4)
+    _, apart = splits(wider, 16, (8, 16), needs)
     assert (apart.mode, apart.own, apart.at_once) == ("apart", 0, 64.0)
+    # Of two regions each has half of the cores, and both must fit; four would not.
+    _, half = splits(wider, 16, (8, 16), needs, sharers=2)
+    assert half.at_once == 32.0
+    assert [one.mode for one in splits(wider, 16, (8, 16), needs, sharers=4)] == ["together"]
 
 
 def test_a_plan_has_its_environment_on_the_hosts_where_it_needs_no_accelerator():

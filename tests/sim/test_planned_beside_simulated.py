@@ -31,10 +31,18 @@ def bounds(planned: Planned) -> tuple[float, float]:
     assert schedule is not None
     if planned.kind != "asynchronous":
         least, most = (0.96, 1.08) if planned.streams else (0.98, 1.04)
+        if reads_early(schedule):
+            least = 0.88
         return least * step_s, most * step_s
     drawn, learned = (least_s(planned, part) for part in schedule.parts)
     steps = 1 + planned.stage.context.max_staleness
     return 0.98 * max(learned, (drawn + learned) / steps), 1.06 * step_s
+
+
+def reads_early(step: ScheduleStep) -> bool:
+    """Whether a part may begin when some of what feeds it is done: the plan waits for all of it."""
+    several = step.kind == "spatial" and step.parts[0].node is None
+    return several or any(reads_early(part) for part in step.parts)
 
 
 def least_s(planned: Planned, step: ScheduleStep) -> float:

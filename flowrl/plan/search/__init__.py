@@ -12,6 +12,7 @@ from flowrl.plan.search.evaluate import (
     evaluate,
     seconds_of,
 )
+from flowrl.plan.search.fronts import fronts, least_seconds
 from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.result import (
     Binding,
@@ -31,6 +32,7 @@ from flowrl.plan.search.schedule import (
     kind_of,
     leaves,
 )
+from flowrl.plan.search.two_pools import Joined, Pair, cuts, restricted
 
 __all__ = [
     "EVERY_KIND",
@@ -43,10 +45,12 @@ __all__ = [
     "Evaluator",
     "Found",
     "Infeasible",
+    "Joined",
     "Kind",
     "Leaf",
     "Objective",
     "Option",
+    "Pair",
     "Problem",
     "Schedule",
     "SearchResult",
@@ -56,11 +60,15 @@ __all__ = [
     "Temporal",
     "arrivals_of",
     "block",
+    "cuts",
     "draw",
     "evaluate",
     "fewest_devices",
+    "fronts",
     "kind_of",
+    "least_seconds",
     "leaves",
+    "restricted",
     "search",
     "seconds_of",
     "stream_lines",

@@ -75,7 +75,7 @@ def lower_bounds(space: Space) -> Floats:
 
 
 def limits(
-    space: Space, bounds: Floats, at_root: Floats
+    space: Space, bounds: Floats, at_root: Floats, asked: Floats | None = None
 ) -> tuple[Floats, list[list[Splits | None]]]:
     """Most seconds of each set on each block, and what each cut leaves to look at.
 
@@ -83,12 +83,13 @@ def limits(
         space: The space.
         bounds: Its lower bounds.
         at_root: `[K]`, most seconds of the whole on each block.
+        asked: `[sets, K]`, likewise of sets that are wanted for themselves.
 
     Returns:
         `[sets, K]`, minus infinity where nothing is to be looked at; and for each cut of each set
         its splits, None where there is none.
     """
-    most = np.full_like(bounds, -np.inf)
+    most = np.full_like(bounds, -np.inf) if asked is None else asked.copy()
     most[-1] = at_root
     splits: list[list[Splits | None]] = [[None] * len(cuts) for cuts in space.cuts]
     for at in range(len(space.sets) - 1, -1, -1):

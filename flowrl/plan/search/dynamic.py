@@ -6,11 +6,12 @@ to look at, then from single tasks upwards the points (`frontier`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from flowrl.plan.search.bounds import limits
+from flowrl.plan.search.bounds import Splits, limits
 from flowrl.plan.search.evaluate import rounded
 from flowrl.plan.search.frontier import Frontier, Records, gather
 from flowrl.plan.search.joins import Join, join_splits, join_turns, leaf_points
@@ -19,7 +20,7 @@ from flowrl.plan.search.problem import Objective
 from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Space
 
-__all__ = ["NO_LIMIT", "Aim", "Outcome", "least_objective", "run"]
+__all__ = ["NO_LIMIT", "SLACK", "Aim", "Outcome", "least_objective", "points_of_sets", "run"]
 
 NO_LIMIT = 1e200
 """A limit that no schedule reaches."""
@@ -80,8 +81,35 @@ def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
     at_root = limit * (1 + SLACK) / weight - _least_sync_s(space)
     most, splits = limits(space, bounds, at_root)
     records = Records()
-    frontiers: list[Frontier] = []
     num_points = 0
+    split = 0.0 if aim.objective is None else 1.0
+    found: list[Points] = []
+    for _, found in points_of_sets(space, most, splits, aim, (records, []), split=split):
+        num_points += sum(len(points.block) for points in found)
+    return Outcome(
+        schedules=_best(space, found, limit * (1 + SLACK), aim, records),
+        num_states=int((most > -np.inf).sum()),
+        num_points=num_points,
+    )
+
+
+def points_of_sets(
+    space: Space,
+    most: Floats,
+    splits: list[list[Splits | None]],
+    aim: Aim,
+    kept: tuple[Records, list[Frontier]],
+    *,
+    split: float,
+) -> Iterator[tuple[int, list[Points]]]:
+    """Each set with the points that were made for it, smaller sets first.
+
+    Args:
+        most, splits: What `limits` leaves to look at.
+        kept: Where points are entered, and where the frontier of each set but the whole goes.
+        split: What a split counts: 1, or 0 where their number does not matter.
+    """
+    records, frontiers = kept
     for owner in range(len(space.sets)):
         found = leaf_points(space, owner, most[owner], records, named=aim.keep > 1)
         for cut, left in zip(space.cuts[owner], splits[owner], strict=True):
@@ -94,29 +122,22 @@ def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
                 limit=most[owner],
                 memory_bytes=aim.memory_bytes,
                 keep=aim.keep,
-                split=0.0 if aim.objective is None else 1.0,
+                split=split,
                 records=records,
             )
             if cut.turns:
                 found += join_turns(join)
             if left is not None:
                 found += join_splits(join, left)
-        num_points += sum(len(points.block) for points in found)
-        if owner == len(space.sets) - 1:
-            schedules = _best(space, found, limit * (1 + SLACK), aim, records)
-            break
-        frontiers.append(gather(space, found, most[owner], aim.keep))
-    return Outcome(
-        schedules=schedules,
-        num_states=int((most > -np.inf).sum()),
-        num_points=num_points,
-    )
+        yield owner, found
+        if owner < len(space.sets) - 1:
+            frontiers.append(gather(space, found, most[owner], aim.keep))
 
 
 def _weights(space: Space, aim: Aim) -> Floats:
     """`[K]`: what a second counts on each block."""
     if aim.objective is Objective.DEVICE_SECONDS:
-        return space.sizes.astype(np.float64)
+        return (space.sizes + space.beside).astype(np.float64)
     return np.ones(len(space.sizes))
 
 

@@ -193,7 +193,7 @@ class Evaluator:
             resident=part.resident,
             peak=part.peak,
             fits=fits,
-            objective=step_s if by_time else step_s * part.block,
+            objective=step_s if by_time else step_s * (part.block + self.problem.beside),
             num_splits=part.num_splits,
             num_forms=len(part.forms),
         )

@@ -52,9 +52,9 @@ EVERY_KIND = frozenset({Kind.HYBRID, Kind.ASYNCHRONOUS})
 class Objective(StrEnum):
     """What the best schedule has least of.
 
-    `STEP_TIME`: seconds of a step. `DEVICE_SECONDS`: seconds of a step times the devices used, so
-    that fewer devices may win; a step has a fixed number of samples, so this orders schedules as
-    device-hours per sample do.
+    `STEP_TIME`: seconds of a step. `DEVICE_SECONDS`: seconds of a step times the devices used (the
+    block and those `beside`), so that fewer devices may win; a step has a fixed number of samples,
+    so this orders schedules as device-hours per sample do.
     """
 
     STEP_TIME = "step_time"
@@ -145,6 +145,7 @@ class Problem:
             parts that stand apart would share one; which device a block is, it does not know.
         kinds: Families of schedules to choose from.
         objective: What to minimise.
+        beside: Devices that are taken besides, and count where devices do.
     """
 
     tasks: tuple[Task, ...]
@@ -159,6 +160,7 @@ class Problem:
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
     kinds: frozenset[Kind] = EVERY_KIND
     objective: Objective = Objective.STEP_TIME
+    beside: int = 0
 
     def __post_init__(self) -> None:
         check_problem(self)
@@ -201,6 +203,8 @@ def check_problem(problem: Problem) -> None:
         raise _wrong("chunks must be one or more positive numbers", problem.chunks)
     if problem.staleness < 0:
         raise _wrong("staleness must not be negative", problem.staleness)
+    if problem.beside < 0:
+        raise _wrong("beside must not be negative", problem.beside)
     if not problem.kinds:
         raise PlanError("kinds must name at least one kind of schedule")
     _check_tasks(problem)

@@ -169,6 +169,7 @@ class Space:
         syncs: The syncs.
         sync_tokens: Bits of source and destination of each sync.
         exact_tokens: Bits of which more is not better: of syncs that cost more together.
+        beside: Devices that count besides those of a block.
     """
 
     tasks: tuple[Task, ...]
@@ -190,6 +191,7 @@ class Space:
     syncs: tuple[Sync, ...]
     sync_tokens: tuple[tuple[int, int], ...]
     exact_tokens: int
+    beside: int
 
 
 def _rests(sizes: Ints, fitting: Ints) -> Ints:
@@ -306,6 +308,7 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
         syncs=problem.syncs,
         sync_tokens=sync_tokens,
         exact_tokens=exact,
+        beside=problem.beside,
     )
 
 
