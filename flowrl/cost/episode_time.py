@@ -14,14 +14,16 @@ replicas with `slots` rows, r = min(b, slots), a token of each takes the longest
 
 and where policy and environment take turns on the same devices, the sum of the first two in the
 place of both. An episode longer than `most_turns` of mean length has longer turns and no more
-calls. Prompts enter once, before. What came before a turn is in the engine's cache (prefix caching
-of SGLang and vLLM).
+calls. Where batches follow each other without a gap, as many episodes as may be in flight are so
+all the time (`flowrl.cost.steady`), and calls come with all of their tokens. Prompts enter once,
+before. What came before a turn is in the engine's cache (prefix caching of SGLang and vLLM).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import occupancy_of_batch
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
+from flowrl.cost.steady import full_engine
 
 __all__ = [
     "CallSeconds",
@@ -60,6 +63,17 @@ class PlayedEstimate:
     policy_s: float
     environment_s: float
     bound: str
+
+
+class _BatchOf(TypedDict):
+    """A batch of samples on engines, as `occupancy_of_batch` has it."""
+
+    replicas: int
+    samples: int
+    group_size: int
+    prompt_tokens: float
+    slots: int
+    kv_tokens: int
 
 
 class Pace:
@@ -120,8 +134,7 @@ def play(
         at_once: Calls that the environment serves at once, on all that it has.
         takes_turns: Policy and environment compute on the same devices.
     """
-    pieces = occupancy_of_batch(
-        lengths,
+    batch_of = _BatchOf(
         replicas=replicas,
         samples=samples,
         group_size=group_size,
@@ -129,16 +142,21 @@ def play(
         slots=IN_FLIGHT * slots,
         kv_tokens=kv_tokens,
     )
-    steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
+    pieces, full = occupancy_of_batch(lengths, **batch_of), full_engine(lengths, **batch_of)
     mean, share = lengths.mean, episodes.drawn_share(lengths)
-    rows = np.minimum(pieces.batch, slots)
-    step = share * pace.at(rows, prompt_tokens + pieces.own)
-    reading = pieces.batch * (1 - share) * chunk_s / chunk_tokens
-    decoding = pieces.batch / rows * step
+    # Behind the pieces of one batch, an engine with one episode and a full one: no steps of it.
+    steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
+    steps = np.append(steps, (0.0, 0.0))
+    batch, own = np.append(pieces.batch, (1.0, full.rows)), np.append(pieces.own, (full.own,) * 2)
+    rows = np.minimum(batch, slots)
+    step = share * pace.at(rows, prompt_tokens + own)
+    reading = batch * (1 - share) * chunk_s / chunk_tokens
+    decoding = batch / rows * step
     # Behind the tokens of most turns nobody is called any more.
-    called = pieces.own <= episodes.most_turns * mean / episodes.turns
+    called = own <= episodes.most_turns * mean / episodes.turns
+    called[-2:] = True
     work = (episodes.turns * calls.step_s + calls.reset_s) / mean
-    serving = called * pieces.batch * replicas * work / at_once
+    serving = called * batch * replicas * work / at_once
     late = episodes.turns * (calls.step_s + calls.wait_s) + calls.reset_s + calls.wait_s
     alone = step + called * late / mean
     policy = decoding + reading
@@ -149,7 +167,7 @@ def play(
     policy_s = float((steps * policy).sum()) + entering
     environment_s = samples * mean * work / at_once
     waits = float((steps * np.maximum(0.0, alone - sides)).sum())
-    thin = pieces.batch <= pieces.batch.max() / 8
+    thin = batch <= pieces.batch.max() / 8
     parts = {
         "decode": float((steps * decoding).sum()),
         "tail of it": float((steps * decoding)[thin].sum()),
@@ -158,13 +176,17 @@ def play(
         "waits": waits,
     }
     total = float((steps * seconds).sum()) + entering
+    one_s, full_s = seconds[-2:].tolist()
+    steady = min(total, full.steps * full_s + entering)
     return PlayedEstimate(
         estimate=Estimate(
             seconds=total,
             source=drawing.source,
             parts=tuple((name, value) for name, value in parts.items() if value),
             notes=drawing.notes,
-            clock=clock_of(pieces, steps * seconds, entering / total),
+            clock=clock_of(pieces, (steps * seconds)[:-2], entering / total),
+            steady_s=steady,
+            dense_s=min(steady, full.dense_s(steady, one_s=one_s, full_s=full_s)),
         ),
         policy_s=policy_s,
         environment_s=environment_s,

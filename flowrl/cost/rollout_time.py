@@ -8,6 +8,14 @@ Pieces are those of `flowrl.cost.occupancy`. A step's time is asked of the cost 
 (doubling) and contexts and is linear in between: exact in the context for a roofline, and within a
 percent or so in the batch.
 
+Where batches follow each other without a gap (`Estimate.steady_s`), engines stay as full as they
+get (`flowrl.cost.steady`), and there is no tail:
+
+    steady seconds = n E[L] / rows  x step(rows, prompt + E[L^2] / (2 E[L]))
+                     + passes in which prompts enter + what is computed again
+
+Of these, what every row adds to a step, and prompts, are the batch's own (`Estimate.dense_s`).
+
 Samples are given to replicas as these have room, so all replicas are equally full, and the batch is
 complete with its longest sample. A prompt is computed once a group and replica; rows read it each
 for themselves.
@@ -28,6 +36,7 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import Occupancy, occupancy_of_batch
 from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
+from flowrl.cost.steady import Full, full_engine
 
 __all__ = ["DecodeStep", "rollout_estimate"]
 
@@ -69,13 +78,23 @@ def rollout_estimate(
     entering = _prefill_s(prefill, prompts, prompt_tokens)
     again = _again_s(prefill, pieces.again)
     longest = prompt_tokens + lengths.maximum
-    return _of_pieces(decode, pieces, prompt_tokens, longest, contexts, entering, again)
+    full = full_engine(
+        lengths,
+        replicas=replicas,
+        samples=samples,
+        group_size=group_size,
+        prompt_tokens=prompt_tokens,
+        slots=slots,
+        kv_tokens=kv_tokens,
+    )
+    return _of_pieces(decode, pieces, full, prompt_tokens, longest, contexts, entering, again)
 
 
 @lru_cache(maxsize=512)
 def _of_pieces(
     decode: DecodeStep,
     pieces: Occupancy,
+    full: Full,
     prompt_tokens: float,
     longest: float,
     contexts: int,
@@ -88,6 +107,8 @@ def _of_pieces(
     seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
     total = decoding + entering.seconds + again
+    one, most = steps.at(np.array([1.0, full.rows]), np.full(2, prompt_tokens + full.own))
+    steady = min(total, full.steps * float(most) + entering.seconds + again)
     return Estimate(
         seconds=total,
         source=steps.source,
@@ -98,6 +119,8 @@ def _of_pieces(
         ),
         notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
         clock=clock_of(pieces, seconds, entering.seconds / total),
+        steady_s=steady,
+        dense_s=min(steady, full.dense_s(steady, one_s=float(one), full_s=float(most))),
     )
 
 

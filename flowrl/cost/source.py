@@ -42,6 +42,10 @@ class Estimate:
         notes: What the estimate had to do without, one sentence each.
         clock: Of a rollout, the share of its seconds that has passed after each of equal parts of
             its decode steps, from 0 to 1 (`flowrl.cost.arrivals`).
+        steady_s: Of a rollout, what a batch takes where batches follow each other without a gap, at
+            most `seconds`; None: as long as one alone.
+        dense_s: The part of `steady_s` that is the batch's own however many are under way at once;
+            in the rest all of them progress together (`flowrl.cost.steady`).
     """
 
     seconds: float
@@ -49,6 +53,8 @@ class Estimate:
     parts: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     clock: tuple[float, ...] = ()
+    steady_s: float | None = None
+    dense_s: float = 0.0
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, float], *, source: Source = "analytic") -> Estimate:

@@ -80,8 +80,9 @@ def _slots(
 def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator[Bar]:
     """When each task works.
 
-    Of a pipeline in chunks the reader's bar begins with its first chunk and ends with its last; it
-    is not busy all the time between.
+    What runs ahead begins with the step, and may end after it: the next batch begins meanwhile. Of
+    a pipeline in chunks the reader's bar begins with its first chunk and ends with its last; it is
+    not busy all the time between.
     """
     match schedule:
         case Leaf():
@@ -131,27 +132,49 @@ def pieces(problem: Problem, schedule: Schedule) -> Mapping[str, int]:
     return found
 
 
-def busy_seconds(schedule: Schedule) -> float:
-    """Device seconds in which something is computed."""
-    return sum(leaf.option.devices * leaf.option.seconds for leaf in leaves(schedule))
+def busy_seconds(problem: Problem, schedule: Schedule) -> float:
+    """Device seconds of a step in which something is computed.
+
+    Of what runs ahead batches may overlap; they keep devices busy no longer than a step takes.
+    """
+    most = seconds_of(problem, schedule)
+    return sum(leaf.option.devices * min(leaf.option.seconds, most) for leaf in leaves(schedule))
 
 
 def bottleneck(problem: Problem, schedule: Schedule) -> str:
-    """The task that the step waits for most: the longest one of those that nothing hides."""
+    """The task that the step waits for most: the longest one of those that nothing hides.
+
+    Of an Asynchronous the longest one of the side that decides; of both, where it is the age that
+    samples may have.
+    """
     match schedule:
         case Leaf():
             return schedule.task
         case Temporal():
-            parts = [bottleneck(problem, part) for part in (schedule.first, schedule.second)]
-            took = {leaf.task: leaf.option.seconds for leaf in leaves(schedule)}
-            return max(parts, key=lambda task: took[task])
-        case Spatial() | Asynchronous():
+            return _longest_of_parts(problem, schedule)
+        case Asynchronous():
+            step_s = seconds_of(problem, schedule)
+            first, second = (
+                seconds_of(problem, part) for part in (schedule.first, schedule.second)
+            )
+            if second >= step_s:
+                return bottleneck(problem, schedule.second)
+            if (first + second) / (problem.staleness + 1) >= step_s:
+                return _longest_of_parts(problem, schedule)
+            return bottleneck(problem, schedule.first)
+        case Spatial():
             slow = max(
                 (schedule.first, schedule.second), key=lambda part: seconds_of(problem, part)
             )
             return bottleneck(problem, slow)
         case _:
             assert_never(schedule)
+
+
+def _longest_of_parts(problem: Problem, schedule: Temporal | Asynchronous) -> str:
+    parts = [bottleneck(problem, part) for part in (schedule.first, schedule.second)]
+    took = {leaf.task: leaf.option.seconds for leaf in leaves(schedule)}
+    return max(parts, key=lambda task: took[task])
 
 
 def schedule_step(problem: Problem, schedule: Schedule) -> ScheduleStep:

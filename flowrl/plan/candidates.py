@@ -2,7 +2,8 @@
 
 Each way becomes an `Option` of the search, labelled by its place in the tuple. Of ways on equally
 many devices that hold weights in equal forms, those are left out that another one is at least as
-good as in time, in resident and in peak bytes (`pareto`).
+good as in time, in resident and in peak bytes (`pareto`); of rollouts that may run ahead of the
+trainer, in the time of batches that follow each other without a gap too.
 
 What differs besides the layout:
 - an update: activations computed again or kept; the optimizer's states on the device, or streamed
@@ -41,11 +42,12 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
+from flowrl.plan.candidate import RECOMPUTE, Candidate, pareto
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts
 from flowrl.plan.options import PlanOptions
-from flowrl.plan.regions import Played, Split
+from flowrl.plan.regions import Split
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork
 
@@ -68,15 +70,6 @@ NO_FASTER = 0.999
 MICRO_SAMPLES = (1, 4)
 """Longest samples that a packed micro-batch holds."""
 
-MEMORY_STEPS = 16
-"""Steps of a device's memory in which ways are told apart."""
-
-HANDICAP = 0.02
-"""Of a way's time, for each thing that makes it less plain, when ways are compared."""
-
-MOST_FORMS = 4
-"""Forms of parameters that several tasks may hold at once, on one number of devices."""
-
 MOST_REPLICA = 8
 """Devices of a replica, as a multiple of the smallest that fits: beyond that a model is only cut
 into smaller pieces that exchange more."""
@@ -87,70 +80,11 @@ may stream from the host."""
 
 _Held: TypeAlias = tuple[Workload, tuple[int, ...]]  # and the resident bytes of stages
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-
 _DEVICE_TYPES: Mapping[str, Literal["cpu", "cuda", "npu"]] = {
     "cpu": "cpu",
     "cuda": "cuda",
     "npu": "npu",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One way to run a task.
-
-    Attributes:
-        estimate: Of its work, without moves to and from the host.
-        move_s: Those, once a step.
-        resident: Bytes on a device while others work, without the framework's.
-        peak: While it works, `resident` included.
-        weight_bytes: Of `resident`, parameters that may be held once with other tasks.
-        micro_tokens: Tokens of a packed micro-batch on one replica; 0 of a rollout.
-        kv_tokens: Tokens that the cache of one replica holds; 0 elsewhere.
-        slots: Samples that one replica decodes at once; 0 elsewhere.
-        offload: What goes to the host: `optimizer` states that stay there, `all` between turns.
-        host: Bytes that this puts into the host's memory, for each device.
-        played: Of a task whose samples are episodes, the environment.
-    """
-
-    layout: Layout
-    estimate: Estimate
-    move_s: float = 0.0
-    resident: int
-    peak: int
-    weight_bytes: int = 0
-    form: str = ""
-    recompute: Recompute = "none"
-    micro_tokens: int = 0
-    kv_tokens: int = 0
-    slots: int = 0
-    offload: tuple[str, ...] = ()
-    host: int = 0
-    played: Played | None = None
-
-    @property
-    def devices(self) -> int:
-        """That it runs on, those of its environment included."""
-        own = 0 if self.played is None else self.played.split.own
-        return self.layout.num_devices + own
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, moves included."""
-        return self.estimate.seconds + self.move_s
-
-    @property
-    def plainness(self) -> tuple[int, ...]:
-        """Smaller is plainer: fewer kinds of division, less moved, less computed again."""
-        one = self.layout
-        apart = self.played is not None and self.played.split.mode == "apart"
-        return (
-            sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep)) + apart,
-            len(self.offload),
-            RECOMPUTE.index(self.recompute),
-            one.model_devices,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +204,17 @@ class Candidates:
                 if made:
                     smallest = min(smallest, layout.model_devices)
                 found += made
-        return pareto(found, self.budget, shared=shared)
+        return self.worth_having(found, task, shared=shared)
+
+    def worth_having(
+        self, found: Sequence[Candidate], task: TaskWork, *, shared: bool
+    ) -> tuple[Candidate, ...]:
+        """Of ways to run a task on equally many devices, those that no other one beats."""
+        return pareto(found, self.budget, shared=shared, steady=self._runs_ahead(task))
+
+    def _runs_ahead(self, task: TaskWork) -> bool:
+        """Whether batches of a task may follow each other without a gap."""
+        return task.generates and self.request.max_staleness > 0
 
     def of_layout(self, task: TaskWork, layout: Layout, only: Filter) -> tuple[Candidate, ...]:
         """All ways to run a task in one layout that fit the device alone.
@@ -364,7 +308,8 @@ class Candidates:
         asleep = max(residents)
         if task.library.sleeps:
             asleep -= offloadable_bytes(task.shape, layout, work, empty)
-        before, seconds = 0, math.inf
+        before, seconds, period = 0, math.inf, math.inf
+        ahead = self._runs_ahead(task)
         for share in KV_SHARES:
             free = int(self.budget * share) - fixed
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
@@ -384,9 +329,11 @@ class Candidates:
                 slots=work.num_slots,
                 kv_tokens=kv_tokens,
             )
-            if estimate.seconds > NO_FASTER * seconds:
+            steady = estimate.seconds if estimate.steady_s is None else estimate.steady_s
+            denser = ahead and steady <= NO_FASTER * period
+            if estimate.seconds > NO_FASTER * seconds and not denser:
                 break
-            before, seconds = kv_tokens, estimate.seconds
+            before, seconds, period = kv_tokens, estimate.seconds, steady
             resident, weights = asleep, 0
             if not task.library.sleeps:
                 resident = max(residents)
@@ -529,42 +476,6 @@ class Candidates:
         return tuple(sorted({min(number * longest, share) for number in MICRO_SAMPLES}))
 
 
-def pareto(found: Sequence[Candidate], budget: int, *, shared: bool) -> tuple[Candidate, ...]:
-    """Those that no other one beats in time and bytes, fastest first; of equal ones the plain.
-
-    Bytes are compared in steps of `budget / MEMORY_STEPS`, or the search would be slower by
-    hundreds of options that differ in little else.
-
-    Args:
-        shared: Ways that hold parameters are compared within one form of them only, of which the
-            `MOST_FORMS` with the fastest ways are kept.
-    """
-    kept: list[Candidate] = []
-    beaten_by: list[tuple[int, int, str]] = []  # steps of resident and peak bytes, form
-    forms: set[str] = set()
-    step = max(1, budget // MEMORY_STEPS)
-    for one in sorted(found, key=_handicapped):
-        held = one.form if shared and one.weight_bytes else ""
-        if held and held not in forms and len(forms) == MOST_FORMS:
-            continue
-        resident, peak = one.resident // step, one.peak // step
-        if any(
-            less <= resident and lower <= peak and held in ("", form)
-            for less, lower, form in beaten_by
-        ):
-            continue
-        if held:
-            forms.add(held)
-        kept.append(one)
-        beaten_by.append((resident, peak, one.form))
-    return tuple(kept)
-
-
-def _handicapped(one: Candidate) -> tuple[float, int, int]:
-    """Seconds, a little longer for every kind of division, offload or recomputation in it."""
-    return (one.seconds * (1 + HANDICAP * sum(one.plainness[:3])), one.peak, one.resident)
-
-
 def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:
     """What a task and its library allow."""
     library = task.library
@@ -585,7 +496,9 @@ def task_workload(task: TaskWork, layout: Layout, request: PlanRequest, dtype: s
     """What one replica is asked to do at once."""
     slots = 0
     if task.generates:
-        slots = max(1, min(task.slots, -(-task.samples // layout.dp)))
+        # Of what is drawn ahead, samples of several batches are under way at once.
+        samples = task.samples * (1 + request.max_staleness)
+        slots = max(1, min(task.slots, -(-samples // layout.dp)))
     return Workload(
         num_slots=slots,
         max_length=request.max_length,

@@ -14,6 +14,7 @@ from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
+from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.fit import RUNTIME_BYTES
@@ -86,6 +87,7 @@ def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
     notes += region_notes(best)
     notes += stream_notes(best)
+    notes += ahead_notes(best)
     if searched.thinned:
         notes.append(f"looked at {searched.thinned}")
     idle = len(best.posed.addresses) - best.used
@@ -174,9 +176,10 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
         else:
             rejected.append(_too_large(task, layout, best))
     ways.sort(key=lambda one: one.seconds)
-    runners_up = [_runner_up(other, way) for other in ways[:MOST_RUNNERS_UP]]
+    ahead = task.generates and best.kind is Kind.ASYNCHRONOUS
+    runners_up = [_runner_up(other, way, ahead=ahead) for other in ways[:MOST_RUNNERS_UP]]
     pinned = [f"{name}={size}" for name, size in only.layout]
-    why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways)
+    why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways, ahead=ahead)
     return Reason(
         subject=task.id,
         choice=describe(way),
@@ -185,12 +188,15 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
     )
 
 
-def _why(way: Candidate, others: Sequence[Candidate]) -> str:
+def _why(way: Candidate, others: Sequence[Candidate], *, ahead: bool) -> str:
     seconds = seconds_text(way.seconds)
     if not others:
         return f"the only layout on {_devices(way)} that fits: {seconds} a step"
     if way.seconds <= others[0].seconds:
         return f"the fastest layout on {_devices(way)}: {seconds} a step"
+    if ahead and way.period_s < min(other.period_s for other in others):
+        period = seconds_text(way.period_s)
+        return f"{seconds} for one batch, and the fastest for many of them: {period} each"
     return f"{seconds} a step, and faster ones are less plain or take more memory"
 
 
@@ -199,14 +205,15 @@ def _devices(way: Candidate) -> str:
     return "1 device" if number == 1 else f"{number} devices"
 
 
-def _runner_up(other: Candidate, way: Candidate) -> Rejection:
+def _runner_up(other: Candidate, way: Candidate, *, ahead: bool) -> Rejection:
     slower = other.seconds - way.seconds
     if slower >= 0:
         constraint = f"{seconds_text(slower)} slower ({seconds_text(other.seconds)})"
     else:
+        steady = f"; {seconds_text(other.period_s)} each of many" if ahead else ""
         constraint = (
-            f"faster alone ({seconds_text(other.seconds)}), but less plain, or it takes too much "
-            f"beside the others: {format_bytes(other.resident)} while they work, at most "
+            f"faster alone ({seconds_text(other.seconds)}{steady}), but less plain, or it takes "
+            f"too much beside the others: {format_bytes(other.resident)} while they work, at most "
             f"{format_bytes(other.peak)}"
         )
     return Rejection(choice=describe(other), constraint=constraint)

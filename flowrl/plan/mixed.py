@@ -141,7 +141,7 @@ class _Seats:
 
     def __init__(self, graph: Graph, request: PlanRequest, cost: Cost, pins: PinnedTasks) -> None:
         self._graph = graph
-        self._request = replace(request, max_staleness=0)
+        self._request = request
         self._cost = cost
         self._pins = pins
         self._made: dict[object, Posed | None] = {}
@@ -279,6 +279,7 @@ class _Search:
                 {way[side]: most[side] for way in ways},
                 beside=beside,
                 keep=keep,
+                ahead=side == 0 and self.pair.runs_ahead,
             )
             for side in (0, 1)
         )

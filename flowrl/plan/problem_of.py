@@ -326,6 +326,8 @@ def _option_task(
             Option(
                 devices=way.devices,
                 seconds=way.seconds / task.every,
+                steady_s=way.period_s / task.every,
+                dense_s=way.dense_s / task.every,
                 chunk_s=CHUNK_S + way.move_s,
                 resident=way.resident,
                 peak=way.peak,

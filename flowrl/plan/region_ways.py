@@ -13,7 +13,7 @@ from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
 from flowrl.cost.episode_time import Pace, play
 from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
-from flowrl.plan.candidates import Candidate, Candidates, Filter, pareto
+from flowrl.plan.candidates import Candidate, Candidates, Filter
 from flowrl.plan.regions import Played, Split, splits
 from flowrl.plan.tasks import Region, TaskWork
 
@@ -45,7 +45,7 @@ def ways_of(
     found = list(
         region_ways(made, task, num_devices, only, shared=shared, counts=counts, drawn=drawn)
     )
-    return pareto(found, made.budget, shared=shared)
+    return made.worth_having(found, task, shared=shared)
 
 
 def region_ways(

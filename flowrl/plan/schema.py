@@ -223,6 +223,8 @@ class Operation:
         kv_tokens: Tokens that the KV cache of one replica holds; 0 where slots are the limit.
         slots: Samples that one replica decodes at once; 0 where the placement says it.
         seconds: Predicted, of a step; None where nobody estimated it.
+        steady_s: Of what runs ahead of the trainer, where a batch takes less than `seconds` because
+            others are under way meanwhile: the least from one batch to the next.
         move_s: Of them, the way from the host and back of what it needs; once more with every
             further chunk.
         process: Whose it is where that is not its role's: each replica is a process of its own.
@@ -254,6 +256,7 @@ class Operation:
     kv_tokens: int = 0
     slots: int = 0
     seconds: float | None = None
+    steady_s: float | None = None
     move_s: float = 0.0
     process: str = ""
     cores: tuple[int, ...] = ()
@@ -337,7 +340,10 @@ class PredictedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedSpan:
-    """A bar of the predicted timeline, in seconds from the start of the step."""
+    """A bar of the predicted timeline, in seconds from the start of the step.
+
+    What runs ahead may end after the step, which then is shorter than its batch takes.
+    """
 
     node: str
     device: str

@@ -246,7 +246,7 @@ def _as_size(posed: Posed, found: Found, devices: int) -> Size:
         used=found.evaluation.devices,
         step_s=step_s,
         device_s=step_s * found.evaluation.devices / samples,
-        idle_share=max(0.0, 1 - busy_seconds(schedule) / (step_s * devices)),
+        idle_share=max(0.0, 1 - busy_seconds(posed.problem, schedule) / (step_s * devices)),
         kind=str(kind_of(schedule)),
         layouts=tuple(
             (leaf.task, posed.candidate(leaf.task, leaf.option).layout.describe())

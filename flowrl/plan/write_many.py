@@ -45,6 +45,7 @@ from flowrl.plan.schema import (
     Transport,
     WeightRoute,
 )
+from flowrl.plan.search import Asynchronous, Schedule, leaves, seconds_of
 from flowrl.plan.tasks import TaskWork
 from flowrl.plan.write_regions import (
     environment_costs,
@@ -155,6 +156,7 @@ def _operations(
 ) -> tuple[Operation, ...]:
     cut = pieces(chosen.posed.problem, chosen.schedule)
     tasks: dict[str, TaskWork] = {task.id: task for task in chosen.posed.tasks}
+    ahead = _ahead(chosen.schedule)
     found = []
     for operation in place_operations(graph, placements, request):
         task = tasks.get(operation.node)
@@ -181,10 +183,18 @@ def _operations(
                 kv_tokens=way.kv_tokens,
                 slots=way.slots,
                 seconds=way.seconds,
+                steady_s=way.period_s if task.id in ahead and way.period_s < way.seconds else None,
                 move_s=way.move_s,
             )
         )
     return tuple(found)
+
+
+def _ahead(schedule: Schedule) -> frozenset[str]:
+    """The tasks that work on later batches than the trainer."""
+    if not isinstance(schedule, Asynchronous):
+        return frozenset()
+    return frozenset(leaf.task for leaf in leaves(schedule.first))
 
 
 def _of_driver(operation: Operation, graph: Graph, chosen: Chosen) -> Operation:
@@ -300,7 +310,7 @@ def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
 def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
     problem = chosen.posed.problem
     samples = max(task.samples for task in chosen.posed.tasks)
-    busy = busy_seconds(chosen.schedule)
+    busy = busy_seconds(problem, chosen.schedule)
     total = chosen.step_s * len(chosen.posed.addresses)
     return Prediction(
         memory=held_memory(chosen),
@@ -326,10 +336,9 @@ def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
 
 
 def _timeline(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Iterator[PredictedSpan]:
-    end = 0.0
+    end = seconds_of(chosen.posed.problem, chosen.schedule)
     begun = {bar.task: (bar.begin_s, bar.end_s) for bar in _bars(chosen)}
     for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s)):
-        end = max(end, bar.end_s)
         yield PredictedSpan(
             node=bar.task,
             device=device_names(_addresses(chosen, chosen.numbers[bar.task])),

@@ -5,7 +5,8 @@ second part feeds a first, all chunk counts, all options. It remembers nothing, 
 shares no code with the search.
 
 Seconds are eighths, shares of arrivals too, and chunk counts powers of two, so that sums, products
-and quotients are exact in floating point and two ways to add up one schedule give one number.
+and quotients are exact in floating point and two ways to add up one schedule give one number. Where
+a part runs ahead of the rest, there are roots too, and 12 digits are looked at.
 """
 
 from __future__ import annotations
@@ -142,20 +143,22 @@ def draw_problem(rng: random.Random) -> Problem:
     held: dict[tuple[str, str, int], int] = {}
     most = rng.choice([1, 2, 8])
     uneven = rng.choice([0.0, 0.3, 1.0])
+    staleness = rng.choice([0, 0, 1, 2, 3])
+    steady = rng.choice([0.0, 0.7, 1.0]) if staleness else 0.0
     tasks = tuple(
         Task(
             id=name,
             after=shape[name],
             options=tuple(
-                _draw_arrivals(rng, option) if rng.random() < uneven else option
+                _draw_steady(rng, one) if rng.random() < steady else one
                 for option in _draw_options(rng, weights[name], held, sizes, few=few)
+                for one in [_draw_arrivals(rng, option) if rng.random() < uneven else option]
             ),
             weights=weights[name],
             max_chunks=rng.choice([1, most, most]),
         )
         for name in names
     )
-    staleness = rng.choice([0, 0, 1])
     return Problem(
         tasks=tasks,
         num_devices=num_devices,
@@ -252,6 +255,13 @@ def _draw_arrivals(rng: random.Random, option: Option) -> Option:
     if rng.random() < 0.1:
         ready = [1.0] * (points - 1)
     return replace(option, arrivals=Arrivals(ready=(*ready, 1.0), work=(*work, 1.0)))
+
+
+def _draw_steady(rng: random.Random, option: Option) -> Option:
+    """Batches that follow each other faster than one alone takes."""
+    steady = rng.randint(0, int(8 * option.seconds))
+    dense = rng.choice([0, rng.randint(0, steady)])
+    return replace(option, steady_s=steady / 8, dense_s=dense / 8)
 
 
 def _draw_syncs(rng: random.Random, names: list[str]) -> tuple[Sync, ...]:

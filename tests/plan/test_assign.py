@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_pipelines_reader_begins_with_the_first_chunk_and_ends_with_the_step()
     assert evaluate(problem, schedule).step_s == pytest.approx(9.0)
     assert pieces(problem, schedule) == {"b": 4}
     assert bottleneck(problem, schedule) == "a"
-    assert busy_seconds(schedule) == 8 * 8.0 + 8 * 4.0
+    assert busy_seconds(problem, schedule) == 8 * 8.0 + 8 * 4.0
 
 
 def test_turns_follow_each_other_and_what_runs_ahead_does_not_wait():
@@ -125,6 +126,36 @@ def test_turns_follow_each_other_and_what_runs_ahead_does_not_wait():
     ahead = Asynchronous(first=first, second=second)
     assert {bar.task: bar.begin_s for bar in bars(problem, ahead)} == {"a": 0.0, "b": 0.0}
     assert bottleneck(problem, ahead) == "a"
+
+
+def drawn_ahead(drawn_s: float, steady_s: float, learned_s: float, staleness: int):
+    first = Leaf(task="a", option=Option(devices=8, seconds=drawn_s, steady_s=steady_s))
+    second = leaf("b", 4, learned_s)
+    problem = replace(problem_of(first, second), staleness=staleness)
+    return problem, Asynchronous(first=first, second=second)
+
+
+def test_a_batch_that_is_drawn_ahead_may_end_after_the_step_and_keeps_its_devices_busy():
+    problem, schedule = drawn_ahead(30.0, 8.0, 6.0, staleness=2)
+    assert evaluate(problem, schedule).step_s == 12.0  # (30 + 6) / 3
+    found = {bar.task: (bar.begin_s, bar.end_s) for bar in bars(problem, schedule)}
+    assert found == {"a": (0.0, 30.0), "b": (0.0, 6.0)}
+    assert busy_seconds(problem, schedule) == 8 * 12.0 + 4 * 6.0
+
+
+@pytest.mark.parametrize(
+    ("drawn_s", "steady_s", "learned_s", "waits_for"),
+    [
+        (30.0, 8.0, 16.0, "b"),  # 16 beside 8 and 46 / 3
+        (30.0, 18.0, 6.0, "a"),  # 18 beside 12
+        (30.0, 8.0, 6.0, "a"),  # the age: 12 beside 8
+        (12.0, 8.0, 13.0, "b"),
+    ],
+)
+def test_the_bottleneck_of_what_runs_ahead_is_in_the_side_that_decides(
+    drawn_s, steady_s, learned_s, waits_for
+):
+    assert bottleneck(*drawn_ahead(drawn_s, steady_s, learned_s, staleness=2)) == waits_for
 
 
 def test_the_schedule_is_kept_as_a_tree_and_drawn():

@@ -7,19 +7,38 @@ the most seconds that a partial schedule may take in any schedule within the lim
 of blocks that can be part of one. Both are safe: nothing within the limit is lost.
 
 With u the bounds of the two sides (chunks included), a stream takes the largest a u1 + b u2 of its
-lines (`space.Stream`), which grows with both; independent sides have the lines u1 and u2.
+lines (`space.Stream`), which grows with both; independent sides have the lines u1 and u2. Where the
+first part runs ahead, its steady seconds are a third number that the whole is no shorter than.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from flowrl.plan.search.arrivals import Line
-from flowrl.plan.search.space import Cut, Floats, Ints, Space, Stream, largest
+from flowrl.plan.search.overlap import age_periods
+from flowrl.plan.search.space import AT_ONCE, Cut, Floats, Ints, Space, Stream, largest
 
-__all__ = ["Splits", "limits", "lower_bounds"]
+__all__ = ["Bounds", "Splits", "limits", "lower_bounds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Lower bounds of each set on a block of each size; infinite where it is impossible.
+
+    Attributes:
+        seconds: `[sets, K]`.
+        steady: `[sets, K]`, of steady seconds; 0 of sets that cannot run ahead.
+        dense: `[sets, K]`, of dense seconds; 0 of those, and of several tasks, for all of them may
+            take turns.
+    """
+
+    seconds: Floats
+    steady: Floats
+    dense: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +58,11 @@ class Splits:
     chunks: Ints
 
 
-def lower_bounds(space: Space) -> Floats:
-    """`[sets, K]`: least seconds on a block of each size; infinite where it is impossible."""
+def lower_bounds(space: Space) -> Bounds:
+    """The bounds of all sets."""
     bounds = np.full((len(space.sets), len(space.sizes)), np.inf)
+    steady, dense = np.zeros_like(bounds), np.zeros_like(bounds)
+    lower = Bounds(seconds=bounds, steady=steady, dense=dense)
     for at, task in enumerate(space.alone):
         best = bounds[at]
         if task >= 0:
@@ -53,14 +74,19 @@ def lower_bounds(space: Space) -> Floats:
             if cut.turns:
                 np.minimum(best, bounds[cut.first] + bounds[cut.second], out=best)
         for cut in space.cuts[at]:
-            for stream in cut.streams:
+            for stream in () if cut.runs_ahead else cut.streams:
                 if stream.in_turns and cut.turns:
                     continue  # one after the other on a part each is slower than on all
                 u1, u2 = _with_chunks(space, cut, bounds, stream)
                 if _may_be_faster(space, u1, u2, best):
-                    np.minimum(best, _crossing(space, u1, u2, stream), out=best)
+                    np.minimum(best, _of_streams(space, u1, u2, stream), out=best)
+            if cut.runs_ahead:
+                np.minimum(best, _of_ahead(space, cut, lower), out=best)
         np.minimum.accumulate(best, out=best)
         for cut in space.cuts[at]:
+            if cut.runs_ahead:
+                _lower_ahead(space, cut, lower, best)
+                continue
             for stream in cut.streams:
                 if stream.chunks == 0 or (stream.in_turns and cut.turns):
                     continue  # the crossing was the best of the former, a Temporal of the latter
@@ -71,17 +97,82 @@ def lower_bounds(space: Space) -> Floats:
                 block, first_at, second_at = _windows(space, u1, u2, stream, possible)
                 np.minimum.at(best, block, _streamed(u1[first_at], u2[second_at], stream))
         np.minimum.accumulate(best, out=best)
-    return bounds
+        if space.ahead[at]:
+            steady[at] = _steady_bound(space, at, lower)
+            if task >= 0:
+                dense[at] = _least(space, at, space.leaves[task].dense)
+    return lower
+
+
+def _least(space: Space, at: int, values: Floats) -> Floats:
+    """`[K]`: least of the values of a single task's options that fit a block."""
+    leaves, rows = space.leaves[space.alone[at]], space.rows[at]
+    use = slice(None) if rows is None else rows
+    best = np.full(len(space.sizes), np.inf)
+    np.minimum.at(best, leaves.size[use], values[use])
+    return np.minimum.accumulate(best)
+
+
+def _steady_bound(space: Space, at: int, lower: Bounds) -> Floats:
+    """`[K]`: least steady seconds of a set that may run ahead."""
+    bounds, steady = lower.seconds, lower.steady
+    if space.alone[at] >= 0:
+        return _least(space, at, space.leaves[space.alone[at]].steady)
+    best = np.full(len(space.sizes), np.inf)
+    for cut in space.cuts[at]:
+        if cut.turns:
+            np.minimum(best, bounds[cut.first] + bounds[cut.second], out=best)
+        if cut.streams:
+            fewest = min(cut.streams, key=lambda stream: stream.chunks)
+            s1, s2 = _with_chunks(space, cut, steady, fewest)
+            np.minimum(best, _of_streams(space, s1, s2, AT_ONCE), out=best)
+    return np.minimum.accumulate(best)
+
+
+def _of_ahead(space: Space, cut: Cut, lower: Bounds) -> Floats:
+    """`[K]`: seconds of a split on each block with the first part ahead of the second.
+
+    The second part alone decides where it takes at least s1 and u1 / a.
+    """
+    ahead = _Ahead(space, cut, lower)
+    decides = np.maximum(ahead.steady, ahead.drawn / space.staleness)
+    return _crossing(space, decides, ahead.learned, ahead.seconds)
+
+
+def _lower_ahead(space: Space, cut: Cut, lower: Bounds, best: Floats) -> None:
+    """Lowers `best`, what some split takes on each block, to what the best one takes."""
+    ahead = _Ahead(space, cut, lower)
+    possible = np.where(np.isfinite(best), best, -np.inf)
+    sides = (ahead.drawn, ahead.learned)
+    block, first, second = _windows(space, *sides, cut.streams[0], possible, ahead)
+    np.minimum.at(best, block, ahead.seconds(first, second))
+
+
+class _Ahead:
+    """The bounds of a part that runs ahead and of the other, `[K]` each."""
+
+    def __init__(self, space: Space, cut: Cut, lower: Bounds) -> None:
+        stream = cut.streams[0]
+        self.staleness = space.staleness
+        self.drawn, self.learned = _with_chunks(space, cut, lower.seconds, stream)
+        self.steady, _ = _with_chunks(space, cut, lower.steady, stream)
+        self.dense = lower.dense[cut.first]
+
+    def seconds(self, first: Ints, second: Ints) -> Floats:
+        """Of splits, by the sizes of both sides."""
+        learned = self.learned[second]
+        ages = age_periods(self.drawn[first], self.dense[first], learned, self.staleness)
+        return np.maximum(np.maximum(learned, self.steady[first]), ages)
 
 
 def limits(
-    space: Space, bounds: Floats, at_root: Floats, asked: Floats | None = None
+    space: Space, lower: Bounds, at_root: Floats, asked: Floats | None = None
 ) -> tuple[Floats, list[list[Splits | None]]]:
     """Most seconds of each set on each block, and what each cut leaves to look at.
 
     Args:
         space: The space.
-        bounds: Its lower bounds.
+        lower: Its lower bounds.
         at_root: `[K]`, most seconds of the whole on each block.
         asked: `[sets, K]`, likewise of sets that are wanted for themselves.
 
@@ -89,6 +180,7 @@ def limits(
         `[sets, K]`, minus infinity where nothing is to be looked at; and for each cut of each set
         its splits, None where there is none.
     """
+    bounds = lower.seconds
     most = np.full_like(bounds, -np.inf) if asked is None else asked.copy()
     most[-1] = at_root
     splits: list[list[Splits | None]] = [[None] * len(cuts) for cuts in space.cuts]
@@ -107,16 +199,17 @@ def limits(
                 use = first + second <= limit
                 np.maximum(most[cut.first], limit - second, out=most[cut.first], where=use)
                 np.maximum(most[cut.second], limit - first, out=most[cut.second], where=use)
-            splits[at][number] = _wanted(space, cut, bounds, limit, most)
+            splits[at][number] = _wanted(space, cut, lower, limit, most)
     return most, splits
 
 
-def _wanted(space: Space, cut: Cut, bounds: Floats, limit: Floats, most: Floats) -> Splits | None:
+def _wanted(space: Space, cut: Cut, lower: Bounds, limit: Floats, most: Floats) -> Splits | None:
     """The splits of a cut within the limit; raises the limits of its parts."""
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
     for stream in cut.streams:
-        u1, u2 = _with_chunks(space, cut, bounds, stream)
-        block, first, second = _windows(space, u1, u2, stream, limit)
+        u1, u2 = _with_chunks(space, cut, lower.seconds, stream)
+        ahead = _Ahead(space, cut, lower) if cut.runs_ahead else None
+        block, first, second = _windows(space, u1, u2, stream, limit, ahead)
         if not len(block):
             continue
         extra = max(stream.chunks - 1, 0)
@@ -172,17 +265,32 @@ def _room(limit: Floats, other: Floats, lines: tuple[Line, ...]) -> Floats:
     return room
 
 
-def _crossing(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
+def _of_streams(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
     """`[K]`: seconds of the split at which the slower side changes, for each block.
 
-    u1 falls and what the second side is left with rises along the first side's sizes. Of the last
-    split with u1 > u2 and the first with u1 <= u2, one has the least max(u1, u2). Where chunks are
-    not even, the slower side is that of the first and the last line which is larger.
+    Of the last split with u1 > u2 and the first with u1 <= u2, one has the least max(u1, u2). Where
+    chunks are not even, the slower side is that of the first and the last line which is larger.
     """
     early, late = stream.lines[0], stream.lines[-1]
     one, two = u1, u2
     if not stream.even and late[0] > early[0]:
         one, two = (late[0] - early[0]) * u1, (early[1] - late[1]) * u2
+    return _crossing(
+        space, one, two, lambda first, second: _streamed(u1[first], u2[second], stream)
+    )
+
+
+def _crossing(
+    space: Space, one: Floats, two: Floats, seconds: Callable[[Ints, Ints], Floats]
+) -> Floats:
+    """`[K]`: seconds of the split at which the larger of two sides changes, for each block.
+
+    `one` falls and what the second side is left with rises along the first side's sizes. The better
+    of the last split with one > two and the first with one <= two.
+
+    Args:
+        seconds: Of splits, by the sizes of both sides.
+    """
     count = len(space.sizes)
     block = np.arange(count)
     # A side that is left nothing takes for ever, and so does a first side beyond all sizes: the
@@ -203,15 +311,23 @@ def _crossing(space: Space, u1: Floats, u2: Floats, stream: Stream) -> Floats:
         first = np.clip(first, 0, count - 1)
         second = rests[row + first]
         inside &= second >= 0
-        seconds = np.where(inside, _streamed(u1[first], u2[second], stream), np.inf)
-        np.minimum(best, seconds, out=best)
+        np.minimum(best, np.where(inside, seconds(first, second), np.inf), out=best)
     return best
 
 
 def _windows(
-    space: Space, u1: Floats, u2: Floats, stream: Stream, limit: Floats
+    space: Space,
+    u1: Floats,
+    u2: Floats,
+    stream: Stream,
+    limit: Floats,
+    ahead: _Ahead | None = None,
 ) -> tuple[Ints, Ints, Ints]:
-    """All splits of blocks that take at most `limit` by the bounds: block, first, second."""
+    """All splits of blocks that take at most `limit` by the bounds: block, first, second.
+
+    Args:
+        ahead: Of a first part that runs ahead.
+    """
     count = len(space.sizes)
     empty = np.zeros(0, dtype=np.int64)
     blocks = np.flatnonzero(limit > -np.inf)
@@ -222,6 +338,8 @@ def _windows(
     blocks, most, left = blocks[left >= 0], most[left >= 0], left[left >= 0]
     # Each side is least on all that can be left for it.
     low = np.searchsorted(-u1, -_room(most, u2[left], stream.lines), side="left")
+    if ahead is not None:
+        low = np.maximum(low, np.searchsorted(-ahead.steady, -most, side="left"))
     least = np.searchsorted(-u2, -_room(most, u1[left], stream.turned), side="left")
     inside = (low < count) & (least < count)
     blocks, low, least = blocks[inside], low[inside], least[inside]
@@ -235,5 +353,10 @@ def _windows(
     first = np.arange(len(block)) - np.repeat(starts - low, lengths)
     second = space.fitting[space.sizes[block] - space.sizes[first]]
     use = second >= 0
-    use[use] = _streamed(u1[first[use]], u2[second[use]], stream) <= limit[block[use]]
+    first, second, block = first[use], second[use], block[use]
+    if ahead is None:
+        least_s = _streamed(u1[first], u2[second], stream)
+    else:
+        least_s = ahead.seconds(first, second)
+    use = least_s <= limit[block]
     return block[use], first[use], second[use]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrl.plan.search.bounds import Splits, limits
+from flowrl.plan.search.bounds import Bounds, Splits, limits
 from flowrl.plan.search.evaluate import rounded
 from flowrl.plan.search.frontier import Frontier, Records, gather
 from flowrl.plan.search.joins import Join, join_splits, join_turns, leaf_points
@@ -62,13 +62,13 @@ class Outcome:
     num_points: int
 
 
-def least_objective(space: Space, bounds: Floats, aim: Aim) -> float:
+def least_objective(space: Space, bounds: Bounds, aim: Aim) -> float:
     """A lower bound of the objective; infinite where no schedule exists."""
     weight = _weights(space, aim)
-    return float(np.min((bounds[-1] + _least_sync_s(space)) * weight))
+    return float(np.min((bounds.seconds[-1] + _least_sync_s(space)) * weight))
 
 
-def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
+def run(space: Space, bounds: Bounds, limit: float, aim: Aim) -> Outcome:
     """The best schedules whose objective is at most `limit`.
 
     Args:
@@ -84,7 +84,9 @@ def run(space: Space, bounds: Floats, limit: float, aim: Aim) -> Outcome:
     num_points = 0
     split = 0.0 if aim.objective is None else 1.0
     found: list[Points] = []
-    for _, found in points_of_sets(space, most, splits, aim, (records, []), split=split):
+    kept = (records, list[Frontier]())
+    top_s = float(at_root.max())
+    for _, found in points_of_sets(space, most, splits, aim, kept, split=split, most_steady=top_s):
         num_points += sum(len(points.block) for points in found)
     return Outcome(
         schedules=_best(space, found, limit * (1 + SLACK), aim, records),
@@ -101,6 +103,7 @@ def points_of_sets(
     kept: tuple[Records, list[Frontier]],
     *,
     split: float,
+    most_steady: float = NO_LIMIT,
 ) -> Iterator[tuple[int, list[Points]]]:
     """Each set with the points that were made for it, smaller sets first.
 
@@ -108,6 +111,7 @@ def points_of_sets(
         most, splits: What `limits` leaves to look at.
         kept: Where points are entered, and where the frontier of each set but the whole goes.
         split: What a split counts: 1, or 0 where their number does not matter.
+        most_steady: Most steady seconds of what may run ahead.
     """
     records, frontiers = kept
     for owner in range(len(space.sets)):
@@ -120,6 +124,7 @@ def points_of_sets(
                 first=frontiers[cut.first],
                 second=frontiers[cut.second],
                 limit=most[owner],
+                most_steady=most_steady,
                 memory_bytes=aim.memory_bytes,
                 keep=aim.keep,
                 split=split,

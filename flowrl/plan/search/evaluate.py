@@ -2,7 +2,7 @@
 
 This is the definition; the search has arithmetic of its own, and is checked against this one
 (`flowrl.testing.planner_optimality`). With t a child's seconds, r and p its resident and peak bytes
-on a device, and x the sum of `chunk_s` over its leaves:
+on a device, x the sum of `chunk_s` over its leaves, and a the staleness:
 
     Leaf          t = seconds                                        r, p of the option
     Temporal      t = t1 + t2                                        r = r1 + r2 - s
@@ -11,7 +11,7 @@ on a device, and x the sum of `chunk_s` over its leaves:
                   t = max over k of a_k u1 + b_k u2                  p = max(p1, p2)
                       where first feeds second in c chunks,
                       u = t + (c - 1) x
-    Asynchronous  t = max(t1, t2)           in the steady state      as Spatial
+    Asynchronous  t = max(t2, s1, X(t1, d1, t2))                     as Spatial
 
 Chunk k is there after a_k of the first side's time, and b_k of the second side's work is in it and
 behind it (`flowrl.plan.search.arrivals`). With c equal chunks at even intervals that is
@@ -19,13 +19,24 @@ max(u1, u2) + min(u1, u2) / c: the first chunk through both, and then the slower
 are so uneven as the `arrivals` of those leaves of the first side say that the second reads, itself
 or what follows from them there; without any they are even.
 
-s is the parameters that both sides of a Temporal hold: for each name of weights and form that a
-leaf of either side holds *on exactly the Temporal's block*, reached through Temporals only, they
-are there once. A sync costs `together_s` when source and destination are such leaves of the two
-sides of one Temporal, else `apart_s`; it is added to the step.
+The seconds of an Asynchronous are its period in the steady state. A batch is drawn with weights of
+a updates ago at the earliest, so its way through the first side and its update's t2 are within
+a + 1 periods, which X is (`flowrl.plan.search.overlap`; with d1 = 0 it is (t1 + t2) / (a + 1)).
+Meanwhile other batches are under way on the first side, which takes s1 for each if none is waited
+for, d1 of it in any case:
+
+    Leaf          s = steady_s                                       d = dense_s
+    Temporal      s = t1 + t2, for devices change hands when a batch is through          d = 0
+    Spatial       s = max(s1 + (c - 1) x1, s2 + (c - 1) x2)          d = max(d1, d2)
+
+The s of memory is the parameters that both sides of a Temporal hold: for each name of weights and
+form that a leaf of either side holds *on exactly the Temporal's block*, reached through Temporals
+only, they are there once. A sync costs `together_s` when source and destination are such leaves of
+the two sides of one Temporal, else `apart_s`; it is added to the step.
 
 The block of a Leaf is its option's devices, of a Temporal the larger of its children's, of the
-others the sum; each rounded up to the next allowed size.
+others the sum; each rounded up to the next allowed size. A part that stands apart has a block for
+all devices that its tasks must have between them (`Problem.places`).
 """
 
 from __future__ import annotations
@@ -39,6 +50,7 @@ from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
 from flowrl.plan.search.arrivals import Arrivals, stream_lines
+from flowrl.plan.search.overlap import age_period_s
 from flowrl.plan.search.problem import Kind, Objective, Problem
 from flowrl.plan.search.schedule import (
     Asynchronous,
@@ -148,6 +160,8 @@ class _Part(NamedTuple):
         tasks: Ids of its tasks.
         block: Size of its block.
         seconds: t.
+        steady_s: s.
+        dense_s: d.
         chunk_s: x.
         sync_s: Seconds of the syncs between its tasks.
         resident: r.
@@ -161,6 +175,8 @@ class _Part(NamedTuple):
     tasks: frozenset[str]
     block: int
     seconds: float
+    steady_s: float
+    dense_s: float
     chunk_s: float
     sync_s: float
     resident: int
@@ -221,21 +237,32 @@ class Evaluator:
             twice = self._held_twice(one, two)
             on_block = one + two
             together = frozenset(leaf.task for leaf in on_block)
-            seconds = first.seconds + second.seconds
+            seconds = steady_s = first.seconds + second.seconds
+            dense_s = 0.0
             resident = first.resident + second.resident - twice
             peak = max(first.peak + second.resident, second.peak + first.resident) - twice
         else:
-            size = _rounded_up(first.block + second.block, self.sizes)
+            size = _rounded_up(self._room(first) + self._room(second), self.sizes)
             resident = max(first.resident, second.resident)
             peak = max(first.peak, second.peak)
             seconds = max(first.seconds, second.seconds)
+            steady_s = max(first.steady_s, second.steady_s)
+            dense_s = max(first.dense_s, second.dense_s)
+            if isinstance(schedule, Asynchronous):
+                age_s = age_period_s(
+                    first.seconds, first.dense_s, second.seconds, self.problem.staleness
+                )
+                seconds = steady_s = max(second.seconds, first.steady_s, age_s)
             if isinstance(schedule, Spatial) and (readers := self._readers(first, second)):
                 arrivals = self._arrivals(first, readers)
                 seconds = _stream_s(first, second, schedule.chunks, arrivals)
+                steady_s = max(_chunked_s(part, schedule.chunks) for part in (first, second))
         return _Part(
             tasks=tasks,
             block=size,
             seconds=seconds,
+            steady_s=steady_s,
+            dense_s=dense_s,
             chunk_s=first.chunk_s + second.chunk_s,
             sync_s=first.sync_s + second.sync_s + self._sync_s(first, second, together),
             resident=resident,
@@ -246,6 +273,11 @@ class Evaluator:
             uneven=first.uneven + second.uneven,
         )
 
+    def _room(self, part: _Part) -> int:
+        """Devices of a part that stands apart: its block, or more where it must have more."""
+        named = {number for name in part.tasks for number in self.problem.places.get(name, ())}
+        return max(part.block, _rounded_up(len(named), self.sizes)) if named else part.block
+
     def _leaf(self, leaf: Leaf) -> _Part:
         option = leaf.option
         named = (self.tasks[leaf.task].weights, option.form)
@@ -254,6 +286,8 @@ class Evaluator:
             tasks=frozenset({leaf.task}),
             block=size,
             seconds=option.seconds,
+            steady_s=option.period_s,
+            dense_s=option.dense_s,
             chunk_s=option.chunk_s,
             sync_s=0.0,
             resident=option.resident,
@@ -310,6 +344,11 @@ def _stream_s(first: _Part, second: _Part, chunks: int, arrivals: frozenset[Arri
     if not arrivals:
         return max(u1, u2) + min(u1, u2) / chunks
     return max(a * u1 + b * u2 for a, b in stream_lines(arrivals, chunks))
+
+
+def _chunked_s(part: _Part, chunks: int) -> float:
+    """Steady seconds of a side of a stream."""
+    return part.steady_s + (chunks - 1) * part.chunk_s
 
 
 def arrivals_of(problem: Problem, schedule: Spatial) -> frozenset[Arrivals]:

@@ -189,7 +189,7 @@ def _timeless(problem: Problem, memory_bytes: int) -> Problem:
         replace(
             task,
             options=tuple(
-                replace(option, seconds=0.0, chunk_s=0.0, label=at)
+                replace(option, seconds=0.0, chunk_s=0.0, steady_s=None, dense_s=0.0, label=at)
                 for at, option in enumerate(task.options)
                 if option.devices in sizes and option.peak <= memory_bytes
             ),

@@ -70,13 +70,14 @@ def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Front
     count = len(space.sizes)
     start, fresh, length = (np.zeros(count, dtype=np.int64) for _ in range(3))
     if not found:
-        return Frontier(points=no_points(), start=start, fresh=fresh, length=length)
+        none = no_points(space.num_values)
+        return Frontier(points=none, start=start, fresh=fresh, length=length)
     points = concatenate(found)
     points = points.take(np.argsort(points.block, kind="stable"))
     edges = np.searchsorted(points.block, np.arange(count + 1))
     parts: list[Points] = []
     total = 0
-    carried = no_points()  # of the block before, without tokens
+    carried = no_points(space.num_values)  # of the block before, without tokens
     carried_at = 0
     for block in np.flatnonzero(limit > -np.inf):
         within = np.flatnonzero(carried.values[SECONDS] <= limit[block])
@@ -87,7 +88,7 @@ def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Front
         own = points.take(np.arange(edges[block], edges[block + 1]))
         here = concatenate([own, carried.take(within)])
         if not len(here.block):
-            carried, carried_at = no_points(), 0
+            carried, carried_at = no_points(space.num_values), 0
             continue
         rows = prune(here, space.exact_tokens, keep)
         is_own = rows < num_own
@@ -97,5 +98,5 @@ def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Front
         parts.append(part)
         carried = replace(part, tokens=np.zeros_like(part.tokens))
         carried_at = -1 if part.tokens.any() else int(start[block])
-    merged = concatenate(parts) if parts else no_points()
+    merged = concatenate(parts) if parts else no_points(space.num_values)
     return Frontier(points=merged, start=start, fresh=fresh, length=length)

@@ -1,7 +1,8 @@
 """Schedules of parts of a step: all that may be wanted where the rest is on other devices.
 
 What two parts on devices of their own take together (`flowrl.plan.search.evaluate`) follows from
-what each takes: its seconds, those of a further chunk, of syncs, and when its results are there.
+what each takes: its seconds, those of a further chunk, of syncs, and when its results are there; of
+one that runs ahead, what overlapping batches take too.
 So of all schedules of a part those are worth having that no other one beats in all of these; the
 best step is made of two of them, however they are put together.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +42,7 @@ def fronts(
     *,
     beside: int | None = None,
     keep: int = 1,
+    ahead: bool = False,
 ) -> dict[frozenset[str], tuple[Schedule, ...]]:
     """For each of some sets of tasks, all schedules that no other one of them beats.
 
@@ -51,6 +53,7 @@ def fronts(
         beside: Where devices count, how many the rest has at least. Then a schedule on fewer
             devices is worth having too, and `wanted` is seconds by all devices.
         keep: How many must beat a schedule for it to be left out.
+        ahead: They may run ahead of the rest.
 
     Returns:
         Empty where nothing fits.
@@ -58,6 +61,8 @@ def fronts(
     found: dict[frozenset[str], list[Schedule]] = {tasks: [] for tasks in wanted}
     for family in families(problem):
         space = compile_space(family)
+        if ahead:
+            space = replace(space, ahead=(True,) * len(space.sets))
         asked = _asked(space, wanted, beside)
         run = _run(space, asked, problem.memory_bytes, keep)
         for at, mask in enumerate(run.space.sets):
@@ -83,7 +88,7 @@ def least_seconds(
         for at, mask in enumerate(space.sets):
             tasks = _names(space, mask)
             if tasks in found:
-                found[tasks] = min(found[tasks], float(np.min(bounds[at] * by)))
+                found[tasks] = min(found[tasks], float(np.min(bounds.seconds[at] * by)))
     return found
 
 

@@ -9,12 +9,15 @@ import numpy as np
 
 from flowrl.plan.search.bounds import Splits
 from flowrl.plan.search.frontier import AHEAD, LEAF, SPLIT, TURNS, Frontier, Records
+from flowrl.plan.search.overlap import age_periods
 from flowrl.plan.search.points import (
     CHUNK_S,
+    DENSE,
     PEAK,
     RESIDENT,
     SECONDS,
     SPLITS,
+    STEADY,
     SYNC_S,
     Points,
     sieve,
@@ -39,6 +42,7 @@ class Join:
         first: The points of the first part.
         second: The points of the second.
         limit: `[K]`, most seconds on each block.
+        most_steady: Most steady seconds, of sets that may run ahead.
         memory_bytes: Most peak bytes.
         keep: How many distinct schedules are wanted.
         split: What a split counts: 1, or 0 where their number does not matter.
@@ -51,6 +55,7 @@ class Join:
     first: Frontier
     second: Frontier
     limit: Floats
+    most_steady: float
     memory_bytes: float
     keep: int
     split: float
@@ -72,16 +77,17 @@ def leaf_points(
         return []
     zero = np.zeros(len(rows))
     block = leaves.size[rows]
-    values = np.stack(
-        [
-            leaves.seconds[rows],
-            leaves.chunk_s[rows],
-            zero,
-            leaves.resident[rows],
-            leaves.peak[rows],
-            zero,
-        ]
-    )
+    numbers = [
+        leaves.seconds[rows],
+        leaves.chunk_s[rows],
+        zero,
+        leaves.resident[rows],
+        leaves.peak[rows],
+        zero,
+        leaves.steady[rows] if space.ahead[owner] else zero,
+        leaves.dense[rows] if space.ahead[owner] else zero,
+    ]
+    values = np.stack(numbers[: space.num_values])
     record = records.add(LEAF, np.zeros_like(rows), np.full_like(rows, task), rows)
     return [
         Points(
@@ -130,7 +136,10 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
     for pair, row1, row2 in _pairs(*starts, *counts):
         block, chunks = splits.block[pair], splits.chunks[pair]
         u1, u2 = one[SECONDS, row1], two[SECONDS, row2]
-        if chunks.any():
+        if join.cut.runs_ahead:
+            ages = age_periods(u1, one[DENSE, row1], u2, join.space.staleness)
+            seconds = np.maximum(np.maximum(u2, one[STEADY, row1]), ages)
+        elif chunks.any():
             extra = np.maximum(chunks - 1, 0)
             u1 = u1 + extra * one[CHUNK_S, row1]
             u2 = u2 + extra * two[CHUNK_S, row2]
@@ -153,6 +162,15 @@ def _streamed(cut: Cut, chunks: Ints, u1: Floats, u2: Floats) -> Floats:
         if len(here):
             seconds[here] = largest(stream.lines, u1[here], u2[here])
     return seconds
+
+
+def _steady(one: Floats, two: Floats, chunks: Ints) -> Floats:
+    """Steady seconds of parts that stand apart."""
+    extra = np.maximum(chunks - 1, 0)
+    found: Floats = np.maximum(
+        one[STEADY] + extra * one[CHUNK_S], two[STEADY] + extra * two[CHUNK_S]
+    )
+    return found
 
 
 def _pairs(
@@ -178,6 +196,9 @@ def _turns(join: Join, block: Ints, row1: Ints, row2: Ints) -> list[Points]:
     one, two = first.values[:, row1], second.values[:, row2]
     token1, token2 = first.tokens[row1], second.tokens[row2]
     values = one + two
+    if len(values) > STEADY:
+        values[STEADY] = values[SECONDS] if space.ahead[join.owner] else 0.0
+        values[DENSE] = 0.0
     values[PEAK] = np.maximum(one[PEAK] + two[RESIDENT], two[PEAK] + one[RESIDENT])
     twice = token1 & token2 & space.weight_tokens
     if twice.any():
@@ -205,6 +226,10 @@ def _splits(
     one, two = first.values[:, row1], second.values[:, row2]
     values = one + two
     values[SECONDS] = seconds
+    if len(values) > STEADY:
+        ahead = join.space.ahead[join.owner]
+        values[STEADY] = _steady(one, two, chunks) if ahead else 0.0
+        values[DENSE] = np.maximum(one[DENSE], two[DENSE]) if ahead else 0.0
     values[SYNC_S] += sum(join.space.syncs[number].apart_s for number in join.cut.crossing)
     values[RESIDENT] = np.maximum(one[RESIDENT], two[RESIDENT])
     values[PEAK] = np.maximum(one[PEAK], two[PEAK])
@@ -236,7 +261,10 @@ def _made(
         name=name,
         turns=np.full(len(block), kind == TURNS),
     )
-    points = points.take(np.flatnonzero(values[PEAK] <= join.memory_bytes))
+    fits = values[PEAK] <= join.memory_bytes
+    if join.space.ahead[join.owner]:
+        fits &= values[STEADY] <= join.most_steady
+    points = points.take(np.flatnonzero(fits))
     points = points.take(sieve(points, join.space.exact_tokens, join.keep))
     if not len(points.block):
         return []
@@ -276,4 +304,5 @@ def _turn_names(points: Points, rows: Ints) -> Ints:
 
 def _whole_names(points: Points, rows: Ints) -> Ints:
     """The name of a part as a whole."""
-    return np.where(points.turns[rows], _mixed(points.name[rows] + 1), points.name[rows])
+    # Far from the numbers of chunks, which are what a Spatial of the same parts adds.
+    return np.where(points.turns[rows], _mixed(points.name[rows] + (1 << 40)), points.name[rows])

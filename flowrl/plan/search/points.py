@@ -1,7 +1,8 @@
 """Partial schedules as numbers, and which of them are worth keeping.
 
 A point is a partial schedule as numbers: seconds, least seconds for a further chunk, seconds of
-syncs, resident bytes, peak bytes, splits, and tokens (`flowrl.plan.search.space`). One point beats
+syncs, resident bytes, peak bytes, splits, and tokens (`flowrl.plan.search.space`); where a part may
+run ahead of the rest, steady and dense seconds too, which are 0 of all others. One point beats
 another on the same block when no number is larger and no token is missing: in every schedule that
 holds the other, it can take its place. So all that is ever needed is the points that are beaten by
 fewer than `keep` others, where `keep` schedules are wanted.
@@ -17,10 +18,12 @@ from flowrl.plan.search.space import Bools, Floats, Ints
 
 __all__ = [
     "CHUNK_S",
+    "DENSE",
     "PEAK",
     "RESIDENT",
     "SECONDS",
     "SPLITS",
+    "STEADY",
     "SYNC_S",
     "Points",
     "concatenate",
@@ -29,7 +32,7 @@ __all__ = [
     "sieve",
 ]
 
-SECONDS, CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS = range(6)
+SECONDS, CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS, STEADY, DENSE = range(8)
 
 SIEVE_ROUNDS = 24
 
@@ -45,7 +48,8 @@ class Points:
 
     Attributes:
         block: `[P]`, index of the block's size.
-        values: `[6, P]`, in the order of the constants of this module.
+        values: `[6, P]`, in the order of the constants of this module; `[8, P]` where a part of
+            the space may run ahead.
         tokens: `[P]`, bits.
         record: `[P]`, how each came about.
         name: `[P]`, equal exactly for equal `schedule.signature`s but for collisions of hashes.
@@ -83,12 +87,12 @@ def concatenate(parts: list[Points]) -> Points:
     )
 
 
-def no_points() -> Points:
-    """None at all."""
+def no_points(num_values: int) -> Points:
+    """None at all, of so many numbers each."""
     none = np.zeros(0, dtype=np.int64)
     return Points(
         block=none,
-        values=np.zeros((6, 0)),
+        values=np.zeros((num_values, 0)),
         tokens=none,
         record=none,
         name=none,

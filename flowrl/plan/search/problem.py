@@ -11,7 +11,8 @@ options to a schedule (`flowrl.plan.search.schedule`); what a schedule takes is 
 
 Invariants, checked when a Problem is made:
 - ids are unique, `after` names tasks that stand earlier in `tasks`, so there is no cycle;
-- seconds are finite, bytes are not negative, `peak >= resident >= weight_bytes`;
+- seconds are finite, bytes are not negative, `peak >= resident >= weight_bytes`,
+  `seconds >= steady_s >= dense_s`;
 - options of equal weights, form and devices agree about `weight_bytes`, or hold none of them
   (offloaded);
 - `ahead` is downward closed: what a task of it reads from is in it.
@@ -76,6 +77,11 @@ class Option:
             weights in equal forms on the same devices hold them once.
         label: The caller's index of what this option is; the search never reads it.
         arrivals: When its results are there for those that read them in chunks; None = evenly.
+        steady_s: Time for a batch where batches follow each other without a gap, each beginning
+            while others end; at most `seconds`. None = `seconds`.
+        dense_s: The part of `steady_s` that is the batch's own however many others are under way;
+            in the rest all of them progress together. A batch takes longer the more overlap
+            (`flowrl.plan.search.overlap`).
     """
 
     devices: int
@@ -87,6 +93,13 @@ class Option:
     form: str = ""
     label: int = 0
     arrivals: Arrivals | None = None
+    steady_s: float | None = None
+    dense_s: float = 0.0
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from one batch to the next where they follow each other without a gap."""
+        return self.seconds if self.steady_s is None else self.steady_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +260,12 @@ def _check_option(task: Task, option: Option) -> None:
     for seconds in (option.seconds, option.chunk_s):
         if not (math.isfinite(seconds) and seconds >= 0):
             raise _wrong("seconds must be finite and not negative", seconds, where=task.id)
+    if not 0 <= option.period_s <= option.seconds:
+        raise _wrong(
+            "steady_s must be from 0 to the option's seconds", option.steady_s, where=task.id
+        )
+    if not 0 <= option.dense_s <= option.period_s:
+        raise _wrong("dense_s must be from 0 to steady_s", option.dense_s, where=task.id)
     if not 0 <= option.weight_bytes <= option.resident <= option.peak:
         raise _wrong(
             "bytes must satisfy 0 <= weight_bytes <= resident <= peak",

@@ -66,7 +66,7 @@ class Spatial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchronous:
-    """`first` works on a later step than `second`, on disjoint devices. Only at the root."""
+    """`first` works on later steps than `second`, on disjoint devices. Only at the root."""
 
     first: Schedule
     second: Schedule
@@ -130,6 +130,8 @@ def signature(schedule: Schedule) -> Signature:
                 option.form,
                 option.label,
                 option.seconds,
+                option.period_s,
+                option.dense_s,
                 option.chunk_s,
                 option.resident,
                 option.peak,

@@ -38,6 +38,7 @@ from flowrl.plan.search.masks import (
 from flowrl.plan.search.problem import Kind, Option, Problem, Sync, Task
 
 __all__ = [
+    "AT_ONCE",
     "MAX_TASKS",
     "Bools",
     "Cut",
@@ -95,6 +96,13 @@ def largest(lines: tuple[Line, ...], u1: Floats, u2: Floats) -> Floats:
     return found
 
 
+def _ahead(staleness: int) -> Stream:
+    """A first part on later steps than the second, at least: what it takes by itself, and that
+    batches which overlap take longer, is not in the lines."""
+    share = 1.0 / (staleness + 1)
+    return Stream(chunks=0, lines=((0.0, 1.0), (share, share)), even=False)
+
+
 AT_ONCE = Stream(chunks=0, lines=stream_lines(frozenset(), 0), even=True)
 """Nothing passes."""
 
@@ -109,7 +117,7 @@ class Cut:
         streams: Ways in which both may run at once.
         crossing: Indices of the syncs with one end in each part.
         turns: It may be a Temporal.
-        runs_ahead: It is an Asynchronous (and then neither of the others).
+        runs_ahead: It is an Asynchronous (and then neither of the others); the one stream is its.
     """
 
     first: int
@@ -127,7 +135,7 @@ class Leaves:
     Attributes:
         options: The options.
         size: `[O]`, index of each one's block size.
-        seconds, chunk_s, resident, peak: `[O]`.
+        seconds, steady, dense, chunk_s, resident, peak: `[O]`.
         tokens: `[O]`, bits.
         arrivals: `[O]`, index of each one's among `Space.arrivals` of the task.
     """
@@ -135,6 +143,8 @@ class Leaves:
     options: tuple[Option, ...]
     size: Ints
     seconds: Floats
+    steady: Floats
+    dense: Floats
     chunk_s: Floats
     resident: Floats
     peak: Floats
@@ -170,6 +180,8 @@ class Space:
         sync_tokens: Bits of source and destination of each sync.
         exact_tokens: Bits of which more is not better: of syncs that cost more together.
         beside: Devices that count besides those of a block.
+        staleness: Steps by which a part may run ahead; 0 = none may.
+        ahead: Of each set, whether it may be part of one that runs ahead: its steady seconds count.
     """
 
     tasks: tuple[Task, ...]
@@ -192,6 +204,13 @@ class Space:
     sync_tokens: tuple[tuple[int, int], ...]
     exact_tokens: int
     beside: int
+    staleness: int
+    ahead: tuple[bool, ...]
+
+    @property
+    def num_values(self) -> int:
+        """Numbers of a point (`flowrl.plan.search.points`)."""
+        return 8 if any(self.ahead) else 6
 
 
 def _rests(sizes: Ints, fitting: Ints) -> Ints:
@@ -281,6 +300,8 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
                 options=options,
                 size=np.array([index[option.devices] for option in options], dtype=np.int64),
                 seconds=_column(option.seconds for option in options),
+                steady=_column(option.period_s for option in options),
+                dense=_column(option.dense_s for option in options),
                 chunk_s=_column(option.chunk_s for option in options),
                 resident=_column(option.resident for option in options),
                 peak=_column(option.peak for option in options),
@@ -309,6 +330,8 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
         sync_tokens=sync_tokens,
         exact_tokens=exact,
         beside=problem.beside,
+        staleness=problem.staleness,
+        ahead=(),
     )
 
 
@@ -416,7 +439,8 @@ def _with_cuts(
                     continue
                 one = tuple(way for way in chosen if first >> way[0] & 1)
                 two = tuple(way for way in chosen if second >> way[0] & 1)
-                streams: tuple[Stream, ...] = (AT_ONCE,) if runs_ahead else ()
+                ahead_of = (_ahead(problem.staleness),) if runs_ahead else ()
+                streams: tuple[Stream, ...] = ahead_of
                 if splits and not runs_ahead and not meet:
                     streams = between(first, second, one)
                 own.append(
@@ -521,7 +545,20 @@ def _completed(problem: Problem, space: Space) -> Space:
         chunk_s=np.array([sum(least[task] for task in members(mask)) for mask in sets]),
         least=np.array([len(_named(problem, mask)) for mask in sets], dtype=np.int64),
         relevant=_relevant(space, sets),
+        ahead=_within_ahead(space.cuts),
     )
+
+
+def _within_ahead(cuts: tuple[tuple[Cut, ...], ...]) -> tuple[bool, ...]:
+    """Of each set, whether cutting a part that runs ahead leads to it."""
+    found = [False] * len(cuts)
+    for at in range(len(cuts) - 1, -1, -1):  # parts have smaller numbers
+        for cut in cuts[at]:
+            if found[at] or cut.runs_ahead:
+                found[cut.first] = True
+            if found[at]:
+                found[cut.second] = True
+    return tuple(found)
 
 
 def _relevant(space: Space, sets: tuple[int, ...]) -> Ints:

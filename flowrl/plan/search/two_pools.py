@@ -54,13 +54,16 @@ class Pair:
         whole: All tasks with the options of both pools, what may run ahead, the kinds of steps
             that are wanted, the objective, and what counts besides.
         first, second: The tasks on each pool.
+
+    Attributes:
+        runs_ahead: The first part may run ahead of the second.
     """
 
     def __init__(self, whole: Problem, first: Problem, second: Problem) -> None:
         self.whole = whole
         self._both = Evaluator(replace(whole, syncs=()))
         self._sides = (Evaluator(first), Evaluator(second))
-        self._runs_ahead = Kind.ASYNCHRONOUS in whole.kinds and whole.staleness > 0
+        self.runs_ahead = Kind.ASYNCHRONOUS in whole.kinds and whole.staleness > 0
 
     def best(
         self, firsts: Sequence[Schedule], seconds: Sequence[Schedule], top: int = 1
@@ -97,7 +100,7 @@ class Pair:
             for chunks in self.whole.chunks if readers else (1,):
                 if chunks <= most:
                     yield Spatial(first=first, second=second, chunks=chunks)
-        if self._runs_ahead and here <= self.whole.ahead:
+        if self.runs_ahead and here <= self.whole.ahead:
             yield Asynchronous(first=first, second=second)
 
     def joined(self, schedule: Spatial | Asynchronous) -> Joined | None:
@@ -111,7 +114,7 @@ class Pair:
     def most_seconds(self, objective: float) -> tuple[float, float]:
         """Of the first and the second part, in a step with this objective; where devices count,
         by the devices of the step."""
-        return objective * (self.whole.staleness + 1 if self._runs_ahead else 1), objective
+        return objective * (self.whole.staleness + 1 if self.runs_ahead else 1), objective
 
     def _joined(
         self, schedule: Spatial | Asynchronous, parts: tuple[Evaluation, Evaluation]
@@ -131,7 +134,7 @@ class Pair:
         """A lower bound of the objective. A part that runs `staleness` steps ahead may take so
         many steps longer than one."""
         one, two = first.step_s - first.sync_s, second.step_s - second.sync_s
-        if self._runs_ahead:
+        if self.runs_ahead:
             one /= self.whole.staleness + 1
         step_s = max(one, two) + first.sync_s + second.sync_s
         if self.whole.objective is Objective.STEP_TIME:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from flowrl.plan.search import (
     Objective,
     Option,
     Problem,
+    Schedule,
     Spatial,
     Sync,
     Task,
@@ -25,8 +27,10 @@ from flowrl.plan.search import (
     draw,
     evaluate,
     kind_of,
+    leaves,
     stream_lines,
 )
+from flowrl.plan.search.overlap import age_period_s, age_periods
 from flowrl.plan.search.schedule import signature
 
 GENERATE = Option(
@@ -116,6 +120,95 @@ def test_what_runs_ahead_is_hidden_behind_the_slower_side() -> None:
     schedule = Asynchronous(first=Temporal(first=generate, second=score), second=update)
     found = evaluate(PROBLEM, schedule)
     assert (found.step_s, found.sync_s, found.num_splits) == (16 + 2.0, 2.0, 1)
+
+
+def steady(leaf: Leaf, seconds: float) -> Leaf:
+    return replace(leaf, option=replace(leaf.option, steady_s=seconds))
+
+
+def period_s(first: Schedule, staleness: int) -> float:
+    """Of PROBLEM's update, which takes 16 s, behind `first`; without the weights' way."""
+    problem = replace(PROBLEM, staleness=staleness, tasks=(*with_options(first), PROBLEM.tasks[-1]))
+    found = evaluate(problem, Asynchronous(first=first, second=update))
+    return found.step_s - found.sync_s
+
+
+def with_options(schedule: Schedule) -> list[Task]:
+    return [replace(PROBLEM.task(leaf.task), options=(leaf.option,)) for leaf in leaves(schedule)]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "step_s"),
+    [(1, (60 + 3 + 16) / 2), (2, (60 + 3 + 16) / 3), (3, 20.0), (9, 20.0)],
+)
+def test_batches_overlap_as_far_as_ages_let_them(staleness: int, step_s: float) -> None:
+    """Generation of 60 s that takes 20 s a batch without a gap, and scores of 3 s beside it."""
+    slow = replace(GENERATE, seconds=60.0, steady_s=20.0, chunk_s=0.0)
+    drawn = Spatial(first=replace(generate, option=slow), second=score, chunks=1)
+    assert period_s(drawn, staleness) == step_s
+
+
+def test_batches_that_overlap_take_longer_by_what_is_each_ones_own() -> None:
+    """Of 60 s 12 are the batch's own. Every 26 s one is begun, so that 14 of 26 s are left for all
+    of them, and one takes 48 * 26 / 14 s; with the 16 s that its update takes, that is 4 * 26 s and
+    not much more."""
+    slow = replace(GENERATE, seconds=60.0, steady_s=20.0, dense_s=12.0, chunk_s=0.0)
+    drawn = Temporal(first=replace(generate, option=slow), second=score)
+    assert period_s(drawn, 3) == 63.0  # a batch is through before the next one
+    alone = replace(SCORE, seconds=0.0)
+    drawn = Spatial(first=replace(generate, option=slow), second=replace(score, option=alone))
+    found = period_s(drawn, 3)
+    assert 4 * found == pytest.approx(48 * found / (found - 12) + 16)
+    assert 20.0 < found < 27.0
+    assert age_period_s(60.0, 12.0, 60.0, 1) == pytest.approx(60.0)  # one at a time
+
+
+@given(
+    st.floats(0.01, 100),
+    st.floats(0, 1),
+    st.floats(0.01, 100),
+    st.integers(1, 8),
+    st.integers(0, 2),
+)
+def test_a_period_is_no_shorter_for_what_takes_longer(
+    drawn: float, share: float, learned: float, staleness: int, what: int
+) -> None:
+    """Which the search relies on where it drops what is nowhere better."""
+
+    def period(drawn: float, dense: float, learned: float) -> float:
+        return max(learned, age_period_s(drawn, dense, learned, staleness))
+
+    dense = share * drawn
+    longer = [
+        (drawn + 1, dense, learned),
+        (drawn, dense + 0.5 * (drawn - dense), learned),
+        (drawn, dense, learned + 1),
+    ][what]
+    now = period(drawn, dense, learned)
+    assert period(*longer) >= now * (1 - 1e-9)
+    assert now >= (drawn + learned) / (staleness + 1) * (1 - 1e-9)
+    [same] = age_periods(*np.array([[drawn], [dense], [learned]]), staleness)
+    assert same == age_period_s(drawn, dense, learned, staleness)
+
+
+def test_a_stream_ahead_is_as_fast_as_its_slower_side_with_what_chunks_cost() -> None:
+    # 60 and 20 s, 7 chunks more at 0.75 s each.
+    slow = replace(GENERATE, seconds=60.0, steady_s=20.0, chunk_s=0.75)
+    drawn = Spatial(first=replace(generate, option=slow), second=score, chunks=8)
+    assert period_s(drawn, 9) == 20 + 7 * 0.75
+
+
+def test_what_takes_turns_ahead_is_through_with_a_batch_before_the_next_one() -> None:
+    drawn = Temporal(first=steady(generate, 1.0), second=score)
+    assert period_s(drawn, 9) == 16.0
+    slow = replace(GENERATE, seconds=60.0, steady_s=20.0)
+    assert period_s(Temporal(first=replace(generate, option=slow), second=score), 9) == 63.0
+
+
+def test_steady_seconds_are_at_most_those_of_a_batch() -> None:
+    for wrong in (-1.0, 12.5, float("nan")):
+        with pytest.raises(PlanError, match="steady_s"):
+            period_s(Spatial(first=steady(generate, wrong), second=score), 1)
 
 
 def test_blocks_are_rounded_up_to_allowed_sizes() -> None:

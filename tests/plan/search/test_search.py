@@ -110,6 +110,44 @@ def test_staleness_hides_the_faster_side() -> None:
     assert without.evaluation.step_s == 62.0
 
 
+def test_batches_that_overlap_are_hidden_as_far_as_ages_let_them() -> None:
+    """30 s of drawing, 4 s of which are a batch's own and 6 s all that it takes of full engines."""
+    drawn = tuple(
+        replace(option, steady_s=6.0, dense_s=4.0) for option in shared_out(8, fixed_s=30)
+    )
+    problem = pair(drawn, shared_out(8, fixed_s=5), chunks=(1,), ahead=frozenset({"first"}))
+    seconds = []
+    for staleness in (1, 2, 4, 9):
+        found = search(replace(problem, staleness=staleness)).best[0]
+        assert kind_of(found.schedule) is Kind.ASYNCHRONOUS
+        seconds.append(found.evaluation.step_s)
+    # (a + 1) T = (32 - 4) T / (T - 4) + 7 on half of the devices each.
+    assert seconds == pytest.approx([20.828, 15.047, 10.465, 7.106], abs=1e-3)
+
+
+def test_turns_and_a_stream_in_one_chunk_are_told_apart() -> None:
+    """Of three best ones, one takes turns where another one differs in nothing but that."""
+    tasks = tuple(
+        Task(
+            id=f"t{at}",
+            after=(f"t{at - 1}",) if at else (),
+            options=(Option(devices=1, seconds=seconds),),
+        )
+        for at, seconds in enumerate((14.0, 7.0, 17.0))
+    )
+    problem = Problem(
+        tasks=tasks,
+        num_devices=3,
+        memory_bytes=0,
+        chunks=(1,),
+        staleness=1,
+        ahead=frozenset({"t0", "t1"}),
+        kinds=frozenset({Kind.ASYNCHRONOUS}),
+    )
+    found = {draw(one.schedule) for one in search(problem, top=9).best}
+    assert len(found) == 4  # t0 ahead of two that take turns or not, and both of t0 and t1 ahead
+
+
 def test_pins_are_kept() -> None:
     problem = pair(shared_out(80), shared_out(80), pinned={"first": 2})
     devices = {leaf.task: leaf.option.devices for leaf in leaves(search(problem).best[0].schedule)}

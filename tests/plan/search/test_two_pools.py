@@ -44,8 +44,7 @@ def two_pools(rng: random.Random) -> tuple[Problem, Problem, Problem]:
             replace(
                 task,
                 options=tuple(
-                    replace(one, seconds=rng.randint(1, 400) / 8, chunk_s=rng.randint(0, 8) / 8)
-                    for one in task.options
+                    faster(rng, replace(one, chunk_s=rng.randint(0, 8) / 8)) for one in task.options
                 ),
             )
             for task in first.tasks
@@ -59,6 +58,14 @@ def two_pools(rng: random.Random) -> tuple[Problem, Problem, Problem]:
     both = tuple(replace(one, options=one.options + other.options) for one, other in tasks)
     whole = replace(drawn, tasks=both, kinds=kinds, num_devices=99, counts=(), syncs=())
     return whole, first, second
+
+
+def faster(rng: random.Random, option: Option) -> Option:
+    """Other seconds, of batches that overlap too."""
+    seconds = rng.randint(1, 400)
+    steady = rng.randint(0, seconds)
+    times = (seconds / 8, steady / 8, rng.randint(0, steady) / 8)
+    return replace(option, seconds=times[0], steady_s=times[1], dense_s=times[2])
 
 
 def fitting(problem: Problem, tasks: frozenset[str]) -> list[Schedule]:
@@ -121,7 +128,7 @@ def found_step(
     pair = Pair(whole, first, second)
     ahead, behind = pair.most_seconds(within)
     least = None if whole.objective is Objective.STEP_TIME else 1 + whole.beside
-    one = fronts(first, {tasks: ahead}, beside=least)[tasks]
+    one = fronts(first, {tasks: ahead}, beside=least, ahead=pair.runs_ahead)[tasks]
     two = fronts(second, {others: behind}, beside=least)[others]
     return next(iter(pair.best(one, two)), None)
 
