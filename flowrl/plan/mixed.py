@@ -52,7 +52,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.tasks import tasks_of
 
-__all__ = ["OverTwo", "search_two_groups"]
+__all__ = ["OverTwo", "PairSearch", "pair_searches", "search_two_groups"]
 
 KEEPS = (1, 8, 64)
 """Schedules of a part that must beat one for it to be left out: more where the hosts or pins do not
@@ -87,7 +87,7 @@ def search_two_groups(
         parts: Groups for tasks, and those for environments that ask for them.
         within: An objective that plans over one group reach: worse ones are of no use.
     """
-    searches = list(_searches(graph, request, parts, cost, pins))
+    searches = list(pair_searches(graph, request, parts, cost, pins))
     searches.sort(key=lambda search: search.limit)
     best: Searched | None = None
     told: dict[tuple[str, str], Searched] = {}
@@ -105,13 +105,14 @@ def search_two_groups(
     return OverTwo(best=best, others=tuple(others))
 
 
-def _searches(
+def pair_searches(
     graph: Graph,
     request: PlanRequest,
     parts: tuple[Sequence[Part], Sequence[Part]],
     cost: Cost,
     pins: PinnedTasks,
-) -> Iterator[_Search]:
+) -> Iterator[PairSearch]:
+    """One for each ordered pair of groups and each way to set devices aside for environments."""
     if request.options.kind == "temporal":
         return
     tasks = tasks_of(graph, request)
@@ -125,7 +126,7 @@ def _searches(
             for other in seating.left:
                 one, two = seats.posed(part, seating), seats.posed(other, seating)
                 if one is not None and two is not None:
-                    yield _Search(graph, request, (one, two), seating)
+                    yield PairSearch(graph, request, (one, two), seating)
 
 
 def _kinds(searched: Searched) -> tuple[str, str]:
@@ -187,7 +188,7 @@ class _Seats:
         return replace(posed, problem=replace(posed.problem, tasks=possible))
 
 
-class _Search:
+class PairSearch:
     """The best plans over two groups, of which the first one feeds the second one."""
 
     def __init__(

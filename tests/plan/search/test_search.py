@@ -27,6 +27,7 @@ from flowrl.plan.search.best import FEW_SIZES
 from flowrl.plan.search.explain import thin
 from flowrl.plan.search.schedule import signature
 from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
+from flowrl.testing.planner_optimality import compare
 
 
 def shared_out(work_s: float, sizes=(1, 2, 4, 8), *, fixed_s: float = 0.0, **bytes_) -> tuple:
@@ -160,6 +161,20 @@ def test_device_seconds_prefer_few_devices() -> None:
     cheap = search(replace(problem, objective=Objective.DEVICE_SECONDS)).best[0].evaluation
     assert (fast.devices, fast.step_s) == (8, 22.0)
     assert (cheap.devices, cheap.objective) == (1, 162.0)
+
+
+def test_devices_that_are_taken_besides_make_more_of_the_others_worth_it() -> None:
+    problem = pair(shared_out(80, fixed_s=1), shared_out(80, fixed_s=1))
+    dear = replace(problem, objective=Objective.DEVICE_SECONDS)
+    # 2 (1 + 80 / n) (n + 8) on n devices: 1,458 on one, 352 on all eight.
+    beside = search(replace(dear, beside=8)).best[0].evaluation
+    best = min((2 * (1 + 80 / n) * (n + 8), n) for n in range(1, 9))
+    assert (beside.objective, beside.devices) == pytest.approx(best)
+    for number in range(40):
+        drawn = draw_problem(random.Random(number))
+        if count_schedules(drawn) < 2000:
+            costly = replace(drawn, objective=Objective.DEVICE_SECONDS, beside=5)
+            assert compare(costly).gap == 0, number
 
 
 def test_of_equally_fast_schedules_the_one_with_fewest_splits_wins() -> None:

@@ -1,0 +1,131 @@
+"""Plans over two kinds of devices: any part of a step that reads nothing from the rest on one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flowrl import api
+from flowrl.cluster.hardware import device_spec
+from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.analytic import AnalyticCost
+from flowrl.graph import Graph
+from flowrl.plan import PlacementPlan, PlanRequest, make_plan
+from flowrl.plan.elsewhere import Part
+from flowrl.plan.groups import host_share
+from flowrl.plan.many import PLAIN
+from flowrl.plan.mixed import PairSearch, pair_searches
+from flowrl.plan.one_pins import device_numbers
+from flowrl.plan.pins import read_pins
+from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.tasks import tasks_of
+from tests.plan.many_cases import pinned, request
+from tests.plan.test_several_regions import config
+
+SLOW, FAST = "A100-SXM-80GB", "H100-SXM-80GB"
+
+
+def cluster(slow: int, fast: int) -> ResourcePool:
+    """Nodes of A100, then nodes of H100."""
+    return ResourcePool(
+        nodes=tuple(
+            replace(node, name=f"{name}-{number}")
+            for name, kind, count in (("slow", SLOW, slow), ("fast", FAST, fast))
+            for number, node in enumerate(pool_of_devices(device_spec(kind), count).nodes)
+        )
+    )
+
+
+def asked(**changes: Any) -> PlanRequest:
+    return request(alternatives=0, **changes)
+
+
+def over_two(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> list[PairSearch]:
+    """A search for each ordered pair of groups."""
+    groups, order = pool.groups(), device_numbers(pool)
+    parts = [
+        Part(
+            group=group,
+            host=host_share(pool, group),
+            numbering=tuple(order[address] for address in group.addresses),
+        )
+        for group in groups
+    ]
+    tasks = tasks_of(graph, wanted)
+    pins = read_pins(wanted.options, tasks, range(len(order)))
+    return list(pair_searches(graph, wanted, (parts, ()), AnalyticCost(), pins))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_staleness": 1},
+        {"objective": "device_time"},
+        {"kind": "spatial"},
+        {"max_staleness": 1, "kind": "asynchronous"},
+    ],
+)
+def test_limits_lose_no_step_over_two_kinds(grpo: Graph, changes: dict[str, Any]):
+    """Each pair is searched within what a good step of it takes; nothing better is outside."""
+    for search in over_two(grpo, asked(**changes), cluster(8, 4)):
+        assert search.likely is not None
+        everything = search.best(float("inf"))[0]
+        within = search.best(search.limit)[0]
+        assert within.objective == pytest.approx(everything.objective, rel=1e-9)
+        assert everything.objective <= search.chosen(search.likely).objective * (1 + PLAIN)
+
+
+def test_each_side_at_its_best_alone_is_not_always_the_best_of_both(grpo: Graph):
+    """Where both pass chunks or run ahead, what is best for one side is not best for the step."""
+    gains = [
+        search.limit / search.best(search.limit)[0].objective
+        for wanted in (asked(), asked(max_staleness=1), asked(objective="device_time"))
+        for search in over_two(grpo, wanted, cluster(8, 8))
+    ]
+    assert max(gains) > 1.02
+
+
+def test_policies_may_have_a_kind_of_devices_each():
+    """What one policy draws and learns reads nothing from the other's."""
+    raw = config("both_play", ("red", "blue"), ("world",))
+    numbers = {"blue": "0-15", "red": "16-31"}
+    words = [
+        f"plan.pins.{policy}.{work}.devices={where}"
+        for policy, where in numbers.items()
+        for work in ("generate", "update")
+    ]
+    plan = api.compile(None, raw, overrides=words, pool=cluster(16, 16)).plan
+    for policy, kind in (("blue", SLOW), ("red", FAST)):
+        for work in ("generate", "update"):
+            devices = plan.operation(f"{policy}.{work}").devices
+            assert {plan.pool.device(device).name for device in devices} == {kind}
+            assert len(devices) == 16
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+    # Neither waits for the other.
+    spans = {bar.node: bar for bar in plan.prediction.timeline or ()}
+    assert spans["red.generate"].begin_s == spans["blue.generate"].begin_s == 0.0
+
+
+def test_device_time_counts_the_devices_of_both_kinds(grpo: Graph):
+    wanted = asked(objective="device_time")
+    pins = ("rollout.devices=0-3", "actor.devices=8-11")
+    plan = make_plan(grpo, pinned(wanted, *pins), cluster(8, 8))
+    where = {
+        node: {plan.pool.device(device).name for device in plan.operation(node).devices}
+        for node in ("actor.generate", "actor.update")
+    }
+    assert where == {"actor.generate": {SLOW}, "actor.update": {FAST}}
+    used = {device for one in plan.operations if one.seconds for device in one.devices}
+    step_s, device_s = plan.prediction.step_s, plan.prediction.device_s
+    assert step_s is not None
+    assert device_s == pytest.approx(step_s * len(used) / 512)
+    reason = next(one for one in plan.reasons if one.subject == "devices")
+    assert "actor.generate" in reason.choice
+    free = make_plan(grpo, wanted, cluster(8, 8))
+    told = next(one for one in free.reasons if one.subject == "devices").rejected
+    assert all("of a device for a sample" in (one.found or "") for one in told)
+    assert free.prediction.device_s is not None
+    assert free.prediction.device_s <= device_s
