@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,
-    Objective,
     Option,
     Problem,
     Schedule,
@@ -45,47 +44,33 @@ def with_places(problem: Problem, rng: random.Random) -> Problem:
     return replace(problem, pinned=pinned, places=places)
 
 
-def needed(problem: Problem, part: Schedule) -> set[int]:
-    """The devices that pins of a part name."""
-    return {n for one in leaves(part) for n in problem.places.get(one.task, ())}
-
-
-def room(problem: Problem, part: Schedule) -> int:
-    """Devices of a part's block, which holds those that its pins name."""
+def cannot_stand(problem: Problem, schedule: Schedule) -> bool:
+    """By the definition: parts that stand apart share no device, and have room for theirs."""
     sizes = problem.block_sizes()
+
+    def needed(part: Schedule) -> set[int]:
+        return {n for one in leaves(part) for n in problem.places.get(one.task, ())}
 
     def rounded_up(number: int) -> int:
         return min((size for size in sizes if size >= number), default=number)
 
-    if isinstance(part, Leaf):
-        return rounded_up(part.option.devices)
-    parts = (part.first, part.second)
-    if isinstance(part, Temporal):
-        return max(room(problem, one) for one in parts)
-    return rounded_up(
-        sum(max(room(problem, one), rounded_up(len(needed(problem, one)))) for one in parts)
-    )
-
-
-def cannot_stand(problem: Problem, schedule: Schedule) -> bool:
-    """By the definition: parts that stand apart share no device, and have room for theirs."""
+    def room(part: Schedule) -> int:
+        if isinstance(part, Leaf):
+            return rounded_up(part.option.devices)
+        if isinstance(part, Temporal):
+            return max(room(part.first), room(part.second))
+        return rounded_up(
+            sum(max(room(one), rounded_up(len(needed(one)))) for one in (part.first, part.second))
+        )
 
     def meets(part: Schedule) -> bool:
         if isinstance(part, Leaf):
             return False
         apart = not isinstance(part, Temporal)
-        own = apart and bool(needed(problem, part.first) & needed(problem, part.second))
+        own = apart and bool(needed(part.first) & needed(part.second))
         return own or meets(part.first) or meets(part.second)
 
-    return meets(schedule) or room(problem, schedule) > problem.num_devices
-
-
-def objective(problem: Problem, schedule: Schedule) -> float:
-    """Where devices count, those that pins make of a block are counted."""
-    step_s = evaluate(problem, schedule).step_s
-    if problem.objective is Objective.STEP_TIME:
-        return step_s
-    return step_s * room(problem, schedule)
+    return meets(schedule) or room(schedule) > problem.num_devices
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,14 +88,13 @@ def test_the_best_schedule_with_given_devices_is_found_among_all_that_can_stand(
         where = stand(schedule, sizes, total, total, problem.places)
         assert (where is None) == cannot_stand(problem, schedule)
         if where is not None and evaluate(problem, schedule).fits:
-            standing.append(objective(problem, schedule))
+            standing.append(evaluate(problem, schedule).objective)
             assert all(set(where[name]) == place for name, place in problem.places.items())
     result = search(problem)
     if not standing:
         assert not result.best
     else:
-        found = objective(problem, result.best[0].schedule)
-        assert found == pytest.approx(min(standing), rel=1e-9)
+        assert result.best[0].evaluation.objective == pytest.approx(min(standing), rel=1e-9)
 
 
 def test_what_stands_apart_avoids_the_others_pins_and_stays_in_a_node():
