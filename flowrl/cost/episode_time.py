@@ -177,7 +177,8 @@ def play(
     }
     total = float((steps * seconds).sum()) + entering
     one_s, full_s = seconds[-2:].tolist()
-    steady = min(total, full.steps * full_s + entering)
+    followed = full.steps * full_s + entering
+    steady = min(total, followed)
     return PlayedEstimate(
         estimate=Estimate(
             seconds=total,
@@ -186,7 +187,7 @@ def play(
             notes=drawing.notes,
             clock=clock_of(pieces, (steps * seconds)[:-2], entering / total),
             steady_s=steady,
-            dense_s=min(steady, full.dense_s(steady, one_s=one_s, full_s=full_s)),
+            dense_s=min(steady, full.dense_s(followed, one_s=one_s, full_s=full_s)),
         ),
         policy_s=policy_s,
         environment_s=environment_s,

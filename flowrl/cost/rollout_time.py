@@ -108,7 +108,8 @@ def _of_pieces(
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
     total = decoding + entering.seconds + again
     one, most = steps.at(np.array([1.0, full.rows]), np.full(2, prompt_tokens + full.own))
-    steady = min(total, full.steps * float(most) + entering.seconds + again)
+    followed = full.steps * float(most) + entering.seconds + again
+    steady = min(total, followed)
     return Estimate(
         seconds=total,
         source=steps.source,
@@ -120,7 +121,7 @@ def _of_pieces(
         notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
         clock=clock_of(pieces, seconds, entering.seconds / total),
         steady_s=steady,
-        dense_s=min(steady, full.dense_s(steady, one_s=float(one), full_s=float(most))),
+        dense_s=min(steady, full.dense_s(followed, one_s=float(one), full_s=float(most))),
     )
 
 

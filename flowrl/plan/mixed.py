@@ -124,9 +124,8 @@ def pair_searches(
             continue  # whoever looks at the part alone tells it
         for seating in ways:
             for other in seating.left:
-                one, two = seats.posed(part, seating), seats.posed(other, seating)
-                if one is not None and two is not None:
-                    yield PairSearch(graph, request, (one, two), seating)
+                sides = (seats.posed(part, seating), seats.posed(other, seating))
+                yield PairSearch(graph, request, sides, seating)
 
 
 def _kinds(searched: Searched) -> tuple[str, str]:
@@ -145,17 +144,14 @@ class _Seats:
         self._request = request
         self._cost = cost
         self._pins = pins
-        self._made: dict[object, Posed | None] = {}
+        self._made: dict[object, Posed] = {}
 
-    def posed(self, part: Part, seating: Seating) -> Posed | None:
-        """None of devices without figures."""
+    def posed(self, part: Part, seating: Seating) -> Posed:
+        """Those of one part, beside what is set aside."""
         aside = {name: group.addresses for name, group in seating.outside.items()}
         key = (part.numbering, tuple(aside.items()))
         if key not in self._made:
-            try:
-                self._made[key] = self._pose(part, seating.outside)
-            except PlanError:
-                self._made[key] = None
+            self._made[key] = self._pose(part, seating.outside)
         return self._made[key]
 
     def _pose(self, part: Part, outside: Mapping[str, DeviceGroup]) -> Posed:

@@ -236,3 +236,22 @@ def test_a_rollout_is_at_least_its_longest_sample_alone(qwen):
     assert found.seconds > alone
     assert found.source == "analytic"
     assert {name for name, _ in found.parts} == {"decode", "tail of it", "prefill"}
+
+
+@pytest.mark.parametrize("kv_tokens", [3_000, 10_000, 30_000, 300_000, 10_000_000])
+@pytest.mark.parametrize("samples", [1, 30, 4_000])
+def test_what_rows_add_to_a_batch_is_a_part_of_what_it_takes(kv_tokens: int, samples: int):
+    """Also of a cache that holds few samples, where a full engine is no faster than a batch."""
+    found = rollout_estimate(
+        decode=_decode,
+        prefill=_prefill,
+        lengths=LognormalLengths(mean=600.0, sigma=0.8, maximum=2_000.0),
+        replicas=1,
+        samples=samples,
+        group_size=1,
+        prompt_tokens=200.0,
+        slots=64,
+        kv_tokens=kv_tokens,
+    )
+    assert found.steady_s is not None
+    assert 0 < found.dense_s <= found.steady_s <= found.seconds

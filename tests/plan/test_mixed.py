@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
+from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
@@ -24,6 +26,7 @@ from flowrl.plan.tasks import tasks_of
 from tests.plan.many_cases import pinned, request
 from tests.plan.test_several_regions import config
 
+ROOT = Path(__file__).parents[2]
 SLOW, FAST = "A100-SXM-80GB", "H100-SXM-80GB"
 
 
@@ -86,6 +89,25 @@ def test_each_side_at_its_best_alone_is_not_always_the_best_of_both(grpo: Graph)
         for search in over_two(grpo, wanted, cluster(8, 8))
     ]
     assert max(gains) > 1.02
+
+
+@pytest.mark.parametrize("job", ["grpo_qwen25_7b", "grpo_qwen25_32b"])
+def test_what_reads_memory_is_on_one_kind_and_what_computes_on_the_other(job: str):
+    """H20 read as fast as H100 and compute a seventh as fast."""
+    pool = load_cluster(ROOT / "configs/clusters/h100_2x8_h20_4x8.yaml")
+    data = ROOT / "tests/data/gsm8k_test.jsonl"
+    compiled = api.compile(
+        None, ROOT / f"configs/{job}.yaml", overrides=[f"data.train={data}"], pool=pool
+    )
+    where = {
+        node: {address.partition("-")[0] for address in compiled.plan.operation(node).devices}
+        for node in ("actor.generate", "reference.logprobs", "actor.update")
+    }
+    assert where == {
+        "actor.generate": {"h20"},
+        "reference.logprobs": {"h100"},
+        "actor.update": {"h100"},
+    }
 
 
 def test_policies_may_have_a_kind_of_devices_each():
