@@ -76,7 +76,8 @@ _NAMES = {
 }
 """What a key may be called besides."""
 
-_ASYNCHRONOUS = {"off", "async", "asynchronous", "1off", "8off", "overlap", "overlapped"}
+_ASYNCHRONOUS = {"off", "async", "asynchronous", "overlap", "overlapped"}
+_STALENESS = ("staleness", "max_staleness")
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ class Job:
 
     Attributes:
         apart: Rollout and training have devices of their own.
+        staleness: How many publications old samples may be; 0 on policy.
         notes: What was assumed because the row does not say.
     """
 
@@ -104,7 +106,7 @@ class Job:
     train: Pool
     rollout: Pool
     apart: bool
-    asynchronous: bool
+    staleness: int
     samples: int
     group_size: int
     prompt_tokens: float
@@ -130,7 +132,7 @@ def is_asynchronous(name: str) -> bool:
     >>> is_asynchronous("one_step_off"), is_asynchronous("offload")
     (True, False)
     """
-    return bool(_ASYNCHRONOUS & set(re.split(r"[^a-z0-9]+", name.lower())))
+    return bool(_ASYNCHRONOUS & set(re.split(r"[^a-z]+", name.lower())))
 
 
 def read_job(row: Row, run: str, models: Path) -> Job:
@@ -182,7 +184,7 @@ class _Reader:
             train=train,
             rollout=rollout,
             apart=apart,
-            asynchronous=self._asynchronous(run),
+            staleness=self._staleness(run),
             samples=samples,
             group_size=group,
             prompt_tokens=prompt,
@@ -306,11 +308,28 @@ class _Reader:
 
     def _asynchronous(self, run: str) -> bool:
         row = self._row
-        for key in ("asynchronous", "staleness", "max_staleness"):
+        for key in ("asynchronous", *_STALENESS):
             if row.get(key) is not None:
                 return bool(row[key])
-        schedule = row.get("schedule", row.get("mode"))
-        return is_asynchronous(str(schedule)) if schedule is not None else is_asynchronous(run)
+        return is_asynchronous(self._schedule(run))
+
+    def _schedule(self, run: str) -> str:
+        """What says in words how stages follow each other."""
+        return str(self._row.get("schedule") or self._row.get("mode") or run)
+
+    def _staleness(self, run: str) -> int:
+        """Publications that samples may be old; in words `one_step_off` or `8-step off`."""
+        if not self._asynchronous(run):
+            return 0
+        for key in _STALENESS:
+            found = self._row.get(key)
+            if is_positive(found):
+                return max(1, math.ceil(found))
+        if steps := re.search(r"(\d+)[\W_]*(?:step)?s?[\W_]*off", self._schedule(run).lower()):
+            return max(1, int(steps[1]))
+        if "one" not in self._schedule(run).lower():
+            self._notes.append("staleness taken for 1")
+        return 1
 
     # The batch and its lengths.
 

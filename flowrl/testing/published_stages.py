@@ -10,8 +10,11 @@ each row that does not say:
 - an engine gives 85 % of its memory to weights and cache, and runs 256 rows at once.
 
 A step is its stages and a weight sync, one after the other. Where the run is asynchronous, rollout
-and training have devices of their own and work at once, the one on the batch after the other's: a
-step is the longer of the two, and the sync, during which engines wait.
+and training have devices of their own and work at once. These frameworks start a batch with each
+publication of weights, and have as many of them under way as samples may be publications old, a.
+With r and t seconds of the two, and s of a rollout that never empties (`Estimate.steady_s`), a step
+takes `max(t, s, r / a)`, and the sync, during which engines wait. (Our own scheduler lets devices
+go on to the next batch earlier: `flowrl.plan.search` has `(r + t) / (a + 1)`.)
 """
 
 from __future__ import annotations
@@ -160,9 +163,10 @@ def _step(job: Job, seconds: Mapping[str, float], stages: list[StagePrediction])
         given = sum(_STAGES[item.stage] == stage for item in stages)
         turns[stage] = given or times
     spent = {stage: seconds[stage] * times for stage, times in turns.items()}
-    if job.asynchronous:
+    if job.staleness:
         trained = spent["logprobs"] + spent["train"]
-        return max(spent["generate"], trained) + spent["sync"]
+        drawn = max(seconds["steady"], spent["generate"] / job.staleness)
+        return max(trained, drawn) + spent["sync"]
     return sum(spent.values())
 
 
@@ -181,18 +185,21 @@ def _measured_step(job: Job, measured: Row) -> float | None:
 
 def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
     shape, train, rollout = job.shape, job.train, job.rollout
+    generated = cost.rollout(
+        shape,
+        rollout.layout,
+        rollout.machine,
+        samples=job.samples,
+        group_size=job.group_size,
+        prompt_tokens=job.prompt_tokens,
+        lengths=job.lengths,
+        slots=job.slots,
+        kv_tokens=job.kv_tokens,
+    )
+    steady = generated.steady_s
     return {
-        "generate": cost.rollout(
-            shape,
-            rollout.layout,
-            rollout.machine,
-            samples=job.samples,
-            group_size=job.group_size,
-            prompt_tokens=job.prompt_tokens,
-            lengths=job.lengths,
-            slots=job.slots,
-            kv_tokens=job.kv_tokens,
-        ).seconds,
+        "generate": generated.seconds,
+        "steady": generated.seconds if steady is None else steady,
         "logprobs": cost.forward(
             shape,
             train.layout,

@@ -183,6 +183,19 @@ def test_a_run_off_policy_is_as_long_as_its_longer_side(row):
     assert one({**half, "staleness": 0}).step.predicted_s == pytest.approx(sum(times.values()))
 
 
+def test_batches_under_way_together_hide_the_tail(row):
+    half = {**row, "rollout_devices": 4, "train_parallel": {"dp": 4}, "rollout_parallel": {"dp": 4}}
+    half["measured"] = {"generate_s": 1, "train_s": 1, "step_s": 1}
+    off = one({**half, "staleness": 1})
+    times = {stage.stage: stage.predicted_s for stage in off.stages}
+    assert off.step.predicted_s > times["generate_s"] > times["train_s"]
+    eight = one({**half, "staleness": 8}).step.predicted_s
+    assert times["train_s"] < eight < off.step.predicted_s
+    for said in ("8_step_off", "8-step off", "async 8off"):
+        assert one({**half, "schedule": said}).step.predicted_s == eight
+    assert any("staleness taken for 1" in note for note in one({**half, "mode": "async"}).notes)
+
+
 def test_pools_of_different_devices_take_their_own_times(row):
     pools = {
         "train_parallel": {"tp": 2, "dp": 2},
