@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
-from flowrl.config.load import LoadedConfig, load_config
+from flowrl.config.load import LoadedConfig, load_config, locating
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
@@ -92,7 +92,7 @@ class Compiled:
             ConfigError: the file is no plan, or of no stage's graph.
             PlanError: the parts of the plan contradict each other.
         """
-        where = "plan" if isinstance(plan, PlacementPlan) else str(plan)
+        where = "the given plan" if isinstance(plan, PlacementPlan) else str(plan)
         given = plan if isinstance(plan, PlacementPlan) else load_plan(plan)
         graphs = [stage.graph.name for stage in self.stages]
         if given.graph not in graphs:
@@ -101,6 +101,8 @@ class Compiled:
                 where=where,
                 found=f"a plan of {given.graph!r}",
                 expected=f"of {', '.join(map(repr, dict.fromkeys(graphs)))}",
+                hint="give the configuration that it was made for, or make a plan of this one: "
+                "flowrl plan CONFIG -o FILE",
             )
         stages = tuple(
             stage.with_plan(given) if stage.graph.name == given.graph else stage
@@ -166,7 +168,7 @@ def _compile(
         pool = ray_pool(loaded.config.cluster)
     # A breakpoint in a program that runs line by line is meant for lines that have values.
     is_eager = loaded.config.executor == "eager"
-    with breakpoints_left_out() if is_eager else nullcontext():
+    with locating(loaded), breakpoints_left_out() if is_eager else nullcontext():
         stages = compile_stages(
             loaded, workflow=workflow, pool=pool, cost_of=measured_costs(loaded), given=given
         )
@@ -256,9 +258,10 @@ def ask_for_plan(
     """
     loaded = _load(config, overrides)
     check_config(loaded, elsewhere=True)
-    graph, request = ask_last_stage(loaded)
-    cost_of = measured_costs(loaded)
-    return graph, request, None if cost_of is None else cost_of(request)
+    with locating(loaded):
+        graph, request = ask_last_stage(loaded)
+        cost_of = measured_costs(loaded)
+        return graph, request, None if cost_of is None else cost_of(request)
 
 
 def run(
@@ -309,7 +312,11 @@ def eager(
 def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) -> LoadedConfig:
     if executor not in ("local", "eager"):
         raise ConfigError(
-            "no such executor", where="executor", found=repr(executor), expected="local or eager"
+            "no such executor",
+            where="executor",
+            found=repr(executor),
+            expected="local or eager",
+            hint="take one of them, or leave it out to take the configuration's",
         )
     config = loaded.config.model_copy(update={"executor": executor})
     return replace(loaded, config=config)
@@ -370,12 +377,19 @@ def _load(config: ConfigLike, overrides: Sequence[str]) -> LoadedConfig:
             return load_config(None, overrides, base=written)
         case LoadedConfig():
             if overrides:
-                raise ConfigError("overrides belong to the call that reads the configuration")
+                raise ConfigError(
+                    "overrides belong to the call that reads the configuration",
+                    where="overrides",
+                    found=", ".join(overrides),
+                    hint="give them to load_config, or a path in the place of what was read",
+                )
             return config
         case Mapping():
             return load_config(None, overrides, base=config)
     raise ConfigError(
         "this is no configuration",
+        where="config",
         found=repr(config),
         expected="a path to a YAML file, nested values, or a configuration that was read before",
+        hint='for example fl.compile(None, "configs/quickstart.yaml")',
     )

@@ -31,6 +31,7 @@ from flowrl.errors import DataError
 
 __all__ = [
     "JsonLines",
+    "decode_json",
     "encode_json",
     "filter_json_lines",
     "folder_atomically",
@@ -92,6 +93,18 @@ def _encode(encoder: json.JSONEncoder, value: object) -> str:
         return encoder.encode(value)
     except ValueError:  # a float that is not finite; rare, so only then is the value walked
         return encoder.encode(_without_nonfinite(value))
+
+
+def decode_json(text: str | bytes) -> object:
+    """What `json.loads` gives.
+
+    Raises:
+        ValueError: no JSON, or brackets in brackets without end.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def encode_json(value: object) -> str:
@@ -308,7 +321,7 @@ def _rows(path: Path, stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, objec
             yield line, None
             return
         try:
-            row = json.loads(line)
+            row = decode_json(line)
         except ValueError as error:
             raise _bad_row(path, number, line) from error
         if not isinstance(row, dict):
@@ -322,6 +335,7 @@ def _bad_row(path: Path, number: int, line: bytes) -> DataError:
         where=f"{path}:{number}",
         found=repr(line[:60])[1:],
         expected="a JSON object",
+        hint="mend or leave out the line, if this is a file of JSON lines; else name such a file",
     )
 
 

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import typer
 
-from flowrl.errors import ConfigError, FlowError, TraceError
+from flowrl.errors import ConfigError, FlowError
 
 __all__ = ["app", "main"]
 
@@ -41,6 +41,11 @@ _OF_THE_MACHINE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ESTALE),
 )
 """No fault of ours: a full disk, a folder that may not be written, files that were taken away."""
+
+# The parser's errors have no public base; the one that is public leads to it.
+_PARSER_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of config keys.")
@@ -366,7 +371,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     """The exit code of a command line; tells every error on standard error."""
     try:
         try:
-            app(args=arguments, prog_name="flowrl")  # ends with SystemExit, a usage error's too
+            ended = app(args=arguments, prog_name="flowrl", standalone_mode=False)
         finally:
             sys.stdout.flush()
     except SystemExit as end:
@@ -375,11 +380,11 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return _without_reader()
     except BrokenPipeError:
         return _without_reader()
+    except _PARSER_ERRORS as error:
+        return _misused(error, arguments)
     except FlowError as error:
         if debug:
             traceback.print_exc()
-        elif isinstance(error, TraceError) and error.user_frames:
-            print(error.user_frames, file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
@@ -391,7 +396,19 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return FlowError.exit_code
     except Exception as error:  # the last resort: a fault of ours, told in a line
         return _fault(error, debug)
-    return 0
+    return ended if isinstance(ended, int) else 0  # an exit code that a command ended with
+
+
+def _misused(error: Exception, arguments: list[str]) -> int:
+    """Tells of a command line that the parser refused."""
+    if not arguments:
+        print(error, file=sys.stderr)  # the help, which is what an empty command line asks for
+        return FlowError.exit_code
+    from flowrl.cli.usage import usage_error
+
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    print(f"error: {usage_error(error, commands, arguments)}", file=sys.stderr)
+    return FlowError.exit_code
 
 
 def _fault(error: Exception, debug: bool) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.output import write_output
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
@@ -110,6 +110,7 @@ def _check_overrides(target: str, overrides: Sequence[str], options: GraphOption
             where=f"--stage {options.stage}",
             found=target,
             expected="a config file",
+            hint=f"`flowrl graph CONFIG.yaml workflow={target}`, or leave --stage out",
         )
 
 
@@ -153,7 +154,14 @@ def _load(
                 expected="a config file, whose cluster the graph is placed on",
                 hint=f"`flowrl graph CONFIG.yaml workflow={target} --level placed`",
             )
-        workflow = load_workflow(target)
+        if target.endswith(".json"):
+            raise ConfigError(
+                "this names no workflow",
+                where=f"command line ({target})",
+                expected="FILE.py, FILE.py:NAME, a registered name or a config file (.yaml)",
+                hint=f"`flowrl plan {target}` shows a plan that was written",
+            )
+        workflow = load_workflow(target, where=f"command line ({target})")
         traced, context = workflow.trace(), Context(max_staleness=workflow.max_staleness or 0)
     if options.level == "traced" and not inspects:
         return traced
@@ -176,7 +184,7 @@ def _stage(stages: Sequence[CompiledStage], name: str | None, target: str) -> Co
             f"{target} has no stage {name!r}",
             where=f"--stage {name}",
             expected=f"one of {listing(names)}",
-            hint=suggestion(name, names),
+            hint=one_of_them(name, names),
         )
     return stages[names.index(name)]
 
@@ -190,4 +198,10 @@ def _told(stages: Sequence[str]) -> str:
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"unknown value of {option}", found=value, expected=" | ".join(allowed))
+        raise ConfigError(
+            f"unknown value of {option}",
+            found=value,
+            expected=" | ".join(allowed),
+            where=option,
+            hint=one_of_them(value, allowed),
+        )

@@ -27,4 +27,7 @@ def write_output(path: Path, text: str) -> None:
             "the output cannot be written",
             where="--output",
             found=f"no folder {path.parent}" if missing else f"{path}: {error.strerror}",
+            hint=f"make the folder first: mkdir -p {path.parent}"
+            if missing
+            else "name a file that may be written",
         ) from error

@@ -17,6 +17,7 @@ from flowrl.errors import ConfigError, FlowError
 if TYPE_CHECKING:
     from flowrl.cluster.hardware import DeviceSpec
     from flowrl.cluster.pool import DeviceGroup, ResourcePool
+    from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
     from flowrl.plan.sizing import Job, Size
 
@@ -84,6 +85,7 @@ def _device_without_sizes(options: PlanCommand) -> ConfigError:
         where="--device",
         found=options.device,
         expected="--min-devices or --sweep devices=8:1024 beside it, or --cluster FILE",
+        hint=f"for example --device {options.device} --min-devices",
     )
 
 
@@ -139,6 +141,7 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
             where="--node-size",
             found=str(options.node_size),
             expected=f"at most {MOST_OF_A_NODE:,}",
+            hint="give the devices of one node, 8 in most machines",
         )
     if is_plan(config) and (options.diff is None or is_plan(options.diff)):
         changes = [*(name for name in _CHANGES if given[name]), *overrides]
@@ -166,6 +169,7 @@ def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
                 where="--pin",
                 found=pin,
                 expected="for example rollout.tp=2 or actor.devices=0-31",
+                hint="write WHAT.FIELD=VALUE; `flowrl plan CONFIG --explain` shows what there is",
             )
         before = said.setdefault(name, pin)
         if before != pin:
@@ -183,7 +187,11 @@ def _as_overrides(options: PlanCommand) -> list[str]:
     if options.top is not None:
         if options.top < 1:
             raise ConfigError(
-                "too small a number of plans", where="--top", found=str(options.top), expected="1"
+                "too small a number of plans",
+                where="--top",
+                found=str(options.top),
+                expected="at least 1",
+                hint="write --top 1 for the best plan alone, --top 5 for the best five",
             )
         words.append(f"plan.alternatives={options.top - 1}")
     return words
@@ -192,6 +200,7 @@ def _as_overrides(options: PlanCommand) -> list[str]:
 def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
     if is_plan(config):
         plans = [_plan_of(config, words)]
+        _warn_of_name(plans[0], config)
     else:
         from flowrl import api
 
@@ -219,6 +228,22 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
                 print(plan_text(plan, explain=options.explain))
 
 
+def _warn_of_name(plan: PlacementPlan, path: Path) -> None:
+    """Tells of a plan whose workflow nobody installed: an edited name fits no configuration."""
+    from flowrl.config.nearest import suggestion
+    from flowrl.program import registered_workflows
+
+    known = registered_workflows()
+    if plan.graph not in known:
+        meant = suggestion(plan.graph, known)
+        print(
+            f"warning: {path} (graph): no installed workflow is called {plan.graph!r}, so only a "
+            "configuration that brings one of this name can run or simulate the plan"
+            + (f"; {meant}" if meant else ""),
+            file=sys.stderr,
+        )
+
+
 def _write(plan: PlacementPlan, output: Path) -> None:
     if output.suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError(
@@ -226,6 +251,7 @@ def _write(plan: PlacementPlan, output: Path) -> None:
             where="--output",
             found=str(output),
             expected="a name that ends in .json or .yaml",
+            hint=f"--output {output.with_suffix('.json')}",
         )
     write_output(output, plan.to_json() if output.suffix == ".json" else plan.to_yaml())
 
@@ -238,7 +264,7 @@ def is_plan(path: Path) -> bool:
         text = path.read_text(encoding="utf-8")
         # No config says placements, so that of configs nothing is parsed here.
         raw = yaml.safe_load(text) if "placements" in text else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return False  # what reads it as a config says what is wrong
     return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
 
@@ -264,6 +290,12 @@ def _top(plan: PlacementPlan, most: int) -> str:
 def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:
     from flowrl.plan.diff import diff_plans
 
+    if old.graph != new.graph:
+        print(
+            f"warning: --diff: the plans are of different workflows, {old.graph!r} and "
+            f"{new.graph!r}",
+            file=sys.stderr,
+        )
     lines = diff_plans(old, new)
     if options.as_json:
         print(json.dumps(list(lines), indent=2))
@@ -274,10 +306,12 @@ def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) ->
 def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> None:
     """How many devices, or what it takes on each number of them, for each kind of device."""
     from flowrl import api
+    from flowrl.config.load import load_config
     from flowrl.plan.groups import cost_of
     from flowrl.plan.sizing import Job
 
-    graph, request, measured = api.ask_for_plan(config, overrides=words)
+    loaded = load_config(config, words)
+    graph, request, measured = api.ask_for_plan(loaded)
     jobs = [
         Job(
             graph=graph,
@@ -291,7 +325,7 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
         )
         for kind in _kinds(options)
     ]
-    found = [_sizes_of(job, options) for job in jobs]
+    found = [_sizes_of(job, options, loaded) for job in jobs]
     failed = [one for one in found if isinstance(one, FlowError)]
     if len(failed) == len(found):
         raise failed[0]
@@ -307,7 +341,9 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
     print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
 
 
-def _sizes_of(job: Job, options: PlanCommand) -> Size | tuple[Size | int, ...] | FlowError:
+def _sizes_of(
+    job: Job, options: PlanCommand, loaded: LoadedConfig
+) -> Size | tuple[Size | int, ...] | FlowError:
     from flowrl.plan.sizing import fewest, sizes
 
     try:
@@ -315,6 +351,7 @@ def _sizes_of(job: Job, options: PlanCommand) -> Size | tuple[Size | int, ...] |
             return fewest(job)
         return sizes(job, _numbers(options.sweep, job.node_size), _tell_of_large)
     except FlowError as error:
+        error.where = loaded.located(error.where)
         return error
 
 
@@ -452,6 +489,7 @@ def _numbers(text: str, node_size: int) -> list[int]:
             where="--sweep",
             found=text,
             expected="devices=8:1024 (doubling), or devices=8,24,64",
+            hint="write the smallest and the largest with a colon, or all of them with commas",
         ) from None
     odd = [one for one in numbers if one > node_size and one % node_size]
     if odd:
@@ -460,5 +498,9 @@ def _numbers(text: str, node_size: int) -> list[int]:
             f"{odd[0]} devices are no whole nodes of {node_size}",
             where="--sweep",
             expected=f"{low} or {low + node_size}",
+            found=text,
+            hint=f"ask for {low} or {low + node_size} in its place"
+            if low
+            else f"ask for {node_size}",
         )
     return numbers

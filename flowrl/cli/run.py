@@ -40,11 +40,14 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         FlowError: whatever ends the run early.
     """
     from flowrl import api
+    from flowrl.config.load import load_config, locating
 
-    compiled = api.compile(None, config, overrides=overrides)
-    if plan is not None:
-        compiled = compiled.with_plan(plan)
-    _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
+    loaded = load_config(config, overrides)
+    with locating(loaded):
+        compiled = api.compile(None, loaded)
+        if plan is not None:
+            compiled = compiled.with_plan(plan)
+        _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
 
 
 def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.plan import is_plan, machine_words
+from flowrl.config.nearest import one_of_them
 from flowrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
+    from flowrl.config.load import LoadedConfig
     from flowrl.config.plan import PlanConfig
     from flowrl.cost.source import Cost
     from flowrl.observe.rows import StepMetrics
@@ -66,24 +68,34 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
         FlowError: anything wrong with the configuration or the files, a stage that cannot be
             simulated, or one in which nothing moves any more.
     """
-    from flowrl.sim.report import Planned, report_json, report_text
-    from flowrl.sim.trace import Trace
+    from flowrl.config.load import load_config, locating
 
     _check(config, options)
     words = [*overrides, *machine_words(options.cluster, options.pins)]
-    compiled = _compiled(config, words, options.plan)
+    loaded = load_config(config, words)
+    with locating(loaded):
+        _simulate(loaded, options)
+
+
+def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
+    from flowrl.sim.report import Planned, report_json, report_text
+    from flowrl.sim.trace import Trace
+
+    compiled = _compiled(loaded, options.plan)
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
     trace = Trace()
     many = stage.plan.schedule is not None
-    cost = _cost(config, words, compiled.config.plan) if many else None
+    cost = _cost(loaded, compiled.config.plan) if many else None
     report = _simulated(compiled, stage, options, trace, cost)
     path = options.trace or compiled.config.runtime.runs / f"{compiled.config.name}.trace.json"
     try:
         trace.write(path)
     except OSError as error:
         raise ConfigError(
-            f"the trace cannot be written: {error.strerror}", where=f"--trace {path}"
+            f"the trace cannot be written: {error.strerror}",
+            where=f"--trace {path}",
+            hint="name a file that may be written with --trace FILE",
         ) from error
     predicted = stage.plan.prediction
     planned = None
@@ -120,27 +132,27 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     return f"{stage.name}, by {profile}\n{beside_text(beside(report, measured))}"
 
 
-def _compiled(config: Path, words: Sequence[str], plan: Path | None) -> Compiled:
+def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:
     from flowrl import api
 
     if plan is None:
-        return api.compile(None, config, overrides=words)
+        return api.compile(None, loaded)
     from flowrl.plan import load_plan
 
     given = load_plan(plan)
     if given.schedule is not None:
-        return api.compile(None, config, overrides=words, plan=given)
-    return api.compile(None, config, overrides=words).with_plan(given)
+        return api.compile(None, loaded, plan=given)
+    return api.compile(None, loaded).with_plan(given)
 
 
-def _cost(config: Path, words: Sequence[str], plan: PlanConfig) -> Cost | None:
+def _cost(loaded: LoadedConfig, plan: PlanConfig) -> Cost | None:
     """What a plan over many devices was made with, where that is more than estimates."""
     if plan.profile is None and plan.engine_times == "analytic":
         return None
     from flowrl import api
     from flowrl.plan.groups import cost_of
 
-    _, request, measured = api.ask_for_plan(config, overrides=words)
+    _, request, measured = api.ask_for_plan(loaded)
     return cost_of(request) if measured is None else measured
 
 
@@ -184,6 +196,7 @@ def _measured(folder: Path, stage: str) -> list[StepMetrics]:
             "the run has no step of this stage to compare with",
             where=f"--against {folder}",
             expected=f"steps of stage {stage!r}",
+            hint="name a run of this configuration, or the stage that it has: --stage NAME",
         )
     return rows
 
@@ -206,7 +219,11 @@ def _check(config: Path, options: SimulateOptions) -> None:
     for name, value in (("steps", options.steps), ("engines", options.engines)):
         if value is not None and value < 1:
             raise ConfigError(
-                "too small a number", where=f"--{name}", found=str(value), expected="at least 1"
+                "too small a number",
+                where=f"--{name}",
+                found=str(value),
+                expected="at least 1",
+                hint=f"write --{name} 1 or more, or leave it out",
             )
 
 
@@ -216,7 +233,11 @@ def _stage(compiled: Compiled, name: str | None) -> CompiledStage:
         return compiled.stages[-1]
     if name not in stages:
         raise ConfigError(
-            "no such stage", where="--stage", found=name, expected=f"one of {', '.join(stages)}"
+            "no such stage",
+            where="--stage",
+            found=name,
+            expected=f"one of {', '.join(stages)}",
+            hint=one_of_them(name, stages),
         )
     return stages[name]
 
@@ -263,6 +284,10 @@ def _workloads(
 
             environment = stage.plan.operation(node.id).environment
             text = planned_lengths(plan, longest, environment)
+        elif text is None and (plan.lengths or plan.mean_response_tokens):
+            from flowrl.sim.planned_times import planned_lengths
+
+            text = planned_lengths(plan, longest)
         if text is None:
             text = f"constant:{longest}"
             print(

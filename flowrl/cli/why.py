@@ -14,6 +14,7 @@ from flowrl.observe.rows import SampleRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.rollout.story import SampleStory, sample_story
 from flowrl.runtime.journal_files import SampleFiles, rollout_journals
+from flowrl.wording import counted
 
 __all__ = ["run"]
 
@@ -64,7 +65,7 @@ def _told_of_row(row: SampleRow) -> list[str]:
     reason = f" ({row.reason})" if row.reason else ""
     score = "" if row.score is None else f", score {row.score:g}"
     return [
-        f"  step {row.step}: {row.end}{reason}; {row.num_tokens} tokens{score}",
+        f"  step {row.step}: {row.end}{reason}; {counted(row.num_tokens, 'token')}{score}",
         f"  prompt {_excerpt(row.prompt)}",
         f"  response {_excerpt(row.response)}",
     ]
@@ -118,12 +119,16 @@ def _unknown(folder: Path, sample: str, journals: Sequence[SampleFiles]) -> Conf
             "this is a group of samples",
             where=f"{folder}: sample {sample}",
             expected=f"one of its members, {sample}/0 to {sample}/{groups[sample] - 1}",
+            found=sample,
+            hint=f"flowrl why {folder} {sample}/0",
         )
     if group in groups:
         return ConfigError(
             f"the group {group} has no member {member}",
             where=f"{folder}: sample {sample}",
             expected=f"{group}/0 to {group}/{groups[group] - 1}",
+            found=sample,
+            hint=f"flowrl why {folder} {group}/0",
         )
     hint = (
         "only samples of steps are known, from a journal (runtime.journal_mb) or samples.jsonl; "

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from flowrl.cluster.rates import within
 from flowrl.config.nearest import listing, nearest
+from flowrl.config.problems import validation_error
+from flowrl.config.section import Float
 from flowrl.errors import ConfigError
 
 __all__ = ["DeviceSpec", "Machine", "catalogue", "device_spec", "find_spec"]
@@ -120,23 +123,30 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
+_Gib = Annotated[Float, AfterValidator(within("memory_gib"))]
+_LinkRate = Annotated[Float, AfterValidator(within("link_gb_per_s"))]
+_Tflops = Annotated[Float, AfterValidator(within("tflops"))]
+_MemoryRate = Annotated[Float, AfterValidator(within("memory_tb_per_s"))]
+_HostRate = Annotated[Float, AfterValidator(within("host_gb_per_s"))]
+
+
 class _Measured(_Section):
-    bf16_tflops: float | None = Field(default=None, gt=0)
-    memory_tb_per_s: float | None = Field(default=None, gt=0)
+    bf16_tflops: _Tflops | None = None
+    memory_tb_per_s: _MemoryRate | None = None
 
 
 class _Entry(_Section):
     """One device as a file has it, in the units that data sheets use (GB are 1e9 bytes)."""
 
     type: Literal["cuda", "npu", "cpu"]
-    bf16_tflops: float = Field(gt=0)
-    memory_gib: float = Field(gt=0)
-    reported_gib: float | None = Field(default=None, gt=0)
-    memory_tb_per_s: float = Field(gt=0)
-    intra_node_gb_per_s: float = Field(gt=0)
-    inter_node_gb_per_s: float = Field(gt=0)
-    host_gb_per_s: float = Field(gt=0)
-    sibling_gb_per_s: float | None = Field(default=None, gt=0)
+    bf16_tflops: _Tflops
+    memory_gib: _Gib
+    reported_gib: _Gib | None = None
+    memory_tb_per_s: _MemoryRate
+    intra_node_gb_per_s: _LinkRate
+    inter_node_gb_per_s: _LinkRate
+    host_gb_per_s: _HostRate
+    sibling_gb_per_s: _LinkRate | None = None
     measured: _Measured = _Measured()
     source: str = Field(min_length=1)
     aliases: tuple[str, ...] = ()
@@ -164,18 +174,28 @@ def _read() -> tuple[Mapping[str, DeviceSpec], Mapping[str, DeviceSpec]]:
             by_name[name] = spec
             for alias in (name, *entry.aliases):
                 if by_alias.setdefault(alias.casefold(), spec) is not spec:
-                    raise ConfigError(f"two devices are named {alias!r}", where=str(path))
+                    raise ConfigError(
+                        f"two devices are named {alias!r}",
+                        where=str(path),
+                        hint="take the name or the alias away from one of them",
+                    )
     return MappingProxyType(by_name), MappingProxyType(by_alias)
 
 
 def _read_file(path: Path) -> _File:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _File.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raw = yaml.load(path.read_text(encoding="utf-8"), loader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"a file of the hardware catalogue is broken: {error}", where=str(path)
-        ) from (error)
+            f"a file of the hardware catalogue cannot be read: {error}",
+            where=str(path),
+            hint="mend it, or take it out of the folder",
+        ) from error
+    try:
+        return _File.model_validate(raw)
+    except ValidationError as error:
+        raise validation_error(error, raw, _File, lambda key: f"{path} ({key})") from error
 
 
 def _spec(name: str, entry: _Entry) -> DeviceSpec:

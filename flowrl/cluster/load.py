@@ -20,53 +20,75 @@ makes it two devices that share them, so that two workers can be placed apart.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from flowrl.cluster.hardware import DeviceSpec, device_spec, find_spec
+from flowrl.cluster.hardware import DeviceSpec, catalogue, device_spec, find_spec
 from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
+from flowrl.cluster.rates import within
+from flowrl.config.nearest import listing
+from flowrl.config.problems import validation_error
+from flowrl.config.section import Float, Int
+from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
 from flowrl.errors import ConfigError
+from flowrl.wording import counted
 
 __all__ = ["load_cluster"]
 
 GIB = 1 << 30
 
+MOST_CORES = 100_000
+"""Of a node; a node of eight H100 has some 200."""
+
 MOST_DEVICES = 1 << 17
 """In one file: more are a slip of the hand, and would take all memory before anything is said."""
+
+
+CLUSTER = FileKind(
+    noun="cluster file",
+    begins="begin with `nodes:`, as the files in configs/clusters do",
+    way_out="give a file that describes machines, like those in configs/clusters, "
+    "or cluster=auto for this one",
+)
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
+_Gib = Annotated[Float, AfterValidator(within("memory_gib"))]
+_LinkRate = Annotated[Float, AfterValidator(within("link_gb_per_s"))]
+_Tflops = Annotated[Float, AfterValidator(within("tflops"))]
+_MemoryRate = Annotated[Float, AfterValidator(within("memory_tb_per_s"))]
+_HostRate = Annotated[Float, AfterValidator(within("host_gb_per_s"))]
+
+
 class _DeviceEntry(_Section):
     name: str | None = Field(default=None, min_length=1)
     type: Literal["cuda", "npu", "cpu"] | None = None
-    count: int = Field(default=1, ge=1)
-    memory_gib: float | None = Field(default=None, gt=0)
-    bfloat16: bool = True
-    reserved: bool = False
-    tflops: float | None = Field(default=None, gt=0)
-    memory_tb_per_s: float | None = Field(default=None, gt=0)
-    host_gb_per_s: float | None = Field(default=None, gt=0)
+    count: Int = Field(default=1, ge=1)
+    memory_gib: _Gib | None = None
+    bfloat16: StrictBool = True
+    reserved: StrictBool = False
+    tflops: _Tflops | None = None
+    memory_tb_per_s: _MemoryRate | None = None
+    host_gb_per_s: _HostRate | None = None
 
 
 class _LinkEntry(_Section):
     kind: Literal["nvlink", "hccs", "pcie", "network"]
-    gb_per_s: float = Field(gt=0)
+    gb_per_s: _LinkRate
 
 
 class _NodeEntry(_Section):
     name: str = Field(min_length=1)
-    count: int = Field(default=1, ge=1)
-    memory_gib: float = Field(gt=0)
-    cores: int = Field(ge=1)
+    count: Int = Field(default=1, ge=1)
+    memory_gib: _Gib
+    cores: Int = Field(ge=1, le=MOST_CORES)
     cpu: str = "CPU"
     devices: tuple[_DeviceEntry, ...] = ()
     links: tuple[_LinkEntry, ...] = ()
@@ -82,53 +104,49 @@ def load_cluster(path: Path) -> ResourcePool:
     Raises:
         ConfigError: no such file, no YAML, or a key or value that is not understood.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"the cluster file cannot be read: {error.strerror}",
-            where=str(path),
-            hint="give an existing file, or cluster=auto to use this machine",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            "the cluster file is not UTF-8 text",
-            where=str(path),
-            found=f"byte {error.object[error.start]:#04x} at {error.start}",
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not a YAML file: {error}", where=str(path)) from error
-    if not isinstance(raw, dict) or "nodes" not in raw:
+    tree = read_yaml_file(path, CLUSTER)
+    raw, where = tree.values, Places(path=path, lines=tree.lines)
+    if "nodes" not in raw:
         raise ConfigError(
             "this describes no machines",
             where=str(path),
-            found=f"keys {', '.join(map(str, raw))}"[:80]
-            if isinstance(raw, dict)
-            else repr(raw)[:80],
+            found=f"keys {', '.join(raw)}"[:80],
             expected="a mapping with `nodes`",
             hint="name a file like those in configs/clusters; a configuration goes before it",
         )
     try:
         file = _ClusterFile.model_validate(raw)
     except ValidationError as error:
-        raise _as_config_error(path, error) from error
-    _check_number(path, file)
+        raise validation_error(error, raw, _ClusterFile, where) from error
+    _check_number(where, file)
     nodes = [
         node
         for index, entry in enumerate(file.nodes)
-        for node in _expand(entry, f"{path}: nodes.{index}")
+        for node in _expand(entry, where, f"nodes.{index}")
     ]
     for name, times in Counter(node.name for node in nodes).items():
         if times > 1:
             raise ConfigError(
                 f"two nodes are named {name!r}",
-                where=str(path),
+                where=where(_second(file, name)),
                 hint="give each entry its own name; entries with count add -0, -1, ... to theirs",
             )
     return ResourcePool(nodes=tuple(nodes))
 
 
-def _check_number(path: Path, file: _ClusterFile) -> None:
+def _second(file: _ClusterFile, name: str) -> str:
+    """The key of the entry that names a node for the second time."""
+    seen = 0
+    for index, entry in enumerate(file.nodes):
+        stem, _, number = name.rpartition("-")
+        counts = number.isdecimal() and stem == entry.name and int(number) < entry.count
+        seen += name == entry.name if entry.count == 1 else counts
+        if seen == 2:
+            return f"nodes.{index}.name"
+    return "nodes"
+
+
+def _check_number(where: Places, file: _ClusterFile) -> None:
     total = 0
     for index, entry in enumerate(file.nodes):
         counts = [group.count for group in entry.devices]
@@ -137,13 +155,14 @@ def _check_number(path: Path, file: _ClusterFile) -> None:
         if total > MOST_DEVICES:
             raise ConfigError(
                 "more devices than a cluster file may have",
-                where=f"{path}: nodes.{index}",
-                found=f"{devices:,} devices (count {entry.count} of {1 + sum(counts):,})",
+                where=where(f"nodes.{index}"),
+                found=f"{devices:,} devices (count {entry.count:,} of {1 + sum(counts):,})",
                 expected=f"at most {MOST_DEVICES:,} in all, with a CPU of each node",
+                hint="take a smaller count, of nodes or of their devices",
             )
 
 
-def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:
+def _expand(entry: _NodeEntry, where: Places, key: str) -> list[ClusterNode]:
     links = tuple(
         Link(
             ends=("*", "network" if link.kind == "network" else "*"),
@@ -160,7 +179,7 @@ def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:
         if group.type == "cpu":
             cpus += group.count
             continue
-        device = _device(group, links, f"{where}.devices.{index}")
+        device = _device(group, links, where, f"{key}.devices.{index}")
         for _ in range(group.count):
             devices.append(replace(device, id=f"{device.type}:{counts[device.type]}"))
             counts[device.type] += 1
@@ -174,9 +193,10 @@ def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:
     if cpus > 1:
         if cpus > entry.cores:
             raise ConfigError(
-                f"a node of {entry.cores} cores cannot have {cpus} CPU devices",
-                where=f"{where}.devices",
+                f"a node of {counted(entry.cores, 'core')} cannot have {cpus} CPU devices",
+                where=where(f"{key}.devices"),
                 expected="at least one core each",
+                hint=f"set their count to at most {entry.cores}, or cores to at least {cpus}",
             )
         (node,) = split_cpus(ResourcePool(nodes=(node,)), cpus).nodes
     if entry.count == 1:
@@ -185,23 +205,26 @@ def _expand(entry: _NodeEntry, where: str) -> list[ClusterNode]:
     return [replace(node, name=f"{entry.name}-{index}") for index in range(entry.count)]
 
 
-def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: str) -> Device:
+def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: Places, key: str) -> Device:
     """A device of an entry; its id is given later."""
     if entry.name is None:
         raise ConfigError(
             "a device needs a name",
-            where=where,
+            where=where(key),
             expected="one of configs/hardware, or any with type and memory_gib",
+            hint=f"add name to it: one of {listing(catalogue())}",
         )
     known = find_spec(entry.name)
     if known is None and (entry.type is None or entry.memory_gib is None):
-        known = device_spec(entry.name, where=where)
+        known = device_spec(entry.name, where=where(f"{key}.name"))
     if known is not None and entry.type not in (None, known.type):
         raise ConfigError(
             f"{known.name} is of another type",
-            where=f"{where}.type",
+            where=where(f"{key}.type"),
             found=entry.type,
             expected=known.type,
+            hint="leave type out, for the catalogue knows it; a device of your own needs another "
+            "name",
         )
     nominal = 0 if known is None else known.memory_bytes
     return Device(
@@ -211,7 +234,7 @@ def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: str) -> Device:
         memory_bytes=nominal if entry.memory_gib is None else int(entry.memory_gib * GIB),
         bfloat16=entry.bfloat16,
         reserved=entry.reserved,
-        spec=_own_spec(entry, known, links, where),
+        spec=_own_spec(entry, known, links, where(key)),
     )
 
 
@@ -271,36 +294,3 @@ def _own_spec(
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-_ENTRIES: dict[str, type[_Section]] = {
-    "nodes": _NodeEntry,
-    "devices": _DeviceEntry,
-    "links": _LinkEntry,
-}
-
-
-def _keys_beside(loc: tuple[int | str, ...]) -> list[str]:
-    """What may stand where an unknown key stands."""
-    lists = [part for part in loc[:-1] if isinstance(part, str)]
-    section = _ENTRIES[lists[-1]] if lists else _ClusterFile
-    return sorted(section.model_fields)
-
-
-def _as_config_error(path: Path, error: ValidationError) -> ConfigError:
-    # A misspelt key is also a missing one; the key that is there says more.
-    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
-    where = f"{path}: {key}" if key else str(path)
-    if first["type"] == "extra_forbidden":
-        keys = _keys_beside(first["loc"])
-        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        return ConfigError(
-            "unknown key", where=where, expected=f"one of {', '.join(keys)}", hint=hint
-        )
-    return ConfigError(
-        str(first["msg"]),
-        where=where,
-        found=None if first["type"] == "missing" else repr(first["input"])[:80],
-    )

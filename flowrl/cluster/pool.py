@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.cluster.hardware import DeviceSpec, Machine, find_spec
 from flowrl.errors import PlanError
+from flowrl.wording import counted
 
 __all__ = ["ClusterNode", "Device", "DeviceGroup", "Link", "ResourcePool", "split_cpus"]
 
@@ -266,9 +267,10 @@ def _split_node(node: ClusterNode, count: int) -> ClusterNode:
             continue
         if not 1 <= count <= device.num_cores:
             raise PlanError(
-                f"a CPU of {device.num_cores} cores cannot be {count} devices",
+                f"a CPU of {counted(device.num_cores, 'core')} cannot be {count} devices",
                 where=f"node {node.name}",
                 expected="at least one core each",
+                hint=f"ask for 1 to {device.num_cores}",
             )
         free = device.available_bytes
         part = replace(

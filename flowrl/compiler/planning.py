@@ -18,6 +18,8 @@ from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, Logn
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
+from flowrl.plan.pins import FIELDS, values_of
+from flowrl.wording import counted
 
 __all__ = ["lengths_of", "mean_prompt", "plan_options"]
 
@@ -55,7 +57,7 @@ def plan_options(
     prompt = mean_prompt(plan, max_prompt_tokens)
     if plan.mean_prompt_tokens is None:
         assumptions.append(
-            f"prompts of {prompt:g} tokens on average, half of the longest; "
+            f"prompts of {counted(prompt, 'token')} on average, half of the longest; "
             "plan.mean_prompt_tokens says better"
         )
     elif prompt > max_prompt_tokens:
@@ -79,7 +81,7 @@ def plan_options(
         single_device=here,
         turns=plan.mean_turns,
         said=plan.mean_observation_tokens,
-        environments=_environments(loaded),
+        environments=_environments(loaded, environments),
     )
 
 
@@ -101,8 +103,9 @@ def lengths_of(plan: PlanConfig, longest: int, *, where: str = "plan.lengths") -
     if plan.lengths is not None:
         return _read_lengths(plan.lengths, longest, where)
     mean = plan.mean_response_tokens or max(1.0, ASSUMED_SHARE * longest)
+    mean = min(mean, float(longest))  # a node may draw shorter ones than the longest of a run
     sigma = ASSUMED_SIGMA if plan.sigma is None else plan.sigma
-    if not sigma or mean >= longest:
+    if not sigma or mean == longest:
         return ConstantLengths(tokens=mean)
     return LognormalLengths(mean=mean, sigma=sigma, maximum=float(longest))
 
@@ -117,8 +120,13 @@ def _of_episodes(plan: PlanConfig) -> Iterator[str]:
         )
 
 
-def _environments(loaded: LoadedConfig) -> dict[str, EnvironmentRequest]:
+def _environments(
+    loaded: LoadedConfig, environments: Sequence[str]
+) -> dict[str, EnvironmentRequest]:
     """What the section says of environments.
+
+    Args:
+        environments: Roles of the stage that are some.
 
     Raises:
         ConfigError: of a role that there is not.
@@ -128,9 +136,20 @@ def _environments(loaded: LoadedConfig) -> dict[str, EnvironmentRequest]:
         if role not in loaded.config.roles:
             raise ConfigError(
                 f"there is no role {role!r}",
-                where=loaded.where(f"plan.environments.{role}"),
-                expected=f"one of {listing(loaded.config.roles)}",
-                hint=suggestion(role, loaded.config.roles),
+                where=loaded.where_within(f"plan.environments.{role}"),
+                expected=f"one of {listing(environments)}"
+                if environments
+                else f"none, for no workflow of this run has an environment "
+                f"(roles {listing(loaded.config.roles)})",
+                hint=suggestion(role, environments)
+                or f"leave the keys of plan.environments.{role} out",
+            )
+        if role not in environments and loaded.config.roles[role].environment is None:
+            raise ConfigError(
+                f"role {role!r} is no environment",
+                where=loaded.where_within(f"plan.environments.{role}"),
+                expected=f"one of {listing(environments)}" if environments else None,
+                hint=f"leave the keys of plan.environments.{role} out",
             )
         known = ("cpu", "accelerator")
         near = suggestion(given.device, known)
@@ -166,7 +185,7 @@ def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Leng
     if mean is None:
         mean = max(1.0, ASSUMED_SHARE * longest)
         assumptions.append(
-            f"responses of {mean:g} tokens on average, half of the longest; "
+            f"responses of {counted(mean, 'token')} on average, half of the longest; "
             "plan.mean_response_tokens says better, or plan.lengths=RUN/samples.jsonl"
         )
     elif mean > longest:
@@ -181,11 +200,13 @@ def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Leng
 
 def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigError:
     of = "data.max_prompt_tokens" if "prompt" in key else "train.sampling.max_tokens"
+    whole = "prompt" in key or longest == loaded.config.train.sampling.max_tokens
     return ConfigError(
-        f"a mean of {mean:g} tokens is longer than the longest",
+        f"a mean of {counted(mean, 'token')} is longer than the longest",
         where=loaded.where(key),
         found=f"{mean:g}",
-        expected=f"at most {longest} ({of})",
+        expected=f"at most {longest} ({of}{'' if whole else ' of every turn, and what is said'})",
+        hint=f"set {key} to at most {longest}, or raise {of}",
     )
 
 
@@ -194,14 +215,25 @@ def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"lengths cannot be read: {error}", where=where) from error
+        raise ConfigError(
+            f"lengths cannot be read: {error}",
+            where=where,
+            expected="a file of JSON lines, such as samples.jsonl of a run",
+            hint="name such a file, or set plan.mean_response_tokens in its place",
+        ) from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if all(line.isdecimal() for line in lines):
         values = [int(line) for line in lines]
     else:
         values = [_num_tokens(row, path, i) for i, row in enumerate(read_json_lines(path), 1)]
     if not any(values):
-        raise DataError("there are no lengths", where=str(path))
+        raise DataError(
+            "there are no lengths",
+            where=str(path),
+            found="no line with a length above 0",
+            expected="one JSON value a line: a number, or an object with num_tokens",
+            hint="name samples.jsonl of a run, or set plan.mean_response_tokens in its place",
+        )
     return EmpiricalLengths(values=tuple(float(min(max(1, v), longest)) for v in values))
 
 
@@ -213,6 +245,7 @@ def _num_tokens(row: Mapping[str, object], path: Path, number: int) -> int:
             where=f"{path}:{number}",
             found=repr(tokens),
             expected="num_tokens, a whole number",
+            hint="mend or leave out the line; samples.jsonl of a run is such a file",
         )
     return tokens
 
@@ -228,13 +261,39 @@ def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
             continue
         subject, dot, of = name.rpartition(".")
         if not dot or not isinstance(value, str | int) or isinstance(value, bool):
-            raise ConfigError(
-                "a pin says a number or devices of a part of the plan",
-                where=where,
-                found=f"{name}={value!r}",
-                expected="for example rollout.tp=2 or actor.devices=0-31",
-            )
+            raise _no_pin(name, value, where)
         yield Pin(subject=subject, field=of, value=str(value), where=where)
+
+
+def _no_pin(name: str, value: object, where: str) -> ConfigError:
+    """Of a pin without a field, or with a value that no field has."""
+    subject, _, field = name.rpartition(".")
+    takes = values_of(field) if subject else None
+    if takes is None:
+        return ConfigError(
+            "a pin says a number or devices of a part of the plan",
+            where=where,
+            found=f"{name}={_written(value)}",
+            expected="WHAT.FIELD=VALUE, for example rollout.tp=2 or actor.devices=0-31",
+            hint=f"pin one of {listing(FIELDS)}",
+        )
+    example = EXAMPLES.get(field, "2")
+    return ConfigError(
+        f"{field} of {subject} cannot be {_written(value)}",
+        where=where,
+        found=f"{name}={_written(value)}",
+        expected=takes,
+        hint=f"write {name}={example}, or leave the pin out",
+    )
+
+
+EXAMPLES = {"devices": "0-31", "environment": "apart", "recompute": "full", "offload": "all"}
+"""A value of each field of pins that is no number."""
+
+
+def _written(value: object) -> str:
+    """A value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _settings(loaded: LoadedConfig, draws: Mapping[str, Sequence[str]]) -> Iterator[Pin]:

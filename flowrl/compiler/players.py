@@ -13,7 +13,9 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.new_model import fresh_config_json, vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
 from flowrl.cost.models import ModelShape
+from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError
+from flowrl.files import decode_json
 
 __all__ = ["Players", "Vocabulary"]
 
@@ -146,8 +148,9 @@ class Players:
             case FreshModel() as fresh:
                 return fresh.max_length
             case str() as folder:
-                limit = self._read(folder, source).get("max_position_embeddings")
-                return limit if isinstance(limit, int) and limit > 0 else None
+                where = str(config_file(folder))
+                reader = ConfigReader(config=self._read(folder, source), where=where)
+                return reader.size_or_none("max_position_embeddings", absent=None)
             case None:
                 return None
 
@@ -157,6 +160,7 @@ class Players:
                 "the role has no model",
                 where=f"roles.{role}.model",
                 expected="a Hugging Face model folder, the fields of a new model, or copy_of",
+                hint=f"set roles.{role}.model=FOLDER, or roles.{role}.copy_of=ANOTHER",
             )
         if isinstance(config.model, str):
             path = str(config_file(config.model))
@@ -176,6 +180,7 @@ class Players:
                 "a new model needs a tokenizer",
                 where=f"roles.{role}.tokenizer",
                 expected="{kind: char, alphabet: ...} or {kind: bpe, vocab_size: ...}",
+                hint=f"set roles.{role}.tokenizer; a model folder brings its own",
             )
         vocab_size, eos_id = vocabulary_of(config.tokenizer)
         return ModelShape.from_hf_config(fresh_config_json(config.model, vocab_size, eos_id))
@@ -194,7 +199,7 @@ def config_file(model: str) -> Path:
 
 def _read_json(path: Path, role: str) -> Mapping[str, object]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = decode_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             "the model's config.json cannot be read",
@@ -203,5 +208,11 @@ def _read_json(path: Path, role: str) -> Mapping[str, object]:
             hint="point it at a folder that save_pretrained wrote",
         ) from error
     if not isinstance(value, dict):
-        raise ConfigError("the model's config.json is no mapping", where=str(path))
+        raise ConfigError(
+            "the model's config.json is no mapping",
+            where=str(path),
+            found=type(value).__name__,
+            expected="a JSON object with model_type and the sizes of the model",
+            hint="name the config.json that came with the model",
+        )
     return value

@@ -132,6 +132,7 @@ def _check_backend(players: Players, stage: StageRoles, name: str, kind: RoleKin
             found=f"heads {', '.join(sorted(capabilities.heads))}",
             expected=f"a backend with the head {head}: "
             + _backends(lambda c: Service.TRAIN in c.services and head in c.heads),
+            hint=f"set roles.{name}.backend to one of these",
         )
 
 

@@ -13,11 +13,13 @@ from flowrl.compiler.sizes import SizedStage, generates_before
 from flowrl.config.check_sizes import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing
+from flowrl.config.rewards import ExactMatch, FormatMatch, Gsm8kMatch, NumericMatch
 from flowrl.config.schema import FreshModel
 from flowrl.graph import Graph, Node, Op
 from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import Sampling
 from flowrl.specs.shaping import SoftOverlong
+from flowrl.wording import counted
 
 __all__ = ["warn_of_run"]
 
@@ -34,8 +36,40 @@ def warn_of_run(
         *_critics_that_never_learn(loaded, graphs),
         *_penalties_out_of_reach(graphs),
         *_observations_without_room(loaded, sized),
+        *_stops_that_decide_nothing(loaded),
+        *_episodes_that_there_are_not(loaded, graphs),
     ):
         _log.warning("%s", text)
+
+
+def _stops_that_decide_nothing(loaded: LoadedConfig) -> Iterator[str]:
+    """Stops that the first check reaches: terms whose value is a share are never below 0."""
+    shares = {term.name for term in loaded.config.rewards.terms if isinstance(term, _SHARES)}
+    for name, prefix in loaded.stage_prefixes():
+        stop = loaded.config.stage_config(name).stop
+        if stop is None or stop.metric not in shares:
+            continue
+        where = loaded.where(f"{prefix}stop.at_least")
+        if stop.at_least <= 0:
+            yield (
+                f"{where}: {stop.metric} is never below 0, so stage {name} stops at its first "
+                f"check, after {counted(stop.check_every, 'step')}, whatever the model has learnt; "
+                "set it to a share such as 0.4, or leave stop out"
+            )
+
+
+def _episodes_that_there_are_not(loaded: LoadedConfig, graphs: Sequence[Graph]) -> Iterator[str]:
+    if any(graph.of_op(Op.INTERACT) for graph in graphs):
+        return
+    for key in ("plan.mean_turns", "plan.mean_observation_tokens"):
+        if loaded.is_set(key) and not loaded.is_taken_over(key):
+            yield (
+                f"{loaded.where(key)}: says something of episodes, and no workflow of this run "
+                "has an environment (fl.interact); leave it out"
+            )
+
+
+_SHARES = (ExactMatch, NumericMatch, Gsm8kMatch, FormatMatch)
 
 
 def _roles_without_work(loaded: LoadedConfig, stages: Sequence[StageRoles]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them
 from flowrl.config.schema import TrainConfig
 from flowrl.errors import ConfigError, SchedulerError
 from flowrl.rollout import SchedulerSettings, policies
@@ -127,6 +127,7 @@ def _options(value: str | Mapping[str, Scalar], where: str) -> Mapping[str, Scal
             where=where,
             found=found,
             expected="slack, queue",
+            hint="write {slack: N} or {queue: N}, or leave it out",
         )
     return value
 
@@ -152,6 +153,7 @@ def _made(kind: type[Spec], options: Mapping[str, Scalar], where: str) -> Spec:
                 where=where,
                 found=repr(value),
                 expected=wanted,
+                hint=f"write {wanted} for {name}, or leave it out",
             )
     try:
         return kind.from_json(options)
@@ -166,5 +168,5 @@ def _unknown(name: str, choices: Mapping[str, object], where: str, what: str) ->
         f"there is no {what} {name!r}" if name else f"no {what} is named",
         where=where,
         expected=f"one of {listing(choices)}",
-        hint=suggestion(name, choices),
+        hint=one_of_them(name, choices),
     )

@@ -204,7 +204,7 @@ def _workflow_of(loaded: LoadedConfig, name: str, given: Workflow | str | None) 
     if given is not None and not isinstance(given, str):
         raise ConfigError(
             "this is no workflow to compile",
-            where=_definition(given),
+            where=_definition(given) or "workflow",
             found=repr(given),
             expected="a function marked @fl.workflow, or a reference to one, such as mine.py:NAME",
             hint="write @fl.workflow above its `def`" if inspect.isfunction(given) else None,
@@ -370,9 +370,11 @@ def _by_plan(
     if not found:
         raise ConfigError(
             "the plan is of no stage of this run",
-            where="plan",
+            where=f"the plan of {plan.graph!r}",
             found=f"a plan of {plan.graph!r}",
             expected=f"of {', '.join(dict.fromkeys(repr(stage.graph.name) for stage in stages))}",
+            hint="give the configuration that it was made for, or make a plan of this one: "
+            "flowrl plan CONFIG -o FILE",
         )
     return tuple(found)
 

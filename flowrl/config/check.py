@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from flowrl.config import check_files, check_rewards, check_sizes
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.problems import Problems, combine
 from flowrl.config.schema import ArithmeticData, CharTokenizer
 from flowrl.errors import ConfigError
@@ -43,16 +43,17 @@ def _stages_are_named(loaded: LoadedConfig) -> Problems:
         if name == last:
             yield ConfigError(
                 f"{name!r} is the last stage, whose keys stand at the top",
-                where=loaded.where(key),
+                where=loaded.where_within(key),
                 hint=f"write train, args, stop and workflow without {key} before them",
             )
         elif name not in earlier:
             yield ConfigError(
                 f"no stage is called {name!r}",
-                where=loaded.where(key),
+                where=loaded.where_within(key),
+                found=f"stages: {listing(config.stages)} ({loaded.where('stages')})",
                 expected=f"one of {listing(earlier)}" if earlier else None,
                 hint=suggestion(name, earlier)
-                or f"add it to stages: {listing(config.stages)}; `{key}: null` takes it away",
+                or f"add it to stages, or leave the keys of {key} out",
             )
 
 
@@ -68,7 +69,7 @@ def _roles_copy_roles(loaded: LoadedConfig) -> Problems:
                 f"no role is called {role.copy_of!r}",
                 where=loaded.where(key),
                 expected=f"one of {listing(others)}",
-                hint=suggestion(role.copy_of, others),
+                hint=one_of_them(role.copy_of, others),
             )
             continue
         if role.model is not None:
@@ -110,6 +111,7 @@ def _alphabet_covers_sums(loaded: LoadedConfig) -> Problems:
                     f"the alphabet lacks characters of sums: {''.join(missing)}",
                     where=loaded.where(f"roles.{name}.tokenizer.alphabet"),
                     found=repr(role.tokenizer.alphabet),
+                    hint=f"add {''.join(missing)} to it, or take other data than built-in sums",
                 )
 
 

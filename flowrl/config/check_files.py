@@ -161,7 +161,12 @@ def _missing_file(path: Path, what: str, where: str) -> Problems:
         return
     if path.exists():
         kind = "a folder" if path.is_dir() else "no regular file (it is read more than once)"
-        yield ConfigError(f"the {what} {path} is {kind}", where=where)
+        yield ConfigError(
+            f"the {what} {path} is {kind}",
+            where=where,
+            expected=f"a {what}",
+            hint="name the file itself",
+        )
         return
     names = [entry.name for entry in _listed(path.parent)]
     match = nearest(path.name, names)

@@ -137,7 +137,10 @@ def _pattern(term: FormatMatch, where: str) -> Problems:
         re.compile(term.pattern)
     except re.error as error:
         yield ConfigError(
-            f"pattern is no regular expression: {error}", where=where, found=repr(term.pattern)
+            f"pattern is no regular expression: {error}",
+            where=where,
+            found=repr(term.pattern),
+            hint="mend it, or put a backslash before characters that stand for themselves",
         )
 
 

@@ -20,21 +20,24 @@ file, overrides in their order. Mappings merge key by key and lists are replaced
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from pydantic import ValidationError
 
+from flowrl.config.misplaced import refuse_plan, way_for_file
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.nulls import item_named, item_names, remove_nulls
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
 from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, FlowError
 
-__all__ = ["LoadedConfig", "load_config"]
+__all__ = ["LoadedConfig", "load_config", "locating"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Origin:
         if self.given:
             return f"the given configuration ({key})"
         if self.file is None:
-            return f"command line ({self.override})"
+            return f"command line ({_short(self.override)})"
         return f"{self.file}:{self.line} ({key})"
 
 
@@ -76,6 +79,27 @@ class LoadedConfig:
         line for a default.
         """
         return _where(key, self.path, self.origins)
+
+    def where_within(self, key: str) -> str:
+        """The same; where only the command line wrote of what is below `key`, that alone.
+
+        For what stands in a file rightly, until somebody changes something in it.
+        """
+        changed = _overrides_below(key, self.origins)
+        return f"command line ({', '.join(changed)})" if changed else self.where(key)
+
+    def located(self, where: str | None) -> str | None:
+        """A place of a message with each dotted key in it as `where` has it.
+
+        Those who know no configuration say `roles.actor`; people look for its line.
+        """
+        if where is None:
+            return None
+        parts = [
+            self.where(part) if _KEY.fullmatch(part) and part.split(".")[0] in _SECTIONS else part
+            for part in where.split(" and ")
+        ]
+        return " and ".join(dict.fromkeys(parts))
 
     def is_set(self, key: str) -> bool:
         """Whether `key` was written anywhere, rather than left at its default."""
@@ -112,6 +136,20 @@ class LoadedConfig:
         yield last, ""
 
 
+@contextmanager
+def locating(loaded: LoadedConfig) -> Iterator[None]:
+    """Errors that name keys of a configuration name the places where these are written too."""
+    try:
+        yield
+    except FlowError as error:
+        error.where = loaded.located(error.where)
+        raise
+
+
+_KEY = re.compile(r"[a-z_]+(\.[\w-]+)*")
+_SECTIONS = frozenset(RunConfig.model_fields)
+
+
 def load_config(
     path: Path | None,
     overrides: Sequence[str] = (),
@@ -135,13 +173,17 @@ def load_config(
     if path is not None:
         _add_file(draft, path, ())
     for override in overrides:
-        _add_override(draft, override)
+        _add_override(draft, override, path)
     draft.drop_stages_left_out()
     draft.drop_nulls()
     values = _interpolate(draft, path)
 
     def where(key: str) -> str:
-        return _where(key, path, draft.origins)
+        # What is missing was written nowhere; the section that it is missing in was.
+        above = key
+        while above and above not in draft.origins:
+            above = above.rpartition(".")[0]
+        return _where(above or key, path, draft.origins)
 
     try:
         config = RunConfig.model_validate(values)
@@ -300,13 +342,17 @@ def _kind_changes(old: dict[str, Value], new: dict[str, Value]) -> bool:
 
 def _add_file(draft: _Draft, path: Path, below: tuple[Path, ...]) -> None:
     tree = read_yaml_file(path)
+    refuse_plan(path, tree.values)
     chain = (*below, path)
     extends = tree.values.pop("extends", None)
     if extends is not None:
         where = Origin(file=path, line=tree.lines["extends"]).describe("extends")
         if not isinstance(extends, str):
             raise ConfigError(
-                "extends must be the path of one file", where=where, found=repr(extends)
+                "extends must be the path of one file",
+                where=where,
+                found=repr(extends),
+                hint="name one file; that one may extend another",
             )
         parent = path.parent / extends
         if parent.resolve() in [file.resolve() for file in chain]:
@@ -314,6 +360,7 @@ def _add_file(draft: _Draft, path: Path, below: tuple[Path, ...]) -> None:
                 "a file extends itself",
                 where=where,
                 found=" -> ".join(str(file) for file in (*chain, parent)),
+                hint="take one `extends` of the circle out",
             )
         try:
             _add_file(draft, parent, chain)
@@ -330,18 +377,33 @@ def _add_file(draft: _Draft, path: Path, below: tuple[Path, ...]) -> None:
     draft.merge(tree.values, origins)
 
 
-def _add_override(draft: _Draft, override: str) -> None:
+def _add_override(draft: _Draft, override: str, path: Path | None) -> None:
     key, equals, text = override.partition("=")
     keys = key.strip().split(".")
-    where = f"command line ({override})"
+    where = f"command line ({_short(override)})"
     if not equals or not all(keys):
         raise ConfigError(
-            f"{override!r} is no override",
+            f"{_short(override)!r} is no override",
             where="command line",
             expected="key=value, such as train.steps=300",
-            hint=None if equals else f"write {override.lstrip('-') or 'KEY'}=VALUE",
+            hint=(path and way_for_file(override, path)) or _way_for_word(override, equals),
         )
     draft.assign(keys, read_yaml_value(text, where), Origin(override=override))
+
+
+def _short(override: str) -> str:
+    """An override as messages quote it."""
+    return override if len(override) <= _QUOTED else f"{override[:_QUOTED]}..."
+
+
+_QUOTED = 160
+"""Characters of an override that messages quote."""
+
+
+def _way_for_word(override: str, equals: str) -> str:
+    if equals:
+        return "write the dotted key in front of `=`: train.steps=300"
+    return f"write {override.lstrip('-') or 'KEY'}=VALUE"
 
 
 def _interpolate(draft: _Draft, path: Path | None) -> dict[str, Value]:
@@ -405,6 +467,17 @@ def _paths(value: Value) -> list[str]:
 
 def _where(key: str, path: Path | None, origins: Mapping[str, Origin]) -> str:
     origin = origins.get(key)
-    if origin is not None:
-        return origin.describe(key)
-    return f"{path} ({key})" if path is not None else key
+    if origin is None:
+        return f"{path} ({key})" if path is not None else key
+    where = origin.describe(key)
+    if origin.override:
+        return where
+    # What a section holds may be right in the file and wrong by what the command line changed.
+    changed = _overrides_below(key, origins)
+    return f"{where} with {', '.join(changed)} of the command line" if changed else where
+
+
+def _overrides_below(key: str, origins: Mapping[str, Origin]) -> list[str]:
+    """Overrides that changed something inside of a section."""
+    below = (origin for name, origin in origins.items() if name.startswith(f"{key}."))
+    return list(dict.fromkeys(_short(origin.override) for origin in below if origin.override))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["listing", "nearest", "suggestion"]
+__all__ = ["listing", "nearest", "one_of_them", "suggestion"]
 
 MAX_LISTED = 24
 
@@ -24,6 +24,11 @@ def suggestion(name: str, choices: Iterable[str]) -> str | None:
     """`did you mean 'steps'?`, or None where no choice is alike."""
     match = nearest(name, choices)
     return f"did you mean {match!r}?" if match is not None else None
+
+
+def one_of_them(name: str, choices: Iterable[str]) -> str:
+    """What to do about a name that is none of the choices, which the message lists."""
+    return suggestion(name, choices) or "take one of them"
 
 
 def listing(choices: Iterable[str]) -> str:

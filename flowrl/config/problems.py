@@ -24,7 +24,7 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.config.synonyms import called_here
 from flowrl.errors import ConfigError
 
-__all__ = ["Problems", "combine", "describe_value", "validation_error"]
+__all__ = ["Problems", "combine", "describe_value", "homes_of", "validation_error", "wrong_type"]
 
 MAX_OTHERS = 4
 
@@ -90,6 +90,9 @@ def validation_error(
     """
     by_path: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
+        # A list whose items are wrong is short of them, which is no mistake of its own.
+        if details["type"] == "too_short" and details["input"] and len(error.errors()) > 1:
+            continue
         by_path.setdefault(_path(details, values), []).append(details)
     # A misspelt key shows twice, as unknown and as missing; the misspelling is the one to mend.
     ordered = sorted(by_path.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
@@ -113,6 +116,12 @@ def describe_value(value: object) -> str:
             return f"{_short(repr(list(value)))} (a list)"
         case _:
             return _short(repr(value))
+
+
+def wrong_type(details: ErrorDetails) -> str:
+    """What is wrong with a value of another file, by pydantic's words for it."""
+    expected = _EXPECTED.get(details["type"])
+    return f"must be {expected}" if expected is not None else details["msg"]
 
 
 def _short(text: str) -> str:
@@ -164,7 +173,7 @@ def _problem(
                 f"{name} cannot be {value!r}",
                 where=where(key),
                 expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-                hint=suggestion(str(value), choices),
+                hint=suggestion(str(value), choices) or "take one of them",
             )
         case "value_error":
             text = str(context["error"])
@@ -172,10 +181,16 @@ def _problem(
                 f"{name} {text}" if text.startswith("must ") else text,
                 where=where(key),
                 found=None if isinstance(value, dict) else describe_value(value),
+                hint=f"change one of its values ({listing(list(value))})"
+                if isinstance(value, dict)
+                else "write another value in its place",
             )
         case "too_short" | "string_too_short":
             return ConfigError(
-                f"{name} must not be empty", where=where(key), found=describe_value(value)
+                f"{name} must not be empty",
+                where=where(key),
+                found=describe_value(value),
+                hint="name at least one",
             )
         case bound if bound in _BOUNDS:
             words, limit = _BOUNDS[bound]
@@ -183,6 +198,7 @@ def _problem(
                 f"{name} must be {words} {context[limit]}",
                 where=where(key),
                 found=describe_value(value),
+                hint=f"set {key} to {words} {context[limit]}",
             )
         case _:
             annotation, _ = declared_at(path, values, root)
@@ -230,7 +246,10 @@ def _wrong_type(
     *most, last = names
     expected = f"{', '.join(most)} or {last}" if most else last
     return ConfigError(
-        f"{name} must be {expected}", where=where(key), found=describe_value(value), hint=hint
+        f"{name} must be {expected}",
+        where=where(key),
+        found=describe_value(value),
+        hint=hint or f"write {expected}",
     )
 
 
@@ -249,12 +268,13 @@ def _unknown_kind(
             where=where(key),
             found=describe_value(value),
             expected=expected,
+            hint=f"write {{kind: {kinds[0] if kinds else 'NAME'}, ...}}",
         )
     return ConfigError(
         f"{key} has no kind {str(kind)!r}",
         where=where(f"{key}.kind"),
         expected=expected,
-        hint=suggestion(str(kind), kinds),
+        hint=suggestion(str(kind), kinds) or "take one of them",
     )
 
 
@@ -280,7 +300,7 @@ def _unknown_key(
         f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else ""),
         where=where(".".join(path)),
         expected=listing(allowed) if allowed else None,
-        hint=hint,
+        hint=hint or "take it out, or write one of those",
     )
 
 
@@ -300,15 +320,16 @@ def _written_below(path: tuple[str, ...], values: object) -> tuple[tuple[str, ..
 
 def _elsewhere(name: str, root: type[BaseModel]) -> str | None:
     """Where a key of that very name does belong, if there is such a place."""
-    homes = _homes(name, root, "")
+    homes = homes_of(name, root)
     return f"did you mean {' or '.join(homes[:3])}?" if homes else None
 
 
-def _homes(name: str, model: type[BaseModel], prefix: str) -> list[str]:
+def homes_of(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of a model, at any depth, whose last part is `name`."""
     homes = [prefix + name] if name in model.model_fields else []
     for key, info in model.model_fields.items():
         for inner in models_in(info.annotation):
-            homes += _homes(name, inner, f"{prefix}{key}.")
+            homes += homes_of(name, inner, f"{prefix}{key}.")
     return list(dict.fromkeys(homes))
 
 

@@ -199,12 +199,12 @@ class FreshModel(Section):
     """
 
     architecture: Literal["qwen2", "qwen3", "llama"] = "qwen2"
-    hidden_size: Int = Field(default=64, ge=1)
-    num_layers: Int = Field(default=2, ge=1)
-    num_heads: Int = Field(default=4, ge=1)
-    num_kv_heads: Annotated[Int, Field(ge=1)] | None = None
-    intermediate_size: Int = Field(default=160, ge=1)
-    max_length: Int = Field(default=512, ge=2)
+    hidden_size: Int = Field(default=64, ge=1, le=1 << 20)
+    num_layers: Int = Field(default=2, ge=1, le=10_000)
+    num_heads: Int = Field(default=4, ge=1, le=1 << 16)
+    num_kv_heads: Annotated[Int, Field(ge=1, le=1 << 16)] | None = None
+    intermediate_size: Int = Field(default=160, ge=1, le=1 << 24)
+    max_length: Int = Field(default=512, ge=2, le=1 << 31)
     tie_embeddings: bool = True
     initializer_range: Float = Field(default=0.02, gt=0)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.errors import ConfigError
 
 __all__ = [
@@ -139,9 +139,14 @@ def _parsed(path: Path, kind: str, where: str) -> ast.Module | ConfigError:
             f"the {kind} file is no Python: {reason.msg} ({line})",
             where=where,
             found=repr(found) if found else None,
+            hint=f"mend the file at {line}",
         )
     except (OSError, ValueError) as reason:
-        return ConfigError(f"the {kind} file cannot be read: {reason}", where=where)
+        return ConfigError(
+            f"the {kind} file cannot be read: {reason}",
+            where=where,
+            hint="give a Python file that may be read",
+        )
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -227,6 +232,6 @@ def _not_offered(
                 f"{who} asks for {name!r}, which is not offered",
                 where=where,
                 expected=f"parameters of {listing(offered)}, or with a default",
-                hint=suggestion(name, offered),
+                hint=one_of_them(name, offered),
             )
             return

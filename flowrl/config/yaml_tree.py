@@ -12,6 +12,7 @@ Positions are kept by dotted path: `rewards.terms.0.weight` is the first term's 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +22,7 @@ import yaml
 from flowrl.config.nearest import listing, nearest
 from flowrl.errors import ConfigError
 
-__all__ = ["Tree", "Value", "read_yaml_file", "read_yaml_value"]
+__all__ = ["CONFIG", "FileKind", "Places", "Tree", "Value", "read_yaml_file", "read_yaml_value"]
 
 Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 
@@ -65,20 +66,67 @@ class Tree:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def read_yaml_file(path: Path) -> Tree:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind:
+    """What a file is meant to be, for messages.
+
+    Attributes:
+        noun: What it is called.
+        begins: What the first keys of one look like.
+        way_out: What to give in the place of a file that is none.
+        may_be_empty: An empty one says nothing, which is no mistake.
+    """
+
+    noun: str
+    begins: str
+    way_out: str
+    may_be_empty: bool = False
+
+
+CONFIG = FileKind(
+    noun="config",
+    begins="begin with `stages: [grpo]` and `data:`",
+    way_out="give the path of a YAML file",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the keys of a file are written: `cluster.yaml:5 (nodes.0.cores)`.
+
+    Of a key that is not there, the line of the nearest one that it would stand below.
+    """
+
+    path: Path
+    lines: Mapping[str, int]
+
+    def __call__(self, key: str) -> str:
+        above = key
+        while above and above not in self.lines:
+            above = above.rpartition(".")[0]
+        line = f":{self.lines[above]}" if above else ""
+        return f"{self.path}{line} ({key})" if key else str(self.path)
+
+
+def read_yaml_file(path: Path, kind: FileKind = CONFIG) -> Tree:
     """Reads one mapping.
+
+    Args:
+        kind: What the file is meant to be, for messages.
 
     Raises:
         ConfigError: The file is missing (with the nearest name beside it), cannot be read, is not
             YAML (with the line), is empty or no mapping, or names a key twice.
     """
-    node = _compose(_read(path), str(path))
+    node = _compose(_read(path, kind), str(path))
+    if node is None and kind.may_be_empty:
+        return Tree(values={})
     if node is None:
         raise ConfigError(
             "the file is empty",
             where=str(path),
             expected="a mapping of keys",
-            hint="begin with `stages: [grpo]` and `data:`",
+            hint=kind.begins,
         )
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(
@@ -86,6 +134,7 @@ def read_yaml_file(path: Path) -> Tree:
             where=f"{path}:{node.start_mark.line + 1}",
             found=_KINDS[type(node)],
             expected="`key: value` lines",
+            hint=kind.begins,
         )
     tree = Tree(values={})
     value = _Reader(str(path), tree.lines).value(node, "")
@@ -130,12 +179,14 @@ _KINDS: dict[type[yaml.Node], str] = {
 }
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, kind: FileKind) -> str:
     if path.suffix == ".py":
         raise ConfigError(
-            "this is a Python file, not a config",
+            f"this is a Python file, not a {kind.noun}",
             where=str(path),
-            hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}",
+            hint=f"name a config and give it the workflow: CONFIG.yaml workflow={path}"
+            if kind is CONFIG
+            else kind.way_out,
         )
     try:
         return path.read_text(encoding="utf-8")
@@ -147,25 +198,59 @@ def _read(path: Path) -> str:
         raise ConfigError(
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
-            expected=f"a config; {folder} holds {listing(configs)}" if configs else None,
-            hint=f"did you mean {folder / match}?" if match else "give the path of a YAML file",
+            expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
+            hint=f"did you mean {folder / match}?" if match else kind.way_out,
         ) from None
     except IsADirectoryError:
-        raise ConfigError("this is a folder, not a YAML file", where=str(path)) from None
+        inside = sorted(p.name for p in path.iterdir() if p.suffix in (".yaml", ".yml"))
+        raise ConfigError(
+            "this is a folder, not a YAML file",
+            where=str(path),
+            found=f"{listing(inside)} in it" if inside else None,
+            hint=_way_in_folder(path, inside) or kind.way_out,
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            "the file is not UTF-8 text", where=str(path), found=f"byte {error.start} is not"
+            "the file is not UTF-8 text",
+            where=str(path),
+            found=f"byte {error.object[error.start]:#04x} at {error.start}",
+            hint=f"save it as UTF-8, or {kind.way_out}",
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read: {error.strerror}", where=str(path)) from None
+        raise ConfigError(
+            f"cannot read: {error.strerror}",
+            where=str(path),
+            hint="give a file that may be read (`ls -l` shows whose it is)",
+        ) from None
+
+
+def _way_in_folder(folder: Path, configs: list[str]) -> str | None:
+    if (folder / "config.yaml").is_file():
+        return f"to go on with this run: flowrl run --resume {folder}"
+    return f"name a file, such as {folder / configs[0]}" if configs else None
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=_FastLoader)
+    except RecursionError:
+        raise _too_deep(name) from None
     except (yaml.YAMLError, UnicodeEncodeError):
         # The parser in Python says more of what is wrong, and where.
         return _compose_or_tell(text, name)
+
+
+_DEEPEST = 100
+"""Mappings and lists inside of each other; a config has some six."""
+
+
+def _too_deep(where: str) -> ConfigError:
+    return ConfigError(
+        "not YAML that can be read: brackets or indentation without end",
+        where=where,
+        expected=f"at most {_DEEPEST} mappings and lists inside of each other",
+        hint="look for a bracket that is written again and again",
+    )
 
 
 def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
@@ -180,6 +265,8 @@ def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
         ) from None
     try:
         return loader.get_single_node()
+    except RecursionError:
+        raise _too_deep(name) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark is not None and "\n" in text else name
@@ -191,7 +278,11 @@ def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
             hint=_syntax_hint(line),
         ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", where=name) from None
+        raise ConfigError(
+            f"not YAML: {str(error).splitlines()[0]}",
+            where=name,
+            hint="write `key: value` lines, nested by spaces",
+        ) from None
     finally:
         loader.dispose()
 
@@ -200,12 +291,12 @@ def _lines(text: str) -> int:
     return len(text.splitlines())
 
 
-def _syntax_hint(line: str) -> str | None:
+def _syntax_hint(line: str) -> str:
     if "\t" in line:
         return "indent with spaces, not tabs"
     if "{" in line or ": " in line:
         return "put text that holds braces or a colon in quotes"
-    return None
+    return "look at this line and the one before it: brackets, quotes and spaces at the start"
 
 
 class _Reader:
@@ -218,8 +309,14 @@ class _Reader:
 
     def value(self, node: yaml.Node, path: str) -> Value:
         if node in self.open:
-            raise ConfigError("an anchor refers to itself", where=self._at(node))
+            raise ConfigError(
+                "an anchor refers to itself",
+                where=self._at(node),
+                hint="write the value out where the alias (`*NAME`) stands",
+            )
         self.lines.setdefault(path, node.start_mark.line + 1)
+        if len(self.open) >= _DEEPEST:
+            raise _too_deep(self._at(node))
         self.open.append(node)
         try:
             match node:
@@ -268,7 +365,9 @@ class _Reader:
             "a key must be text",
             where=self._at(node),
             found=str(found),
-            hint="put it in quotes" if isinstance(node, yaml.ScalarNode) else None,
+            hint="put it in quotes"
+            if isinstance(node, yaml.ScalarNode)
+            else "write `key: value`, with one word for the key",
         )
 
     def _scalar(self, node: yaml.Node) -> str | int | float | bool | None:
@@ -288,6 +387,7 @@ class _Reader:
                     f"the tag {node.tag} is not read",
                     where=self._at(node),
                     expected="plain values",
+                    hint="leave the tag out",
                 )
 
     def _at(self, node: yaml.Node) -> str:

@@ -41,10 +41,17 @@ class DecodeTable:
                     "a decode time that cannot be used",
                     found=f"batch {batch}, context {context:g}: {seconds:g} s",
                     expected="one time of at least 0 for each batch and context",
+                    where="decode times",
+                    hint="measure them again with `flowrl profile CONFIG`",
                 )
             row[context] = seconds
         if not by_batch:
-            raise ConfigError("a table of decode times is empty", expected="at least one point")
+            raise ConfigError(
+                "a table of decode times is empty",
+                expected="at least one point",
+                where="decode times",
+                hint="measure them with `flowrl profile CONFIG`",
+            )
         self._batches = sorted(by_batch)
         self._lines: list[_Line] = []
         for batch in self._batches:

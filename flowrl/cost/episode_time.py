@@ -27,6 +27,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths
@@ -42,9 +43,6 @@ __all__ = [
     "PlayedEstimate",
     "play",
 ]
-
-IN_FLIGHT = 2
-"""Episodes of an engine, for each row that it decodes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ def play(
         samples=samples,
         group_size=group_size,
         prompt_tokens=prompt_tokens,
-        slots=IN_FLIGHT * slots,
+        slots=GIVEN_PER_SLOT * slots,
         kv_tokens=kv_tokens,
     )
     pieces, full = occupancy_of_batch(lengths, **batch_of), full_engine(lengths, **batch_of)

@@ -39,7 +39,13 @@ class Layout:
 
     def __post_init__(self) -> None:
         if min(self.tp, self.pp, self.dp, self.cp, self.ep) < 1:
-            raise PlanError("every size of a layout is at least 1", found=self.describe())
+            raise PlanError(
+                "every size of a layout is at least 1",
+                found=self.describe(),
+                where="layout",
+                expected="whole numbers from 1",
+                hint="leave a size out to have it at 1",
+            )
         if self.ep == 1:
             return
         if (self.tp * self.cp * self.dp) % self.ep:
@@ -47,12 +53,16 @@ class Layout:
                 f"ep={self.ep} does not divide the {self.tp * self.cp * self.dp} devices of a "
                 "pipeline stage (tp x cp x dp)",
                 found=self.describe(),
+                where="layout",
+                hint="take an ep that divides tp x cp x dp",
             )
         if self.ep % self.tp and self.tp % self.ep:
             raise PlanError(
                 f"of tp={self.tp} and ep={self.ep}, neither divides the other",
                 found=self.describe(),
                 expected="each expert on one device, or divided over tp / ep of them",
+                where="layout",
+                hint="take an ep that divides tp, or that tp divides",
             )
 
     @property

@@ -129,6 +129,7 @@ class LognormalLengths:
                 where="lengths",
                 found=f"mean {self.mean:g}, maximum {self.maximum:g}",
                 expected="mean < maximum",
+                hint="lower plan.mean_response_tokens, or raise train.sampling.max_tokens",
             )
 
     @cached_property
@@ -183,6 +184,7 @@ class EmpiricalLengths:
                 where="lengths",
                 found=f"{len(self.values)} values, least {min(self.values, default=0):g}",
                 expected="at least one, none below 0, one above",
+                hint="name a file with lengths above 0, such as samples.jsonl of a run",
             )
 
     @cached_property
@@ -256,5 +258,8 @@ def _cut_moment(mu: float, sigma: float, maximum: float, power: int) -> float:
 def _check_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ConfigError(
-            f"{name} of lengths must be a number above 0", where="lengths", found=repr(value)
+            f"{name} of lengths must be a number above 0",
+            where="lengths",
+            found=repr(value),
+            hint=f"give a {name} above 0 (plan.mean_response_tokens, plan.sigma)",
         )

@@ -123,6 +123,7 @@ class MeasuredCost(PartialCost):
                     "two measurements of one model on one device and layout",
                     where="profile",
                     found=f"{model.device}, {_replica(model.layout).describe()}",
+                    hint="take one of them out of the profile",
                 )
             self._known[key] = _Known(
                 model,

@@ -125,6 +125,7 @@ def occupancy(
             found=f"{slots} slots, room for {kv_tokens:,} tokens",
             expected=f"a slot, and {prompt_tokens + longest:,.0f} tokens",
             hint="give it more devices, or shorten max_response_tokens",
+            where="rollout",
         )
     slots = min(slots, samples)
     each = prompt_tokens / group_size

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Protocol, TextIO
 
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
+from flowrl.wording import counted
 
 __all__ = [
     "Display",
@@ -173,7 +174,7 @@ def summary_lines(summary: Summary) -> list[str]:
         longest = sorted(kinds.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{kind} {format_seconds(t)}" for kind, t in longest if t >= 0.05)
         lines.append(
-            f"{stage}: {steps} steps"
+            f"{stage}: {counted(steps, 'step')}"
             + (f" in {format_seconds(whole)}" if whole is not None else "")
             + (f" ({parts})" if parts else "")
         )
@@ -218,7 +219,7 @@ def step_line(
     if metrics.loss is not None:
         parts.append(f"loss {metrics.loss:.4f}")
     elif metrics.num_samples == 0 and metrics.filtered_groups:
-        parts.append(f"no update, all {metrics.filtered_groups} groups filtered")
+        parts.append(f"no update, all {counted(metrics.filtered_groups, 'group')} filtered")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
     parts += logged_numbers(metrics, logged)
@@ -284,7 +285,7 @@ class PlainDisplay:
         self._steps = steps
         self._logged = logged
         self._next_line = self._clock()
-        self._print(f"stage {name}: {steps} steps")
+        self._print(f"stage {name}: {counted(steps, 'step')}")
 
     def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
         now = self._clock()

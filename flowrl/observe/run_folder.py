@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from flowrl.config.nearest import listing, nearest
 from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import (
     JsonLines,
@@ -107,6 +108,7 @@ class RunFolder:
                 where=str(path),
                 found=missing,
                 expected="a folder that `flowrl run` made, such as runs/quickstart",
+                hint=_nearest_run(path),
             )
         return cls(path)
 
@@ -319,3 +321,22 @@ def _short(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def _nearest_run(path: Path) -> str:
+    """What to name in the place of a folder that is no run: one inside it, or beside it."""
+    for folder, name in ((path, ""), (path.parent, path.name)):
+        runs = _runs_in(folder)
+        match = nearest(name, [run.name for run in runs])
+        if match is not None:
+            return f"did you mean {folder / match}?"
+        if runs:
+            return f"name one of the runs in {folder}: {listing(run.name for run in runs)}"
+    return "make a run first: `flowrl run CONFIG` says where its folder is"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(one for one in folder.iterdir() if (one / _CONFIG).is_file())
+    except OSError:
+        return []

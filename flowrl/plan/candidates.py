@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.hardware import Machine
@@ -47,7 +47,7 @@ from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts
 from flowrl.plan.options import PlanOptions
-from flowrl.plan.regions import Split
+from flowrl.plan.pin_filter import Filter
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork
 
@@ -55,7 +55,6 @@ __all__ = [
     "RECOMPUTE",
     "Candidate",
     "Candidates",
-    "Filter",
     "layout_rules",
     "pareto",
     "task_workload",
@@ -85,50 +84,6 @@ _DEVICE_TYPES: Mapping[str, Literal["cpu", "cuda", "npu"]] = {
     "cuda": "cuda",
     "npu": "npu",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """What pins leave of a task's candidates; None or empty where they say nothing.
-
-    Attributes:
-        layout: Sizes by dimension.
-        devices: How many, or None; of a task of episodes, those of its environment included.
-        environment: Where the environment of one is: `together` or `apart`.
-        own: How many devices such an environment has.
-    """
-
-    layout: tuple[tuple[str, int], ...] = ()
-    devices: int | None = None
-    recompute: Recompute | None = None
-    offload: str | None = None
-    micro_tokens: int | None = None
-    environment: str | None = None
-    own: int | None = None
-
-    def takes_split(self, split: Split) -> bool:
-        """Whether an environment is where it is asked for."""
-        has = split.own or split.elsewhere or (split.policy if split.takes_turns else 0)
-        return self.environment in (None, split.mode) and self.own in (None, has)
-
-    def takes(self, layout: Layout) -> bool:
-        """Whether a layout has the sizes that are asked for."""
-        return all(getattr(layout, name) == size for name, size in self.layout)
-
-    def without(self, field: str) -> Filter:
-        """What the other pins leave."""
-        match field:
-            case "devices":
-                return replace(self, devices=None)
-            case "recompute":
-                return replace(self, recompute=None)
-            case "offload":
-                return replace(self, offload=None)
-            case "micro_tokens":
-                return replace(self, micro_tokens=None)
-            case _:
-                layout = tuple(one for one in self.layout if one[0] != field)
-                return replace(self, layout=layout)
 
 
 class Candidates:

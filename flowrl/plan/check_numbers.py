@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import math
 
+from flowrl.cluster.rates import FIGURES
 from flowrl.errors import PlanError
 
-__all__ = ["check_numbers"]
+__all__ = ["UNDO", "check_numbers"]
+
+UNDO = "undo the edit, or make the plan again: flowrl plan CONFIG -o FILE"
+"""What to do about a plan whose parts contradict each other."""
 
 _SHARES = ("idle_share",)
+
+_MOST = 1e24
+"""Of any number in a plan; a million devices do some 1e21 operations a second."""
 
 _AT_LEAST_ONE = (
     *("every", "chunks", "version", "num_devices", "tp", "pp", "dp", "cp", "ep"),
     *("at_once", "turns", "replicas", "node_size"),
 )
 
-_ABOVE_ZERO = (
-    *("flops", "memory_bytes_per_s", "intra_bytes_per_s", "inter_bytes_per_s", "host_bytes_per_s"),
-    *("measured_flops", "measured_memory_bytes_per_s", "sibling_bytes_per_s"),
-)
+_FIGURES = {
+    **dict.fromkeys(("flops", "measured_flops"), FIGURES["tflops"]),
+    **dict.fromkeys(
+        ("memory_bytes_per_s", "measured_memory_bytes_per_s"), FIGURES["memory_tb_per_s"]
+    ),
+    **dict.fromkeys(
+        ("intra_bytes_per_s", "inter_bytes_per_s", "sibling_bytes_per_s"),
+        FIGURES["link_gb_per_s"],
+    ),
+    "host_bytes_per_s": FIGURES["host_gb_per_s"],
+}
+"""Rates of the machines that a plan was made for."""
 
 
 def check_numbers(raw: object, where: str) -> None:
@@ -46,21 +61,24 @@ def check_numbers(raw: object, where: str) -> None:
                 raise PlanError(
                     "a number that cannot be",
                     where=f"{where}: {path.removeprefix('.')}",
-                    found=repr(value),
+                    found=repr(value)[:60],
                     expected=expected,
+                    hint="write such a number, or make the plan again: flowrl plan CONFIG -o FILE",
                 )
 
 
 def _expected(key: str, value: float) -> str | None:
     """What the number of a key should be; None where it is."""
-    if not math.isfinite(value):
+    if value != value or abs(value) == math.inf:
         return "a finite number"
+    if abs(value) > _MOST:
+        return f"at most {_MOST:g}"
     if key in _AT_LEAST_ONE and value < 1:
         return "at least 1"
     if value < 0:
         return "no negative number"
-    if key in _ABOVE_ZERO and not value:
-        return "a number above 0"
+    if (figure := _FIGURES.get(key)) is not None and not figure.holds_plain(value):
+        return f"in operations or bytes a second what is {figure.describe()}"
     if key in _SHARES and value > 1:
         return "a share, 0 to 1"
     return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
 from flowrl.plan.check_edits import check_edits
+from flowrl.plan.check_numbers import UNDO
 from flowrl.plan.check_schedule import block_devices, check_schedule
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def _known(where: str, value: str, names: Collection[str], key: str) -> None:
             "names what the plan does not have",
             where=f"{where}: {key}",
             found=repr(value),
-            expected=f"one of {', '.join(some) or 'none'}{more}",
+            expected=f"one of {', '.join(some)}{more}" if some else "nothing: the plan has none",
+            hint=UNDO,
         )
 
 
@@ -63,6 +65,7 @@ def _check_pool(plan: PlacementPlan, where: str) -> None:
                 where=f"{where}: pool.devices.{i}.machine",
                 found=str(one.machine),
                 expected=f"below {len(plan.pool.machines)}, the number of machines",
+                hint=UNDO,
             )
 
 
@@ -74,7 +77,7 @@ def _check_names(plan: PlacementPlan, where: str, known: Known) -> None:
     for kind, names in (("pool.devices", devices), ("placements", roles), ("operations", nodes)):
         for name, times in Counter(names).items():
             if times > 1:
-                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}")
+                raise PlanError(f"{name!r} is there twice", where=f"{where}: {kind}", hint=UNDO)
     known_devices = frozenset(devices)
     homes = {placement.role: frozenset(placement.devices) for placement in plan.placements}
     for i, placement in enumerate(plan.placements):
@@ -114,6 +117,7 @@ def _check_layout(operation: Operation, where: str) -> None:
             where=f"{where}.layout",
             found=layout.describe(),
             expected=f"tp x pp x cp x dp = {devices}",
+            hint=UNDO,
         )
     if is_placed and operation.replicas != layout.dp:
         raise PlanError(
@@ -121,6 +125,7 @@ def _check_layout(operation: Operation, where: str) -> None:
             where=f"{where}.replicas",
             found=str(operation.replicas),
             expected=f"{layout.dp} (dp)",
+            hint=UNDO,
         )
 
 
@@ -145,6 +150,7 @@ def _check_prediction(plan: PlacementPlan, where: str, known: Known) -> None:
                 f"{span.node} ends before it begins",
                 where=f"{where}: prediction.timeline.{i}",
                 found=f"{span.begin_s:g} to {span.end_s:g} s",
+                hint=UNDO,
             )
 
 
@@ -158,6 +164,7 @@ def _check_pins(plan: PlacementPlan, where: str) -> None:
                     "pins an operation that there is not",
                     where=f"{where}: pins.{i}",
                     found=repr(node),
+                    hint=UNDO,
                 )
             shown = nodes[node]
             if pin.field == "devices" and shown.environment is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.errors import PlanError
 from flowrl.graph.types import Op
+from flowrl.plan.check_numbers import UNDO
 
 if TYPE_CHECKING:
     from flowrl.plan.many_form import ScheduleStep
@@ -33,15 +34,18 @@ def check_schedule(plan: PlacementPlan, where: str) -> None:
             continue
         if step.node not in nodes:
             raise PlanError(
-                "the schedule runs what is no operation", where=where, found=repr(step.node)
+                "the schedule runs what is no operation",
+                where=where,
+                found=repr(step.node),
+                hint=UNDO,
             )
         if step.node in seen:
-            raise PlanError(f"the schedule runs {step.node} twice", where=where)
+            raise PlanError(f"the schedule runs {step.node} twice", where=where, hint=UNDO)
         seen.add(step.node)
         _check_leaf(plan, step, nodes[step.node], where)
     for operation in plan.operations:
         if operation.seconds is not None and operation.node not in seen:
-            raise PlanError(f"the schedule does not run {operation.node}", where=where)
+            raise PlanError(f"the schedule does not run {operation.node}", where=where, hint=UNDO)
     for step in _steps(plan.schedule):
         if step.kind in ("spatial", "asynchronous"):
             _check_apart(plan, step, nodes, where)
@@ -60,20 +64,26 @@ def _check_form(step: ScheduleStep, where: str, *, root: bool) -> None:
             "a step of a schedule runs one operation, or has two parts",
             where=where,
             found=f"{step.kind}, node {step.node!r}, {len(step.parts)} parts",
+            hint=UNDO,
         )
     if step.kind == "asynchronous" and not root:
-        raise PlanError("only a whole schedule is asynchronous, no part of one", where=where)
+        raise PlanError(
+            "only a whole schedule is asynchronous, no part of one", where=where, hint=UNDO
+        )
     if step.chunks > 1 and step.kind != "spatial":
         raise PlanError(
             "only parts that work at once pass a batch in chunks",
             where=where,
             found=f"{step.kind}, {step.chunks} chunks",
+            hint=UNDO,
         )
     sizes = [part.devices for part in step.parts]
     need = max(sizes, default=0) if step.kind == "temporal" else sum(sizes)
     if need > step.devices:
         raise PlanError(
-            f"a {step.kind} step on {step.devices} devices has parts that need {need}", where=where
+            f"a {step.kind} step on {step.devices} devices has parts that need {need}",
+            where=where,
+            hint=UNDO,
         )
 
 
@@ -108,6 +118,7 @@ def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, w
             f"the schedule runs {step.node} on {step.devices} devices, the operation is on "
             f"{devices}",
             where=where,
+            hint=UNDO,
         )
     if operation.op != Op.GENERATE and not operation.micro_tokens:
         raise PlanError(
@@ -115,6 +126,7 @@ def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, w
             where=f"{where}, {step.node}",
             found="micro_tokens 0",
             expected="at least the tokens of a sample",
+            hint=UNDO,
         )
     if operation.seconds is not None and operation.move_s > operation.seconds:
         raise PlanError(
@@ -122,6 +134,7 @@ def _check_leaf(plan: PlacementPlan, step: ScheduleStep, operation: Operation, w
             where=f"{where}, {step.node}",
             found=f"move_s {operation.move_s:g}, seconds {operation.seconds:g}",
             expected="move_s up to seconds",
+            hint=UNDO,
         )
 
 
@@ -144,4 +157,5 @@ def _check_apart(
             where=where,
             found=f"{common[0]} and others" if len(common) > 1 else common[0],
             expected="devices of their own",
+            hint=UNDO,
         )

@@ -26,5 +26,6 @@ def role_dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
             where=f"roles.{role.name}.dtype",
             found=role.dtype,
             expected=f"one of {', '.join(sorted(dtypes))}",
+            hint=f"set roles.{role.name}.dtype to one of them, or to auto",
         )
     return role.dtype

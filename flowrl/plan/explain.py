@@ -13,18 +13,20 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
-from flowrl.plan.candidates import RECOMPUTE, Candidate, Filter
+from flowrl.plan.candidates import RECOMPUTE, Candidate
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
 from flowrl.plan.tasks import TaskWork
+from flowrl.wording import counted
 
 __all__ = ["alternatives_of", "describe", "notes_of", "reasons_of"]
 
@@ -52,7 +54,7 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
         else:
             why = f"{seconds_text(-more)} ({-share:.1f} %) shorter, and less plain"
         if one.used != best.used:
-            why += f", on {one.used} devices"
+            why += f", on {counted(one.used, 'device')}"
         samples = max(task.samples for task in one.posed.tasks)
         found.append(
             Alternative(
@@ -202,7 +204,7 @@ def _why(way: Candidate, others: Sequence[Candidate], *, ahead: bool) -> str:
 
 def _devices(way: Candidate) -> str:
     number = way.layout.num_devices
-    return "1 device" if number == 1 else f"{number} devices"
+    return counted(number, "device")
 
 
 def _runner_up(other: Candidate, way: Candidate, *, ahead: bool) -> Rejection:
@@ -265,7 +267,7 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
     if task.generates:
         yield Reason(
             subject=f"{task.id} kv cache",
-            choice=f"{way.kv_tokens:,} tokens a replica, {way.slots} samples at once",
+            choice=f"{way.kv_tokens:,} tokens a replica, {counted(way.slots, 'sample')} at once",
             why=f"at most {format_bytes(way.peak)} of a device while it generates",
         )
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flowrl.cost.memory import format_bytes
-from flowrl.plan.candidates import Candidate, Filter
+from flowrl.plan.candidates import Candidate
 from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.pin_filter import Filter
 from flowrl.plan.problem_of import device_counts
 from flowrl.plan.region_ways import region_ways
 from flowrl.plan.regions import Played

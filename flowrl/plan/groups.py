@@ -134,7 +134,7 @@ def plan_over_groups(
     hosts = _hosts(pool, order, tasks, parts)
     check_environment_kinds(tasks, [one.kind for one in (*parts, *hosts)])
     usable = {number for one in (*parts, *hosts) for number in one.numbering}
-    pins = read_pins(request.options, tasks, sorted(usable))
+    pins = read_pins(request.options, tasks, sorted(usable), [role.name for role in request.roles])
     _check_kinds(pins, parts)
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
     found, failed, errors = _alone(graph, request, (tried, hosts), cost, pins)
@@ -229,6 +229,7 @@ def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
                 where=pins.where(name),
                 found=f"{pins.said(name)}, where {_kinds_of(numbers, parts)}",
                 expected="devices of one kind, in nodes with equally many free ones",
+                hint=f"pin devices of one kind, or leave {name} to the planner",
             )
 
 

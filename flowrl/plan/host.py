@@ -65,7 +65,13 @@ def _host_address(pool: ResourcePool) -> str:
     for address, _, device in pool:
         if device.type == "cpu":
             return address
-    raise PlanError("the pool has no CPU to run scorers on", where="cluster")
+    raise PlanError(
+        "the pool has no CPU to run scorers on",
+        where="cluster",
+        found=", ".join(sorted(pool.types)) or "no device",
+        expected="a CPU that is not reserved",
+        hint="give a node cores and memory_gib in the cluster file; every node then has a CPU",
+    )
 
 
 def _scorer_reason(role: RoleRequest) -> Reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
@@ -11,16 +11,18 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.memory import format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import Filter, layout_rules
+from flowrl.plan.candidates import layout_rules
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.layouts import LayoutRules, check_size, possible_sizes, refused_combinations
+from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
 from flowrl.plan.schema import Rejection
 from flowrl.plan.search import ChangeKind, Infeasible
 from flowrl.plan.tasks import TaskWork
+from flowrl.wording import counted
 
 __all__ = ["check_places", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
 
@@ -33,7 +35,7 @@ def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks) -> PlanError:
     error = (
         _size_alone(task, posed, pins, only)
         or _sizes_together(task, posed, pins, only)
-        or no_place_for_environment(task, posed, only)
+        or no_place_for_environment(task, posed, pins, only)
     )
     return error or _too_large(task, posed, pins, only)
 
@@ -59,8 +61,15 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks) -> PlanError:
         f"{posed.group.device.name}: {binding.reason}",
         where=" and ".join(dict.fromkeys(wheres)) or "cluster",
         found=" and ".join(one for one in (*asked, kind) if one) or None,
-        hint="; or ".join(changes) or None,
+        hint="; or ".join(changes) or _without(asked, kind),
     )
+
+
+def _without(asked: Iterable[str], kind: str | None) -> str:
+    """What to do where the search knows no change that is enough alone."""
+    kept = [one for one in (*asked, kind) if one]
+    more = "take more devices, or devices with more memory"
+    return f"leave {' or '.join(kept)} out, or {more}" if kept else more
 
 
 def nowhere_to_stand(number: int, pins: PinnedTasks) -> PlanError:
@@ -72,8 +81,10 @@ def nowhere_to_stand(number: int, pins: PinnedTasks) -> PlanError:
     said = " and ".join(dict.fromkeys(pins.said(name, ["devices"]) or "" for name in pins.devices))
     return PlanError(
         f"no schedule has {said} at once",
-        where="plan.pins",
-        found=f"{number} schedules with these numbers of devices looked at",
+        where=" and ".join(
+            dict.fromkeys(pins.where(name, ["devices"]) or "plan.pins" for name in pins.devices)
+        ),
+        found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
         hint="leave one of them to the planner",
     )
@@ -203,7 +214,7 @@ def _sizes_together(
     hints = list(_changes(task, posed, only, fields))
     choice = " and ".join(f"{name}={_size(only, name)}" for name in fields)
     if not fields:
-        choice, hints = f"on {counts[-1]} devices, no layout is possible:", []
+        choice, hints = f"on {counted(counts[-1], 'device')}, no layout is possible:", []
     return _refusal(
         task,
         pins,
@@ -239,7 +250,11 @@ def _why_none(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int])
     several = len(only.layout) + (only.devices is not None) > 1
     least = math.prod(size for name, size in only.layout if name != "ep")
     if least > counts[-1]:
-        return f"{'need' if several else 'needs'} {least} devices, and there are {counts[-1]}", ""
+        return (
+            f"{'need' if several else 'needs'} {counted(least, 'device')}, "
+            f"and there {'is' if counts[-1] == 1 else 'are'} {counts[-1]}",
+            "",
+        )
     rules = layout_rules(task, posed.made(task.id).request, group.node_size)
     for count in counts:
         for layout, refused in refused_combinations(task.shape, count, rules):
@@ -271,7 +286,11 @@ def _changes(task: TaskWork, posed: Posed, only: Filter, fields: Sequence[str]) 
         if values:
             size = _size(only, name)
             nearest = min(values, key=lambda value: (abs(value - size), value))
-            what = f"take {nearest} devices" if name == "devices" else f"set {name} to {nearest}"
+            what = (
+                f"take {counted(nearest, 'device')}"
+                if name == "devices"
+                else f"set {name} to {nearest}"
+            )
             yield what
 
 
@@ -337,7 +356,7 @@ def _way_out(task: TaskWork, posed: Posed, only: Filter, need: int) -> str:
             if only.takes(layout) and made.needs(task, layout, only)[0] <= made.budget:
                 nodes = devices // size
                 return (
-                    f"take {devices} devices ({nodes} nodes), where it fits with "
+                    f"take {devices} devices ({counted(nodes, 'node')}), where it fits with "
                     f"{layout.describe()}, or {_with_memory(need, group)}"
                 )
     return (

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import Filter
+from flowrl.plan.pin_filter import OWN, Filter
+from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.regions import HOST_SHARE, room
 from flowrl.plan.tasks import Region, TaskWork
+from flowrl.wording import counted
 
 __all__ = ["no_place_for_environment"]
 
 
-def no_place_for_environment(task: TaskWork, posed: Posed, only: Filter) -> PlanError | None:
+def no_place_for_environment(
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter
+) -> PlanError | None:
     """Of a task of episodes that has no way to run; None where its policy alone has none.
 
     Args:
@@ -26,16 +32,16 @@ def no_place_for_environment(task: TaskWork, posed: Posed, only: Filter) -> Plan
         return None
     where = f"plan.environments.{region.role}"
     if region.environment.accelerated:
-        return _of_accelerators(task, region, posed, only, where)
-    return _of_hosts(task, region, posed, only, where)
+        return _of_accelerators(task, region, posed, pins, only, where)
+    return _of_hosts(task, region, posed, pins, where)
 
 
 def _of_accelerators(
-    task: TaskWork, region: Region, posed: Posed, only: Filter, where: str
+    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, only: Filter, where: str
 ) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
     if region.environment.kind not in (None, posed.group.kind):
-        return _of_another_kind(task, region, posed, only, where)
+        return _of_another_kind(task, region, posed, pins, where)
     if needs > made.budget:
         return PlanError(
             f"environment {region.role} does not fit on {posed.group.device.name}",
@@ -44,25 +50,51 @@ def _of_accelerators(
             expected=f"at most {format_bytes(made.budget)}, what plans may fill of a device",
             hint="take devices with more memory, or an environment that needs less",
         )
-    free = Filter(layout=only.layout, devices=only.devices)
-    elsewhere = _has_way(task, posed, free)
-    if only.environment == "together" and elsewhere:
+    asked = pins.asked.get(task.id, {})
+    # Each of these can be left out alone, with all others kept.
+    odd = [pin for field, pin in asked.items() if _has_way(task, posed, only.without(field))]
+    if only.environment == "together" and asked["environment"] in odd:
         return PlanError(
             f"environment {region.role} does not fit beside {task.id} on its devices",
-            where="plan.pins",
-            found=f"environment=together, and {format_bytes(needs)} of {format_bytes(made.budget)}",
-            hint="leave the pin out, or say apart",
+            where=asked["environment"].where,
+            found=f"{asked['environment']}, and {format_bytes(needs)} of "
+            f"{format_bytes(made.budget)}",
+            hint=f"leave {asked['environment']} out, or say apart",
         )
+    if odd:
+        named = _listed([str(pin) for pin in odd])
+        return PlanError(
+            f"{named} contradict each other: devices cannot be shared out so between {task.id} "
+            f"and environment {region.role}"
+            if len(odd) > 1
+            else f"{named} leaves no way to share devices out between {task.id} and environment "
+            f"{region.role}",
+            where=" and ".join(dict.fromkeys(pin.where for pin in odd)),
+            found=pins.said(task.id, _PLACES),
+            hint=f"leave {' or '.join(str(pin) for pin in odd)} out",
+        )
+    possible = asked and _has_way(task, posed, Filter())
     return PlanError(
         f"devices cannot be shared out between {task.id} and environment {region.role}",
-        where="plan.pins" if elsewhere else "cluster",
-        found=_said(only),
-        hint="leave a pin out" if elsewhere else "take more devices, or devices with more memory",
+        where=pins.where(task.id) or "cluster",
+        found=pins.said(task.id) or counted(len(posed.group.addresses), "device"),
+        hint=f"leave {_listed([str(pin) for pin in asked.values()])} out"
+        if possible
+        else "take more devices, or devices with more memory",
     )
 
 
+_PLACES = ("devices", "environment", OWN)
+"""What pins say of where an environment is."""
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def _of_another_kind(
-    task: TaskWork, region: Region, posed: Posed, only: Filter, where: str
+    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str
 ) -> PlanError:
     kind, outside = region.environment.kind, posed.outside.get(task.id)
     if outside is None:
@@ -83,24 +115,27 @@ def _of_another_kind(
     return PlanError(
         f"environment {region.role} is on {kind}, so it is apart from a policy on "
         f"{posed.group.device.name}",
-        where="plan.pins",
-        found=_said(only),
-        hint="leave the pin out",
+        where=pins.where(task.id, _PLACES),
+        found=pins.said(task.id, _PLACES),
+        hint=f"leave {pins.said(task.id, _PLACES) or 'what is pinned'} out",
     )
 
 
-def _of_hosts(task: TaskWork, region: Region, posed: Posed, only: Filter, where: str) -> PlanError:
+def _of_hosts(
+    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str
+) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
-    way_out = f"leave the pin out, or set {where}.device=accelerator"
-    if only.own is not None:
+    asked = pins.asked.get(task.id, {})
+    if (pin := asked.get(OWN)) is not None:
         return PlanError(
             f"environment {region.role} is on the CPUs of hosts, and has no accelerators to pin",
-            where="plan.pins",
-            found=_said(only),
-            hint=way_out,
+            where=pin.where,
+            found=str(pin),
+            hint=f"leave {pin} out, or set {where}.device=accelerator",
         )
-    spare = posed.group.spare_bytes
-    if only.environment == "apart" and posed.group.spare_cores:
+    spare, pin = posed.group.spare_bytes, asked.get("environment")
+    is_apart = pin is not None and pin.value == "apart"
+    if is_apart and posed.group.spare_cores:
         return PlanError(
             f"nodes without accelerators do not hold environment {region.role}",
             where=f"{where}.memory_gib",
@@ -108,12 +143,12 @@ def _of_hosts(task: TaskWork, region: Region, posed: Posed, only: Filter, where:
             expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, what plans may fill",
             hint="take nodes with more memory (memory_gib), or an environment that needs less",
         )
-    if only.environment == "apart":
+    if pin is not None and is_apart:
         return PlanError(
             f"environment {region.role} needs no accelerator, so it is apart only on nodes without",
-            where="plan.pins",
-            found="environment=apart, and a cluster that has no such nodes",
-            hint=way_out,
+            where=pin.where,
+            found=f"{pin}, and a cluster that has no such nodes",
+            hint=f"leave {pin} out, or set {where}.device=accelerator",
         )
     host = (made.host or 0) * posed.group.node_size
     return PlanError(
@@ -133,15 +168,3 @@ def _has_way(task: TaskWork, posed: Posed, only: Filter) -> bool:
         for count in counts
         if only.devices in (None, count)
     )
-
-
-def _said(only: Filter) -> str | None:
-    """What pins ask of an environment."""
-    words = []
-    if only.devices is not None:
-        words.append(f"{only.devices} devices for both")
-    if only.own is not None:
-        words.append(f"{only.own} of them for the environment")
-    if only.environment is not None:
-        words.append(f"environment={only.environment}")
-    return ", ".join(words) or None

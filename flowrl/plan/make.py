@@ -87,7 +87,13 @@ def make_plan(
     try:
         if groups:
             if groups[0].device.type == "cpu" and _all_reserved(pool):
-                raise PlanError(f"{len(groups[0].addresses)} hosts are no cluster", where="cluster")
+                raise PlanError(
+                    f"{len(groups[0].addresses)} hosts are no cluster",
+                    where="cluster",
+                    found="nodes without accelerators",
+                    expected="one node, or nodes with accelerators",
+                    hint="give the nodes devices, for example {name: H100-SXM-80GB, count: 8}",
+                )
             return plan_over_groups(graph, request, pool, groups, hosted, cost)
         return _plan_for_one(graph, request, pool, hosted)
     except PlanError as error:
@@ -258,6 +264,7 @@ def _choose_device(
             where="cluster",
             found="; ".join(f"{item.choice}: {item.constraint}" for item in rejected),
             expected=f"a device of type {', '.join(sorted(supported)) or 'common to all'}",
+            hint="take a cluster with such a device, or another backend (roles.ROLE.backend)",
         )
     # sort is stable: equal devices keep the pool's order.
     candidates.sort(key=lambda item: (item[1].type == "cpu", -item[1].budget_bytes))
@@ -307,6 +314,7 @@ def _tenant(role: RoleRequest, request: PlanRequest, graph: Graph, device: Devic
             where=f"roles.{role.name}.recompute",
             found=role.recompute,
             expected=f"one of {', '.join(['none', *sorted(role.capabilities.recompute)])}",
+            hint=f"set roles.{role.name}.recompute to one of them, or to auto",
         )
     work = workload(role, request, graph, role_dtype(role, request, device))
     return Tenant(

@@ -173,7 +173,7 @@ def search_group(
     numbers = range(len(group.addresses)) if numbering is None else numbering
     if pins is None:
         tasks = tasks_of(graph, request, group.device.type)
-        pins = read_pins(request.options, tasks, numbers)
+        pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
     places, environments = pins.places(numbers), pins.environments_in(numbers, outside or ())
     check_places(pins, places, group, numbers)
     # Where devices are dear rather than time, a small part of a pool may do.

@@ -55,7 +55,9 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
     usable = [number for number, fast in free if fast] or [number for number, _ in free]
     options = replace(request.options, settings=())
     decisions, named, again = [], list[tuple[Pin, str]](), dict[str, tuple[Pin, str]]()
-    for pin, value, tasks in pins_of(options, works_of(graph, request), usable):
+    for pin, value, tasks in pins_of(
+        options, works_of(graph, request), usable, [role.name for role in request.roles]
+    ):
         if pin.field == "environment" or any(of_environment(pin, task) for task in tasks):
             raise PlanError(
                 "this plan is for one device, and environments hold none of it",
@@ -96,6 +98,7 @@ def _note_recompute(
                 where=pin.where,
                 found=str(pin),
                 expected=f"one of {', '.join(can)}",
+                hint="take one of them, or leave the pin out",
             )
         if role.recompute not in ("auto", value):
             raise PlanError(

@@ -112,6 +112,8 @@ def parameters_of(shape: ModelShape) -> Iterator[Parameter]:
             "the tensors of latent attention are not listed, so their routes cannot be written out",
             found=shape.family,
             expected="a family with grouped-query attention",
+            where="weight_routes",
+            hint="take the routes as rules; they are not written out for this family",
         )
     h = shape.hidden_size
     table = (shape.vocab_size, h)

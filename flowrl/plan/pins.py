@@ -19,28 +19,29 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import RECOMPUTE, Filter
+from flowrl.plan.candidates import RECOMPUTE
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin, PlanOptions
+from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork
+from flowrl.wording import counted
 
 __all__ = [
+    "FIELDS",
     "LAYOUT_FIELDS",
     "PinnedTasks",
     "contradiction",
     "of_environment",
     "pins_of",
     "read_pins",
+    "values_of",
 ]
 
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
 FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "recompute")
-
-OWN = "devices of its environment"
-"""How a task's pins keep those of an environment apart from its own `devices`."""
 
 MOST_DIGITS = 12
 """Of a number in a pin: more is no size of anything."""
@@ -123,12 +124,16 @@ class PinnedTasks:
 
 
 def read_pins(
-    options: PlanOptions, tasks: Sequence[TaskWork], numbering: Sequence[int]
+    options: PlanOptions,
+    tasks: Sequence[TaskWork],
+    numbering: Sequence[int],
+    roles: Sequence[str] = (),
 ) -> PinnedTasks:
     """What pins and roles' own settings mean for tasks.
 
     Args:
         numbering: Of each device that may be used, its number in the cluster.
+        roles: All roles, those too that have no task: they run on hosts, in no layout.
 
     Raises:
         PlanError: nothing is called so, a value that cannot be, or two that contradict each other;
@@ -136,7 +141,7 @@ def read_pins(
     """
     chosen: dict[str, dict[str, tuple[Pin, str]]] = {}
     decisions = []
-    for pin, value, nodes in pins_of(options, tasks, numbering):
+    for pin, value, nodes in pins_of(options, tasks, numbering, roles):
         for task in nodes:
             own = chosen.setdefault(task.id, {})
             field = _field(pin, task)
@@ -173,12 +178,15 @@ def read_pins(
 
 
 def pins_of(
-    options: PlanOptions, tasks: Sequence[TaskWork], numbering: Sequence[int]
+    options: PlanOptions,
+    tasks: Sequence[TaskWork],
+    numbering: Sequence[int],
+    roles: Sequence[str] = (),
 ) -> Iterator[tuple[Pin, str, list[TaskWork]]]:
     """Each pin with its value as plans keep it, and the tasks that it is about."""
     for pin in options.pins:
         value = _value(pin, numbering)
-        meant = _tasks(pin, tasks)
+        meant = _tasks(pin, tasks, roles)
         nodes = [task for task in meant if _senseless(pin, value, task) is None]
         if not nodes:
             raise PlanError(
@@ -252,7 +260,7 @@ def _pinned_node(pin: Pin, task: TaskWork) -> str:
     return task.region.node if task.region is not None and shows else task.id
 
 
-def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
+def _tasks(pin: Pin, tasks: Sequence[TaskWork], roles: Sequence[str]) -> list[TaskWork]:
     exact = [task for task in tasks if pin.subject in task.nodes]
     if exact:
         return exact
@@ -270,14 +278,32 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork]) -> list[TaskWork]:
         names = [*["rollout"][: len(draws)], *dict.fromkeys(task.role.name for task in tasks)]
         names += [task.region.role for task in tasks if task.region is not None]
         names += [str(task.id) for task in tasks]
+        if pin.subject in roles:
+            raise PlanError(
+                f"{pin.subject} has nothing to pin: it runs on the CPUs of hosts, in no layout",
+                where=pin.where,
+                found=str(pin),
+                expected=f"one of {listing(names)}",
+                hint="leave it out; rewards.workers says how many processes score",
+            )
         raise PlanError(
             f"nothing in the plan is called {pin.subject!r}",
             where=pin.where,
             found=str(pin),
             expected=f"one of {listing(names)}",
-            hint=suggestion(pin.subject, names),
+            hint=one_of_them(pin.subject, names),
         )
     return found
+
+
+def values_of(field: str) -> str | None:
+    """What a field of a pin takes, in words; None of what cannot be pinned."""
+    if field in _WORDS:
+        *most, last = _WORDS[field]
+        return f"{', '.join(most)} or {last}"
+    if field == "devices":
+        return "numbers of devices and ranges of them, such as 0-31 or 0-7,16-23"
+    return "a whole number from 1" if field in FIELDS else None
 
 
 def _value(pin: Pin, numbering: Sequence[int]) -> str:
@@ -287,7 +313,7 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
             where=pin.where,
             found=str(pin),
             expected=f"one of {listing(FIELDS)}",
-            hint=suggestion(pin.field, FIELDS),
+            hint=one_of_them(pin.field, FIELDS),
         )
     if pin.field in _WORDS:
         if pin.value not in _WORDS[pin.field]:
@@ -296,7 +322,7 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
                 where=pin.where,
                 found=str(pin),
                 expected=f"one of {listing(_WORDS[pin.field])}",
-                hint=suggestion(pin.value, _WORDS[pin.field]),
+                hint=one_of_them(pin.value, _WORDS[pin.field]),
             )
         return pin.value
     if pin.field == "devices":
@@ -306,6 +332,7 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
             f"{pin.field} is a whole number from 1 to {10**MOST_DIGITS - 1}",
             where=pin.where,
             found=str(pin),
+            hint=f"write {pin.subject}.{pin.field}=1 or more, or leave the pin out",
         )
     return str(int(pin.value))
 
@@ -319,6 +346,7 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
             where=pin.where,
             found=str(pin),
             expected="for example 0-31 or 0-7,16-23",
+            hint=f"write {pin.subject}.devices=0-7, or leave the pin out",
         ) from None
     usable = set(numbering)
     # The last one first: a range of any length ends there if it is too long.
@@ -328,7 +356,9 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
                 raise _no_device(pin, number, numbering)
     numbers = [number for one in ranges for number in one]
     if len(set(numbers)) != len(numbers):
-        raise PlanError("a device is named twice", where=pin.where, found=str(pin))
+        raise PlanError(
+            "a device is named twice", where=pin.where, found=str(pin), hint="name each device once"
+        )
     return number_ranges(numbers)
 
 
@@ -387,7 +417,8 @@ def _check_product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) 
         pins = [own[name][0] for name in ("devices", *LAYOUT_FIELDS) if name in own]
         raise contradiction(
             [pin for pin in pins if pin.field != "ep"],
-            f"{made.devices} devices of {task} are no multiple of {product}",
+            f"{counted(made.devices, f'device of {task} is', f'devices of {task} are')} no "
+            f"multiple of {product}",
         )
 
 

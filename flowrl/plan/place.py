@@ -7,6 +7,7 @@ from dataclasses import replace
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Level, Node, Op, verify
 from flowrl.graph.ir import Attr
+from flowrl.plan.check_numbers import UNDO
 from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
 
@@ -68,4 +69,5 @@ def _transport(sync: Node, plan: PlacementPlan) -> str:
         f"the plan of {plan.graph!r} has no route for the weights of {sync.id}",
         where=str(sync.source) if sync.source is not None else f"node {sync.id}",
         expected="an entry of weight_routes after it",
+        hint=UNDO,
     )

@@ -13,7 +13,8 @@ from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
 from flowrl.cost.episode_time import Pace, play
 from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
-from flowrl.plan.candidates import Candidate, Candidates, Filter
+from flowrl.plan.candidates import Candidate, Candidates
+from flowrl.plan.pin_filter import Filter
 from flowrl.plan.regions import Played, Split, splits
 from flowrl.plan.tasks import Region, TaskWork
 

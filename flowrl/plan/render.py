@@ -31,6 +31,7 @@ from flowrl.plan.schema import (
     Transport,
     WeightRoute,
 )
+from flowrl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -303,7 +304,7 @@ def _processes(operation: Operation) -> str:
 
 
 def _samples(number: int) -> str:
-    return "1 sample" if number == 1 else f"{number} samples"
+    return counted(number, "sample")
 
 
 def _update(operation: Operation, plan: PlacementPlan) -> str:

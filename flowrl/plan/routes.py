@@ -92,6 +92,7 @@ def expand_plan_route(
         raise PlanError(
             f"the weights of {route.source} travel as a whole ({route.transport}), not in slices",
             where=f"weight_routes: {route.source} to {route.destination}",
+            hint="only routes in slices are written out",
         )
     update = next(one for one in plan.operations if one.role == route.source and one.op == "update")
     user = plan.operation(route.node)
@@ -149,6 +150,9 @@ def _gather(
         raise PlanError(
             f"{missing} elements of {parameter.name} are on no source device",
             found=f"rank {rank} needs {wanted}",
+            where="weight_routes",
+            expected="every element on some device of the source",
+            hint="undo the edit of the layouts",
         )
 
 

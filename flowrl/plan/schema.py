@@ -23,11 +23,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.cluster.hardware import DeviceSpec
+from flowrl.config.nearest import nearest
+from flowrl.config.problems import wrong_type
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError
-from flowrl.files import write_text_atomic
-from flowrl.plan.check_numbers import check_numbers
+from flowrl.files import decode_json, write_text_atomic
+from flowrl.plan.check_numbers import UNDO, check_numbers
 from flowrl.plan.check_plan import check_plan
 from flowrl.plan.many_form import (
     CostSource,
@@ -500,9 +502,13 @@ class PlacementPlan:
             PlanError: the parts of the plan contradict each other.
         """
         try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"not JSON: {error}", where=where) from error
+            raw = decode_json(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"not JSON: {error}",
+                where=where,
+                hint="name a plan that `flowrl plan CONFIG -o FILE.json` wrote",
+            ) from error
         return _from_raw(raw, where)
 
     @staticmethod
@@ -510,8 +516,12 @@ class PlacementPlan:
         """The plan that `to_yaml` wrote, checked; raises as `from_json` does."""
         try:
             raw = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"not YAML: {error}", where=where) from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"not YAML: {str(error).splitlines()[0]}",
+                where=where,
+                hint="name a plan that `flowrl plan CONFIG -o FILE.yaml` wrote",
+            ) from error
         return _from_raw(raw, where)
 
 
@@ -525,15 +535,28 @@ def load_plan(path: Path) -> PlacementPlan:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the plan cannot be read: {error.strerror}", where=str(path)) from error
+        raise ConfigError(
+            f"the plan cannot be read: {error.strerror}",
+            where=str(path),
+            hint=_nearest_plan(path) or "`flowrl plan CONFIG -o FILE.json` writes one",
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             "the plan is not UTF-8 text",
             where=str(path),
             found=f"byte {error.object[error.start]:#04x} at {error.start}",
+            hint="`flowrl plan CONFIG -o FILE.json` writes one",
         ) from error
     read = PlacementPlan.from_json if path.suffix == ".json" else PlacementPlan.from_yaml
     return read(text, where=str(path))
+
+
+def _nearest_plan(path: Path) -> str | None:
+    """A file beside, where the one that is named is missing and its name is alike."""
+    if path.exists() or not path.parent.is_dir():
+        return None
+    match = nearest(path.name, [one.name for one in sorted(path.parent.iterdir())])
+    return None if match is None else f"did you mean {path.parent / match}?"
 
 
 def save_plan(plan: PlacementPlan, path: Path) -> None:
@@ -564,7 +587,7 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
             where=f"{where}: version",
             found=repr(version),
             expected=str(PLAN_VERSION),
-            hint="make it again with flowrl plan",
+            hint="name a plan, or make one: flowrl plan CONFIG -o FILE",
         )
     try:
         check_numbers(raw, where)
@@ -578,8 +601,9 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
         unknown = first["type"] in _UNKNOWN_KEY
         missing = first["type"] in ("missing", "missing_keyword_only_argument")
         raise ConfigError(
-            "unknown key" if unknown else "missing key" if missing else str(first["msg"]),
+            "unknown key" if unknown else "missing key" if missing else wrong_type(first),
             where=f"{where}: {key}",
             found=None if missing else repr(first["input"])[:80],
+            hint=UNDO,
         ) from error
     return check_plan(plan, where)

@@ -26,6 +26,7 @@ from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
 from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.wording import counted
 
 __all__ = ["NODE_SIZE", "Job", "Size", "fewest", "pool_of_devices", "sizes"]
 
@@ -81,6 +82,8 @@ def pool_of_devices(
             f"{num_devices} devices are no whole nodes of {node_size}",
             where=where,
             expected=f"{low} or {low + node_size}",
+            found=str(num_devices),
+            hint=f"ask for {low} or {low + node_size}" if low else f"ask for {node_size}",
         )
     inside = min(num_devices, node_size)
     host = Device(id="cpu:0", type="cpu", name="CPU", memory_bytes=HOST_BYTES, num_cores=HOST_CORES)
@@ -136,7 +139,12 @@ class Job:
             numbered: Devices that they may name.
         """
         tasks = tasks_of(self.graph, self.request, self.spec.type)
-        return read_pins(self.request.options, tasks, range(numbered))
+        return read_pins(
+            self.request.options,
+            tasks,
+            range(numbered),
+            [role.name for role in self.request.roles],
+        )
 
     def posed(self, devices: int, *, numbered: int) -> Posed:
         """The problem of so many devices alone.
@@ -222,8 +230,9 @@ def sizes(
         raise PlanError(
             "so many are not planned for",
             where=job.where,
-            found=f"{len(numbers)} numbers of devices, up to {last}",
+            found=f"{counted(len(numbers), 'number', 'numbers')} of devices, up to {last}",
             expected=f"at most {MOST_NUMBERS} numbers, up to {MOST_DEVICES} devices",
+            hint="ask for fewer or smaller numbers",
         )
     found: list[Size | int] = []
     for one in numbers:

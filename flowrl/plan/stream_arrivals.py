@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import rollout_arrivals
-from flowrl.cost.episode_time import IN_FLIGHT
 from flowrl.plan.candidates import Candidate
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Arrivals
@@ -68,7 +68,7 @@ def _arrivals(task: TaskWork, way: Candidate, request: PlanRequest) -> Arrivals:
 
 def _at_once(task: TaskWork, way: Candidate) -> int:
     """Samples that one replica has begun and not ended."""
-    return way.slots if task.region is None else IN_FLIGHT * way.slots
+    return way.slots if task.region is None else GIVEN_PER_SLOT * way.slots
 
 
 def waves(task: TaskWork, way: Candidate) -> float:

@@ -267,6 +267,7 @@ def _episodes(most_turns: int, most_said: int, request: PlanRequest) -> Episodes
                 where=key,
                 found=f"{mean:g}",
                 expected=f"at most {most}, which the workflow says",
+                hint=f"set {key} to at most {most}",
             )
     turns = options.turns or max(1.0, ASSUMED_SHARE * most_turns)
     said = ASSUMED_SHARE * most_said if options.said is None else options.said

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from flowrl.config.nearest import listing, nearest, suggestion
 from flowrl.errors import ConfigError, FlowError, TraceError
-from flowrl.program.source import innermost_user_line, user_frames
+from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames
 from flowrl.program.workflow import Workflow, name_what_there_is
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
@@ -45,6 +45,7 @@ def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
             f"no workflow is called '{ref}'",
             where=where,
             expected="a registered name, FILE.py or FILE.py:NAME",
+            hint="name the file itself, such as mine.py or mine.py:NAME",
         )
     # Reading distributions' metadata is a third of what `import flowrl` would cost.
     from flowrl.entry_points import find_entry
@@ -57,6 +58,7 @@ def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
             where=entry.origin,
             found=f"{entry.target}: {type(found).__name__}",
             expected="a function marked @fl.workflow",
+            hint="mark the function @fl.workflow, or take it out of the entry points",
         )
     return found
 
@@ -114,7 +116,9 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, full)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file", where=where)
+        raise ConfigError(
+            f"{path} is not a Python file", where=where, hint="name a file that ends in .py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     folder = str(full.parent)
@@ -131,13 +135,30 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
 
 
 def _file_raised(path: Path, error: BaseException) -> TraceError:
+    if isinstance(error, SyntaxError):
+        return _no_python(path, error)
     line = innermost_user_line(error)
     text = str(error).strip().splitlines()
     wrapped = TraceError(
         f"importing {path} raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "),
-        where=str(line) if line else None,
+        where=str(line) if line else str(path),
+        found=user_calls(error),
+        hint=DEBUG,
     )
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
         name_what_there_is(error, wrapped)
     return wrapped
+
+
+def _no_python(path: Path, error: SyntaxError) -> TraceError:
+    """Of a file, or of one that it imports, that Python cannot read."""
+    file = Path(error.filename) if error.filename else path
+    shown = path if file.resolve() == path.expanduser().resolve() else file
+    found = (error.text or "").strip()
+    return TraceError(
+        f"{shown} is no Python: {error.msg}",
+        where=f"{shown}:{error.lineno}" if error.lineno else str(shown),
+        found=found or None,
+        hint="mend this line, or what is open in the one before it",
+    )

@@ -10,10 +10,14 @@ from types import TracebackType
 
 from flowrl.graph.types import SourceRef
 
-__all__ = ["innermost_user_line", "user_frames", "user_line"]
+__all__ = ["DEBUG", "innermost_user_line", "user_calls", "user_frames", "user_line"]
+
+DEBUG = "mend this line; with --debug the command shows the whole traceback"
+"""What to do about an error that the user's own lines raise."""
 
 _OURS = str(Path(__file__).parent) + os.sep
 _FLOWRL = str(Path(__file__).parent.parent) + os.sep
+_MOST_CALLS = 3
 _IMPORT_MACHINERY = "<frozen importlib"
 
 
@@ -54,6 +58,19 @@ def user_frames(error: BaseException) -> str:
     shown = traceback.format_list(frames[start:]) if frames else []
     head = ["Traceback (most recent call last):\n"] if shown else []
     return "".join([*head, *shown, *traceback.format_exception_only(error)]).rstrip()
+
+
+def user_calls(error: BaseException) -> str | None:
+    """The line that raised as it is written, and the lines of the user's own that led there."""
+    frames = [f for f in _summary(error.__traceback__) if not _is_installed(f.filename)]
+    if not frames:
+        return None
+    *outer, last = frames
+    calls = [
+        f"{SourceRef(file=f.filename, line=f.lineno or 0)} (in {f.name})"
+        for f in reversed(outer[-_MOST_CALLS:])
+    ]
+    return ", called from ".join([f"`{last.line}`", *calls])
 
 
 def innermost_user_line(error: BaseException) -> SourceRef | None:

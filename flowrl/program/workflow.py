@@ -37,7 +37,7 @@ from flowrl.program.parameters import (
     read_parameters,
 )
 from flowrl.program.roles import Environment, Role
-from flowrl.program.source import innermost_user_line, user_frames, user_line
+from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames, user_line
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 from flowrl.specs.names import missing_name
@@ -327,7 +327,7 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
     where = innermost_user_line(error) or flow.source
     text = str(error).strip().splitlines()
     what = f"workflow '{flow.name}' raised {type(error).__name__}: {text[0] if text else ''}"
-    wrapped = TraceError(what.rstrip(": "), where=str(where))
+    wrapped = TraceError(what.rstrip(": "), where=str(where), found=user_calls(error), hint=DEBUG)
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
         name_what_there_is(error, wrapped)
@@ -343,7 +343,7 @@ def name_what_there_is(error: AttributeError, told: TraceError) -> None:
         having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in _operations(kind)]
         told.expected = f"one of {listing(names)}" if names else "no operations of its own"
         told.hint = suggestion(asked, names) or (
-            f"annotate it {owner.name}: {' or '.join(having)}" if having else None
+            f"annotate it {owner.name}: {' or '.join(having)}" if having else "call one of them"
         )
         if isinstance(owner, Environment):
             told.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
@@ -351,7 +351,7 @@ def name_what_there_is(error: AttributeError, told: TraceError) -> None:
         missing = missing_name(owner.__name__, asked, getattr(owner, "__all__", dir(owner)))
         told.what = missing.what
         told.expected = f"one of {listing(missing.names)}"
-        told.hint = missing.hint
+        told.hint = missing.hint or "write one of them"
 
 
 def _operations(kind: type[Role]) -> list[str]:

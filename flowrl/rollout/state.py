@@ -15,6 +15,7 @@ from flowrl.rollout.records import Asked, Engine, Group, Health
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.states import GroupPhase, State
 from flowrl.rollout.timers import Timers
+from flowrl.wording import counted
 
 __all__ = ["SchedulerState", "describe_waits"]
 
@@ -98,22 +99,32 @@ class SchedulerState:
 def describe_waits(state: SchedulerState) -> list[str]:
     """Who waits for whom, one line each."""
     counts = state.machine.total()
-    lines = [f"batch {asked.batch} waits for {asked.groups} groups" for asked in state.waiting]
+    lines = [
+        f"batch {asked.batch} waits for {counted(asked.groups, 'group')}" for asked in state.waiting
+    ]
     if len(state.gate):
-        lines.append(f"{len(state.gate)} groups wait for admission, first {_first(state).id}")
+        lines.append(
+            f"{counted(len(state.gate), 'group waits', 'groups wait')} for admission, "
+            f"first {_first(state).id}"
+        )
     queued = state.num_startable
     if queued:
         room = "no free slot of an engine" if state.placement.engines else "no engine"
         if not state.can_start:
             room = f"no version {state.oldest} of the weights yet"
-        lines.append(f"{queued} samples are queued: there is {room}")
+        lines.append(f"{counted(queued, 'sample is', 'samples are')} queued: there is {room}")
     lines += [_describe(engine) for engine in state.placement.engines.values() if _busy(engine)]
     if counts.scoring:
         first = next(s.id for s in state.machine.samples.values() if s.state is State.SCORING)
-        lines.append(f"{counts.scoring} samples wait for their score, first {first}")
+        lines.append(
+            f"{counted(counts.scoring, 'sample waits', 'samples wait')} for a score, first {first}"
+        )
     judging = [group.id for group in state.groups.values() if group.phase is GroupPhase.JUDGING]
     if judging:
-        lines.append(f"{len(judging)} groups wait for a verdict, first {judging[0]}")
+        lines.append(
+            f"{counted(len(judging), 'group waits', 'groups wait')} for a verdict, "
+            f"first {judging[0]}"
+        )
     for source, number in state.gate.requested.items():
         of = f" of {source}" if source else ""
         lines.append(f"{number} further groups{of} were asked for and not offered")

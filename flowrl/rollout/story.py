@@ -12,7 +12,7 @@
 ...     torn=False,
 ... )
 >>> print(sample_story(journal, "0/0/0"))
-sample 0/0/0: still running after 2 events
+sample 0/0/0: still running (in a journal of 2 events)
      1.500 s  event 1: offered
      1.500 s  event 1: attempt 0 starts on e, weights 0
 """
@@ -29,6 +29,7 @@ from flowrl.rollout.journal import Journal
 from flowrl.rollout.machine import Transition
 from flowrl.rollout.spans import Spans, joined
 from flowrl.rollout.states import TERMINAL, State
+from flowrl.wording import counted
 
 __all__ = ["Moment", "SampleStory", "sample_story"]
 
@@ -68,11 +69,12 @@ class SampleStory:
     earlier: bool = False
 
     def __str__(self) -> str:
+        held = counted(self.num_events, "event")
         if self.state is None:
             what = "ended before this journal begins" if self.earlier else "never offered"
-            return f"sample {self.sample}: {what}; it has {self.num_events} events"
+            return f"sample {self.sample}: {what} (in a journal of {held})"
         still = "" if self.state in TERMINAL else "still "
-        head = f"sample {self.sample}: {still}{self.state} after {self.num_events} events"
+        head = f"sample {self.sample}: {still}{self.state} (in a journal of {held})"
         if self.spans:
             parts = ", ".join(f"{count} by weights {version}" for version, count in self.spans)
             head += f"; tokens: {parts}"

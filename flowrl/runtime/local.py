@@ -45,6 +45,7 @@ from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage
 from flowrl.runtime.step_report import StepResult
+from flowrl.runtime.step_warnings import StepWarnings
 from flowrl.runtime.watchdog import Watchdog
 
 __all__ = ["Run", "Turn", "new_run", "opened_run", "resume_local", "run_local"]
@@ -357,8 +358,7 @@ class Run:
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._ledger = Ledger(config)
-        self._skipping: set[str] = set()  # stages whose skipped updates were told of
-        self._cutting: set[str] = set()  # stages whose cut episodes were told of
+        self._warnings = StepWarnings(display.warn)
         self.summary: Summary | None = None
         self.loop: Stage | None = None
 
@@ -483,28 +483,7 @@ class Run:
         self._folder.write_step(result.metrics)
         self._ledger.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
-        self._tell_of_cuts(result)
-        if result.metrics.skipped_updates and result.metrics.stage not in self._skipping:
-            self._skipping.add(result.metrics.stage)
-            self._display.warn(
-                f"{result.metrics.stage} step {result.metrics.step}: an update was skipped, its "
-                "gradient is not finite; skipped_updates in metrics.jsonl counts more of them. "
-                "Lower the learning rate, or look at the rewards"
-            )
-
-    def _tell_of_cuts(self, result: StepResult) -> None:
-        """Says once a stage that episodes end before they are done."""
-        metrics = result.metrics
-        cut = sum(n for key, n in metrics.extra.items() if key.endswith("cut_episodes"))
-        if not cut or metrics.stage in self._cutting:
-            return
-        self._cutting.add(metrics.stage)
-        self._display.warn(
-            f"{metrics.stage} step {metrics.step}: {cut:g} episodes were cut, for what the "
-            "environment said next was longer than max_observation_tokens of fl.interact "
-            "(the term cut_observation in samples.jsonl) or left no room for another turn in the "
-            "model's max_length (cut_length); cut_episodes in metrics.jsonl counts more of them"
-        )
+        self._warnings.of(result.metrics)
 
     def _reached(self, stage: CompiledStage, step: int) -> bool:
         stop = stage.config.stop
@@ -519,6 +498,7 @@ class Run:
                 where="stop.metric",
                 found=stop.metric,
                 expected=f"one of {', '.join(sorted(metrics))}",
+                hint="name one of these in stop.metric",
             )
         if metrics[stop.metric] < stop.at_least:
             return False

@@ -17,6 +17,7 @@ from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.child_process import core_id
+from flowrl.wording import counted
 
 __all__ = ["require_local_plan"]
 
@@ -37,7 +38,7 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
         raise PlanError(
             "the local executor runs plans for one device of its machine",
             where=where,
-            found=f"a {plan.kind} plan over {len(plan.pool.devices)} devices",
+            found=f"a {plan.kind} plan over {counted(len(plan.pool.devices), 'device')}",
             hint="leave cluster=auto to run here; other plans can be simulated",
         )
     base = stage.local.base
@@ -107,7 +108,7 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
         raise PlanError(
             "models are trained in the executor's own process",
             where=where,
-            found=f"process {placement.process!r}, {placement.replicas} replicas",
+            found=f"process {placement.process!r}, {counted(placement.replicas, 'replica')}",
             expected=f"process {MAIN_PROCESS!r}, 1 replica",
             hint="drawing can be in other processes: see the operation that generates",
         )
@@ -168,7 +169,7 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
             raise PlanError(
                 "the main process draws with one engine, on whatever core it is",
                 where=at,
-                found=f"{one.replicas} replicas, cores {list(one.cores)}",
+                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
                 hint=f"give the operation a process of its own, such as {one.node!r}",
             )
         if (one.replicas, one.cores) != (max(1, engines.processes), engines.cores):
@@ -177,7 +178,7 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
             raise PlanError(
                 "each engine has one core, or none has",
                 where=at,
-                found=f"{one.replicas} replicas, cores {list(one.cores)}",
+                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
             )
         for core in one.cores:
             if core_id(core) is None:

@@ -27,6 +27,7 @@ from itertools import groupby
 from typing import assert_never
 
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
@@ -211,8 +212,8 @@ class RolloutDriver:
         self._emit(EngineJoined(**self._stamp(), engine=engine_id, capacity=capacity))
 
     def _capacity(self, engine_id: EngineId) -> int:
-        """Samples to give to an engine: twice its slots, so that a freed one is filled at once."""
-        return 2 * self._engines[engine_id].num_slots
+        """Samples to give to an engine: more than its slots, so that a freed one is filled."""
+        return GIVEN_PER_SLOT * self._engines[engine_id].num_slots
 
     def offer(self, items: Sequence[PromptItem]) -> None:
         """Offers prompts; each becomes a group."""

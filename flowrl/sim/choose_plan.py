@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.plan import PlanConfig
-from flowrl.cost.lengths import LognormalLengths
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
-from flowrl.sim.planned_times import before_cut
+from flowrl.sim.planned_times import planned_lengths
 from flowrl.sim.report import seconds_text
 from flowrl.sim.run import simulate
 from flowrl.sim.times import StageTimes
@@ -150,7 +149,7 @@ def _step_s(
 def workloads_of(
     stage: CompiledStage, times: StageTimes, plan: PlanConfig, seed: int
 ) -> dict[str, Workload]:
-    """What each rollout is given: lengths as the `plan` section says, the longest otherwise.
+    """What each rollout is given: lengths as the `plan` section says, or as plans assume them.
 
     Raises:
         ConfigError, DataError: the lengths cannot be read.
@@ -159,7 +158,7 @@ def workloads_of(
     for node in rollout_nodes(stage.graph):
         longest = longest_response(stage, node)
         found[node.id] = open_workload(
-            _lengths(plan, longest),
+            planned_lengths(plan, longest),
             stage=stage.name,
             rollout=node.id,
             seed=seed,
@@ -167,18 +166,6 @@ def workloads_of(
             longest=longest,
         )
     return found
-
-
-def _lengths(plan: PlanConfig, longest: int) -> str:
-    if plan.lengths is not None:
-        return str(plan.lengths)
-    if plan.mean_response_tokens is None:
-        return f"constant:{longest}"
-    mean = min(plan.mean_response_tokens, float(longest))
-    if not plan.sigma or mean == longest:
-        return f"constant:{mean:.0f}"
-    cut = LognormalLengths(mean=mean, sigma=plan.sigma, maximum=float(longest))
-    return f"lognormal:mean={before_cut(cut):g},sigma={plan.sigma:g}"
 
 
 def _slower(one: Predicted, chosen: Predicted) -> Rejection:

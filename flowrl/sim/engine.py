@@ -217,6 +217,7 @@ class SimEngine:
                     where=f"engine {self.id}, sample {request.sample}",
                     found=f"{request.context + request.left} tokens",
                     expected=f"at most {self.kv_tokens} (kv_tokens)",
+                    hint="give the role more memory, or lower train.sampling.max_tokens",
                 )
             self._waiting.append(request)
             self._live[request.sample] = request

@@ -18,10 +18,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
+from flowrl.config.problems import validation_error
 from flowrl.config.section import Float, Int, Section
+from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 
@@ -34,6 +35,13 @@ __all__ = [
     "chance",
     "read_faults",
 ]
+
+FAULTS = FileKind(
+    noun="file of faults",
+    begins="begin with `engines:`, `samples:`, `rewards:` or `script:`, or leave --faults out",
+    way_out="give a file of faults (docs/simulation.md shows one), or leave --faults out",
+    may_be_empty=True,
+)
 
 _Share = Annotated[Float, Field(ge=0, le=1)]
 
@@ -105,30 +113,20 @@ def read_faults(path: Path, *, num_engines: int) -> Faults:
         ConfigError: it cannot be read, has an unknown key or a wrong value, or names an engine
             that is not there.
     """
+    tree = read_yaml_file(path, FAULTS)
+    where = Places(path=path, lines=tree.lines)
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            "the file of faults cannot be read", where=f"--faults {path}", found=str(reason)
-        ) from error
-    try:
-        faults = Faults.model_validate({} if raw is None else raw)
+        faults = Faults.model_validate(tree.values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            "unknown key" if first["type"] == "extra_forbidden" else str(first["msg"]),
-            where=f"{path}: {key}",
-            found=repr(first["input"])[:60],
-        ) from error
+        raise validation_error(error, tree.values, Faults, where) from error
     for number, fault in enumerate(faults.script):
         if fault.engine >= num_engines:
             raise ConfigError(
                 "no such engine",
-                where=f"{path}: script.{number}.engine",
+                where=where(f"script.{number}.engine"),
                 found=str(fault.engine),
                 expected=f"0 to {num_engines - 1}",
+                hint="engines are counted from 0; --engines N takes more of them",
             )
     return faults
 

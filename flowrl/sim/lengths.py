@@ -110,15 +110,28 @@ def parse_lengths(text: str) -> Lengths | None:
     for index, part in enumerate(rest.split(",")):
         name, equals, number = part.partition("=")
         key = name.strip() if equals else names[min(index, len(names) - 1)]
+        if key not in names:
+            raise _unknown(text, f"{kind} lengths have no {key!r}, but {' and '.join(names)}")
+        if key in values:
+            raise _unknown(text, f"{kind} lengths say {key} twice")
         try:
             values[key] = float(number if equals else name)
         except ValueError:
-            raise _unknown(text) from None
-    numbers = [values.get(name, math.nan) for name in names]
-    wrong = any(not math.isfinite(number) or number < 0 for number in numbers)
-    if set(values) != set(names) or wrong or numbers[0] < 1:
-        raise _unknown(text)
-    return make(*numbers)
+            raise _unknown(text, f"{key} of {kind} lengths is no number") from None
+    if missing := [name for name in names if name not in values]:
+        raise _unknown(text, f"{kind} lengths need {' and '.join(missing)} too")
+    for name, most in zip(names, (MOST_TOKENS, MOST_SIGMA), strict=False):
+        least = 1 if name == names[0] else 0
+        if not least <= values[name] <= most:
+            raise _unknown(text, f"{name} of {kind} lengths is from {least:g} to {most:,}")
+    return make(*(values[name] for name in names))
+
+
+MOST_TOKENS = 100_000_000
+"""On average: more is a slip of the hand."""
+
+MOST_SIGMA = 5
+"""One of forty lengths is then 18,000 times the median, as `plan.sigma` allows at most."""
 
 
 _MAKERS: dict[str, tuple[tuple[str, ...], Callable[..., Lengths]]] = {
@@ -127,9 +140,9 @@ _MAKERS: dict[str, tuple[tuple[str, ...], Callable[..., Lengths]]] = {
 }
 
 
-def _unknown(text: str) -> ConfigError:
+def _unknown(text: str, why: str) -> ConfigError:
     return ConfigError(
-        "no such distribution of lengths",
+        why,
         where="--lengths",
         found=text,
         expected=_FORMS,
@@ -150,12 +163,18 @@ def read_lengths(path: Path) -> Listed:
             where="--lengths",
             found=str(path),
             expected=_FORMS,
+            hint="for example --lengths lognormal:mean=300,sigma=1, or --lengths RUN/samples.jsonl",
         )
     values = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("lengths cannot be read", where=str(path), found=str(error)) from error
+        raise ConfigError(
+            "lengths cannot be read",
+            where=str(path),
+            found=str(error),
+            hint="name samples.jsonl of a run, or --lengths lognormal:mean=300,sigma=1",
+        ) from error
     if all(line.strip().isdecimal() for line in lines if line.strip()):
         values = [int(line) for line in lines if line.strip()]
     else:
@@ -167,8 +186,15 @@ def read_lengths(path: Path) -> Listed:
                     where=f"{path}:{number}",
                     found=repr(tokens),
                     expected="num_tokens, a whole number",
+                    hint="mend or leave out the line; samples.jsonl of a run is such a file",
                 )
             values.append(tokens)
     if not values:
-        raise DataError("there are no lengths", where=str(path))
+        raise DataError(
+            "there are no lengths",
+            where=str(path),
+            found="an empty file",
+            expected="one JSON value a line: a number, or an object with num_tokens",
+            hint="name samples.jsonl of a run, or --lengths lognormal:mean=300,sigma=1",
+        )
     return Listed(values=tuple(max(1, value) for value in values), source=path.name)

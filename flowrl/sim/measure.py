@@ -132,6 +132,8 @@ class _Engine:
                 "no response fits behind the prompts, so nothing can be measured",
                 where=f"role {role}",
                 found=f"{len(self.typical)} prompt tokens of {question.max_length}",
+                expected="room for at least one token",
+                hint="raise the model's max_length, or lower data.max_prompt_tokens",
             )
 
     def measure(self) -> EngineProfile:
@@ -160,6 +162,8 @@ class _Engine:
                 raise BackendError(
                     f"the engine did not end {left} requests in {_STALL_S:g} s",
                     where=f"role {self.role}",
+                    expected="all of them, as in a run",
+                    hint="stop what else runs here and measure again; `flowrl doctor` checks it",
                 )
         return self.timer() - begun
 

@@ -98,7 +98,9 @@ def _play(
 def _settle(calls: EpisodeCalls) -> None:
     if not calls.settle(_LIMIT_S):
         raise BackendError(
-            f"an environment has not answered for {_LIMIT_S:g} s, so it cannot be measured"
+            f"an environment has not answered for {_LIMIT_S:g} s, so it cannot be measured",
+            where="flowrl profile",
+            hint="look at what it waits for; a run would wait as long",
         )
     calls.poll()
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.cost.layout import Layout
@@ -34,7 +35,6 @@ from flowrl.sim.costs import LinearCost
 from flowrl.sim.device_lanes import DeviceLanes
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
 from flowrl.sim.rollouts_of_plan import (
-    QUEUED_IN_ENGINE,
     RolloutMaker,
     is_filtered,
     origins_of,
@@ -235,7 +235,7 @@ class _Maker:
             lane=lane,
             times=times.step,
             num_slots=slots,
-            capacity=QUEUED_IN_ENGINE * slots,
+            capacity=GIVEN_PER_SLOT * slots,
             kv_tokens=times.kv_tokens,
             load_s=times.load_s,
             poll=times.poll,
@@ -480,6 +480,7 @@ def _in_order(ops: tuple[OpModel, ...], plan: PlacementPlan) -> tuple[OpModel, .
                 "operations wait for each other",
                 where=f"the plan of {plan.graph}",
                 found=", ".join(op.name for op in waiting),
+                hint="undo the edit of `after`, or make the plan again: flowrl plan CONFIG -o FILE",
             )
         for op in ready:
             found[op.name] = op

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.compiler import CompiledStage
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Node, Op
@@ -28,7 +29,6 @@ from flowrl.sim.costs import LinearCost
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
 from flowrl.sim.of_many import DRIVER, MAIN, model_of_many
 from flowrl.sim.rollouts_of_plan import (
-    QUEUED_IN_ENGINE,
     RolloutMaker,
     is_filtered,
     longest_response,
@@ -203,7 +203,7 @@ class _Maker:
             lane=lane,
             times=(times.apart if self._is_fleet(role) else None) or times.step,
             num_slots=num_slots,
-            capacity=QUEUED_IN_ENGINE * num_slots,
+            capacity=GIVEN_PER_SLOT * num_slots,
             kv_tokens=times.kv_tokens,
             load_s=times.load_folder_s if self._is_fleet(role) else times.load_s,
             poll=times.poll,

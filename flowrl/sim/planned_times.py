@@ -110,7 +110,10 @@ def _episodes(plan: PlacementPlan) -> dict[str, EpisodeShape]:
 def _engine(stage: CompiledStage, operation: Operation, cost: Cost) -> EngineTimes:
     if operation.seconds is None:
         raise PlanError(
-            "the plan predicts no times", where=f"plan of {stage.name!r}", found=operation.node
+            "the plan predicts no times",
+            where=f"plan of {stage.name!r}",
+            found=operation.node,
+            hint="make it for a cluster whose devices are in configs/hardware, or give their rates",
         )
     step = AnalyticStep(
         cost,
@@ -128,6 +131,7 @@ def _shape(stage: CompiledStage, operation: Operation) -> ModelShape:
             "nothing is known of this role's model",
             where=f"plan of {stage.name!r}",
             found=f"role {operation.role!r} of {operation.node}",
+            hint="give the configuration that the plan was made for",
         )
     return known.shape
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.compiler import CompiledStage
+from flowrl.config.problems import wrong_type
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
-from flowrl.files import write_json_atomic
+from flowrl.files import decode_json, write_json_atomic
 from flowrl.graph import Op
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
@@ -195,7 +196,7 @@ def load_profile(path: Path) -> Profile:
         ConfigError: the file cannot be read, or is no profile of this version; names the key.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = decode_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be read: {error.strerror}",
@@ -203,7 +204,9 @@ def load_profile(path: Path) -> Profile:
             hint="`flowrl profile CONFIG` measures one",
         ) from error
     except ValueError as error:
-        raise ConfigError(f"not JSON: {error}", where=str(path)) from error
+        raise ConfigError(
+            f"not JSON: {error}", where=str(path), hint="`flowrl profile CONFIG` writes one"
+        ) from error
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != PROFILE_VERSION:
         raise ConfigError(
@@ -221,9 +224,10 @@ def load_profile(path: Path) -> Profile:
         key = ".".join(str(part) for part in first["loc"][1:])
         unknown = first["type"] in ("extra_forbidden", "unexpected_keyword_argument")
         raise ConfigError(
-            "unknown key" if unknown else str(first["msg"]),
+            "unknown key" if unknown else wrong_type(first),
             where=f"{path}: {key}",
             found=repr(first["input"])[:60],
+            hint="measure it again with `flowrl profile CONFIG`",
         ) from error
 
 

@@ -54,4 +54,5 @@ def _device(profile: Profile, where: str) -> str:
         where=where,
         found=listing(profile.machine.devices),
         expected=f"machine.devices with one of {listing(catalogue())}",
+        hint="measure on such a device, or leave plan.profile out",
     )

@@ -12,6 +12,7 @@ from statistics import median
 
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
+from flowrl.wording import counted
 
 __all__ = [
     "REPORT_VERSION",
@@ -226,8 +227,8 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
         planned: Is shown beside what was simulated.
     """
     lines = [
-        f"simulation of {report.name}: {len(report.steps)} steps, {report.num_engines} "
-        f"engine{'s' * (report.num_engines != 1)}, seed {report.seed}",
+        f"simulation of {report.name}: {counted(len(report.steps), 'step')}, "
+        f"{counted(report.num_engines, 'engine')}, seed {report.seed}",
         f"  lengths  {report.workload}",
         f"  times    {report.times}",
         *(f"  note     {note}" for note in report.notes),

@@ -510,6 +510,7 @@ class SimRollout:
                     where=f"sample {dispatch.sample}",
                     found=f"{kept} kept tokens",
                     expected=f"{life.tokens}",
+                    hint="this is a fault of the scheduler: report it",
                 )
             requests.append(
                 Request(

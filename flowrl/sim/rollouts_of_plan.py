@@ -19,7 +19,6 @@ from flowrl.sim.times import StageTimes
 from flowrl.specs import Sampling
 
 __all__ = [
-    "QUEUED_IN_ENGINE",
     "RolloutMaker",
     "SamplesRead",
     "is_filtered",
@@ -31,9 +30,6 @@ __all__ = [
     "switch_seconds",
     "untimed",
 ]
-
-QUEUED_IN_ENGINE = 2
-"""Samples that an engine is given at once, in slots: a freed slot is filled inside it at once."""
 
 
 def rollout_nodes(graph: Graph) -> tuple[Node, ...]:

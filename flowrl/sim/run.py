@@ -504,6 +504,7 @@ class _Simulation:
                 "nothing moves any more",
                 where=f"{self.model.name}, step {number}, {self.clock.now:g} s",
                 found=f"{op.name} waits for groups that nobody works on",
+                hint="allow more prompts at once, or fewer faults",
             )
         return self.streams.collect(op.name, number)
 

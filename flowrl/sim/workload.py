@@ -16,6 +16,7 @@ import numpy as np
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
 from flowrl.sim.lengths import Lengths, parse_lengths, read_lengths
+from flowrl.wording import counted
 
 __all__ = [
     "Assumed",
@@ -176,7 +177,7 @@ class Recorded(_Blocks):
         ]
 
     def __str__(self) -> str:
-        return f"{self._source} ({len(self._groups)} groups)"
+        return f"{self._source} ({counted(len(self._groups), 'group')})"
 
 
 def _members(rng: np.random.Generator, lengths: Sequence[int], size: int) -> Sequence[int]:
@@ -235,7 +236,13 @@ def read_recorded(path: Path, *, stage: str, rollout: str) -> list[RecordedGroup
             continue
         step, sample = row.get("step"), row.get("sample")
         if not isinstance(step, int) or not isinstance(sample, str):
-            raise DataError("a row of this log is damaged", where=str(path), found=repr(row)[:80])
+            raise DataError(
+                "a row of this log is damaged",
+                where=str(path),
+                found=repr(row)[:80],
+                expected="step and sample of each row",
+                hint="name another run, or a distribution: --lengths lognormal:mean=300,sigma=1",
+            )
         members.setdefault((step, sample.rpartition("/")[0]), []).append(row)
     groups = [
         _recorded(rows)

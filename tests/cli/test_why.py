@@ -34,7 +34,7 @@ def test_a_consumed_sample_is_told_from_its_offer_to_its_batch(
     why.run(made, row["sample"], as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "grpo, actor.generate"
-    assert lines[1].startswith(f"sample {row['sample']}: consumed after ")
+    assert lines[1].startswith(f"sample {row['sample']}: consumed (in a journal of ")
     assert f"tokens: {row['num_tokens']} by weights 1; 0 versions old when consumed" in lines[1]
     told = [line.partition(": ")[2] for line in lines[2:] if "event" in line]
     assert told == [

@@ -62,42 +62,65 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "text"),
+    ("old", "new", "line", "key", "text"),
     [
-        ("memory_gib: 1024", "memory_gb: 1024", "nodes.0.memory_gb", "did you mean 'memory_gib'"),
-        ("cores: 96", "cores: many", "nodes.0.cores", "'many'"),
-        ("cores: 96", "cores: 0", "nodes.0.cores", "greater than or equal to 1"),
-        (
-            "type: cuda, count: 2",
-            "type: gpu, count: 2",
-            "nodes.0.devices.0.type",
-            "'cuda', 'npu' or 'cpu'",
-        ),
-        ("memory_gib: 1024", "memory_gib: .inf", "nodes.0.memory_gib", "finite number"),
-        ("memory_gib: 80", "memory_gib: .inf", "nodes.0.devices.0.memory_gib", "finite number"),
-        ("    count: 2\n", "    count: 1000000000\n", "nodes.0", "4,000,000,000"),
-        ("type: cuda, count: 2", "type: cuda, count: 999999999", "nodes.0", "1,000,000,001"),
-        ("    cores: 96\n", "", "nodes.0.cores", "required"),
-        ("kind: nvlink", "kind: ethernet", "nodes.0.links.0.kind", "'nvlink'"),
+        ("memory_gib: 1024", "memory_gb: 1", 4, "nodes.0.memory_gb", "did you mean 'memory_gib'"),
+        ("cores: 96", "cores: many", 5, "nodes.0.cores", "'many'"),
+        ("cores: 96", "cores: true", 5, "nodes.0.cores", "not true or false"),
+        ("cores: 96", "cores: 0", 5, "nodes.0.cores", "must be at least 1"),
+        ("cores: 96", "cores: 100001", 5, "nodes.0.cores", "must be at most 100000"),
+        ("type: cuda, c", "type: gpu, c", 7, "nodes.0.devices.0.type", "one of cuda, npu, cpu"),
+        ("reserved: true", "reserved: yes", 8, "nodes.0.devices.1.reserved", "true or false"),
+        ("memory_gib: 1024", "memory_gib: .inf", 4, "nodes.0.memory_gib", "finite number"),
+        ("memory_gib: 80", "memory_gib: .inf", 7, "nodes.0.devices.0.memory_gib", "finite number"),
+        ("    count: 2\n", "    count: 1000000000\n", 2, "nodes.0", "4,000,000,000"),
+        ("type: cuda, count: 2", "type: cuda, count: 999999999", 2, "nodes.0", "1,000,000,001"),
+        ("    cores: 96\n", "", 2, "nodes.0.cores", "'cores' is missing in nodes.0"),
+        ("kind: nvlink", "kind: ethernet", 10, "nodes.0.links.0.kind", "nvlink, hccs"),
+        ("cores: 96", "memory_gib: 1024", 5, "", "'memory_gib' stands twice"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_by_file_and_key(
-    tmp_path: Path, old: str, new: str, where: str, text: str
+    tmp_path: Path, old: str, new: str, line: int, key: str, text: str
 ) -> None:
     assert old in TWO_NODES
-    path = written(tmp_path, TWO_NODES.replace(old, new))
+    path = written(tmp_path, TWO_NODES.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
         load_cluster(path)
-    assert caught.value.where == f"{path}: {where}"
+    assert caught.value.where == f"{path}:{line}" + (f" ({key})" if key else "")
     assert text in str(caught.value)
+    assert "to fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("memory_gib: 80", "memory_gib: 0", "from 0.1 to 1,000,000 GiB (an H100 has 80"),
+        ("memory_gib: 80", "memory_gib: -80", "from 0.1 to 1,000,000 GiB"),
+        ("memory_gib: 80", "tflops: 1.0e+30", "from 0.001 to 100,000 TFLOP/s (an H100 has 989"),
+        ("memory_gib: 80", "memory_tb_per_s: 1.0e-9", "0.001 to 1,000 TB/s (an H100 has 3.35"),
+        ("memory_gib: 80", "host_gb_per_s: 1.0e-9", "from 0.1 to 10,000 GB/s (an H100 has 54"),
+        ("gb_per_s: 50", "gb_per_s: 1.0e-9", "from 0.01 to 100,000 GB/s (NVLink of an H100"),
+        ("gb_per_s: 50", "gb_per_s: -50", "from 0.01 to 100,000 GB/s"),
+        ("gb_per_s: 50", "gb_per_s: 50000000000", "from 0.01 to 100,000 GB/s"),  # bytes, not GB
+    ],
+)
+def test_figures_that_no_machine_has_are_refused_with_their_unit_and_an_example(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match="must be") as caught:
+        load_cluster(written(tmp_path, TWO_NODES.replace(old, new)))
+    assert said in str(caught.value)
 
 
 def test_a_key_is_looked_for_among_those_of_its_place(tmp_path: Path) -> None:
     path = written(tmp_path, TWO_NODES + "name: mine\n")
     with pytest.raises(ConfigError, match="unknown key") as caught:
         load_cluster(path)
-    assert (caught.value.where, caught.value.expected) == (f"{path}: name", "one of nodes")
-    assert caught.value.hint is None  # nodes have names, files have none
+    assert (caught.value.where, caught.value.expected) == (f"{path}:12 (name)", "nodes")
+    assert (
+        caught.value.hint == "take it out, or write one of those"
+    )  # nodes have names, files have none
 
 
 def test_a_configuration_in_the_place_of_a_cluster_is_told_apart(tmp_path: Path) -> None:
@@ -114,7 +137,7 @@ def test_a_file_without_nodes_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_text_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a YAML file"):
+    with pytest.raises(ConfigError, match="not YAML"):
         load_cluster(written(tmp_path, "nodes: ["))
 
 
@@ -127,9 +150,18 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read") as caught:
-        load_cluster(tmp_path / "none.yaml")
-    assert caught.value.where == str(tmp_path / "none.yaml")
+    written(tmp_path, TWO_NODES)
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load_cluster(tmp_path / "clusters.yaml")
+    assert caught.value.where == str(tmp_path / "clusters.yaml")
+    assert caught.value.hint == f"did you mean {tmp_path / 'cluster.yaml'}?"
+
+
+def test_a_python_file_is_no_cluster(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import flowrl as fl\n")
+    with pytest.raises(ConfigError, match="this is a Python file, not a cluster file") as caught:
+        load_cluster(tmp_path / "mine.py")
+    assert "configs/clusters" in str(caught.value.hint)
 
 
 def test_two_nodes_of_one_name_are_refused(tmp_path: Path) -> None:

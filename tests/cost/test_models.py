@@ -324,7 +324,7 @@ def test_quantised_weights_can_be_counted_where_that_is_asked_for() -> None:
     ("change", "message"),
     [
         ({"num_experts_per_tok": 7}, "7 experts are active, but a layer has 6"),
-        ({"num_experts": 0}, "num_experts must be a whole number of at least 1"),
+        ({"num_experts": 0}, "num_experts must be a whole number from 1"),
         ({"mlp_only_layers": 2}, "mlp_only_layers must be a list"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
     ],

@@ -106,7 +106,8 @@ def test_a_syntax_error_is_shown_with_its_line(tmp_path):
     path = write(tmp_path / "typo.py", "x = 1\ndef f(:\n")
     with pytest.raises(TraceError) as caught:
         load_workflow(str(path))
-    assert "SyntaxError" in caught.value.what
+    assert "typo.py is no Python: invalid syntax" in caught.value.what
+    assert caught.value.found == "def f(:"
     assert caught.value.where.endswith("typo.py:2")
 
 

@@ -186,7 +186,7 @@ def eventful(play):
 def test_a_samples_story_says_where_it_ran_and_why_it_was_aborted(eventful):
     story = sample_story(read_journal(lines(journal_of(eventful))), "0/0/0")
     assert str(story).splitlines() == [
-        "sample 0/0/0: consumed after 14 events; tokens: 5 by weights 0, 2 by weights 1; "
+        "sample 0/0/0: consumed (in a journal of 14 events); tokens: 5 by weights 0, 2 by weights 1; "
         "2 versions old when consumed",
         "     1.000 s  event 1: offered",
         "     1.000 s  event 1: attempt 0 starts on e0, weights 0",
@@ -214,9 +214,11 @@ def test_a_sample_that_goes_on_is_told_as_such_and_an_unknown_one_too(play):
     p.offer("0/0")
     journal = read_journal(lines(journal_of(p)))
     assert str(sample_story(journal, "0/0/0")).startswith(
-        "sample 0/0/0: still queued after 1 events"
+        "sample 0/0/0: still queued (in a journal of 1 event)"
     )
-    assert str(sample_story(journal, "9/9/9")) == ("sample 9/9/9: never offered; it has 1 events")
+    assert str(sample_story(journal, "9/9/9")) == (
+        "sample 9/9/9: never offered (in a journal of 1 event)"
+    )
 
 
 def test_a_story_may_begin_in_mid_life(play):
@@ -237,7 +239,7 @@ def test_a_story_may_begin_in_mid_life(play):
         "the journal begins: queued -> running -> partial -> queued -> running on e0, attempt 1"
     )
     assert str(sample_story(journal, "0/1/0")) == (
-        "sample 0/1/0: ended before this journal begins; it has 2 events"
+        "sample 0/1/0: ended before this journal begins (in a journal of 2 events)"
     )
 
 

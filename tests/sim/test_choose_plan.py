@@ -26,7 +26,8 @@ from flowrl.sim.workload import open_workload
 from tests.runtime.tiny_runs import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-LENGTHS = PlanConfig()
+LENGTHS = PlanConfig(mean_response_tokens=1000)
+"""Above the longest, so that every response has as many tokens as it may."""
 
 
 class Step:

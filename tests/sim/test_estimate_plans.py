@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from flowrl import api
-from flowrl.config.plan import PlanConfig
 from flowrl.plan.local import LocalRequest, engines_of, local_choice, local_choices
 from flowrl.sim.choose_plan import predicted_choices, workloads_of
 from flowrl.sim.costs import LinearCost
@@ -91,7 +90,7 @@ def test_an_engine_waits_for_its_environment(tmp_path: Path):
     stage = compiled.stages[-1]
     free = assumed_times(stage)
     played = {"game": EnvironmentTimes(call_s=1e-3, wait_s=0.5)}
-    workloads = workloads_of(stage, free, PlanConfig(), 0)
+    workloads = workloads_of(stage, free, LENGTHS, 0)
     plain, slow = (
         estimate_model(model_of_stage(stage, times), workloads).step_s
         for times in (free, replace(free, environments=played))
@@ -104,9 +103,11 @@ def test_an_engine_waits_for_its_environment(tmp_path: Path):
 
 @pytest.mark.parametrize(("reset", "reset_s"), [("", 0.001), (", reset_s: 0.025", 0.025)])
 def test_what_the_configuration_says_of_an_environment_is_taken(reset: str, reset_s: float):
+    # Responses have as many tokens as they may, in as many turns.
+    longest = ["plan.mean_response_tokens=8"]
     words = [f"plan.environments.game={{step_s: 0.001, wait_s: 0.5{reset}}}"]
     plans = []
-    for overrides in ([], words):
+    for overrides in (longest, [*longest, *words]):
         compiled = api.compile(None, CONFIGS / "guess.yaml", pool=two_cores(), overrides=overrides)
         plans.append(estimated_plan(compiled.stages[-1], compiled.config.plan, 0).plan)
     plain, slow = (plan.prediction.step_s or 0.0 for plan in plans)

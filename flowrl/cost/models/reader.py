@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from flowrl.errors import PlanError
 
-__all__ = ["ConfigReader"]
+__all__ = ["MOST_LAYERS", "ConfigReader"]
+
+MOST = 1 << 31
+"""Of any size in a config: more is a slip of the hand."""
+
+MOST_LAYERS = 10_000
+"""The deepest model that is known has some hundred; layers are counted one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,8 @@ class ConfigReader:
                 where=self.where,
                 found=f"model_type {name!r}",
                 expected=f"one of {', '.join(known)}" + (f" (nearest {near[0]})" if near else ""),
-                hint="a new family needs its parameter counts (embedding, attention, mlp, norm, "
+                hint=(f"write model_type {near[0]}, if it is that one; " if near else "")
+                + "a new family needs its parameter counts (embedding, attention, mlp, norm, "
                 "head; for experts, how many there are and how many are active), its KV bytes a "
                 "token and its activations a token",
             )
@@ -55,15 +62,15 @@ class ConfigReader:
                 hint="give a folder with float32, bfloat16 or float16 weights",
             )
 
-    def size(self, key: str, absent: int | None = None) -> int:
-        """A whole number of at least 1; `absent` where the key is not there.
+    def size(self, key: str, absent: int | None = None, most: int = MOST) -> int:
+        """A whole number from 1 to `most`; `absent` where the key is not there.
 
         Raises:
             PlanError: no such number.
         """
         if key not in self.config and absent is not None:
             return absent
-        return self._number(key, least=1)
+        return self._number(key, least=1, most=most)
 
     def size_or_null(self, key: str, absent: int | None, null: int) -> int:
         """Like `size`, where a null means `null`, and so does an absent key without a default."""
@@ -84,26 +91,64 @@ class ConfigReader:
         return absent if key not in self.config else self._number(key, least=0)
 
     def flag(self, key: str, absent: bool = False) -> bool:
-        """Whether the key is true."""
-        return self.config.get(key, absent) is True
+        """Whether the key is true; a null is what an absent key is.
 
-    def check(self, key: str, value: object, least: int = 1) -> int:
-        """The value, where it is a whole number of at least `least`.
+        Raises:
+            PlanError: it is neither true nor false.
+        """
+        value = self.config.get(key)
+        if value is None:
+            return absent
+        if not isinstance(value, bool):
+            raise PlanError(
+                f"{key} must be true or false",
+                where=self.where,
+                found=repr(value),
+                hint="correct it in the model's config: true or false, without quotes",
+            )
+        return value
+
+    def layers(self, key: str) -> frozenset[int]:
+        """A list of layers, counted from 0; an absent key or a null names none.
+
+        Raises:
+            PlanError: something else.
+        """
+        value = self.config.get(key)
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list) or not all(
+            isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value
+        ):
+            raise PlanError(
+                f"{key} must be a list of layers, whole numbers from 0",
+                where=self.where,
+                found=repr(value)[:80],
+                hint="correct it in the model's config, for example [0, 1]",
+            )
+        return frozenset(value)
+
+    def check(self, key: str, value: object, least: int = 1, most: int = MOST) -> int:
+        """The value, where it is a whole number from `least` to `most`.
 
         Raises:
             PlanError: it is not.
         """
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise PlanError(
-                f"{key} must be a whole number of at least {least}",
+                f"{key} must be a whole number from {least} to {most:,}",
                 where=self.where,
-                found=repr(value),
+                found=repr(value)[:80],
+                hint=f"correct {key} in the model's config",
             )
         return value
 
-    def _number(self, key: str, least: int) -> int:
+    def _number(self, key: str, least: int, most: int = MOST) -> int:
         if key not in self.config:
             raise PlanError(
-                f"the model's config has no {key!r}", where=self.where, expected="a whole number"
+                f"the model's config has no {key!r}",
+                where=self.where,
+                expected="a whole number",
+                hint="take the config.json that came with the model, or add the key",
             )
-        return self.check(key, self.config[key], least)
+        return self.check(key, self.config[key], least, most)

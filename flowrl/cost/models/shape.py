@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from flowrl.cost.models.counts import ParameterCounts, count_parameters
-from flowrl.cost.models.reader import ConfigReader
+from flowrl.cost.models.reader import MOST_LAYERS, ConfigReader
 from flowrl.errors import PlanError
 
 __all__ = ["FAMILIES", "Experts", "LatentAttention", "ModelShape"]
@@ -161,7 +161,7 @@ class ModelShape:
             reader.refuse_quantised()
         name = reader.family(FAMILIES)
         family = FAMILIES[name]
-        num_layers = reader.size("num_hidden_layers")
+        num_layers = reader.size("num_hidden_layers", most=MOST_LAYERS)
         latent = _latent(reader) if family.latent else None
         num_heads, num_kv_heads, head_dim = _heads(reader, family, latent)
         biased = reader.flag("attention_bias")
@@ -260,6 +260,7 @@ def _heads(
         raise PlanError(
             f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
             where=reader.where,
+            hint="correct one of them in the model's config; equal numbers mean no grouping",
         )
     head_dim = reader.config.get("head_dim", family.default_head_dim)
     if head_dim is not None:
@@ -308,6 +309,8 @@ def _experts(reader: ConfigReader, family: _Family, num_layers: int) -> Experts 
         raise PlanError(
             f"{experts.num_active} experts are active, but a layer has {experts.num_experts}",
             where=reader.where,
+            expected=f"num_experts_per_tok of at most {experts.num_experts}",
+            hint="correct one of the two in the model's config",
         )
     return experts
 
@@ -315,9 +318,5 @@ def _experts(reader: ConfigReader, family: _Family, num_layers: int) -> Experts 
 def _qwen_dense_layers(reader: ConfigReader, num_layers: int) -> int:
     """Layers named by `mlp_only_layers`, and those that `decoder_sparse_step` leaves dense."""
     step = reader.size("decoder_sparse_step", absent=1)
-    named = reader.config.get("mlp_only_layers") or []
-    if not isinstance(named, list):
-        raise PlanError(
-            "mlp_only_layers must be a list of layers", where=reader.where, found=repr(named)
-        )
+    named = reader.layers("mlp_only_layers")
     return sum(layer in named or (layer + 1) % step != 0 for layer in range(num_layers))

@@ -19,6 +19,7 @@ from flowrl.plan.search.problem import EVERY_KIND, Kind, Problem, Task
 from flowrl.plan.search.result import Binding, Change, ChangeKind, Infeasible
 from flowrl.plan.search.schedule import Asynchronous, Leaf, Schedule, Spatial, Temporal
 from flowrl.plan.search.space import compile_space, families
+from flowrl.wording import counted
 
 __all__ = ["explain", "fits", "least_peak", "thin"]
 
@@ -102,7 +103,7 @@ def _binding(problem: Problem, names: tuple[str, ...], peak: int | None) -> Bind
     if peak is not None:
         reason = (
             f"{who} {verb} at least {_gib(peak)} on a device of {_gib(problem.memory_bytes)}, "
-            f"whatever the schedule on {problem.num_devices} devices"
+            f"whatever the schedule on {counted(problem.num_devices, 'device')}"
         )
         return Binding(tasks=names, over_bytes=peak - problem.memory_bytes, reason=reason)
     counts = {}
@@ -124,7 +125,7 @@ def _binding(problem: Problem, names: tuple[str, ...], peak: int | None) -> Bind
         least = ", ".join(f"{name} {min(sizes)}" for name, sizes in counts.items())
         reason = (
             f"{who} have no schedule of the allowed kinds ({', '.join(sorted(problem.kinds))}) "
-            f"on {problem.num_devices} devices; the fewest that each can use: {least}"
+            f"on {counted(problem.num_devices, 'device')}; the fewest that each can use: {least}"
         )
     return Binding(tasks=names, over_bytes=None, reason=reason)
 
@@ -139,14 +140,14 @@ def _changes(problem: Problem, counts: tuple[int, ...]) -> list[Change]:
     for count in sorted({count for count in counts if count > problem.num_devices}):
         larger = replace(problem, num_devices=count, counts=counts)
         if fits(thin(larger, MOST_SIZES)[0]):
-            text = f"{count} devices instead of {problem.num_devices}"
+            text = f"{counted(count, 'device')} instead of {problem.num_devices}"
             found.append(Change(kind=ChangeKind.DEVICES, text=text, value=count))
             break
     for name, count in problem.pinned.items():
         others = {key: value for key, value in problem.pinned.items() if key != name}
         places = {key: value for key, value in problem.places.items() if key != name}
         if fits(replace(problem, pinned=others, places=places)):
-            text = f"{name} not pinned to {count} devices"
+            text = f"{name} not pinned to {counted(count, 'device')}"
             found.append(Change(kind=ChangeKind.PIN, text=text, tasks=(name,)))
     if problem.kinds != EVERY_KIND and fits(replace(problem, kinds=EVERY_KIND)):
         text = f"other kinds of schedule than {', '.join(sorted(problem.kinds))}"

@@ -1,0 +1,191 @@
+"""Command lines that the parser refuses, told as every other mistake is.
+
+The parser says what is wrong in its own words and shows how a command is used. People need to know
+what to write in its place: an option may be a key of the configuration, or of another command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl.config.nearest import listing, nearest, suggestion
+from flowrl.errors import ConfigError
+
+__all__ = ["usage_error"]
+
+_EXTRA = re.compile(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)")
+_LEAST = re.compile(r"greater than or equal to (\S+)|>=\s*(\S+)")
+
+
+def usage_error(error: Exception, commands: Mapping[str, Any], words: Sequence[str]) -> ConfigError:
+    """What the parser refused, in our words.
+
+    Args:
+        error: A usage error of the parser. Its attributes are what its releases have in common:
+            `message`, and of an option `option_name` or `param`.
+        commands: The parser's commands, by name.
+        words: The command line.
+    """
+    name = next((word for word in words if not word.startswith("-")), "")
+    if name not in commands:
+        return _no_command(name, words, commands)
+    option, param = getattr(error, "option_name", None), getattr(error, "param", None)
+    text = str(getattr(error, "message", "")).strip()
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        return _no_option(str(option), name, commands, words)
+    if kind == "MissingParameter":
+        return _missing(param, name, commands)
+    if kind == "BadOptionUsage":
+        return _bad_use(str(option), name, commands, text)
+    if param is not None:
+        return _bad_value(param, name, words, text)
+    extra = _EXTRA.search(text)
+    return ConfigError(
+        f"`flowrl {name}` takes no {extra[1]!r}" if extra else text[:1].lower() + text[1:],
+        where=f"command line (flowrl {' '.join(words)})",
+        expected=_usage(name, commands),
+        hint=f"leave it out; `flowrl {name} --help` says what there is",
+    )
+
+
+def _no_command(name: str, words: Sequence[str], commands: Mapping[str, Any]) -> ConfigError:
+    if not name:
+        return ConfigError(
+            f"flowrl alone has no option {words[0]}",
+            where=f"command line ({words[0]})",
+            expected=f"a command: {listing(commands)}",
+            hint="write the command first: `flowrl plan CONFIG`; `flowrl --help` lists all",
+        )
+    hint = suggestion(name, commands)
+    if hint is None and name.endswith((".yaml", ".yml", ".json")):
+        hint = f"write what to do with it first: `flowrl plan {name}` or `flowrl run {name}`"
+    elif hint is None and ".py" in name:
+        hint = f"write what to do with it first: `flowrl graph {name}`"
+    return ConfigError(
+        f"there is no command {name!r}",
+        where="command line",
+        expected=f"one of {listing(commands)}",
+        hint=hint or "`flowrl --help` says what each does",
+    )
+
+
+def _no_option(
+    option: str, name: str, commands: Mapping[str, Any], words: Sequence[str]
+) -> ConfigError:
+    own = _options(commands[name])
+    others = [one for one, other in commands.items() if option in _options(other)]
+    value = _value_of(words, [option])
+    # A key that is right and only written as an option beats an option that is merely alike.
+    hint = _as_override(option, value, own) if _takes_overrides(commands[name]) else None
+    if hint is None and (match := nearest(option, own)) is not None:
+        hint = f"did you mean {match}?"
+    if hint is None and others:
+        hint = f"it is of `flowrl {others[0]}`; leave it out here"
+    return ConfigError(
+        f"`flowrl {name}` has no option {option}",
+        where=f"command line ({option if value is None else f'{option} {value}'})",
+        expected=f"one of {listing(own)}",
+        hint=hint or f"leave it out; `flowrl {name} --help` says what there is",
+    )
+
+
+def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | None:
+    """How a key of the configuration is written that somebody gave as an option."""
+    from flowrl.config.problems import homes_of
+    from flowrl.config.schema import RunConfig
+
+    key = option.lstrip("-").replace("-", "_")
+    said = value or "VALUE"
+    if key == "pin" and value is not None:
+        return f"write it without dashes, as a key of the configuration: plan.pins.{value}"
+    if "." in key:
+        return f"overrides have no dashes: {option.lstrip('-')}={said}"
+    homes = [home for home in homes_of(key, RunConfig) if home != "cluster" or key == "cluster"]
+    if not homes or len(option) < len("--x"):
+        return None
+    written = " or ".join(f"{home}={said}" for home in homes[:2])
+    return f"write it without dashes, as a key of the configuration: {written}"
+
+
+def _missing(param: Any, name: str, commands: Mapping[str, Any]) -> ConfigError:
+    metavar = str(getattr(param, "metavar", None) or getattr(param, "name", "")).upper()
+    example = {"why": "flowrl why runs/quickstart 0/3/1", "graph": "flowrl graph grpo"}
+    return ConfigError(
+        f"`flowrl {name}` needs {metavar}",
+        where="command line",
+        expected=_usage(name, commands),
+        hint=f"for example `{example.get(name, f'flowrl {name} configs/quickstart.yaml')}`",
+    )
+
+
+def _bad_use(option: str, name: str, commands: Mapping[str, Any], text: str) -> ConfigError:
+    """Of an option without its value, or with one that it does not take."""
+    if "not take" in text:
+        return ConfigError(
+            f"{option} takes no value", where=f"command line ({option})", hint=f"write {option}"
+        )
+    metavar = next(
+        (str(p.metavar) for p in commands[name].params if option in p.opts and p.metavar), "VALUE"
+    )
+    return ConfigError(
+        f"{option} stands alone, and needs a value",
+        where=f"command line ({option})",
+        hint=f"write {option} {metavar}",
+    )
+
+
+def _bad_value(param: Any, name: str, words: Sequence[str], text: str) -> ConfigError:
+    option = max(param.opts, key=len)
+    value = _value_of(words, param.opts)
+    least = _LEAST.search(text)
+    expected = "a whole number" if "integer" in text else "a number" if "float" in text else None
+    if least is not None:
+        bound = (least[1] or least[2]).rstrip(".")
+        expected = f"a number of at least {bound}"
+    default = getattr(param, "default", None)
+    example = default if isinstance(default, int) and not isinstance(default, bool) else 8
+    return ConfigError(
+        f"this is no value of {option}",
+        where=f"command line ({option})",
+        found=None if value is None else repr(value),
+        expected=expected or text,
+        hint=f"write for example {option} {example}, or leave it out",
+    )
+
+
+def _options(command: Any) -> list[str]:
+    """The long names of a command's options."""
+    return [
+        option
+        for param in command.params
+        for option in param.opts
+        if option.startswith("--") and option != "--debug"
+    ]
+
+
+def _takes_overrides(command: Any) -> bool:
+    return any(param.name == "overrides" for param in command.params)
+
+
+def _usage(name: str, commands: Mapping[str, Any]) -> str:
+    arguments = [
+        str(p.metavar or p.name.upper())
+        for p in commands[name].params
+        if not any(option.startswith("-") for option in p.opts)
+    ]
+    return " ".join(["flowrl", name, *arguments, "[OPTIONS]"])
+
+
+def _value_of(words: Sequence[str], options: Sequence[str]) -> str | None:
+    """What stands behind an option on the command line."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in options:
+            if equals:
+                return value
+            following = words[place + 1 : place + 2]
+            return following[0] if following and not following[0].startswith("--") else None
+    return None
