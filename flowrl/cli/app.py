@@ -42,6 +42,15 @@ _OF_THE_MACHINE = (
 )
 """No fault of ours: a full disk, a folder that may not be written, files that were taken away."""
 
+_WAYS_OUT = {
+    errno.ENOSPC: "free some space; a run goes on with flowrl run --resume RUN",
+    errno.EDQUOT: "free some space; a run goes on with flowrl run --resume RUN",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EACCES: "give a path that may be read and written (`ls -l` shows whose it is)",
+    errno.EPERM: "give a path that may be read and written (`ls -l` shows whose it is)",
+    errno.EROFS: "give a path that may be written",
+}
+
 # The parser's errors have no public base; the one that is public leads to it.
 _PARSER_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
@@ -392,7 +401,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             return _fault(error, debug)
         if debug:
             traceback.print_exc()
-        print(f"error: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        hint = _WAYS_OUT.get(error.errno, "give another path, or mend this one")
+        told = FlowError(str(error.strerror), where=str(error.filename or "a file"), hint=hint)
+        print(f"error: {told}", file=sys.stderr)
         return FlowError.exit_code
     except Exception as error:  # the last resort: a fault of ours, told in a line
         return _fault(error, debug)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
-__all__ = ["listing", "nearest", "one_of_them", "suggestion"]
+__all__ = ["listing", "nearest", "nearest_file", "one_of_them", "suggestion"]
 
 MAX_LISTED = 24
 
@@ -24,6 +25,19 @@ def suggestion(name: str, choices: Iterable[str]) -> str | None:
     """`did you mean 'steps'?`, or None where no choice is alike."""
     match = nearest(name, choices)
     return f"did you mean {match!r}?" if match is not None else None
+
+
+def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",)) -> str | None:
+    """`did you mean FOLDER/NAME?` of a file that is not there; None where none beside is alike.
+
+    Args:
+        suffixes: Ends of names to look among; by default all.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return None
+    beside = sorted(one.name for one in path.parent.iterdir() if one.name.endswith(suffixes))
+    match = nearest(path.name, beside)
+    return None if match is None else f"did you mean {path.parent / match}?"
 
 
 def one_of_them(name: str, choices: Iterable[str]) -> str:

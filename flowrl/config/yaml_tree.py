@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import yaml
 
-from flowrl.config.nearest import listing, nearest
+from flowrl.config.nearest import listing, nearest_file
 from flowrl.errors import ConfigError
 
 __all__ = ["CONFIG", "FileKind", "Places", "Tree", "Value", "read_yaml_file", "read_yaml_value"]
@@ -194,12 +194,11 @@ def _read(path: Path, kind: FileKind) -> str:
         folder = path.parent
         names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
         configs = [name for name in names if name.endswith((".yaml", ".yml"))]
-        match = nearest(path.name, configs)
         raise ConfigError(
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
             expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
-            hint=f"did you mean {folder / match}?" if match else kind.way_out,
+            hint=nearest_file(path, (".yaml", ".yml")) or kind.way_out,
         ) from None
     except IsADirectoryError:
         inside = sorted(p.name for p in path.iterdir() if p.suffix in (".yaml", ".yml"))

@@ -124,6 +124,7 @@ def _aside(
                 where=pins.where(task.id),
                 found=pins.said(task.id),
                 expected=f"devices of {number_ranges(numbers)}",
+                hint=f"pin some of those, or leave {pins.said(task.id)} out",
             )
     free = [task for task in playing if task.id not in named]
     taken = {number for some in named.values() for number in some}

@@ -349,9 +349,10 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
             hint=f"write {pin.subject}.devices=0-7, or leave the pin out",
         ) from None
     usable = set(numbering)
-    # The last one first: a range of any length ends there if it is too long.
     for one in ranges:
-        for number in (one[-1], *one):
+        if one[-1] > max(usable, default=-1):  # a range of any length ends there
+            raise _no_device(pin, one[-1], numbering)
+        for number in one:
             if number not in usable:
                 raise _no_device(pin, number, numbering)
     numbers = [number for one in ranges for number in one]

@@ -23,7 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.cluster.hardware import DeviceSpec
-from flowrl.config.nearest import nearest
+from flowrl.config.nearest import nearest_file
 from flowrl.config.problems import wrong_type
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
@@ -538,7 +538,7 @@ def load_plan(path: Path) -> PlacementPlan:
         raise ConfigError(
             f"the plan cannot be read: {error.strerror}",
             where=str(path),
-            hint=_nearest_plan(path) or "`flowrl plan CONFIG -o FILE.json` writes one",
+            hint=nearest_file(path) or "`flowrl plan CONFIG -o FILE.json` writes one",
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -551,18 +551,9 @@ def load_plan(path: Path) -> PlacementPlan:
     return read(text, where=str(path))
 
 
-def _nearest_plan(path: Path) -> str | None:
-    """A file beside, where the one that is named is missing and its name is alike."""
-    if path.exists() or not path.parent.is_dir():
-        return None
-    match = nearest(path.name, [one.name for one in sorted(path.parent.iterdir())])
-    return None if match is None else f"did you mean {path.parent / match}?"
-
-
 def save_plan(plan: PlacementPlan, path: Path) -> None:
     """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
-    text = plan.to_json() if path.suffix == ".json" else plan.to_yaml()
-    write_text_atomic(path, text)
+    write_text_atomic(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
 
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")

@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.compiler import CompiledStage
+from flowrl.config.nearest import nearest_file
 from flowrl.config.problems import wrong_type
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
@@ -201,7 +202,7 @@ def load_profile(path: Path) -> Profile:
         raise ConfigError(
             f"the profile cannot be read: {error.strerror}",
             where=str(path),
-            hint="`flowrl profile CONFIG` measures one",
+            hint=nearest_file(path) or "`flowrl profile CONFIG` measures one",
         ) from error
     except ValueError as error:
         raise ConfigError(
