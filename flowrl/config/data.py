@@ -161,7 +161,7 @@ class DataConfig(Section):
     solution: str = "{answer}"
     rejected: str = "{rejected}"
     origin: str = ""
-    max_prompt_tokens: Int = Field(default=512, ge=1)
+    max_prompt_tokens: Int = Field(default=512, ge=1, le=1 << 24)
     max_bad_rows: Int = Field(default=0, ge=0)
     chat_template: Literal["auto", "never", "always"] = "auto"
     difficulty: DifficultyConfig | None = None

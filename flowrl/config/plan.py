@@ -26,12 +26,12 @@ class EnvironmentTimesConfig(Section):
         memory_gib: Of each accelerator that it is on, or of each node's host.
     """
 
-    step_s: Float = Field(ge=0)
-    reset_s: Annotated[Float, Field(ge=0)] | None = None
-    wait_s: Float = Field(default=0.0, ge=0)
+    step_s: Float = Field(ge=0, le=86_400)
+    reset_s: Annotated[Float, Field(ge=0, le=86_400)] | None = None
+    wait_s: Float = Field(default=0.0, ge=0, le=86_400)
     device: str = "cpu"
-    concurrency: Annotated[Int, Field(ge=1)] | None = None
-    memory_gib: Float = Field(default=0.0, ge=0)
+    concurrency: Annotated[Int, Field(ge=1, le=1 << 20)] | None = None
+    memory_gib: Float = Field(default=0.0, ge=0, le=1_000_000)
 
 
 class PlanConfig(Section):

@@ -123,7 +123,7 @@ class SamplingConfig(Section):
     min_p: Float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: Float = Field(default=1.0, gt=0)
     min_tokens: Int = Field(default=0, ge=0)
-    max_tokens: Int = Field(default=256, ge=1)
+    max_tokens: Int = Field(default=256, ge=1, le=1 << 24)
 
 
 class TrainConfig(Section):
@@ -145,10 +145,10 @@ class TrainConfig(Section):
     """
 
     steps: Int = Field(default=100, ge=0)
-    prompts_per_step: Int = Field(default=64, ge=1)
-    group_size: Int = Field(default=8, ge=1)
-    mini_batches: Int = Field(default=1, ge=1)
-    micro_batch: Int = Field(default=32, ge=1)
+    prompts_per_step: Int = Field(default=64, ge=1, le=1 << 20)
+    group_size: Int = Field(default=8, ge=1, le=1 << 16)
+    mini_batches: Int = Field(default=1, ge=1, le=1 << 20)
+    micro_batch: Int = Field(default=32, ge=1, le=1 << 20)
     max_staleness: Int = Field(default=0, ge=0)
     policies: dict[str, str | Args] = Field(default_factory=dict)
     refill: bool = False
@@ -297,7 +297,7 @@ class RoleConfig(Section):
     copy_of: str | None = None
     tokenizer: Annotated[CharTokenizer | BpeTokenizer, Field(discriminator="kind")] | None = None
     optimizer: OptimizerChanges | None = None
-    num_slots: Int = Field(default=256, ge=1)
+    num_slots: Int = Field(default=256, ge=1, le=1 << 20)
     num_engines: Annotated[Int, Field(ge=1, le=1024)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"

@@ -58,7 +58,11 @@ def test_lookups_find_what_is_there_and_raise_for_the_rest(plan: PlacementPlan) 
             "unknown key",
         ),
         (lambda d: d["placements"][1].pop("backend"), "placements.1.backend", "missing key"),
-        (lambda d: d["placements"][0].update(replicas="2"), "placements.0.replicas", "whole number"),
+        (
+            lambda d: d["placements"][0].update(replicas="2"),
+            "placements.0.replicas",
+            "whole number",
+        ),
         (lambda d: d["operations"][0].update(start="soon"), "operations.0.start", "'sample'"),
         (lambda d: d.update(version=99), "version", "not a plan of this format"),
         (lambda d: d.pop("version"), "version", "not a plan of this format"),
