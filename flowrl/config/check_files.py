@@ -88,7 +88,9 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 where=where,
                 found=f"{listing(held[:8])} in it",
                 expected="a Hugging Face model folder",
-                hint=f"did you mean {inside[0]}?" if inside else None,
+                hint=f"did you mean {inside[0]}?"
+                if inside
+                else "name a folder with config.json, or a config.json itself (FILE.json)",
             )
 
 

@@ -374,7 +374,7 @@ def _no_device(pin: Pin, number: int, numbering: Sequence[int]) -> PlanError:
         where=pin.where,
         found=str(pin),
         expected=f"of {number_ranges(numbering)}",
-        hint=hint,
+        hint=hint or f"name some of those, or leave {pin} out",
     )
 
 

@@ -119,6 +119,7 @@ def add_map(name: str, spec: MapSpec, handles: Iterable[Handle]) -> Scores | Adv
             f"{name} reads nothing of {unread[0].kind} of '{unread[0].node}'",
             where=str(user_line()),
             expected=f"what has {', '.join(spec.reads)}",
+            hint="give it a handle that has one of these",
         )
     reads = {
         "input" if i == 0 else f"input_{i + 1}": Read(given[i].node, tuple(chosen[i]))

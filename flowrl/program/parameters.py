@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError, TraceError
 from flowrl.graph.types import SourceRef
 from flowrl.ids import RoleName
@@ -148,6 +148,7 @@ def read_parameters(
             f"workflow '{function.__name__}' has no role that learns",
             where=str(where),
             expected="a parameter such as actor: fl.Policy",
+            hint="add a parameter such as actor: fl.Policy",
         )
     return Parameters(roles=tuple(roles), data=tuple(data), arguments=tuple(arguments))
 
@@ -185,6 +186,7 @@ def _annotation(
             where=str(where),
             found=str(parameter.kind.description),
             expected="parameters with names of their own, without *, ** and /",
+            hint="give it a name of its own, or leave it out",
         )
     if parameter.name not in hints:
         raise TraceError(
@@ -222,6 +224,7 @@ def _read_argument(
             where=str(where),
             found=repr(parameter.default),
             expected=argument.expected,
+            hint="change the default or the annotation",
         )
     return replace(argument, default=_converted(argument, parameter.default))
 
@@ -276,7 +279,7 @@ def bind_arguments(
                 f"workflow '{workflow}' has no argument '{name}'",
                 where=f"args.{name}",
                 expected=f"one of {listing(names)}" if names else "no arguments",
-                hint=suggestion(name, names),
+                hint=one_of_them(name, names) if names else f"leave args.{name} out",
             )
     values: dict[str, Scalar] = {}
     for argument in arguments:
@@ -309,7 +312,7 @@ def bind_roles(
                 f"workflow '{workflow}' has no role '{name}'",
                 where=f"bind.{name}",
                 expected=f"one of {listing(names)}",
-                hint=suggestion(name, names),
+                hint=one_of_them(name, names),
             )
     for name, player in players.items():
         if not isinstance(player, str) or not player or not player.isprintable() or " " in player:
@@ -317,6 +320,7 @@ def bind_roles(
                 f"'{player}' cannot be the name of a role",
                 where=f"bind.{name}",
                 expected="a key of roles, without blanks",
+                hint="name a key of roles",
             )
     bound = tuple(
         replace(role, name=RoleName(players.get(role.parameter, role.name))) for role in roles
@@ -329,6 +333,7 @@ def bind_roles(
                 where=f"bind.{next(name for name in same if name in players)}",
                 found=f"{role.name} for {' and '.join(same)}",
                 expected="a role of its own for each",
+                hint="bind one of them to another role",
             )
     return bound
 
@@ -363,5 +368,5 @@ def _checked(workflow: str, argument: Argument, value: Scalar) -> Scalar:
         where=f"args.{argument.name}",
         found=f"{value!r} ({kind.__name__})",
         expected=argument.expected,
-        hint=suggestion(str(value), choices) if choices else None,
+        hint=one_of_them(str(value), choices) if choices else "write such a value",
     )

@@ -146,6 +146,7 @@ class Policy(Role):
                 where=str(user_line()),
                 found=f"{before[0].id} ({before[0].source})",
                 expected="one sync of a role, with the number of steps between refreshes: every=50",
+                hint="leave one of the two syncs out",
             )
         update = tracer.last_update(source.name)
         if update is None:

@@ -223,6 +223,7 @@ class Workflow:
                 f"workflow '{self.name}': {error}",
                 where=str(user_line()),
                 expected=str(inspect.signature(self.function)),
+                hint="call it with these parameters",
             ) from None
         roles = [(role.parameter, role.kind) for role in self.roles]
         data = [(parameter.name, parameter.kind) for parameter in self.data]
@@ -234,6 +235,7 @@ class Workflow:
                     where=str(user_line()),
                     found=repr(value) if isinstance(value, Handle | Role) else f"{value!r}",
                     expected=f"fl.{kind.__name__}",
+                    hint="pass a handle of that kind",
                 )
         for argument in self.arguments:
             if argument.name in bound.arguments:
@@ -244,6 +246,7 @@ class Workflow:
                         where=str(user_line()),
                         found=repr(value),
                         expected=argument.expected,
+                        hint="pass such a value",
                     )
 
 
@@ -287,7 +290,10 @@ def workflow(
     def make(target: Callable[..., object]) -> Workflow:
         if not inspect.isfunction(target):
             raise TraceError(
-                "@fl.workflow marks functions", where=str(user_line()), found=repr(target)
+                "@fl.workflow marks functions",
+                where=str(user_line()),
+                found=repr(target),
+                hint="write it above a `def`",
             )
         is_async = inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
         if is_async or inspect.isgeneratorfunction(target):
@@ -310,6 +316,7 @@ def _checked_staleness(value: int | None, name: str, where: SourceRef) -> int | 
         where=str(where),
         found=repr(value),
         expected="a whole number from 0 (strictly on-policy) up, or None for the config's",
+        hint="write a whole number, or leave it out",
     )
 
 

@@ -162,3 +162,20 @@ def test_turns_that_can_never_be_had_are_refused(caplog):
 
 def test_an_ordinary_game_is_not_told(caplog):
     assert warned(caplog, play, roles={"actor": model(max_length=128), "game": GAME}) == []
+
+
+def test_a_stop_that_anything_reaches_is_told(caplog):
+    terms = [{"kind": "exact_match", "name": "accuracy"}]
+    for share, number in ((0.0, 1), (0.4, 0)):
+        stop = {"metric": "accuracy", "at_least": share}
+        data = config()["data"] | {"eval": {"kind": "arithmetic", "split": "eval"}}
+        changes = {"rewards": {"terms": terms}, "stop": stop, "data": data}
+        said = [text for text in warned(caplog, grpo, **changes) if "first check" in text]
+        assert len(said) == number
+        for text in said:
+            assert "(stop.at_least): accuracy is never below 0" in text
+
+
+def test_turns_without_an_environment_are_told(caplog):
+    said = warned(caplog, grpo, plan={"mean_turns": 3})
+    assert any("(plan.mean_turns): says something of episodes" in text for text in said)

@@ -389,3 +389,32 @@ def test_a_value_head_is_that_of_a_token_classifier_with_one_label(tied: bool) -
     assert shape.parameters.total == sum(p.numel() for p in model.parameters())
     assert shape.parameters.head == config["hidden_size"] + 1
     assert shape.output_size == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tie_word_embeddings", "yes", "tie_word_embeddings must be true or false"),
+        ("attention_bias", 1, "attention_bias must be true or false"),
+        ("hidden_size", "2048", "hidden_size must be a whole number from 1 to 2,147,483,648"),
+        ("hidden_size", True, "hidden_size must be a whole number"),
+        ("num_attention_heads", 3.0, "num_attention_heads must be a whole number"),
+        ("vocab_size", 10**400, "vocab_size must be a whole number"),
+        ("num_hidden_layers", 10_001, "num_hidden_layers must be a whole number from 1 to 10,000"),
+        ("mlp_only_layers", [True], "mlp_only_layers must be a list of layers"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_its_file(key: str, value: object, said: str) -> None:
+    config = {
+        "model_type": "qwen3_moe",
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    ModelShape.from_hf_config(config, where="model/config.json")
+    with pytest.raises(PlanError, match=said) as caught:
+        ModelShape.from_hf_config(config | {key: value}, where="model/config.json")
+    assert caught.value.where == "model/config.json"
+    assert caught.value.hint

@@ -12,7 +12,7 @@ from flowrl.cost.role_memory import kv_capacity
 from flowrl.cost.source import Estimate
 from flowrl.graph import Graph
 from flowrl.plan.candidates import Candidate, Candidates, pareto
-from flowrl.plan.pin_filter import Filter
+from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork, tasks_of
 from tests.plan.many_cases import h100, request
 
@@ -117,3 +117,21 @@ def test_pinned_ways_are_the_only_ones(grpo: Graph):
     found = made.of_task(work, 16, only, shared=False)
     assert found
     assert {(one.layout.tp, one.recompute, one.offload) for one in found} == {(2, "full", ())}
+
+
+def test_a_filter_can_leave_any_one_pin_out():
+    full = Filter(
+        layout=(("tp", 2), ("pp", 1)),
+        devices=8,
+        recompute="full",
+        offload="all",
+        micro_tokens=64,
+        environment="apart",
+        own=4,
+    )
+    assert full.without("environment") == replace(full, environment=None)
+    assert full.without(OWN) == replace(full, own=None)
+    assert full.without("devices") == replace(full, devices=None)
+    assert full.without("tp") == replace(full, layout=(("pp", 1),))
+    for field in ("devices", "recompute", "offload", "micro_tokens", "environment", OWN, "tp"):
+        assert full.without(field) != full

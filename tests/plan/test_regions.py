@@ -199,7 +199,16 @@ def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], 
         ),
         (
             (*SIMULATOR, "plan.pins.world.devices=0-15", "plan.pins.rollout.environment=apart"),
-            "devices cannot be shared out",
+            "world.devices=0-15 and rollout.environment=apart contradict each other",
+        ),
+        (
+            (
+                *SIMULATOR,
+                "plan.pins.rollout.devices=0-7",
+                "plan.pins.world.devices=0-7",
+                "plan.pins.rollout.environment=apart",
+            ),
+            "contradict each other",
         ),
     ],
 )

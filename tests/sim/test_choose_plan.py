@@ -13,10 +13,11 @@ from flowrl.cluster.discover import discover
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
 from flowrl.compiler import CompiledStage
+from flowrl.compiler.planning import lengths_of
 from flowrl.config.plan import PlanConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.local import LocalChoice, LocalRequest, default_choice, engines_of, local_choices
-from flowrl.sim.choose_plan import choose_plan, predicted_choices
+from flowrl.sim.choose_plan import choose_plan, predicted_choices, workloads_of
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.of_plan import model_of_stage
 from flowrl.sim.planned_times import planned_lengths, planned_times
@@ -207,3 +208,11 @@ def test_plans_over_many_devices_are_simulated_near_what_they_predict(name: str)
     assert stage.plan.prediction.step_s is not None
     assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.25)
     assert report.samples["consumed"] == report.samples["admitted"]
+
+
+def test_lengths_that_nobody_names_are_those_of_all_plans(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    times = times_of(stage, update_s=1.0, export_s=1.0)
+    found = workloads_of(stage, times, PlanConfig(), 0)["actor.generate"]
+    assert str(found) == planned_lengths(PlanConfig(), 6)
+    assert lengths_of(PlanConfig(), 6).mean == 3.0
