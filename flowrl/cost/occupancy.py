@@ -295,7 +295,7 @@ def run_rows(
         room, steps = (kv_tokens - own - rows * held_tokens) / rows, ends[0][0] - now
         full = rows > 1 and room < steps
         if full:
-            steps = max(room, 0.0)
+            steps = room if room > 0 else 0.0
         if steps > 0:
             add_steps(steps)
             add_rows(rows)
