@@ -84,7 +84,7 @@ class Candidate:
         one = self.layout
         apart = self.played is not None and self.played.split.mode == "apart"
         return (
-            sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep)) + apart,
+            (one.tp > 1) + (one.pp > 1) + (one.cp > 1) + (one.ep > 1) + apart,
             len(self.offload),
             RECOMPUTE.index(self.recompute),
             one.model_devices,
