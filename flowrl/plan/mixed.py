@@ -54,6 +54,9 @@ from flowrl.plan.tasks import tasks_of
 
 __all__ = ["OverTwo", "PairSearch", "pair_searches", "search_two_groups"]
 
+ROUNDING = 1e-9
+"""Of a limit, so that nothing is lost by it."""
+
 KEEPS = (1, 8, 64)
 """Schedules of a part that must beat one for it to be left out: more where the hosts or pins do not
 let the best ones stand."""
@@ -264,16 +267,11 @@ class PairSearch:
         top = keep * MARGIN * (1 + self.request.options.alternatives)
         least = 1 + self.pair.whole.beside
         beside = None if self.request.options.objective == "step_time" else least
-        most = self.pair.most_seconds(limit)
-        ways = self.ways
-        for side in (1, 0):  # what one side cannot do in time, the other is not asked for
-            problem = self.sides[side].problem
-            here = least_seconds(problem, [way[side] for way in ways], beside=beside)
-            ways = [way for way in ways if here[way[side]] <= most[side]]
+        ways = self._within(limit * (1 + ROUNDING), beside)
         one, other = (
             fronts(
                 self.sides[side].problem,
-                {way[side]: most[side] for way in ways},
+                {way[side]: most[side] for way, most in ways.items()},
                 beside=beside,
                 keep=keep,
                 ahead=side == 0 and self.pair.runs_ahead,
@@ -286,6 +284,23 @@ class PairSearch:
             for joined in self.pair.best(one[first], other[second], top)
         ]
         return sorted(found, key=lambda joined: joined.key)[:top]
+
+    def _within(
+        self, limit: float, beside: int | None
+    ) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
+        """The cuts that a step within a limit may have, with the most seconds of both parts."""
+        one, other = (
+            least_seconds(side.problem, [way[at] for way in self.ways], beside=beside)
+            for at, side in enumerate(self.sides)
+        )
+        found = {}
+        for first, second in self.ways:
+            most = self.pair.most_seconds(limit)
+            if self.pair.in_turns(first, second):
+                most = (limit - other[second], limit - one[first])
+            if one[first] <= most[0] and other[second] <= most[1]:
+                found[first, second] = most
+        return found
 
     def _stands(self, joined: Joined) -> bool:
         return all(

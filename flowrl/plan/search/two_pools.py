@@ -116,6 +116,14 @@ class Pair:
         by the devices of the step."""
         return objective * (self.whole.staleness + 1 if self.runs_ahead else 1), objective
 
+    def in_turns(self, first: frozenset[str], second: frozenset[str]) -> bool:
+        """Whether the second part can only begin when the first one has ended, in the same step."""
+        if self.runs_ahead and first <= self.whole.ahead:
+            return False
+        tasks = [self.whole.task(name) for name in second]
+        chunks = [task.max_chunks for task in tasks if not first.isdisjoint(task.after)]
+        return min(chunks, default=2) == 1
+
     def _joined(
         self, schedule: Spatial | Asynchronous, parts: tuple[Evaluation, Evaluation]
     ) -> Joined:

@@ -154,10 +154,19 @@ def test_no_step_over_two_pools_is_better_than_the_one_that_is_found():
             again = found_step(whole, first, second, tasks, within=best)
             assert again is not None, number
             assert again.objective == pytest.approx(best, rel=1e-12), number
+            others = frozenset(task.id for task in whole.tasks) - tasks
+            if Pair(whole, first, second).in_turns(tasks, others):
+                parts = zip(
+                    (first, second), (found.schedule.first, found.schedule.second), strict=True
+                )
+                both = sum(Evaluator(pool).measure(part).step_s for pool, part in parts)
+                assert found.step_s == pytest.approx(both), number
+                kinds["in turns"] += 1
             kinds[kind_of(found.schedule)] += 1
             kinds[whole.objective] += 1
     assert min(kinds[kind] for kind in ("hybrid", "spatial", "asynchronous", "nothing fits")) > 2
     assert kinds["device_seconds"] > 5
+    assert kinds["in turns"] > 5
 
 
 def test_each_side_at_its_fastest_is_not_always_the_fastest_step():
