@@ -1,0 +1,60 @@
+"""Reports of simulations: which seconds stand beside a plan's."""
+
+import json
+
+import pytest
+
+from flowrl.sim.lanes import LaneUse
+from flowrl.sim.report import Planned, SimReport, SimStep, report_json, report_text
+
+
+def _report(seconds: list[float], ages: dict[int, int]) -> SimReport:
+    steps = [
+        SimStep(
+            step=number,
+            version=number,
+            begin_s=0.0,
+            wall_s=wall_s,
+            seconds={},
+            num_samples=1,
+            num_filtered=0,
+            num_tokens=1,
+            length_max=1,
+        )
+        for number, wall_s in enumerate(seconds)
+    ]
+    return SimReport(
+        name="grpo",
+        seed=0,
+        workload="",
+        times="",
+        num_engines=1,
+        sim_s=sum(seconds),
+        steps=steps,
+        lanes=[LaneUse(lane="main", device="cpu:0", busy_s=0.0, idle_share=1.0)],
+        ages=ages,
+        samples={},
+        reasons={},
+        engines={},
+        num_events=0,
+    )
+
+
+def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() -> None:
+    # Two publications behind: three steps until samples are so old; then pairs of 90 and 50 s.
+    report = _report([150.0, 100.0, 80.0, 90.0, 50.0, 90.0, 50.0], ages={0: 1, 1: 1, 2: 5})
+    assert report.step_s == 90.0
+    assert report.period_s == 70.0
+    planned = Planned(step_s=56.0)
+    assert "simulated 70.00 s in the mean after 3 steps: +25.0%" in report_text(report, planned)
+    told = json.loads(report_json(report, planned))["planned"]
+    assert (told["simulated_s"], told["difference"]) == (70.0, pytest.approx(0.25))
+
+
+def test_all_steps_count_where_samples_are_as_young_as_can_be_or_steps_are_few() -> None:
+    assert _report([3.0, 1.0, 2.0], ages={0: 3}).period_s == 2.0
+    assert _report([9.0, 9.0, 1.0, 1.0], ages={0: 1, 1: 3}).period_s == 5.0
+
+
+def test_nothing_stands_beside_a_plan_where_no_step_was_made() -> None:
+    assert "the plan predicts" not in report_text(_report([], ages={}), Planned(step_s=1.0))
