@@ -39,14 +39,14 @@ class Full:
     steps: float
 
     def dense_s(self, steady_s: float, *, one_s: float, full_s: float) -> float:
-        """Of the steady seconds of a batch, those that come with its rows.
+        """Of the steady seconds of a batch, those that come with its rows; at least 0.
 
         Args:
             steady_s: Of a batch, its steps and all else.
             one_s, full_s: Of a step with one row, and with `rows` of them; linear in between.
         """
         each = (full_s - one_s) / (self.rows - 1) if self.rows > 1 else 0.0
-        return steady_s - self.steps * min(full_s, max(0.0, one_s - each))
+        return max(0.0, steady_s - self.steps * max(0.0, one_s - each))
 
 
 def full_engine(
