@@ -5,8 +5,8 @@
 
 The best temporal, spatial, hybrid and asynchronous schedule of each job and pool of H100, with the
 analytic costs and the lengths of the config. Hybrid contains the first two. Asynchronous ones learn
-from samples one publication old, drawn batch by batch: no sample goes on across an update.
-Predictions, not measurements.
+from samples that are one publication old at most, and in a table of their own two and four: batches
+overlap as far as that lets them, and samples go on across updates. Predictions, not measurements.
 
 Results go to results/what_if.json, a table to results/what_if.md, plots to docs/plots/.
 """
@@ -26,9 +26,10 @@ from line_plots import Line, Plot
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
 from flowrl.files import write_text_atomic
+from flowrl.plan.assign import busy_seconds
 from flowrl.plan.groups import cost_of, host_share
-from flowrl.plan.problem_of import Posed, may_run_ahead, pose
-from flowrl.plan.search import Found, Kind, Leaf, Schedule, draw, evaluate, leaves, search
+from flowrl.plan.problem_of import Posed, pose
+from flowrl.plan.search import Found, Kind, Leaf, Problem, Schedule, draw, evaluate, leaves, search
 from flowrl.plan.sizing import pool_of_devices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +40,7 @@ DEVICE = "H100-SXM-80GB"
 DEVICES = (8, 16, 32, 64, 128, 256, 512, 1024)
 KINDS = (Kind.TEMPORAL, Kind.SPATIAL, Kind.HYBRID, Kind.ASYNCHRONOUS)
 SIGMAS = (0.0, 0.3, 0.8, 1.2)
+AGES = (1, 2, 4)
 
 _32B = "roles.actor.model=configs/models/qwen2.5-32b.json"
 JOBS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -73,25 +75,30 @@ PUBLISHED: dict[str, tuple[int, tuple[str, ...]]] = {
 Row = dict[str, Any]
 
 
-def posed(config: str, overrides: Sequence[str], devices: int) -> Posed:
-    """The problem of a job on so many devices."""
-    graph, request, _ = api.ask_for_plan(ROOT / config, overrides=overrides)
+def posed(config: str, overrides: Sequence[str], devices: int, age: int = 0) -> Posed:
+    """The problem of a job on so many devices, with samples up to `age` publications old."""
+    words = (*overrides, f"train.max_staleness={age}")
+    graph, request, _ = api.ask_for_plan(ROOT / config, overrides=words)
     pool = pool_of_devices(device_spec(DEVICE), devices)
     (group,) = pool.groups()
     return pose(graph, request, group, cost_of(request), host=host_share(pool, group))
 
 
-def best(problem: Posed, devices: int, kind: Kind) -> Found | None:
-    """The best schedule of one kind, or None where none fits."""
+def of_one_kind(problem: Posed, devices: int, kind: Kind) -> Problem:
+    """The problem on so many devices with schedules of one kind."""
     stale = kind is Kind.ASYNCHRONOUS
-    asked = replace(
+    return replace(
         problem.problem,
         num_devices=devices,
         kinds=frozenset({kind}),
-        staleness=int(stale),
-        ahead=may_run_ahead(problem.tasks) if stale else frozenset(),
+        staleness=problem.problem.staleness if stale else 0,
+        ahead=problem.problem.ahead if stale else frozenset(),
     )
-    found = search(asked, top=1).best
+
+
+def best(problem: Posed, devices: int, kind: Kind) -> Found | None:
+    """The best schedule of one kind, or None where none fits."""
+    found = search(of_one_kind(problem, devices, kind), top=1).best
     return found[0] if found else None
 
 
@@ -101,7 +108,7 @@ def row(problem: Posed, devices: int, kind: Kind) -> Row:
     if found is None:
         return {"devices": devices, "kind": str(kind), "step_s": None}
     ways = [problem.candidate(leaf.task, leaf.option) for leaf in leaves(found.schedule)]
-    busy = sum(way.devices * way.seconds for way in ways)
+    busy = busy_seconds(of_one_kind(problem, devices, kind), found.schedule)
     return {
         "devices": devices,
         "kind": str(kind),
@@ -117,10 +124,29 @@ def row(problem: Posed, devices: int, kind: Kind) -> Row:
 def rows(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
     """Each kind on each number of devices."""
     # One problem serves all sizes, with the parts of a node that are looked at in the largest pool.
-    problem = posed(config, overrides, max(DEVICES))
+    strict, stale = (posed(config, overrides, max(DEVICES), age) for age in (0, 1))
     for devices in sizes:
         for kind in KINDS:
-            yield row(problem, devices, kind)
+            yield row(stale if kind is Kind.ASYNCHRONOUS else strict, devices, kind)
+
+
+def ages(config: str, overrides: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
+    """The best asynchronous schedule by the age that samples may have, beside the temporal one."""
+    strict = posed(config, overrides, max(DEVICES))
+    for age in AGES:
+        problem = posed(config, overrides, max(DEVICES), age)
+        for devices in sizes:
+            found = best(problem, devices, Kind.ASYNCHRONOUS)
+            turns = best(strict, devices, Kind.TEMPORAL)
+            if found is None or turns is None:
+                continue
+            yield {
+                "devices": devices,
+                "age": age,
+                "step_s": round(found.evaluation.step_s, 2),
+                "temporal_s": round(turns.evaluation.step_s, 2),
+                "schedule": draw(found.schedule).splitlines(),
+            }
 
 
 # Streams
@@ -246,6 +272,17 @@ def report(results: Row) -> Iterator[str]:
         yield from table(found, "H100")
     yield "\n## Published jobs, as far as they are known\n"
     yield from table(results["published"], "job", "job")
+    yield "\n## Asynchronous, by the age that samples may have\n"
+    yield "Seconds of a step, and how many times as fast as the temporal one.\n"
+    yield "| job | H100 | temporal | " + " | ".join(f"age {age}" for age in AGES) + " |"
+    yield "|---|---|---|" + "---|" * len(AGES)
+    for job, found in results["ages"].items():
+        for devices in dict.fromkeys(one["devices"] for one in found):
+            here = {one["age"]: one for one in found if one["devices"] == devices}
+            base = here[AGES[0]]["temporal_s"]
+            steps = [here[age]["step_s"] for age in AGES]
+            cells = " | ".join(f"{step:.1f} s ({base / step:.2f})" for step in steps)
+            yield f"| {job} | {devices} | {base:.1f} s | {cells} |"
     yield "\n## Streams: groups as they are complete, and as if they came evenly\n"
     yield "GRPO 7B on policy. The last two columns are of the plan that one would take who expects"
     yield "even chunks: what he expects, and what it takes.\n"
@@ -269,6 +306,7 @@ def study() -> Row:
         "sigma": {
             f"{sigma:g}": list(rows(grpo[0], (f"plan.sigma={sigma}",), DEVICES)) for sigma in SIGMAS
         },
+        "ages": {name: list(ages(*job, DEVICES)) for name, job in JOBS.items()},
         "published": published,
         "streams": list(streams((64, 128, 256, 512, 1024))),
     }

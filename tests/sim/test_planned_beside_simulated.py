@@ -9,9 +9,10 @@ kind of plan has bounds that follow from why:
 - Where operations stream, both have groups and samples complete as they are, and the longest ones
   last; the plan by expectations, chunk by chunk. Simulated steps are 3 % shorter to 7 % longer.
 - Asynchronous steps are priced as the steady state of batches that overlap as far as ages let them
-  (`flowrl.plan.search.overlap`). The plan has them evenly apart; in truth long and short steps take
-  turns, and the longest response of a batch meets others that are crowded. Simulated steps are 2 %
-  shorter to 7 % longer.
+  (`flowrl.plan.search.overlap`), evenly apart. In truth long and short steps take turns, and the
+  longest response of a batch meets crowds. Simulated steps are 3 % shorter to 7 % longer. Where
+  engines are more than half busy with one batch, batches may fall into pairs that are drawn
+  together, which takes up to 20 % longer; the planner's best plans on 8 to 256 devices do not.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from tests.sim.cluster_jobs import Planned, best_plans, simulated, steady_s
 MIXED, ASCEND = "h100_2x8_h20_4x8", "ascend_a2_1x8"
 
 
-def bounds(planned: Planned) -> tuple[float, float]:
-    """Least and most seconds of a simulated step."""
+def bounds(planned: Planned, *, fall_into_pairs: bool = False) -> tuple[float, float]:
+    """Least and most seconds of a simulated step.
+
+    Args:
+        fall_into_pairs: Batches may do so.
+    """
     step_s, schedule = planned.step_s, planned.stage.plan.schedule
     assert schedule is not None
     if planned.kind == "asynchronous":
-        least, most = 0.97, 1.08
-        used = [device for one in planned.stage.plan.operations for device in one.devices]
-        if len({device.partition("-")[0] for device in used}) > 1:
-            most = 1.16  # of engines on a part of a slower kind; the best plans are within 1.08
+        least, most = 0.97, 1.22 if fall_into_pairs else 1.08
     else:
         least, most = (0.96, 1.08) if planned.streams else (0.98, 1.04)
         if reads_early(schedule):
@@ -57,7 +59,7 @@ def check(job: str, cluster: str, top: int, **changes: object) -> None:
         assert sum(ends.values()) == report.samples["admitted"]
         per_step = planned.stage.plan.operation("actor.generate").num_samples
         assert report.samples["consumed"] == len(report.steps) * per_step
-        low, high = bounds(planned)
+        low, high = bounds(planned, fall_into_pairs=top > 1)
         seconds = steady_s(report, 4 if ahead else 0)
         assert low <= seconds <= high, (planned.stage.plan.schedule, planned.step_s, seconds)
 
