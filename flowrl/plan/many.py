@@ -174,26 +174,7 @@ def search_group(
     if pins is None:
         tasks = tasks_of(graph, request, group.device.type)
         pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
-    places, environments = pins.places(numbers), pins.environments_in(numbers, outside or ())
-    check_places(pins, places, group, numbers)
-    # Where devices are dear rather than time, a small part of a pool may do.
-    soon = request.options.objective == "step_time"
-    posed = pose(
-        graph,
-        request,
-        group,
-        cost,
-        filters=pins.filters,
-        places=places,
-        environments=environments,
-        kinds=kinds_wanted(request),
-        host=host,
-        engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
-        outside=outside,
-    )
-    for task in posed.tasks:
-        if not posed.ways[task.id]:
-            raise nothing_runs(task, posed, pins)
+    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
     result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins)
@@ -213,6 +194,41 @@ def search_group(
         others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def _posed(
+    graph: Graph,
+    request: PlanRequest,
+    group: DeviceGroup,
+    cost: Cost,
+    pins: PinnedTasks,
+    numbers: Sequence[int],
+    *,
+    host: int | None,
+    outside: Mapping[str, DeviceGroup] | None,
+) -> Posed:
+    """The problem of a group under its pins, in which each task can run somehow."""
+    places = pins.places(numbers)
+    check_places(pins, places, group, numbers)
+    # Where devices are dear rather than time, a small part of a pool may do.
+    soon = request.options.objective == "step_time"
+    posed = pose(
+        graph,
+        request,
+        group,
+        cost,
+        filters=pins.filters,
+        places=places,
+        environments=pins.environments_in(numbers, outside or ()),
+        kinds=kinds_wanted(request),
+        host=host,
+        engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
+        outside=outside,
+    )
+    for task in posed.tasks:
+        if not posed.ways[task.id]:
+            raise nothing_runs(task, posed, pins)
+    return posed
 
 
 def _turns_if_alike(best: Chosen, kinds: Sequence[Chosen]) -> Chosen:

@@ -150,13 +150,12 @@ def pose(
         for task in tasks_of(graph, request, group.device.type)
         if only is None or task.id in only
     )
-    here = frozenset[str](task.id for task in tasks)
-    made = Candidates(request, group, cost, host, outside)
-    counts = possible_counts(group, filters or {})
-    ways = _ways(made, tasks, filters or {}, counts, engine_least)
-    shares = _shared_weights(tasks)
+    filters, made = filters or {}, Candidates(request, group, cost, host, outside)
+    counts = possible_counts(group, filters)
+    ways = _ways(made, tasks, filters, counts, engine_least)
+    here = frozenset(ways)
     problem = Problem(
-        tasks=tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks),
+        tasks=_option_tasks(tasks, ways, request),
         num_devices=len(group.addresses),
         counts=counts,
         memory_bytes=max(0, made.budget),
@@ -164,11 +163,7 @@ def pose(
         syncs=tuple(_syncs(graph, tasks, ways, made)),
         staleness=request.max_staleness,
         ahead=may_run_ahead(tasks) if request.max_staleness else frozenset(),
-        pinned={
-            name: one.devices
-            for name, one in (filters or {}).items()
-            if one.devices is not None and name in here
-        },
+        pinned=_pinned(filters, here),
         places={name: one for name, one in (places or {}).items() if name in here},
         kinds=kinds,
         objective=_objective(request),
@@ -183,6 +178,15 @@ def pose(
         environments=environments or {},
         outside=made.outside,
     )
+
+
+def _pinned(filters: Mapping[str, Filter], here: frozenset[str]) -> dict[str, int]:
+    """How many devices pins ask for, of the tasks that are placed."""
+    return {
+        name: one.devices
+        for name, one in filters.items()
+        if one.devices is not None and name in here
+    }
 
 
 def _shared_weights(tasks: Sequence[TaskWork]) -> frozenset[str]:
@@ -309,6 +313,13 @@ def sync_seconds(
         task.shape, source, destination, made.machine, apart=apart, shard=shard
     )
     return estimate.seconds
+
+
+def _option_tasks(
+    tasks: Sequence[TaskWork], ways: Mapping[str, tuple[Candidate, ...]], request: PlanRequest
+) -> tuple[Task, ...]:
+    here, shares = frozenset(ways), _shared_weights(tasks)
+    return tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks)
 
 
 def _option_task(

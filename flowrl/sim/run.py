@@ -37,6 +37,7 @@ from flowrl.sim.model import (
     ScorerModel,
     SimModel,
 )
+from flowrl.sim.model_lanes import lanes_of
 from flowrl.sim.report import SimReport, SimStep
 from flowrl.sim.rollout import RolloutFaults, SimRollout
 from flowrl.sim.scorers import SimScorers
@@ -110,24 +111,7 @@ class _Simulation:
         self.faults = faults
         self.seed = seed
         self.trace = trace
-        self.lanes = {
-            lane.name: Lane(
-                name=lane.name,
-                device=lane.device,
-                num_devices=lane.num_devices,
-                process=lane.process,
-                recorder=trace,
-            )
-            for lane in model.lanes
-            if not lane.parts
-        }
-        self.groups = {
-            lane.name: LaneGroup(
-                name=lane.name, device=lane.device, lanes=tuple(self.lanes[p] for p in lane.parts)
-            )
-            for lane in model.lanes
-            if lane.parts
-        }
+        self.lanes, self.groups = lanes_of(model.lanes, trace)
         shared = model.num_cores > 0
         self.sharing = Sharing(clock=self.clock, num_cores=model.num_cores) if shared else None
         self.driver = SimDriver(

@@ -61,6 +61,9 @@ MAX_TASKS = 14
 
 NUM_TOKENS = 62
 
+Ways = tuple[tuple[int, int], ...]
+"""Chosen arrivals: pairs of a task and an index of its `Space.arrivals`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
@@ -167,8 +170,7 @@ class Space:
         cuts: The cuts of each set.
         leaves: The options of each task.
         alone: The task of each set that holds a single one, else -1.
-        ways: The arrivals that tell each set from others of the same tasks: pairs of a task and an
-            index of its `arrivals`.
+        ways: The arrivals that tell each set from others of the same tasks.
         rows: Of each set of a single task, which options it has; None = all.
         chunk_s: Least seconds for a further chunk of each set.
         least: `[sets]`, devices that the tasks of each set must have between them: what a part
@@ -193,7 +195,7 @@ class Space:
     cuts: tuple[tuple[Cut, ...], ...]
     leaves: tuple[Leaves, ...]
     alone: tuple[int, ...]
-    ways: tuple[tuple[tuple[int, int], ...], ...]
+    ways: tuple[Ways, ...]
     rows: tuple[Bools | None, ...]
     chunk_s: Floats
     least: Ints
@@ -422,7 +424,7 @@ def _with_cuts(
     at = {one: number for number, one in enumerate(sets)}
 
     @cache
-    def between(first: int, second: int, ways: tuple[tuple[int, int], ...]) -> tuple[Stream, ...]:
+    def between(first: int, second: int, ways: Ways) -> tuple[Stream, ...]:
         arrivals = {task: one for task, way in ways if (one := space.arrivals[task][way])}
         return _streams(problem, first, second, reads, arrivals)
 
@@ -434,13 +436,10 @@ def _with_cuts(
             meet = _meet(problem, first, second)
             if runs_ahead and meet:
                 continue
-            for chosen in _choices(space, told[first] + told[second]):
-                if not set(ways) <= set(chosen):
-                    continue
-                one = tuple(way for way in chosen if first >> way[0] & 1)
-                two = tuple(way for way in chosen if second >> way[0] & 1)
-                ahead_of = (_ahead(problem.staleness),) if runs_ahead else ()
-                streams: tuple[Stream, ...] = ahead_of
+            chosen = _choices(space, told[first] + told[second])
+            for one, two in _ways_of_halves(first, second, ways, chosen):
+                streams: tuple[Stream, ...]
+                streams = (_ahead(problem.staleness),) if runs_ahead else ()
                 if splits and not runs_ahead and not meet:
                     streams = between(first, second, one)
                 own.append(
@@ -463,6 +462,17 @@ def _with_cuts(
             cuts=tuple(cuts),
         ),
     )
+
+
+def _ways_of_halves(
+    first: int, second: int, whole: Ways, choices: Iterable[Ways]
+) -> Iterator[tuple[Ways, Ways]]:
+    """What `choices` are for each half of a set; those that contradict `whole`, the set's, not."""
+    for chosen in choices:
+        if set(whole) <= set(chosen):
+            one = tuple(way for way in chosen if first >> way[0] & 1)
+            two = tuple(way for way in chosen if second >> way[0] & 1)
+            yield one, two
 
 
 def _halves(
@@ -489,8 +499,8 @@ def _halves(
     return found
 
 
-def _choices(space: Space, tasks: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Every choice of arrivals for `tasks`: pairs of a task and an index."""
+def _choices(space: Space, tasks: tuple[int, ...]) -> Iterator[Ways]:
+    """Every choice of arrivals for `tasks`."""
     return product(*([(task, way) for way in range(len(space.arrivals[task]))] for task in tasks))
 
 
