@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from flowrl.cost.lengths import Lengths, quantiles
-from flowrl.cost.occupancy import Occupancy, occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy_of_batch
 from flowrl.cost.spread import Floats
 
 __all__ = ["POINTS", "clock_of", "rollout_arrivals"]
@@ -90,8 +90,7 @@ def rollout_arrivals(
     Raises:
         PlanError: the cache does not hold the longest sample, or there are no slots.
     """
-    engine = occupancy_of_batch(
-        lengths,
+    batch = EngineBatch(
         replicas=replicas,
         samples=samples,
         group_size=group_size,
@@ -99,6 +98,7 @@ def rollout_arrivals(
         slots=slots,
         kv_tokens=kv_tokens,
     )
+    engine = occupancy_of_batch(lengths, batch)
     steps, tokens = _completions(engine, lengths, group_size, float(prompt_tokens))
     parts = np.linspace(0.0, 1.0, len(clock))
     ready = np.maximum.accumulate(np.interp(steps, parts, clock))

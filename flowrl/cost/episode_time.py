@@ -22,8 +22,7 @@ before. What came before a turn is in the engine's cache (prefix caching of SGLa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch, occupancy_of_batch
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import full_engine
@@ -63,17 +62,6 @@ class PlayedEstimate:
     bound: str
 
 
-class _BatchOf(TypedDict):
-    """A batch of samples on engines, as `occupancy_of_batch` has it."""
-
-    replicas: int
-    samples: int
-    group_size: int
-    prompt_tokens: float
-    slots: int
-    kv_tokens: int
-
-
 class Pace:
     """Seconds of decode steps at some rows and contexts, linear in between.
 
@@ -103,18 +91,48 @@ class Pace:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """Seconds of a token of every episode in flight, at several numbers of these.
+
+    Attributes:
+        decoding, reading: Of the engine: what is drawn, and what is said to it.
+        serving: Of the environment.
+        alone: An episode's own way, its waiting included.
+        takes_turns: Engine and environment compute on the same devices.
+    """
+
+    decoding: Floats
+    reading: Floats
+    serving: Floats
+    alone: Floats
+    takes_turns: bool
+
+    @property
+    def policy(self) -> Floats:
+        """The engine's."""
+        return self.decoding + self.reading
+
+    @property
+    def both(self) -> Floats:
+        """Of engine and environment."""
+        if self.takes_turns:
+            return self.policy + self.serving
+        return np.maximum(self.policy, self.serving)
+
+    @property
+    def seconds(self) -> Floats:
+        """The longest of all."""
+        return np.maximum(self.both, self.alone)
+
+
 def play(
     drawing: Estimate,
+    engines: EngineBatch,
     *,
     pace: Pace,
     chunk_s: float,
     chunk_tokens: int,
-    replicas: int,
-    samples: int,
-    group_size: int,
-    prompt_tokens: float,
-    slots: int,
-    kv_tokens: int,
     lengths: Lengths,
     episodes: Episodes,
     calls: CallSeconds,
@@ -125,56 +143,42 @@ def play(
 
     Args:
         drawing: Of the rollout by its policy alone; its prompts enter as it says.
+        engines: The episodes of a batch, each a sample, and what draws them.
         pace: Of one replica's decode steps.
         chunk_s: Of a pass in which `chunk_tokens` enter one replica.
-        slots: Rows that one replica decodes at once.
-        kv_tokens: Tokens whose keys and values one replica holds.
         at_once: Calls that the environment serves at once, on all that it has.
         takes_turns: Policy and environment compute on the same devices.
     """
-    batch_of = _BatchOf(
-        replicas=replicas,
-        samples=samples,
-        group_size=group_size,
-        prompt_tokens=prompt_tokens,
-        slots=GIVEN_PER_SLOT * slots,
-        kv_tokens=kv_tokens,
-    )
-    pieces, full = occupancy_of_batch(lengths, **batch_of), full_engine(lengths, **batch_of)
-    mean, share = lengths.mean, episodes.drawn_share(lengths)
+    flight = replace(engines, slots=GIVEN_PER_SLOT * engines.slots)
+    pieces, full = occupancy_of_batch(lengths, flight), full_engine(lengths, flight)
     # Behind the pieces of one batch, an engine with one episode and a full one: no steps of it.
     steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
     steps = np.append(steps, (0.0, 0.0))
     batch, own = np.append(pieces.batch, (1.0, full.rows)), np.append(pieces.own, (full.own,) * 2)
-    rows = np.minimum(batch, slots)
-    step = share * pace.at(rows, prompt_tokens + own)
-    reading = batch * (1 - share) * chunk_s / chunk_tokens
-    decoding = batch / rows * step
-    # Behind the tokens of most turns nobody is called any more.
-    called = own <= episodes.most_turns * mean / episodes.turns
-    called[-2:] = True
-    work = (episodes.turns * calls.step_s + calls.reset_s) / mean
-    serving = called * batch * replicas * work / at_once
-    late = episodes.turns * (calls.step_s + calls.wait_s) + calls.reset_s + calls.wait_s
-    alone = step + called * late / mean
-    policy = decoding + reading
-    sides = policy + serving if takes_turns else np.maximum(policy, serving)
-    seconds = np.maximum(sides, alone)
-
+    share = episodes.drawn_share(lengths)
+    rows = np.minimum(batch, engines.slots)
+    step = share * pace.at(rows, engines.prompt_tokens + own)
+    work_s, late_s = _calls_of_tokens(own, episodes, calls, lengths.mean)
+    sides = _Sides(
+        decoding=batch / rows * step,
+        reading=batch * (1 - share) * chunk_s / chunk_tokens,
+        serving=batch * engines.replicas * work_s / at_once,
+        alone=step + late_s,
+        takes_turns=takes_turns,
+    )
     entering = dict(drawing.parts).get("prefill", 0.0)
-    policy_s = float((steps * policy).sum()) + entering
-    environment_s = samples * mean * work / at_once
-    waits = float((steps * np.maximum(0.0, alone - sides)).sum())
+    # The last two are of engines in which calls come with all tokens.
+    environment_s = engines.samples * lengths.mean * float(work_s[-1]) / at_once
     thin = batch <= pieces.batch.max() / 8
     parts = {
-        "decode": float((steps * decoding).sum()),
-        "tail of it": float((steps * decoding)[thin].sum()),
-        "prefill": entering + float((steps * reading).sum()),
+        "decode": float((steps * sides.decoding).sum()),
+        "tail of it": float((steps * sides.decoding)[thin].sum()),
+        "prefill": entering + float((steps * sides.reading).sum()),
         "environment": environment_s,
-        "waits": waits,
+        "waits": float((steps * np.maximum(0.0, sides.alone - sides.both)).sum()),
     }
-    total = float((steps * seconds).sum()) + entering
-    one_s, full_s = seconds[-2:].tolist()
+    total = float((steps * sides.seconds).sum()) + entering
+    one_s, full_s = sides.seconds[-2:].tolist()
     followed = full.steps * full_s + entering
     steady = min(total, followed)
     return PlayedEstimate(
@@ -183,30 +187,46 @@ def play(
             source=drawing.source,
             parts=tuple((name, value) for name, value in parts.items() if value),
             notes=drawing.notes,
-            clock=clock_of(pieces, (steps * seconds)[:-2], entering / total),
+            clock=clock_of(pieces, (steps * sides.seconds)[:-2], entering / total),
             steady_s=steady,
             dense_s=min(steady, full.dense_s(followed, one_s=one_s, full_s=full_s)),
         ),
-        policy_s=policy_s,
+        policy_s=float((steps * sides.policy).sum()) + entering,
         environment_s=environment_s,
-        bound=_bound(steps, policy, serving, alone, takes_turns=takes_turns),
+        bound=_bound(steps, sides),
     )
 
 
-def _bound(
-    steps: Floats, policy: Floats, serving: Floats, alone: Floats, *, takes_turns: bool
-) -> str:
+def _calls_of_tokens(
+    own: Floats, episodes: Episodes, calls: CallSeconds, mean: float
+) -> tuple[Floats, Floats]:
+    """Seconds of the environment's work and of an episode's waiting that come with each token.
+
+    Args:
+        own: Tokens of the episodes in flight; the last two are of engines that know no end of them.
+        mean: Tokens of an episode.
+    """
+    # Behind the tokens of most turns nobody is called any more.
+    called = own <= episodes.most_turns * mean / episodes.turns
+    called[-2:] = True
+    work_s = episodes.turns * calls.step_s + calls.reset_s
+    late_s = episodes.turns * (calls.step_s + calls.wait_s) + calls.reset_s + calls.wait_s
+    each: Floats = called.astype(np.float64)
+    return each * (work_s / mean), each * (late_s / mean)
+
+
+def _bound(steps: Floats, sides: _Sides) -> str:
     """What decides for most of the time."""
-    if takes_turns:
-        both = policy + serving
-        name = "both in turns" if float(serving.sum()) else "policy"
-        sides = {name: both, "each episode's own way": alone}
+    if sides.takes_turns:
+        name = "both in turns" if float(sides.serving.sum()) else "policy"
+        ways = {name: sides.both}
     else:
-        sides = {"policy": policy, "environment": serving, "each episode's own way": alone}
-    longest = np.max(np.array(list(sides.values())), axis=0)
+        ways = {"policy": sides.policy, "environment": sides.serving}
+    ways["each episode's own way"] = sides.alone
+    longest = sides.seconds
     left = np.ones(len(steps), np.bool_)
     sums: dict[str, float] = {}
-    for name, seconds in sides.items():
+    for name, seconds in ways.items():
         here = left & (seconds >= longest)
         sums[name] = float((steps * longest)[here].sum())
         left &= ~here

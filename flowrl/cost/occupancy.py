@@ -32,7 +32,7 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
-__all__ = ["Occupancy", "RowPieces", "occupancy", "occupancy_of_batch", "run_rows"]
+__all__ = ["EngineBatch", "Occupancy", "RowPieces", "occupancy", "occupancy_of_batch", "run_rows"]
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
@@ -75,27 +75,40 @@ class Occupancy:
         return float(self.steps.sum()) / len(self.runs)
 
 
-def occupancy_of_batch(
-    lengths: Lengths,
-    *,
-    replicas: int,
-    samples: int,
-    group_size: int,
-    prompt_tokens: float,
-    slots: int,
-    kv_tokens: int,
-) -> Occupancy:
-    """What each engine does of a batch of `samples` that all replicas share."""
-    mine = math.ceil(samples / replicas)
-    prompts = math.ceil(samples / group_size / replicas)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBatch:
+    """A batch of samples that engines share.
+
+    Attributes:
+        samples: Of all replicas.
+        slots: Rows that one replica decodes at once.
+        kv_tokens: Tokens whose keys and values one replica holds.
+    """
+
+    replicas: int
+    samples: int
+    group_size: int
+    prompt_tokens: float
+    slots: int
+    kv_tokens: int
+
+
+def occupancy_of_batch(lengths: Lengths, batch: EngineBatch) -> Occupancy:
+    """What each engine does of a batch.
+
+    Raises:
+        PlanError: see `occupancy`.
+    """
+    mine = math.ceil(batch.samples / batch.replicas)
+    prompts = math.ceil(batch.samples / batch.group_size / batch.replicas)
     return occupancy(
         lengths,
         samples=mine,
-        of_samples=samples,
-        prompt_tokens=prompt_tokens,
+        of_samples=batch.samples,
+        prompt_tokens=batch.prompt_tokens,
         group_size=mine / prompts,
-        slots=min(slots, mine),
-        kv_tokens=kv_tokens,
+        slots=min(batch.slots, mine),
+        kv_tokens=batch.kv_tokens,
     )
 
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from flowrl.cost import efficiency
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import Occupancy, occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy_of_batch
 from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import Full, full_engine
@@ -66,8 +66,7 @@ def rollout_estimate(
         contexts: How many contexts a step is asked at; 2 where it is linear in them.
     """
     prompts = math.ceil(samples / group_size / replicas)
-    pieces = occupancy_of_batch(
-        lengths,
+    batch = EngineBatch(
         replicas=replicas,
         samples=samples,
         group_size=group_size,
@@ -75,18 +74,10 @@ def rollout_estimate(
         slots=slots,
         kv_tokens=kv_tokens,
     )
+    pieces, full = occupancy_of_batch(lengths, batch), full_engine(lengths, batch)
     entering = _prefill_s(prefill, prompts, prompt_tokens)
     again = _again_s(prefill, pieces.again)
     longest = prompt_tokens + lengths.maximum
-    full = full_engine(
-        lengths,
-        replicas=replicas,
-        samples=samples,
-        group_size=group_size,
-        prompt_tokens=prompt_tokens,
-        slots=slots,
-        kv_tokens=kv_tokens,
-    )
     return _of_pieces(decode, pieces, full, prompt_tokens, longest, contexts, entering, again)
 
 

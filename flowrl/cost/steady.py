@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import RESERVE_SHARE, RESERVE_TOKENS
+from flowrl.cost.occupancy import RESERVE_SHARE, RESERVE_TOKENS, EngineBatch
 
 __all__ = ["Full", "full_engine"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
     """One replica's engine at full occupancy.
 
@@ -49,24 +49,16 @@ class Full:
         return max(0.0, steady_s - self.steps * max(0.0, one_s - each))
 
 
-def full_engine(
-    lengths: Lengths,
-    *,
-    replicas: int,
-    samples: int,
-    group_size: int,
-    prompt_tokens: float,
-    slots: int,
-    kv_tokens: int,
-) -> Full:
-    """What each engine does of a batch of `samples` that all replicas share.
+def full_engine(lengths: Lengths, batch: EngineBatch) -> Full:
+    """What each engine does of a batch.
 
     Prompts are held once a group, and each row keeps free what it needs to be let in, as in
     `flowrl.cost.occupancy`.
     """
-    mine = samples / replicas
+    mine = batch.samples / batch.replicas
     own = lengths.mean_square / (2 * lengths.mean)
     free = max(RESERVE_TOKENS, RESERVE_SHARE * lengths.mean)
-    room = kv_tokens / (prompt_tokens / min(group_size, max(1.0, mine)) + own + free)
-    rows = max(1.0, min(slots, room))
+    prompt = batch.prompt_tokens / min(batch.group_size, max(1.0, mine))
+    room = batch.kv_tokens / (prompt + own + free)
+    rows = max(1.0, min(batch.slots, room))
     return Full(rows=rows, own=own, steps=mine * lengths.mean / rows)

@@ -13,6 +13,7 @@ from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
 from flowrl.cost.episode_time import Pace, play
 from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
+from flowrl.cost.occupancy import EngineBatch
 from flowrl.plan.candidates import Candidate, Candidates
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.regions import Played, Split, splits
@@ -99,6 +100,14 @@ def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) 
     calls = _calls(task.region, made)
     found = play(
         drawing.estimate,
+        EngineBatch(
+            replicas=layout.dp,
+            samples=task.samples,
+            group_size=task.group_size,
+            prompt_tokens=options.prompt_tokens,
+            slots=drawing.slots,
+            kv_tokens=drawing.kv_tokens,
+        ),
         pace=Pace(
             lambda rows, context: cost.decode_step(*where, batch=rows, context=context).seconds,
             drawing.slots,
@@ -106,12 +115,6 @@ def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) 
         ),
         chunk_s=cost.prefill(*where, rows=1, tokens=PREFILL_CHUNK_TOKENS).seconds,
         chunk_tokens=PREFILL_CHUNK_TOKENS,
-        replicas=layout.dp,
-        samples=task.samples,
-        group_size=task.group_size,
-        prompt_tokens=options.prompt_tokens,
-        slots=drawing.slots,
-        kv_tokens=drawing.kv_tokens,
         lengths=options.lengths,
         episodes=task.region.episodes,
         calls=calls,

@@ -9,6 +9,7 @@ import pytest
 
 from flowrl.cost.episode_time import CallSeconds, Episodes, Pace, PlayedEstimate, play
 from flowrl.cost.lengths import ConstantLengths
+from flowrl.cost.occupancy import EngineBatch
 from flowrl.cost.source import Estimate
 
 DRAWING = Estimate(seconds=100.0, parts=(("decode", 95.0), ("prefill", 5.0)))
@@ -16,25 +17,27 @@ EPISODES = Episodes(turns=10.0, most_turns=16, said=40.0)
 CALLS = CallSeconds(reset_s=1.0, step_s=0.5, wait_s=0.1)
 
 
-def played(**changes: Any) -> PlayedEstimate:
+def played(*, slots: int = 16, **changes: Any) -> PlayedEstimate:
     """64 episodes of 1,000 tokens, 400 of them said, on two replicas of 16 rows, all in flight."""
+    engines = EngineBatch(
+        replicas=2,
+        samples=64,
+        group_size=4,
+        prompt_tokens=100.0,
+        slots=slots,
+        kv_tokens=1_000_000,
+    )
     given: dict[str, Any] = {
         "pace": Pace(lambda rows, context: 0.02, 16, (1.0, 1000.0)),
         "chunk_s": 0.64,
         "chunk_tokens": 8192,
-        "replicas": 2,
-        "samples": 64,
-        "group_size": 4,
-        "prompt_tokens": 100.0,
-        "slots": 16,
-        "kv_tokens": 1_000_000,
         "lengths": ConstantLengths(tokens=1000.0),
         "episodes": EPISODES,
         "calls": CALLS,
         "at_once": 64.0,
         "takes_turns": False,
     }
-    return play(DRAWING, **(given | changes))
+    return play(DRAWING, engines, **(given | changes))
 
 
 def test_what_is_said_is_read_and_not_drawn():

@@ -11,6 +11,7 @@ from flowrl import api
 from flowrl.cluster.hardware import device_spec
 from flowrl.cost.episode_time import CallSeconds, Episodes, Pace, play
 from flowrl.cost.lengths import lognormal_before_cut
+from flowrl.cost.occupancy import EngineBatch
 from flowrl.cost.source import Estimate
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
@@ -59,15 +60,17 @@ def estimated(
     lengths = lognormal_before_cut(mean=MEAN, sigma=sigma, maximum=float(MOST))
     found = play(
         Estimate(seconds=0.0),
+        EngineBatch(
+            replicas=ENGINES,
+            samples=samples,
+            group_size=1,
+            prompt_tokens=10.0,
+            slots=slots,
+            kv_tokens=10_000_000,
+        ),
         pace=Pace(lambda rows, context: STEP.decode_s(rows, context, context), slots, (10.0, 1e3)),
         chunk_s=0.0,
         chunk_tokens=8192,
-        replicas=ENGINES,
-        samples=samples,
-        group_size=1,
-        prompt_tokens=10.0,
-        slots=slots,
-        kv_tokens=10_000_000,
         lengths=lengths,
         # The last turn of an episode is half as long as the others.
         episodes=Episodes(turns=lengths.mean / TURN + 0.5, most_turns=MOST // TURN),
