@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from flowrl.cluster.rates import within
+from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
 from flowrl.config.nearest import listing, nearest
 from flowrl.config.problems import validation_error
-from flowrl.config.section import Float
+from flowrl.config.section import Section
 from flowrl.errors import ConfigError
 
 __all__ = ["DeviceSpec", "Machine", "catalogue", "device_spec", "find_spec"]
@@ -119,40 +119,29 @@ def find_spec(name: str) -> DeviceSpec | None:
     return by_name.get(name) or by_alias.get(name.casefold())
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
+class _Measured(Section):
+    bf16_tflops: Tflops | None = None
+    memory_tb_per_s: MemoryRate | None = None
 
 
-_Gib = Annotated[Float, AfterValidator(within("memory_gib"))]
-_LinkRate = Annotated[Float, AfterValidator(within("link_gb_per_s"))]
-_Tflops = Annotated[Float, AfterValidator(within("tflops"))]
-_MemoryRate = Annotated[Float, AfterValidator(within("memory_tb_per_s"))]
-_HostRate = Annotated[Float, AfterValidator(within("host_gb_per_s"))]
-
-
-class _Measured(_Section):
-    bf16_tflops: _Tflops | None = None
-    memory_tb_per_s: _MemoryRate | None = None
-
-
-class _Entry(_Section):
+class _Entry(Section):
     """One device as a file has it, in the units that data sheets use (GB are 1e9 bytes)."""
 
     type: Literal["cuda", "npu", "cpu"]
-    bf16_tflops: _Tflops
-    memory_gib: _Gib
-    reported_gib: _Gib | None = None
-    memory_tb_per_s: _MemoryRate
-    intra_node_gb_per_s: _LinkRate
-    inter_node_gb_per_s: _LinkRate
-    host_gb_per_s: _HostRate
-    sibling_gb_per_s: _LinkRate | None = None
+    bf16_tflops: Tflops
+    memory_gib: Gib
+    reported_gib: Gib | None = None
+    memory_tb_per_s: MemoryRate
+    intra_node_gb_per_s: LinkRate
+    inter_node_gb_per_s: LinkRate
+    host_gb_per_s: HostRate
+    sibling_gb_per_s: LinkRate | None = None
     measured: _Measured = _Measured()
     source: str = Field(min_length=1)
     aliases: tuple[str, ...] = ()
 
 
-class _File(_Section):
+class _File(Section):
     devices: dict[str, _Entry] = Field(min_length=1)
 
 

@@ -23,16 +23,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import Field, StrictBool, ValidationError
 
+from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
 from flowrl.cluster.hardware import DeviceSpec, catalogue, device_spec, find_spec
 from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
-from flowrl.cluster.rates import within
 from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
-from flowrl.config.section import Float, Int
+from flowrl.config.section import Int, Section
 from flowrl.config.yaml_tree import FileKind, Places, read_yaml_file
 from flowrl.errors import ConfigError
 from flowrl.wording import counted
@@ -56,45 +56,34 @@ CLUSTER = FileKind(
 )
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
-
-
-_Gib = Annotated[Float, AfterValidator(within("memory_gib"))]
-_LinkRate = Annotated[Float, AfterValidator(within("link_gb_per_s"))]
-_Tflops = Annotated[Float, AfterValidator(within("tflops"))]
-_MemoryRate = Annotated[Float, AfterValidator(within("memory_tb_per_s"))]
-_HostRate = Annotated[Float, AfterValidator(within("host_gb_per_s"))]
-
-
-class _DeviceEntry(_Section):
+class _DeviceEntry(Section):
     name: str | None = Field(default=None, min_length=1)
     type: Literal["cuda", "npu", "cpu"] | None = None
     count: Int = Field(default=1, ge=1)
-    memory_gib: _Gib | None = None
+    memory_gib: Gib | None = None
     bfloat16: StrictBool = True
     reserved: StrictBool = False
-    tflops: _Tflops | None = None
-    memory_tb_per_s: _MemoryRate | None = None
-    host_gb_per_s: _HostRate | None = None
+    tflops: Tflops | None = None
+    memory_tb_per_s: MemoryRate | None = None
+    host_gb_per_s: HostRate | None = None
 
 
-class _LinkEntry(_Section):
+class _LinkEntry(Section):
     kind: Literal["nvlink", "hccs", "pcie", "network"]
-    gb_per_s: _LinkRate
+    gb_per_s: LinkRate
 
 
-class _NodeEntry(_Section):
+class _NodeEntry(Section):
     name: str = Field(min_length=1)
     count: Int = Field(default=1, ge=1)
-    memory_gib: _Gib
+    memory_gib: Gib
     cores: Int = Field(ge=1, le=MOST_CORES)
     cpu: str = "CPU"
     devices: tuple[_DeviceEntry, ...] = ()
     links: tuple[_LinkEntry, ...] = ()
 
 
-class _ClusterFile(_Section):
+class _ClusterFile(Section):
     nodes: tuple[_NodeEntry, ...] = Field(min_length=1)
 
 
@@ -136,14 +125,15 @@ def load_cluster(path: Path) -> ResourcePool:
 
 def _second(file: _ClusterFile, name: str) -> str:
     """The key of the entry that names a node for the second time."""
-    seen = 0
-    for index, entry in enumerate(file.nodes):
-        stem, _, number = name.rpartition("-")
-        counts = number.isdecimal() and stem == entry.name and int(number) < entry.count
-        seen += name == entry.name if entry.count == 1 else counts
-        if seen == 2:
-            return f"nodes.{index}.name"
-    return "nodes"
+    named = [index for index, entry in enumerate(file.nodes) if name in _names(entry)]
+    return f"nodes.{named[1]}.name"
+
+
+def _names(entry: _NodeEntry) -> list[str]:
+    """Of the nodes that an entry stands for."""
+    if entry.count == 1:
+        return [entry.name]
+    return [f"{entry.name}-{index}" for index in range(entry.count)]
 
 
 def _check_number(where: Places, file: _ClusterFile) -> None:
@@ -199,10 +189,8 @@ def _expand(entry: _NodeEntry, where: Places, key: str) -> list[ClusterNode]:
                 hint=f"set their count to at most {entry.cores}, or cores to at least {cpus}",
             )
         (node,) = split_cpus(ResourcePool(nodes=(node,)), cpus).nodes
-    if entry.count == 1:
-        return [node]
     # The nodes share one tuple of devices, which keeps a pool of thousands small.
-    return [replace(node, name=f"{entry.name}-{index}") for index in range(entry.count)]
+    return [replace(node, name=name) for name in _names(entry)]
 
 
 def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: Places, key: str) -> Device:
