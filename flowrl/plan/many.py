@@ -50,6 +50,7 @@ __all__ = [
     "fits_hosts",
     "hosts_full",
     "plainer",
+    "plainer_options",
     "search_group",
     "search_posed",
     "stood",
@@ -288,21 +289,24 @@ def plainer(posed: Posed, schedule: Schedule) -> Found:
     best = evaluate(posed.problem, schedule)
     limit = best.objective * (1 + PLAIN)
     for leaf in list(leaves(schedule)):
-        now = posed.candidate(leaf.task, leaf.option)
-        options = [
-            option
-            for option in posed.problem.task(leaf.task).options
-            if option.devices == leaf.option.devices
-            and posed.candidate(leaf.task, option).plainness < now.plainness
-        ]
-        options.sort(key=lambda option: posed.candidate(leaf.task, option).plainness)
-        for option in options:
+        for option in plainer_options(posed, leaf):
             changed = with_option(schedule, leaf.task, option)
             found = evaluate(posed.problem, changed)
             if found.fits and found.objective <= limit:
                 schedule = changed
                 break
     return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
+
+
+def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
+    """Plainer ways to run a task on as many devices, the plainest first."""
+    plainness = {
+        option: posed.candidate(leaf.task, option).plainness
+        for option in posed.problem.task(leaf.task).options
+        if option.devices == leaf.option.devices
+    }
+    now = posed.candidate(leaf.task, leaf.option).plainness
+    return sorted((one for one in plainness if plainness[one] < now), key=plainness.__getitem__)
 
 
 def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:

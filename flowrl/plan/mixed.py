@@ -28,6 +28,7 @@ from flowrl.plan.many import (
     Searched,
     distinct,
     fits_hosts,
+    plainer_options,
     search_posed,
     stood,
     with_option,
@@ -311,16 +312,7 @@ class PairSearch:
         """The same step with plainer ways, where it is hardly longer."""
         limit = joined.objective * (1 + PLAIN)
         for leaf in list(leaves(joined.schedule)):
-            side = self._side_of(joined, leaf.task)
-            now = side.candidate(leaf.task, leaf.option)
-            options = [
-                option
-                for option in side.problem.task(leaf.task).options
-                if option.devices == leaf.option.devices
-                and side.candidate(leaf.task, option).plainness < now.plainness
-            ]
-            options.sort(key=lambda option: side.candidate(leaf.task, option).plainness)
-            for option in options:
+            for option in plainer_options(self._side_of(joined, leaf.task), leaf):
                 first, second = (with_option(part, leaf.task, option) for part in _parts(joined))
                 found = self.pair.joined(replace(joined.schedule, first=first, second=second))
                 if found is not None and found.objective <= limit and self._stands(found):
@@ -339,10 +331,11 @@ class PairSearch:
         played: dict[str, tuple[int, ...]] = {}
         offset = 0
         for side, part in zip(self.sides, _parts(joined), strict=True):
-            blocks, beside = stood(side, part) or ({}, {})
-            for name, block in blocks.items():
+            where = stood(side, part)
+            assert where is not None, "only steps that can stand are chosen"
+            for name, block in where[0].items():
                 numbers[name] = tuple(offset + number for number in block)
-            for name, block in beside.items():
+            for name, block in where[1].items():
                 played[name] = tuple(offset + number for number in block)
                 if name in side.outside:
                     played[name] = posed.outside_numbers(name)
