@@ -277,7 +277,7 @@ def _no_pin(name: str, value: object, where: str) -> ConfigError:
             expected="WHAT.FIELD=VALUE, for example rollout.tp=2 or actor.devices=0-31",
             hint=f"pin one of {listing(FIELDS)}",
         )
-    example = EXAMPLES.get(field, "2")
+    example = _EXAMPLES.get(field, "2")
     return ConfigError(
         f"{field} of {subject} cannot be {_written(value)}",
         where=where,
@@ -287,7 +287,7 @@ def _no_pin(name: str, value: object, where: str) -> ConfigError:
     )
 
 
-EXAMPLES = {"devices": "0-31", "environment": "apart", "recompute": "full", "offload": "all"}
+_EXAMPLES = {"devices": "0-31", "environment": "apart", "recompute": "full", "offload": "all"}
 """A value of each field of pins that is no number."""
 
 

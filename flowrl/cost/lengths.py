@@ -234,9 +234,8 @@ def expected_maximum(lengths: Lengths, num: int) -> float:
     if num < 1:
         return 0.0
     points = 256
-    return math.fsum(
-        quantiles(lengths, [((j + 0.5) / points) ** (1 / num) for j in range(points)])
-    ) / (points)
+    shares = [((j + 0.5) / points) ** (1 / num) for j in range(points)]
+    return math.fsum(quantiles(lengths, shares)) / points
 
 
 def quantiles(lengths: Lengths, shares: Sequence[float]) -> list[float]:
