@@ -238,6 +238,7 @@ def _config_file(config: Path | None, command: str) -> Path:
         words = ["flowrl", command, "configs/quickstart.yaml", *([str(config)] if config else [])]
         raise ConfigError(
             f"`flowrl {command}` needs a config file" + (", or --resume RUN" * (command == "run")),
+            where="command line",
             hint=f"for example `{' '.join(words)}`",
         )
     return config

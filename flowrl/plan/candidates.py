@@ -51,14 +51,7 @@ from flowrl.plan.pin_filter import Filter
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork
 
-__all__ = [
-    "RECOMPUTE",
-    "Candidate",
-    "Candidates",
-    "layout_rules",
-    "pareto",
-    "task_workload",
-]
+__all__ = ["Candidates", "layout_rules", "task_workload"]
 
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from flowrl.cost.memory import PhaseMemory
-from flowrl.plan.candidates import Candidate
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.tasks import TaskWork
 

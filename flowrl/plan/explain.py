@@ -13,7 +13,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.plan.assign import schedule_step
-from flowrl.plan.candidates import RECOMPUTE, Candidate
+from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_streams import stream_notes

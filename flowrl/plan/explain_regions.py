@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flowrl.cost.memory import format_bytes
-from flowrl.plan.candidates import Candidate
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.problem_of import device_counts

@@ -18,7 +18,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
-from flowrl.plan.candidates import Candidate
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.impossible import check_places, nothing_fits, nothing_runs, nowhere_to_stand
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways

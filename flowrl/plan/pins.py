@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import RECOMPUTE
+from flowrl.plan.candidate import RECOMPUTE
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin, PlanOptions

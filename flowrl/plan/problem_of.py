@@ -25,7 +25,8 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
-from flowrl.plan.candidates import Candidate, Candidates
+from flowrl.plan.candidate import Candidate
+from flowrl.plan.candidates import Candidates
 from flowrl.plan.options import KindName
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import Drawn, ways_of

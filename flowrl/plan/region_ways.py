@@ -14,7 +14,8 @@ from flowrl.cost.episode_time import Pace, play
 from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
 from flowrl.cost.occupancy import EngineBatch
-from flowrl.plan.candidates import Candidate, Candidates
+from flowrl.plan.candidate import Candidate
+from flowrl.plan.candidates import Candidates
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.regions import Played, Split, splits
 from flowrl.plan.tasks import Region, TaskWork

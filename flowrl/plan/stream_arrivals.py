@@ -8,7 +8,7 @@ import numpy as np
 
 from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import rollout_arrivals
-from flowrl.plan.candidates import Candidate
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Arrivals
 from flowrl.plan.tasks import TaskWork

@@ -166,15 +166,15 @@ def test_every_error_of_the_planner_says_where_and_what_to_do():
         top = Path(flowrl.__file__).parent / name
         for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
             if "search" not in path.parts:
-                lacking += list(_errors_without_a_way_out(path))
+                lacking += list(_errors_that_say_too_little(path))
     assert lacking == []
 
 
-def _errors_without_a_way_out(path: Path):
+def _errors_that_say_too_little(path: Path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
             continue
         if node.func.id.endswith("Error") and hasattr(flowrl.errors, node.func.id):
             given = {keyword.arg for keyword in node.keywords}
-            if "hint" not in given:
+            if not {"where", "hint"} <= given:
                 yield f"{path}:{node.lineno}"

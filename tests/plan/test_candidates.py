@@ -11,7 +11,8 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import kv_capacity
 from flowrl.cost.source import Estimate
 from flowrl.graph import Graph
-from flowrl.plan.candidates import Candidate, Candidates, pareto
+from flowrl.plan.candidate import Candidate, pareto
+from flowrl.plan.candidates import Candidates
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork, tasks_of
 from tests.plan.many_cases import h100, request
