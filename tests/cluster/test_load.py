@@ -118,9 +118,8 @@ def test_a_key_is_looked_for_among_those_of_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key") as caught:
         load_cluster(path)
     assert (caught.value.where, caught.value.expected) == (f"{path}:12 (name)", "nodes")
-    assert (
-        caught.value.hint == "take it out, or write one of those"
-    )  # nodes have names, files have none
+    # Not `did you mean nodes.name`: nodes have names, files have none.
+    assert caught.value.hint == "take it out, or write one of those"
 
 
 def test_a_configuration_in_the_place_of_a_cluster_is_told_apart(tmp_path: Path) -> None:

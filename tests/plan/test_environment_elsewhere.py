@@ -21,10 +21,7 @@ from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.render import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices
 from flowrl.plan.tasks import TaskWork, tasks_of
-from flowrl.sim.of_plan import model_of_stage
-from flowrl.sim.planned_times import planned_lengths, planned_times
-from flowrl.sim.run import simulate
-from flowrl.sim.workload import open_workload
+from tests.sim.cluster_jobs import Planned, simulated
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
 DATA = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
@@ -218,19 +215,8 @@ def test_such_plans_are_simulated_near_what_they_predict(
 ):
     found = compiled(*words, slow=slow, fast=fast)
     (stage,) = found.stages
-    times = planned_times(stage, found.config.plan)
-    model = model_of_stage(stage, times)
-    (rollout,) = model.rollouts
-    use = stage.plan.operation(rollout.name).environment
+    use = stage.plan.operation("world.interact").environment
     assert use is not None
     assert use.mode == "apart"
-    workload = open_workload(
-        planned_lengths(found.config.plan, 16 * 1024, use),
-        stage=stage.name,
-        rollout=rollout.name,
-        seed=0,
-        prompts=times.prompts,
-        longest=16 * 1024,
-    )
-    report = simulate(model, steps=2, workloads={rollout.name: workload})
-    assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.2)
+    planned = Planned(stage=stage, config=found.config.plan)
+    assert simulated(planned, steps=2).step_s == pytest.approx(planned.step_s, rel=0.2)

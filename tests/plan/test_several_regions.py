@@ -14,10 +14,7 @@ from flowrl.cluster.hardware import device_spec
 from flowrl.plan import PlacementPlan
 from flowrl.plan.check_schedule import region_devices
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.sim.of_plan import model_of_stage
-from flowrl.sim.planned_times import planned_lengths, planned_times
-from flowrl.sim.run import simulate
-from flowrl.sim.workload import open_workload
+from tests.sim.cluster_jobs import Planned, model_of, simulated
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("players.py")
@@ -114,20 +111,6 @@ def test_plans_of_two_regions_are_simulated_near_what_they_predict(
 ):
     found = compiled(workflow, *words)
     (stage,) = found.stages
-    times = planned_times(stage, found.config.plan)
-    model = model_of_stage(stage, times)
-    assert len(model.rollouts) == 2
-    workloads = {}
-    for seed, rollout in enumerate(model.rollouts):
-        use = stage.plan.operation(rollout.name).environment
-        assert use is not None
-        workloads[rollout.name] = open_workload(
-            planned_lengths(found.config.plan, 16 * 1024, use),
-            stage=stage.name,
-            rollout=rollout.name,
-            seed=seed,
-            prompts=times.prompts,
-            longest=16 * 1024,
-        )
-    report = simulate(model, steps=1, workloads=workloads)
-    assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.2)
+    planned = Planned(stage=stage, config=found.config.plan)
+    assert len(model_of(planned).rollouts) == 2
+    assert simulated(planned, steps=1).step_s == pytest.approx(planned.step_s, rel=0.2)

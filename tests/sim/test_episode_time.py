@@ -17,10 +17,8 @@ from flowrl.plan.sizing import pool_of_devices
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EnvironmentModel, LaneModel
-from flowrl.sim.of_plan import model_of_stage
-from flowrl.sim.planned_times import planned_lengths, planned_times
-from flowrl.sim.run import simulate
-from flowrl.sim.workload import Assumed, PromptLengths, open_workload
+from flowrl.sim.workload import Assumed, PromptLengths
+from tests.sim.cluster_jobs import Planned, model_of, simulated
 from tests.sim.worlds import LinearStep, run, small_model, with_engine
 
 ENGINES, TURN, MEAN, MOST = 2, 40, 400.0, 1600
@@ -112,21 +110,9 @@ def test_a_plan_of_episodes_is_simulated_near_what_it_predicts(words: tuple[str,
     pool = pool_of_devices(device_spec("H100-SXM-80GB"), 16)
     compiled = api.compile(None, "configs/agent_qwen25_7b.yaml", overrides=overrides, pool=pool)
     (stage,) = compiled.stages
-    times = planned_times(stage, compiled.config.plan)
-    model = model_of_stage(stage, times)
-    (rollout,) = model.rollouts
+    planned = Planned(stage=stage, config=compiled.config.plan)
+    (rollout,) = model_of(planned).rollouts
     assert rollout.environment is not None
     # 6,000 tokens in 10 turns, of which 200 are said before each.
     assert rollout.environment.shape.turn == 400
-    use = stage.plan.operation(rollout.name).environment
-    assert use is not None
-    workload = open_workload(
-        planned_lengths(compiled.config.plan, 16 * 1024, use),
-        stage=stage.name,
-        rollout=rollout.name,
-        seed=0,
-        prompts=times.prompts,
-        longest=16 * 1024,
-    )
-    report = simulate(model, steps=2, workloads={rollout.name: workload})
-    assert report.step_s == pytest.approx(stage.plan.prediction.step_s, rel=0.2)
+    assert simulated(planned, steps=2).step_s == pytest.approx(planned.step_s, rel=0.2)
