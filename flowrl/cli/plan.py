@@ -62,7 +62,7 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     _refuse_ignored(config, overrides, options)
     words = [*overrides, *_as_overrides(options)]
     if options.diff is not None:
-        _print_diff(_plan_of(config, words), _plan_of(options.diff, words), options)
+        _print_diff(*_plans_of(config, options.diff, words), options)
     elif options.min_devices or options.sweep is not None:
         _print_sizes(config, words, options)
     elif options.device is not None:
@@ -193,6 +193,17 @@ def _as_overrides(options: PlanCommand) -> list[str]:
                 expected="at least 1",
                 hint="write --top 1 for the best plan alone, --top 5 for the best five",
             )
+        from flowrl.config.plan import MOST_ALTERNATIVES
+
+        most = 1 + MOST_ALTERNATIVES
+        if options.top > most:
+            raise ConfigError(
+                "too large a number of plans",
+                where="--top",
+                found=str(options.top),
+                expected=f"at most {most}",
+                hint=f"write --top {most} for as many as there may be",
+            )
         words.append(f"plan.alternatives={options.top - 1}")
     return words
 
@@ -278,6 +289,33 @@ def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:
     from flowrl import api
 
     return api.compile(None, path, overrides=words).plan
+
+
+def _plans_of(
+    first: Path, second: Path, words: Sequence[str]
+) -> tuple[PlacementPlan, PlacementPlan]:
+    """Two plans, each of which may be made of a configuration.
+
+    Raises:
+        FlowError: a plan cannot be read or made; beside one that was written it says what the
+            other one is, for whoever took it for a plan.
+    """
+    plans = []
+    for path, other in ((first, second), (second, first)):
+        try:
+            plans.append(_plan_of(path, words))
+        except FlowError as error:
+            if is_plan(other) and not is_plan(path) and path.is_file():
+                error.what = (
+                    f"{path} is a configuration and no plan, and none can be made of it here: "
+                    f"{error.what}"
+                )
+                error.hint = (
+                    f"name a plan that --output wrote in the place of {path}; or --cluster FILE "
+                    f"for a plan of it" + (f"; or {error.hint}" if error.hint else "")
+                )
+            raise
+    return plans[0], plans[1]
 
 
 def _top(plan: PlacementPlan, most: int) -> str:

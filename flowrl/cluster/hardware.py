@@ -7,6 +7,7 @@ carries the files of `configs/hardware`; from a checkout they are read where the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from flowrl.config.problems import validation_error
 from flowrl.config.section import Section
 from flowrl.errors import ConfigError
 
-__all__ = ["DeviceSpec", "Machine", "catalogue", "device_spec", "find_spec"]
+__all__ = ["DeviceSpec", "Machine", "abbreviated", "catalogue", "device_spec", "find_spec"]
 
 GIB = 1 << 30
 
@@ -92,17 +93,31 @@ def catalogue() -> Mapping[str, DeviceSpec]:
 
 
 def device_spec(name: str, *, where: str | None = None) -> DeviceSpec:
-    """The figures of a device by its name, or by one that drivers give it.
+    """The figures of a device by its name, by one that drivers give it, or by some words of either.
+
+    `A100` and `a100-80gb` are A100-SXM-80GB, as long as no other device has these words.
 
     Args:
         where: The file and key that name it, for messages.
 
     Raises:
-        ConfigError: the catalogue has no such device.
+        ConfigError: the catalogue has no such device, or several.
     """
     spec = find_spec(name)
     if spec is not None:
         return spec
+    meant = abbreviated(name)
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        names = [one.name for one in meant]
+        raise ConfigError(
+            f"{name} may be any of {len(meant)} devices in the hardware catalogue",
+            where=where,
+            found=repr(name),
+            expected=f"one of {listing(names)}",
+            hint=f"write {' or '.join(names)}",
+        )
     near = find_spec(nearest(name, _read()[1]) or "")
     raise ConfigError(
         "no such device in the hardware catalogue",
@@ -117,6 +132,22 @@ def find_spec(name: str) -> DeviceSpec | None:
     """The figures of a device, or None where the catalogue has none. Case makes no difference."""
     by_name, by_alias = _read()
     return by_name.get(name) or by_alias.get(name.casefold())
+
+
+def abbreviated(name: str) -> list[DeviceSpec]:
+    """The devices with a name that has all words of this one, in their order."""
+    wanted = _words(name)
+    found: dict[str, DeviceSpec] = {}
+    by_name, by_alias = _read()
+    for known, spec in (*by_name.items(), *by_alias.items()):
+        words = iter(_words(known))
+        if wanted and all(word in words for word in wanted):
+            found.setdefault(spec.name, spec)
+    return list(found.values())
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\s_-]+", name.casefold()) if word]
 
 
 class _Measured(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flowrl.cluster.hardware import find_spec
+from flowrl.cluster.hardware import abbreviated, find_spec
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
@@ -154,6 +154,8 @@ def _environments(
         known = ("cpu", "accelerator")
         near = suggestion(given.device, known)
         spec = find_spec(given.device)
+        if spec is None and len(meant := abbreviated(given.device)) == 1:
+            (spec,) = meant
         if given.device not in known and near is not None and spec is None:
             raise ConfigError(
                 "no such device of an environment",

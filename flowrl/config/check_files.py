@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, nearest
+from flowrl.config.nearest import listing, nearest, nearest_name
 from flowrl.config.problems import Problems
 from flowrl.config.schema import JsonlData
 from flowrl.config.user_functions import environment_problems
@@ -36,8 +36,8 @@ def data_files_exist(loaded: LoadedConfig) -> Problems:
     """Of training and held-out data; a plan for other machines is made without them."""
     data = loaded.config.data
     cluster = loaded.config.cluster
-    if names_ray(cluster) or (cluster != "auto" and Path(cluster).is_file()):
-        return
+    if cluster != "auto":
+        return  # whether or not there is such a file, other machines are meant
     for key, source in (("data.train", data.train), ("data.eval", data.eval)):
         match source:
             case str():
@@ -171,11 +171,15 @@ def _missing_file(path: Path, what: str, where: str) -> Problems:
         )
         return
     names = [entry.name for entry in _listed(path.parent)]
-    match = nearest(path.name, names)
+    match = nearest_name(path, names)
     hint = f"paths are relative to the current directory, {Path.cwd()}"
+    alike = [name for name in names if path.suffix and name.endswith(path.suffix)]
     yield ConfigError(
         f"no such {what}: {path}",
         where=where,
+        expected=f"a {what}; {path.parent} holds {listing(alike)}"
+        if alike and match is None
+        else None,
         hint=f"did you mean {path.parent / match}?" if match is not None else hint,
     )
 

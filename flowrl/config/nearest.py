@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 
-__all__ = ["listing", "nearest", "nearest_file", "one_of_them", "suggestion"]
+__all__ = ["listing", "nearest", "nearest_file", "nearest_name", "one_of_them", "suggestion"]
 
 MAX_LISTED = 24
 
@@ -36,8 +36,23 @@ def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",)) -> str | None:
     if path.exists() or not path.parent.is_dir():
         return None
     beside = sorted(one.name for one in path.parent.iterdir() if one.name.endswith(suffixes))
-    match = nearest(path.name, beside)
+    match = nearest_name(path, beside)
     return None if match is None else f"did you mean {path.parent / match}?"
+
+
+def nearest_name(path: Path, names: Iterable[str]) -> str | None:
+    """The name of a file most like that of `path`, or None where none is alike.
+
+    Ends make no name alike: `nope.yaml` is not next to `laptop.yaml`. Of names that differ in
+    nothing else, one with the same end is taken.
+    """
+    by_stem: dict[str, str] = {}
+    for name in names:
+        stem = PurePath(name).stem
+        if stem not in by_stem or PurePath(name).suffix == path.suffix:
+            by_stem[stem] = name
+    match = nearest(path.stem, by_stem)
+    return None if match is None else by_stem[match]
 
 
 def one_of_them(name: str, choices: Iterable[str]) -> str:

@@ -9,7 +9,11 @@ from pydantic import Field
 
 from flowrl.config.section import Float, Int, Section
 
-__all__ = ["EnvironmentTimesConfig", "PlanConfig"]
+__all__ = ["MOST_ALTERNATIVES", "EnvironmentTimesConfig", "PlanConfig"]
+
+
+MOST_ALTERNATIVES = 50
+"""Plans that are told beside the best one."""
 
 
 class EnvironmentTimesConfig(Section):
@@ -78,5 +82,5 @@ class PlanConfig(Section):
     objective: Literal["step_time", "device_time"] = "step_time"
     kind: Literal["auto", "temporal", "spatial", "asynchronous"] = "auto"
     memory_share: Annotated[Float, Field(gt=0, le=1)] = 0.9
-    alternatives: Int = Field(default=0, ge=0, le=50)
+    alternatives: Int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     pins: dict[str, object] = Field(default_factory=dict)

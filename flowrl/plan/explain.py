@@ -42,19 +42,9 @@ _KIND_WORDS = {
 
 def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
     """The other schedules, nearest first."""
-    best = searched.best
     found = []
     for one in sorted(searched.others, key=lambda other: other.objective):
-        more = one.step_s - best.step_s
-        share = 100 * more / best.step_s if best.step_s else 0.0
-        if abs(share) < 0.05:
-            why = "as fast, and less plain"
-        elif more > 0:
-            why = f"{seconds_text(more)} ({share:.1f} %) longer"
-        else:
-            why = f"{seconds_text(-more)} ({-share:.1f} %) shorter, and less plain"
-        if one.used != best.used:
-            why += f", on {counted(one.used, 'device')}"
+        why = _why_not(one, searched)
         samples = max(task.samples for task in one.posed.tasks)
         found.append(
             Alternative(
@@ -67,6 +57,33 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
             )
         )
     return tuple(found)
+
+
+def _why_not(one: Chosen, searched: Searched) -> str:
+    """What an alternative takes beside the best, and why it is not the plan all the same."""
+    best, options = searched.best, searched.posed.candidates.options
+    more = one.step_s - best.step_s
+    share = 100 * more / best.step_s if best.step_s else 0.0
+    if abs(share) < 0.05:
+        time = "as fast"
+    else:
+        time = (
+            f"{seconds_text(abs(more))} ({abs(share):.1f} %) {'longer' if more > 0 else 'shorter'}"
+        )
+    used = f", on {counted(one.used, 'device')}" if one.used != best.used else ""
+    by_time = options.objective == "step_time"
+    if (by_time and share >= 0.05) or (not by_time and one.objective >= 1.0005 * best.objective):
+        plain = by_time or (more > 0 and not used)
+        return f"{time}{used}{'' if plain else _more_device_time(one, best)}"
+    if options.kind not in ("auto", str(one.kind)):
+        return f"{time}{used}, but {options.kind_where} asks for {options.kind}"
+    return f"{time}{used}, and less plain"
+
+
+def _more_device_time(one: Chosen, best: Chosen) -> str:
+    """What it loses where devices are dear rather than time."""
+    share = 100 * (one.objective / best.objective - 1) if best.objective else 0.0
+    return f", and {share:.1f} % more device time, of which plan.objective asks for little"
 
 
 def reasons_of(searched: Searched) -> tuple[Reason, ...]:
@@ -129,11 +146,14 @@ def _schedule_reason(searched: Searched) -> Reason:
         of_kind = [one for one in searched.others if one.kind is kind]
         if kind is best.kind or not of_kind:
             continue
-        other = min(of_kind, key=lambda one: one.step_s)
+        other = min(of_kind, key=lambda one: one.objective)
         saved = best.step_s - other.step_s
-        longer = "its step takes longer"
+        longer = "its step takes longer" if saved < 0 else "its step takes as long"
         asked = searched.posed.candidates.options
-        if saved > 0 and asked.kind != "auto":
+        dearer = asked.objective == "device_time" and other.objective > best.objective
+        if dearer:
+            longer = f"it takes more device time on {counted(other.used, 'device')}"
+        elif saved > 0 and asked.kind not in ("auto", str(kind)):
             longer = f"{asked.kind_where} asks for {asked.kind}"
         elif saved > 0:
             longer = f"its moving parts are not worth {seconds_text(saved)}"

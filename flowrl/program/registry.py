@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from flowrl.config.nearest import listing, nearest, suggestion
+from flowrl.config.nearest import listing, nearest_name, suggestion
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames
 from flowrl.program.workflow import Workflow, name_what_there_is
@@ -105,7 +105,7 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
     full = path.expanduser().resolve()
     if not full.is_file():
         siblings = [p.name for p in full.parent.glob("*.py")] if full.parent.is_dir() else []
-        match = nearest(path.name, siblings)
+        match = nearest_name(path, siblings)
         raise ConfigError(
             f"no file {path}",
             where=where,

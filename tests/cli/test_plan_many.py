@@ -186,6 +186,7 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
         ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),
         ([*NODE, "--pin", "rollout.tp=8"], "nearest 4, 7"),
         ([*NODE, "--top", "0"], "too small a number of plans"),
+        ([*NODE, "--top", "60"], "--top: too large a number of plans"),
         ([*NODE, "--sweep", "devices=8:4"], "not a range of numbers of devices"),
         ([*NODE, "--sweep", "devices=8,12"], "12 devices are no whole nodes of 8"),
         ([*NODE, "--diff", "gone.plan.json"], "the plan cannot be read"),
@@ -200,6 +201,25 @@ def test_mistakes_end_with_2_and_say_what_to_do(flowrl: Run, words: list[str], s
     code, _, err = flowrl(CONFIG, *SMALL, *words)
     assert code == 2
     assert said in err
+
+
+def test_a_mistyped_cluster_is_the_only_mistake_and_gets_no_name_unlike_it(flowrl: Run):
+    _, _, err = flowrl(CONFIG, *SMALL, "--cluster", "configs/clusters/nope.yaml")
+    assert "data.train" not in err
+    assert "did you mean" not in err
+    assert "configs/clusters holds a100_1x8.yaml" in err
+    _, _, err = flowrl(CONFIG, *SMALL, "--cluster", "configs/clusters/h100_8x9.yml")
+    assert "did you mean configs/clusters/h100_8x8.yaml?" in err
+
+
+def test_a_configuration_that_is_taken_for_a_plan_is_told_to_be_one(flowrl: Run, tmp_path: Path):
+    path = str(tmp_path / "a.plan.json")
+    assert flowrl("configs/quickstart.yaml", "-o", path)[0] == 0
+    for words in ([path, "--diff", CONFIG], [CONFIG, "--diff", path]):
+        code, _, err = flowrl(*words)
+        assert code == 2
+        assert f"{CONFIG} is a configuration and no plan" in err
+        assert "--output" in err
 
 
 def test_a_plan_is_known_by_what_is_in_it_whatever_its_name(flowrl: Run, tmp_path: Path):

@@ -48,6 +48,28 @@ def test_a_device_is_found_by_the_name_that_its_driver_gives(name: str, found: s
     assert device_spec(name).name == found
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("A100", "A100-SXM-80GB"),
+        ("a100-80gb", "A100-SXM-80GB"),
+        ("Ascend-A3", "Ascend-A3-die"),
+        ("ascend_a2_376t", "Ascend-A2-910B-376T"),
+    ],
+)
+def test_words_that_one_device_alone_has_are_its_name(name: str, found: str) -> None:
+    assert device_spec(name).name == found
+
+
+def test_words_of_several_devices_list_exactly_those() -> None:
+    with pytest.raises(ConfigError, match="Ascend-A2 may be any of 2 devices") as caught:
+        device_spec("Ascend-A2", where="--device")
+    assert caught.value.expected == "one of Ascend-A2-910B-376T, Ascend-A2-910B-313T"
+    # A part of a word is no abbreviation: H20 and H200 are two devices.
+    with pytest.raises(ConfigError, match="no such device"):
+        device_spec("H10")
+
+
 def test_an_unknown_device_gets_the_nearest_and_the_way_out() -> None:
     assert find_spec("H800") is None
     with pytest.raises(ConfigError) as caught:

@@ -273,11 +273,11 @@ def test_a_missing_cluster_file_is_named() -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    text = message("train.mini_batches=3", "data.train=gone.jsonl", "cluster=gone.yaml")
+    text = message("train.mini_batches=3", "data.train=gone.jsonl", "roles.actor.model=gone.json")
     assert "is not a multiple of" in text
     assert "and 2 more mistakes" in text
     assert "no such data file: gone.jsonl" in text
-    assert "no such cluster file: gone.yaml" in text
+    assert "no such model config: gone.json" in text
 
 
 def test_checking_a_config_imports_no_tensor_library() -> None:

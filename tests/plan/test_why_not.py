@@ -1,0 +1,36 @@
+"""Why an alternative is not the plan: its seconds, the kind that was asked for, the objective."""
+
+from __future__ import annotations
+
+from flowrl.graph import Graph
+from flowrl.plan import make_plan
+from tests.plan.many_cases import h100, request
+
+
+def test_a_shorter_plan_of_another_kind_names_the_kind_that_was_asked_for(grpo: Graph):
+    asked = request(kind="spatial", kind_where="--set plan.kind=spatial")
+    plan = make_plan(grpo, asked, h100(16))
+    (turns,) = (one for one in plan.alternatives if one.kind == "temporal")
+    assert plan.prediction.step_s is not None
+    assert turns.step_s is not None
+    assert turns.step_s < plan.prediction.step_s
+    assert turns.why_not.endswith("shorter, but --set plan.kind=spatial asks for spatial")
+    (told,) = (one for one in plan.reasons if one.subject == "schedule")
+    (reason,) = (one for one in told.rejected if one.choice.startswith("temporal"))
+    assert reason.constraint == "--set plan.kind=spatial asks for spatial"
+
+
+def test_a_shorter_plan_that_takes_more_device_time_says_so(grpo: Graph):
+    plan = make_plan(grpo, request(objective="device_time", alternatives=3), h100(16))
+    step_s, device_s = plan.prediction.step_s, plan.prediction.device_s
+    assert step_s is not None
+    assert device_s is not None
+    shorter = [one for one in plan.alternatives if one.step_s and one.step_s < 0.99 * step_s]
+    assert shorter
+    for one in shorter:
+        assert one.device_s is not None
+        more = 100 * (one.device_s / device_s - 1)
+        assert f"and {more:.1f} % more device time" in one.why_not
+        assert "less plain" not in one.why_not
+    (told,) = (one for one in plan.reasons if one.subject == "schedule")
+    assert not any("not worth" in one.constraint for one in told.rejected)
