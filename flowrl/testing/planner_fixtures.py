@@ -302,6 +302,7 @@ def _published_spatial_s(fixture: Fixture, devices: dict[str, int]) -> float:
             f"the published planner's {sum(devices.values())} devices are more than there are",
             where=fixture.name,
             expected=f"at most {fixture.devices}",
+            hint="mend source_planner, or the fixture's devices",
         )
     batch = fixture.batch or 1
     done: dict[str, float] = {}  # when one prompt has left a stage
@@ -312,6 +313,7 @@ def _published_spatial_s(fixture: Fixture, devices: dict[str, int]) -> float:
             raise ConfigError(
                 f"{name} cannot run on the published planner's {devices[name]} devices",
                 where=fixture.name,
+                hint="mend source_planner, or the fixture's tp",
             )
         done[name] = max((done[read] for read in reads), default=0.0) + seconds / batch
         pace = max(pace, seconds / batch)

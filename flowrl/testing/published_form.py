@@ -45,8 +45,14 @@ from flowrl.testing.published_rows import (
 __all__ = ["SIGMA", "Job", "Pool", "is_asynchronous", "read_job"]
 
 SIGMA = 1.0
+"""Of the logarithm of response lengths: no row publishes it."""
+
 CACHE_SHARE = 0.85
+"""Of a device's memory, for an engine's weights and cache, where a row does not say."""
+
 DEFAULT_SLOTS = 256
+"""Samples that an engine decodes at once, where a row does not say."""
+
 MICRO_TOKENS = 4096
 """Tokens of a micro-batch, at least, where a row gives the context alone."""
 
@@ -99,6 +105,11 @@ class Job:
     Attributes:
         apart: Rollout and training have devices of their own.
         staleness: How many publications old samples may be; 0 on policy.
+        samples: Of a step, all groups together.
+        slots: Samples that one engine decodes at once.
+        kv_tokens: Tokens whose keys and values one engine holds.
+        micro_tokens: Of a packed micro-batch on one replica; `logprob_micro_tokens` likewise.
+        logprob_passes: Forward passes over the batch in a step, beside the update's.
         notes: What was assumed because the row does not say.
     """
 

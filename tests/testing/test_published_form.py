@@ -301,23 +301,32 @@ def test_no_row_makes_the_program_fail(changes, train, rollout):
         assert bool(found.missing) is (found.step is None)
 
 
-def test_weight_syncs_lie_around_the_published_ones():
-    path = MODELS.parents[1] / "benchmarks" / "published" / "weight_sync.yaml"
-    document = read_document(path)
-    found = predict_syncs(document, MODELS)
+@pytest.fixture(scope="module")
+def weight_syncs():
+    return read_document(MODELS.parents[1] / "benchmarks" / "published" / "weight_sync.yaml")
+
+
+def test_weight_syncs_lie_around_the_published_ones(weight_syncs):
+    found = predict_syncs(weight_syncs, MODELS)
     assert all(item.counts for item in found)
     ratios = sorted(1 + item.step.error for item in found)
     assert 0.8 < ratios[len(ratios) // 2] < 1.25
-    first = document["weight_syncs"][0]
-    for key, value, message in (
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
         ("apart", None, "apart is missing"),
         ("sync_s", 0, "sync_s is no number"),
         ("devices", None, "no such device"),
         ("train_parallel", {"tp": 3}, "is for 3 devices"),
         ("model", "Nobody-1B", "unknown model"),
-    ):
-        (wrong,) = predict_syncs({"weight_syncs": [{**first, key: value}]}, MODELS)
-        assert message in wrong.missing[0]
+    ],
+)
+def test_a_weight_sync_that_lacks_something_says_what(weight_syncs, key, value, message):
+    first = weight_syncs["weight_syncs"][0]
+    (wrong,) = predict_syncs({"weight_syncs": [{**first, key: value}]}, MODELS)
+    assert message in wrong.missing[0]
 
 
 def test_the_published_files_are_predicted_as_their_table_says():
