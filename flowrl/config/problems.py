@@ -20,7 +20,7 @@ from flowrl.config.declared import (
     kinds_of,
     models_in,
 )
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.synonyms import called_here
 from flowrl.errors import ConfigError
 
@@ -173,7 +173,7 @@ def _problem(
                 f"{name} cannot be {value!r}",
                 where=where(key),
                 expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-                hint=suggestion(str(value), choices) or "take one of them",
+                hint=one_of_them(str(value), choices),
             )
         case "value_error":
             text = str(context["error"])
@@ -274,7 +274,7 @@ def _unknown_kind(
         f"{key} has no kind {str(kind)!r}",
         where=where(f"{key}.kind"),
         expected=expected,
-        hint=suggestion(str(kind), kinds) or "take one of them",
+        hint=one_of_them(str(kind), kinds),
     )
 
 

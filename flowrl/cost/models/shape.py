@@ -233,15 +233,6 @@ class ModelShape:
         return 0 if self.experts is None else self.num_layers - self.experts.num_dense_layers
 
     @property
-    def active_intermediate_size(self) -> int:
-        """Intermediate elements that a token passes in the layer with most of them."""
-        if self.experts is None:
-            return self.intermediate_size
-        if self.experts.num_dense_layers:
-            return max(self.intermediate_size, self.experts.active_size)
-        return self.experts.active_size
-
-    @property
     def parameters(self) -> ParameterCounts:
         """Counted from the shape; `flowrl.cost.models.counts` writes the formulas out."""
         return count_parameters(self)
