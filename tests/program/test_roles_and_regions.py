@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import flowrl as fl
 from flowrl.errors import ConfigError, FlowError, GraphError, TraceError
-from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, sample_sets
+from flowrl.graph import (
+    Op,
+    format_graph,
+    graph_from_json,
+    graph_to_json,
+    parse,
+    sample_sets,
+    verify,
+)
 
 
 @fl.workflow
@@ -99,10 +109,6 @@ def test_an_episode_is_a_region_of_two_roles_with_a_cycle():
 
 
 def test_a_cycle_outside_a_region_is_refused():
-    from dataclasses import replace
-
-    from flowrl.graph import verify
-
     graph = game.trace()
     nodes = [replace(node, region=None) for node in graph.nodes]
     with pytest.raises(GraphError, match="has a cycle"):
@@ -239,10 +245,6 @@ def test_two_models_that_act_in_one_episode_are_told_where_the_other_one_goes(
 
 
 def test_a_region_of_two_policies_is_no_graph():
-    from dataclasses import replace
-
-    from flowrl.graph import verify
-
     graph = game.trace()
     other = replace(graph.node("actor.generate"), id="actor.generate.2")
     edges = [replace(edge, dst=other.id) for edge in graph.in_edges("actor.generate")]
