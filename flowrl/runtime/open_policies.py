@@ -205,8 +205,7 @@ class OpenPolicies:
         train = stage.config.train
         updates = Counter(role_of(node) for node in stage.graph.of_op(Op.UPDATE))
         for role, in_a_step in updates.items():
-            changes = self._config.roles[role].optimizer
-            options = train.optimizer if changes is None else changes.applied_to(train.optimizer)
+            options = self._config.optimizer_of(role, train)
             num_updates = train.steps * train.mini_batches * in_a_step
             self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates)
 
