@@ -13,7 +13,7 @@ __all__ = ["Context", "RoleCost", "Truncated"]
 
 Truncated: TypeAlias = Literal["refuse", "ignore", "repeat"]
 """What is done about rollouts that are drawn from another distribution than their logprobs are of;
-`flowrl.config.TrainConfig.truncated` explains each."""
+`flowrl.config.schema.TrainConfig.truncated` explains each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

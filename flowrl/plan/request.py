@@ -46,7 +46,7 @@ class RoleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A stage's roles and sizes; `flowrl.config.TrainConfig` says what the sizes mean.
+    """A stage's roles and sizes; `flowrl.config.schema.TrainConfig` says what the sizes mean.
 
     Attributes:
         group_size: Samples for each prompt of the largest rollout; what a rollout that does not say

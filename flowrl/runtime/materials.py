@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flowrl.backend.batch import Ints
+from flowrl.config.data import DataConfig
 from flowrl.config.schema import RunConfig
 from flowrl.data import (
     Prompt,
@@ -186,25 +187,7 @@ def prepare_materials(
             f"{rows.source}: {rows.num_out_of_band} rows left out, {band.field} outside "
             f"{band.low:g} to {band.high:g} (data.difficulty)"
         )
-
-    def encode(source: Rows, needs: RowNeeds) -> PromptSet:
-        prompts = encode_prompts(
-            source,
-            tokenizer,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            chat_template=config.data.chat_template,
-            needs=needs,
-        )
-        if source.problems:
-            notes.append(f"{source.source}: {_problems(source)}")
-        if prompts.too_long:
-            notes.append(
-                f"{source.source}: {len(prompts.too_long)} prompts left out, longer than "
-                f"{config.data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
-            )
-        return prompts
-
-    train = encode(rows, needs)
+    train = _encoded(rows, tokenizer, config.data, needs, notes)
     examples, solutions = train, None
     if supervised:
         solutions = Solutions(train, tokenizer)
@@ -217,7 +200,7 @@ def prepare_materials(
     if config.data.eval is not None:
         read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
         eval_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
-        held_out = tuple(encode(eval_rows, read).items())
+        held_out = tuple(_encoded(eval_rows, tokenizer, config.data, read, notes).items())
     return Materials(
         train=train,
         examples=examples,
@@ -228,6 +211,27 @@ def prepare_materials(
         models=models,
         notes=tuple(notes),
     )
+
+
+def _encoded(
+    rows: Rows, tokenizer: Tokenizer, data: DataConfig, needs: RowNeeds, notes: list[str]
+) -> PromptSet:
+    """The prompts of rows; says in `notes` which are left out."""
+    prompts = encode_prompts(
+        rows,
+        tokenizer,
+        max_prompt_tokens=data.max_prompt_tokens,
+        chat_template=data.chat_template,
+        needs=needs,
+    )
+    if rows.problems:
+        notes.append(f"{rows.source}: {_problems(rows)}")
+    if prompts.too_long:
+        notes.append(
+            f"{rows.source}: {len(prompts.too_long)} prompts left out, longer than "
+            f"{data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
+        )
+    return prompts
 
 
 def require_room(prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_length: int) -> None:
