@@ -144,24 +144,19 @@ def busy_seconds(problem: Problem, schedule: Schedule) -> float:
 def bottleneck(problem: Problem, schedule: Schedule) -> str:
     """The task that the step waits for most: the longest one of those that nothing hides.
 
-    Of an Asynchronous the longest one of the side that decides; of both, where it is the age that
-    samples may have.
+    Of an Asynchronous the longest one of the side that decides. Where that is the age that samples
+    may have, a batch takes longer on its way than its update does (`flowrl.plan.search.overlap`).
     """
     match schedule:
         case Leaf():
             return schedule.task
         case Temporal():
-            return _longest_of_parts(problem, schedule)
+            parts = [bottleneck(problem, part) for part in (schedule.first, schedule.second)]
+            took = {leaf.task: leaf.option.seconds for leaf in leaves(schedule)}
+            return max(parts, key=lambda task: took[task])
         case Asynchronous():
-            step_s = seconds_of(problem, schedule)
-            first, second = (
-                seconds_of(problem, part) for part in (schedule.first, schedule.second)
-            )
-            if second >= step_s:
-                return bottleneck(problem, schedule.second)
-            if (first + second) / (problem.staleness + 1) >= step_s:
-                return _longest_of_parts(problem, schedule)
-            return bottleneck(problem, schedule.first)
+            learns = seconds_of(problem, schedule.second) >= seconds_of(problem, schedule)
+            return bottleneck(problem, schedule.second if learns else schedule.first)
         case Spatial():
             slow = max(
                 (schedule.first, schedule.second), key=lambda part: seconds_of(problem, part)
@@ -169,12 +164,6 @@ def bottleneck(problem: Problem, schedule: Schedule) -> str:
             return bottleneck(problem, slow)
         case _:
             assert_never(schedule)
-
-
-def _longest_of_parts(problem: Problem, schedule: Temporal | Asynchronous) -> str:
-    parts = [bottleneck(problem, part) for part in (schedule.first, schedule.second)]
-    took = {leaf.task: leaf.option.seconds for leaf in leaves(schedule)}
-    return max(parts, key=lambda task: took[task])
 
 
 def schedule_step(problem: Problem, schedule: Schedule) -> ScheduleStep:
