@@ -21,6 +21,7 @@ from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config, locating
+from flowrl.config.nearest import listing
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
@@ -199,10 +200,15 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
     """
     config, stage = loaded.config, stages[-1]
     path = profile_of(config)
-    if stage.local is None or len(stage.local.choices()) < 2:
+    if stage.local is None:
         return stages
     if loaded.config.cluster != "auto" or not path.is_file():
-        return (*stages[:-1], _estimated(config, stage))
+        stage = _estimated(config, stage)
+        left_behind = _left_behind(loaded, path)
+        if left_behind is not None:
+            reasons = (*stage.plan.reasons, left_behind)
+            stage = stage.with_plan(replace(stage.plan, reasons=reasons))
+        return (*stages[:-1], stage)
     from flowrl.sim.choose_plan import choose_plan
     from flowrl.sim.profile import load_profile, profile_times
 
@@ -218,6 +224,23 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
         chosen = _estimated(config, stage)
         chosen = chosen.with_plan(replace(chosen.plan, reasons=(*chosen.plan.reasons, left)))
     return (*stages[:-1], chosen)
+
+
+def _left_behind(loaded: LoadedConfig, path: Path) -> Reason | None:
+    """Of a profile that has another name than the command line gives the run."""
+    config = loaded.config
+    if config.cluster != "auto" or config.plan.profile is not None or not loaded.is_changed("name"):
+        return None
+    there = sorted(config.runtime.runs.glob("*.profile.json"))
+    if not there:
+        return None
+    names = listing([str(one) for one in there[:3]])
+    return Reason(
+        subject="profile",
+        choice="none",
+        why=f"there is no {path}, and the name of a run says which is taken (there is {names}); "
+        "plan.profile=FILE takes another",
+    )
 
 
 def _estimated(config: RunConfig, stage: CompiledStage) -> CompiledStage:

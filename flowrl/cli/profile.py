@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,13 +86,26 @@ def _calibrated(
 
     def run(*, apart: bool) -> Calibration:
         values = calibration_values(compiled.config, stage, folder, apart=apart)
-        result = api.compile(None, values, measured=False).run(display=SilentDisplay())
+        with _no_warnings():  # of a config that nobody wrote; the user's own was told of before
+            short = api.compile(None, values, measured=False)
+        result = short.run(display=SilentDisplay())
         return calibration_of(list(RunFolder.open(result.folder).steps()))
 
     here = run(apart=False)
     apart = run(apart=True) if can_calibrate_apart(stage) else None
     reward_s = calibration_reward_s(compiled.config, stage, folder)
     return calibrated(profile, here, apart, reward_s=reward_s)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    log = logging.getLogger("flowrl.compiler")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _teller(*, quiet: bool) -> Callable[[str], None]:

@@ -284,17 +284,18 @@ def _workloads(
 
             environment = stage.plan.operation(node.id).environment
             text = planned_lengths(plan, longest, environment)
-        elif text is None and (plan.lengths or plan.mean_response_tokens):
+        elif text is None:
             from flowrl.sim.planned_times import planned_lengths
 
             text = planned_lengths(plan, longest)
-        if text is None:
-            text = f"constant:{longest}"
-            print(
-                f"warning: {node.id}: every response is assumed to have {longest} tokens, the most "
-                "it may have; --lengths names a distribution, or a run to take them from",
-                file=sys.stderr,
-            )
+            if plan.lengths is None and plan.mean_response_tokens is None:
+                print(
+                    f"warning: {node.id}: nobody says how long responses are, so they are drawn as "
+                    f"plans assume, half of the longest on average ({text}, at most {longest}); "
+                    "--lengths names a distribution, or a run to take them from, and "
+                    "plan.mean_response_tokens or plan.lengths tells plans too",
+                    file=sys.stderr,
+                )
         found[node.id] = open_workload(
             text,
             stage=stage.name,

@@ -62,7 +62,9 @@ def _episodes_that_there_are_not(loaded: LoadedConfig, graphs: Sequence[Graph]) 
     if any(graph.of_op(Op.INTERACT) for graph in graphs):
         return
     for key in ("plan.mean_turns", "plan.mean_observation_tokens"):
-        if loaded.is_set(key) and not loaded.is_taken_over(key):
+        # A written config has every key, null where nobody said anything.
+        is_said = getattr(loaded.config.plan, key.rpartition(".")[2]) is not None
+        if is_said and not loaded.is_taken_over(key):
             yield (
                 f"{loaded.where(key)}: says something of episodes, and no workflow of this run "
                 "has an environment (fl.interact); leave it out"

@@ -105,6 +105,11 @@ class LoadedConfig:
         """Whether `key` was written anywhere, rather than left at its default."""
         return key in self.origins
 
+    def is_changed(self, key: str) -> bool:
+        """Whether the command line has the last word on `key`."""
+        origin = self.origins.get(key)
+        return origin is not None and bool(origin.override)
+
     def is_taken_over(self, key: str) -> bool:
         """Whether `key` was written for other workflows, maybe, than those that run.
 

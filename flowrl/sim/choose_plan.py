@@ -67,7 +67,7 @@ class Predicted:
 def choose_plan(
     stage: CompiledStage, times: StageTimes, plan: PlanConfig, seed: int
 ) -> CompiledStage:
-    """The stage by its fastest plan; as it is where nothing is open.
+    """The stage by its fastest plan, priced where it is the only one; as it is where nothing draws.
 
     Args:
         plan: Says what lengths to expect.
@@ -75,7 +75,7 @@ def choose_plan(
     Raises:
         FlowError: the stage cannot be simulated.
     """
-    if stage.local is None or len(stage.local.choices()) < 2:
+    if stage.local is None or not stage.local.request.roles or stage.local.request.in_process:
         return stage
     found, too_large = predicted_choices(stage, times, plan, seed)
     if not found:

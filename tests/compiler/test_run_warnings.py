@@ -179,3 +179,6 @@ def test_a_stop_that_anything_reaches_is_told(caplog):
 def test_turns_without_an_environment_are_told(caplog):
     said = warned(caplog, grpo, plan={"mean_turns": 3})
     assert any("(plan.mean_turns): says something of episodes" in text for text in said)
+    # A config that was written out has every key.
+    unsaid = {"mean_turns": None, "mean_observation_tokens": None}
+    assert warned(caplog, grpo, plan=unsaid) == []

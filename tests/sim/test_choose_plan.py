@@ -216,3 +216,30 @@ def test_lengths_that_nobody_names_are_those_of_all_plans(tmp_path: Path):
     found = workloads_of(stage, times, PlanConfig(), 0)["actor.generate"]
     assert str(found) == planned_lengths(PlanConfig(), 6)
     assert lengths_of(PlanConfig(), 6).mean == 3.0
+
+
+def test_the_only_plan_there_is_has_its_price_too(tmp_path: Path):
+    roles = tiny_config(tmp_path)["roles"]
+    roles["actor"]["num_engines"] = 2
+    stage = stage_of(tmp_path, roles=roles, plan={"kind": "temporal"})
+    assert stage.local is not None
+    assert len(stage.local.choices()) == 1
+    priced = choose_plan(stage, times_of(stage, update_s=1.0, export_s=1.0), LENGTHS, 0)
+    assert priced.plan.prediction.step_s == pytest.approx(80.0 + 2.0 + 1.0)
+    assert priced.plan.alternatives == ()
+    (reason,) = [one for one in priced.plan.reasons if one.subject == "actor.generate"]
+    assert reason.choice == "temporal: 2 engine processes"
+    assert "by a test" in reason.why
+
+
+def test_a_profile_of_another_name_is_told_where_the_command_line_gives_a_name(tmp_path: Path):
+    profile = tmp_path / "tiny.profile.json"
+    profile.write_text("{}")
+    named = api.compile(None, tiny_config(tmp_path), overrides=["name=other"])
+    (reason,) = [one for one in named.plan.reasons if one.subject == "profile"]
+    assert f"there is no {tmp_path / 'other.profile.json'}" in reason.why
+    assert str(profile) in reason.why
+    assert "plan.profile=FILE" in reason.why
+    profile.unlink()
+    named = api.compile(None, tiny_config(tmp_path), overrides=["name=other"])
+    assert not [one for one in named.plan.reasons if one.subject == "profile"]

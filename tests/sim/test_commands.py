@@ -44,7 +44,8 @@ def test_a_config_is_simulated_without_a_profile_and_says_so(place, capsys):
     assert "samples: 160 = 160 consumed" in out
     assert "trace: runs/tiny.trace.json" in out
     assert "step times are assumed" in err
-    assert "every response is assumed to have 6 tokens" in err
+    assert "drawn as plans assume, half of the longest on average" in err
+    assert "at most 6)" in err
     assert json.loads((place / "runs" / "tiny.trace.json").read_text())["traceEvents"]
 
 
@@ -237,8 +238,10 @@ def test_simulating_imports_no_tensor_library(place):
 
 @pytest.mark.slow
 def test_a_profile_is_measured_and_then_used(place, capsys):
-    assert flowrl("profile", "tiny.yaml") == 0
+    assert flowrl("profile", "tiny.yaml", "plan.mean_turns=3") == 0
     out, err = capsys.readouterr()
+    # The short runs of a profile are of configs that nobody wrote.
+    assert err.count("says something of episodes") == 1
     assert "profile of tiny" in out
     assert out.endswith("written to runs/tiny.profile.json\n")
     assert "measuring: actor: update" in err
@@ -258,6 +261,11 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     report = told(capsys)
     assert report["times"] == "runs/tiny.profile.json"
     assert report["seconds"]["host"] > 0
+    # A plan is chosen by the steps behind the first two of such a simulation.
+    walls = [step["wall_s"] for step in told(capsys, "--steps", "8")["steps"]]
+    assert flowrl("plan", "tiny.yaml", "--json") == 0
+    step_s = json.loads(capsys.readouterr().out)["prediction"]["step_s"]
+    assert sum(walls[2:]) / 6 == pytest.approx(step_s, rel=1e-3)
     # A run of a config that was profiled ends with the prediction, and can be asked for it later.
     assert flowrl("run", "tiny.yaml", "eval.every=0") == 0
     out, err = capsys.readouterr()
