@@ -84,6 +84,8 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     compiled = _compiled(loaded, options.plan)
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
+    if options.against is not None:
+        _tell_differences(loaded, stage, options.against, options.engines)
     trace = Trace()
     many = stage.plan.schedule is not None
     cost = _cost(loaded, compiled.config.plan) if many else None
@@ -185,6 +187,18 @@ def _simulated(
         seed=seed,
         trace=trace,
     )
+
+
+def _tell_differences(
+    loaded: LoadedConfig, stage: CompiledStage, folder: Path, engines: int | None
+) -> None:
+    """Warns of a run that is of another configuration than the one that is simulated."""
+    from flowrl.sim.run_beside import check_run, differences, differences_text
+
+    check_run(folder, stage)
+    found = differences(loaded, stage, folder, engines=engines)
+    if found:
+        print(differences_text(found, folder), file=sys.stderr)
 
 
 def _measured(folder: Path, stage: str) -> list[StepMetrics]:

@@ -186,9 +186,14 @@ class RunFolder:
         self._held()
         write_text_atomic(self.path / _CONFIG, text)
 
+    @property
+    def config_path(self) -> Path:
+        """The file of the resolved config."""
+        return self.path / _CONFIG
+
     def read_config(self) -> str:
         """The resolved config, as YAML text."""
-        return (self.path / _CONFIG).read_text(encoding="utf-8")
+        return self.config_path.read_text(encoding="utf-8")
 
     def write_graph(self, stage: str, text: str, data: object) -> None:
         """Writes a stage's graph in its canonical text form and as JSON."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
+from flowrl.graph.types import Op
+from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.many_form import EnvironmentUse
 from flowrl.plan.names import device_names
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
+from flowrl.wording import counted
 
 __all__ = ["diff_plans"]
 
@@ -56,11 +59,12 @@ def _operations(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         elif node not in before:
             yield f"{node}: new"
         else:
-            for what, one in _words(before[node]).items():
-                yield from _changed(f"{node} {what}", one, _words(after[node])[what])
+            one, other = _words(before[node], old), _words(after[node], new)
+            for what, words in one.items():
+                yield from _changed(f"{node} {what}", words, other[what])
 
 
-def _words(operation: Operation) -> dict[str, str]:
+def _words(operation: Operation, plan: PlacementPlan) -> dict[str, str]:
     return {
         "devices": device_names(operation.devices) or "-",
         "layout": operation.layout.describe(),
@@ -73,9 +77,20 @@ def _words(operation: Operation) -> dict[str, str]:
         else f"{operation.micro_batch} rows",
         "kv cache": f"{operation.kv_tokens} tokens" if operation.kv_tokens else "-",
         "slots": str(operation.slots or "-"),
+        "drawn by": _drawn_by(operation, plan),
         "start": f"{operation.start}, {operation.chunk} at once",
         "environment": _environment(operation.environment),
     }
+
+
+def _drawn_by(operation: Operation, plan: PlacementPlan) -> str:
+    """Who draws, of a plan for one machine; nothing of others, whose layout says it."""
+    if operation.op != Op.GENERATE or plan.schedule is not None:
+        return "-"
+    if operation.process in ("", MAIN_PROCESS):
+        return "its role's process"
+    cores = f" on cores {', '.join(map(str, operation.cores))}" if operation.cores else ""
+    return f"{counted(operation.replicas, 'engine process', 'engine processes')}{cores}"
 
 
 def _environment(use: EnvironmentUse | None) -> str:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import Phase, PhaseMemory, format_bytes
 from flowrl.cost.role_memory import role_memory
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.explain_ahead import ahead_notes
@@ -97,12 +99,13 @@ def reasons_of(searched: Searched) -> tuple[Reason, ...]:
     return tuple(reasons)
 
 
-def notes_of(searched: Searched, request: PlanRequest) -> tuple[str, ...]:
+def notes_of(searched: Searched, request: PlanRequest, graph: Graph) -> tuple[str, ...]:
     """What the plan takes for granted, and what cannot run here."""
     best = searched.best
     notes = [f"assumed: {one}" for one in request.options.assumptions]
     notes += _library_notes(best)
-    if not any(task.phase is Phase.SCORES for task in best.posed.tasks):
+    by_model = any(task.phase is Phase.SCORES for task in best.posed.tasks)
+    if graph.of_op(Op.SCORE) and not by_model:
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
     notes += region_notes(best)
     notes += stream_notes(best)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flowrl.cost.memory import MemoryPart, format_bytes
+from flowrl.plan.local import engines_of
 from flowrl.plan.names import device_names
 from flowrl.plan.render_many import (
     many_lists,
@@ -153,6 +154,7 @@ def _role_rows(plan: PlacementPlan) -> Rows:
         processes = placement.process
         if placement.replicas > 1:
             processes += f" x {placement.replicas}"
+        processes += _engine_processes(placement, plan)
         rows.append(
             (
                 placement.role,
@@ -164,6 +166,12 @@ def _role_rows(plan: PlacementPlan) -> Rows:
             )
         )
     return tuple(rows)
+
+
+def _engine_processes(placement: Placement, plan: PlacementPlan) -> str:
+    """Those that draw for a role beside its own process, on one machine."""
+    number = 0 if plan.schedule is not None else engines_of(plan, placement.role).processes
+    return f", {counted(number, 'engine process', 'engine processes')}" if number else ""
 
 
 def _details(placement: Placement) -> str:

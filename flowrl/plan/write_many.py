@@ -93,7 +93,7 @@ def write_plan(
         kind=str(chosen.kind),
         engine_flags=tuple(_flags(chosen, request)),
         pins=searched.pins.decisions,
-        notes=notes_of(searched, request),
+        notes=notes_of(searched, request, graph),
     )
     return check_plan(plan)
 

@@ -314,6 +314,7 @@ def test_a_written_plan_shows_its_environment(tmp_path: Path):
     plan = planned(*SIMULATOR, "plan.pins.rollout.environment=apart")
     save_plan(plan, tmp_path / "one.plan.yaml")
     text = plan_text(load_plan(tmp_path / "one.plan.yaml"), explain=True)
+    assert "rules score" not in text  # the program has none
     assert "world.interact: apart: on" in text
     assert "world environment" in text
     raw = plan.to_json().replace('"mode": "apart"', '"mode": "beside"')

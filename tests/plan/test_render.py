@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flowrl import api
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
+from flowrl.plan.diff import diff_plans
 from flowrl.plan.render import plan_renderable, plan_text, step_sentences
+from tests.runtime.tiny_runs import tiny_config
+from tests.sim.test_choose_plan import two_cores
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -76,3 +80,17 @@ def test_brackets_in_names_are_printed_and_not_read_as_markup(grpo: Graph, cases
     console.print(plan_renderable(plan))
     assert isinstance(console.file, io.StringIO)
     assert "CPU [bold]x[/bold]" in console.file.getvalue()
+
+
+def test_engine_processes_are_told_in_plans_and_their_difference(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    config["roles"]["actor"]["num_engines"] = 2
+    words = ["stages=[grpo]", "plan.kind=temporal"]
+    two = api.compile(None, config, overrides=words, pool=two_cores()).plan
+    one = api.compile(None, tiny_config(tmp_path), overrides=words, pool=two_cores()).plan
+    (row,) = [line for line in plan_text(two).splitlines() if line.startswith("  actor      torch")]
+    assert "main, 2 engine processes" in row
+    assert "engine process" not in plan_text(one).split("memory of")[0]
+    lines = diff_plans(one, two)
+    assert "actor.generate drawn by: its role's process -> 2 engine processes" in lines
+    assert not [line for line in lines if line.startswith("schedule")]  # both take turns
