@@ -108,6 +108,7 @@ class DeviceGroup:
         addresses: Node by node.
         budget_bytes: What a plan may use of each: of the one with least.
         host_cores: CPU cores of each node's host.
+        host_bytes: Memory of each node's host, of the one that has least.
         spare_cores: CPU cores of the pool's nodes without accelerators; 0 of a group of CPUs.
         spare: The CPUs that these are.
         spare_bytes: Memory of the one of these nodes that has least.
@@ -119,6 +120,7 @@ class DeviceGroup:
     addresses: tuple[str, ...]
     budget_bytes: int
     host_cores: int = 0
+    host_bytes: int = 0
     spare_cores: int = 0
     spare: tuple[str, ...] = ()
     spare_bytes: int = 0
@@ -237,6 +239,7 @@ class ResourcePool:
             ),
             budget_bytes=min(device.budget_bytes for _, devices in nodes for device in devices),
             host_cores=min(node.num_cores for node, _ in nodes),
+            host_bytes=min(node.memory_bytes for node, _ in nodes),
             spare_cores=sum(device.num_cores for _, device in free),
             spare=tuple(self.address(node, device) for node, device in free),
             spare_bytes=min((node.memory_bytes for node, _ in free), default=0),

@@ -68,7 +68,8 @@ def check_environment_kinds(tasks: Sequence[TaskWork], kinds: Collection[str]) -
                 where=f"plan.environments.{task.region.role}.device",
                 found=kind,
                 expected=f"one of {listing(known)}",
-                hint=suggestion(kind, known),
+                hint=suggestion(kind, known)
+                or f"say one of these, or plan for a cluster that has {kind} (--cluster)",
             )
 
 

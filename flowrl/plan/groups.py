@@ -26,7 +26,7 @@ from flowrl.plan.many import Searched, search_group
 from flowrl.plan.mixed import search_two_groups
 from flowrl.plan.names import device_names
 from flowrl.plan.one_pins import device_numbers
-from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -136,6 +136,7 @@ def plan_over_groups(
     usable = {number for one in (*parts, *hosts) for number in one.numbering}
     pins = read_pins(request.options, tasks, sorted(usable), [role.name for role in request.roles])
     _check_kinds(pins, parts)
+    check_environments(pins, [task for task in tasks if _of_one_kind(task, pins, parts)])
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
     found, failed, errors = _alone(graph, request, (tried, hosts), cost, pins)
     beaten: tuple[Searched, ...] = ()
@@ -231,6 +232,13 @@ def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
                 expected="devices of one kind, in nodes with equally many free ones",
                 hint=f"pin devices of one kind, or leave {name} to the planner",
             )
+
+
+def _of_one_kind(task: TaskWork, pins: PinnedTasks, parts: Sequence[Part]) -> bool:
+    """Whether an environment asks for the kind of devices that pins name for its rollout."""
+    mine = set(pins.devices.get(task.id, ()))
+    kinds = {part.kind for part in parts if mine & set(part.numbering)}
+    return task.region is not None and kinds == {task.region.environment.kind}
 
 
 def _apart(pins: PinnedTasks, parts: Sequence[Part]) -> PlanError:

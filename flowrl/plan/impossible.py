@@ -11,17 +11,29 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.memory import format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.candidates import layout_rules
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.layouts import LayoutRules, check_size, possible_sizes, refused_combinations
-from flowrl.plan.pin_filter import Filter
+from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
 from flowrl.plan.schema import Rejection
 from flowrl.plan.search import ChangeKind, Infeasible
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways_out import (
+    Fits,
+    Trial,
+    fewer_pins,
+    more_devices,
+    more_host,
+    more_memory,
+    tries_on,
+    with_value,
+    without_pins,
+)
 from flowrl.wording import counted
 
 __all__ = ["check_places", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
@@ -29,19 +41,27 @@ __all__ = ["check_places", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
 MOST_DEVICES = 65536
 
 
-def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks) -> PlanError:
-    """Of a task that no layout lets run on any number of the devices, alone."""
+def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks, fits: Fits) -> PlanError:
+    """Of a task that no layout lets run on any number of the devices, alone.
+
+    Args:
+        fits: Whether the job has a plan with a change.
+    """
     only = pins.filters.get(task.id, Filter())
     error = (
         _size_alone(task, posed, pins, only)
         or _sizes_together(task, posed, pins, only)
-        or no_place_for_environment(task, posed, pins, only)
+        or no_place_for_environment(task, posed, pins, only, fits)
     )
-    return error or _too_large(task, posed, pins, only)
+    return error or _too_large(task, posed, pins, only, fits)
 
 
-def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks) -> PlanError:
-    """Of tasks that fit one by one, and not together."""
+def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -> PlanError:
+    """Of tasks that fit one by one, and not together.
+
+    Args:
+        fits: Whether the job has a plan with a change.
+    """
     binding = why.bindings[0]
     names = ", ".join(binding.tasks)
     changes = [change.text for change in why.changes]
@@ -49,7 +69,10 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks) -> PlanError:
     if memory and memory[0].value is not None:
         runtime = RUNTIME_BYTES[posed.candidates.machine.spec.type]
         changes = [c.text for c in why.changes if c.kind is not ChangeKind.MEMORY]
-        changes.append(_with_memory(memory[0].value + runtime, posed.group))
+        changes.append(more_memory(memory[0].value + runtime, posed.group, fits))
+    if not any(change.kind is ChangeKind.PIN for change in why.changes):
+        other = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
+        changes = [*[one for one in other if one is not None][:1], *changes]
     asked = dict.fromkeys(said for name in binding.tasks if (said := pins.said(name)))
     options = posed.candidates.options
     kind = f"plan.kind={options.kind}" if options.kind != "auto" else None
@@ -62,6 +85,14 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks) -> PlanError:
         where=" and ".join(dict.fromkeys(wheres)) or "cluster",
         found=" and ".join(one for one in (*asked, kind) if one) or None,
         hint="; or ".join(changes) or _without(asked, kind),
+    )
+
+
+def _other_pins(task: TaskWork, posed: Posed, pins: PinnedTasks, fits: Fits) -> str | None:
+    """Other or fewer pins of a task with which the job fits here."""
+    only = pins.filters.get(task.id, Filter())
+    return _smaller_micro(task, posed, pins, only, fits) or _without_pin(
+        task, posed, pins, only, fits
     )
 
 
@@ -78,15 +109,19 @@ def nowhere_to_stand(number: int, pins: PinnedTasks) -> PlanError:
     Args:
         number: Of schedules that were looked at.
     """
-    said = " and ".join(dict.fromkeys(pins.said(name, ["devices"]) or "" for name in pins.devices))
+    placed = dict.fromkeys(
+        pin
+        for own in pins.asked.values()
+        for field, pin in own.items()
+        if field in ("devices", OWN)
+    )
+    said = [str(pin) for pin in placed]
     return PlanError(
-        f"no schedule has {said} at once",
-        where=" and ".join(
-            dict.fromkeys(pins.where(name, ["devices"]) or "plan.pins" for name in pins.devices)
-        ),
+        f"no schedule has {' and '.join(said)}{' at once' if len(said) > 1 else ''}",
+        where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",
         found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint="leave one of them to the planner",
+        hint=f"leave {' or '.join(said)} out",
     )
 
 
@@ -147,7 +182,18 @@ def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -
         problems = check_size(task.shape, rules, name, size)
         if problems:
             refused = _with_possible(task, rules, name, size, problems[0])
-            return _refusal(task, pins, refused, [name], _near(task, rules, name, size))
+            return _refusal(task, pins, refused, [name], _near(task, rules, name, refused))
+        if name != "dp" and size not in (looked_at := possible_sizes(task.shape, rules, name)):
+            nearest = sorted(looked_at, key=lambda one: abs(one - size))[:2]
+            unknown = Rejection(
+                choice=f"{name}={size}",
+                constraint="is not looked at: groups of such a size lie unevenly in nodes of "
+                f"{rules.node_size}"
+                if rules.node_size % size
+                else f"is not looked at: sizes of {name} are powers of two",
+                nearest=", ".join(str(one) for one in sorted(nearest)),
+            )
+            return _refusal(task, pins, unknown, [name], _near(task, rules, name, unknown))
     longest = rules.max_length
     if only.micro_tokens is not None and only.micro_tokens < longest:
         short = Rejection(
@@ -170,12 +216,13 @@ def _with_possible(
     return replace(refused, nearest=str(nearest))
 
 
-def _near(task: TaskWork, rules: LayoutRules, name: str, size: int) -> str | None:
+def _near(task: TaskWork, rules: LayoutRules, name: str, refused: Rejection) -> str | None:
     """The values that would do in the place of a refused one."""
     if name == "dp":
-        return None
-    sizes = [one for one in possible_sizes(task.shape, rules, name) if one != size]
-    return f"set {name} to {' or '.join(str(one) for one in sizes)}" if sizes else None
+        near = refused.nearest.replace(", ", " or ")
+        return f"set dp to {near}, or leave it out" if near else None
+    sizes = [str(one) for one in possible_sizes(task.shape, rules, name)]
+    return f"set {name} to {' or '.join(sizes)}" if sizes else None
 
 
 def _refusal(
@@ -266,9 +313,13 @@ def _why_none(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int])
         near = sorted(counts, key=lambda count: abs(count - least))[:2]
         numbers = ", ".join(str(count) for count in sorted(near))
         return f"need {least} devices, which are neither part of a node nor whole nodes", numbers
-    some = ", ".join(str(count) for count in counts[-4:])
-    verb = "divide" if several else "divides"
-    return f"{verb} none of the numbers of devices ({some}) into what the model allows", ""
+    divided = [count for count in counts if count % least == 0]
+    some = ", ".join(str(count) for count in (divided or counts)[-4:])
+    if not divided:
+        verb = "divide" if several else "divides"
+        return f"{verb} none of the numbers of devices that are looked at ({some})", ""
+    verb = "leave" if several else "leaves"
+    return f"{verb} no layout of the model on a number of devices that is divided so ({some})", ""
 
 
 def _in_words(refused: Rejection) -> str:
@@ -294,7 +345,9 @@ def _changes(task: TaskWork, posed: Posed, only: Filter, fields: Sequence[str]) 
             yield what
 
 
-def _too_large(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -> PlanError:
+def _too_large(
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits
+) -> PlanError:
     """Of a task whose layouts all need more than there is."""
     made, group = posed.made(task.id), posed.group_of(task.id)
     need, layout = _least(task, posed, only)
@@ -308,7 +361,7 @@ def _too_large(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) ->
             "memory of its host than that has",
             where=pins.where(task.id) or "cluster",
             found=f"{format_bytes(made.host)} of its host for each device",
-            hint="take hosts with more memory (memory_gib), or more devices",
+            hint=_without_pin(task, posed, pins, only, fits) or more_host(made.host, group, fits),
         )
     return PlanError(
         f"{task.phase} of {task.role.name} does not fit on {group.device.name} in any layout"
@@ -318,7 +371,8 @@ def _too_large(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) ->
         f"framework {format_bytes(runtime)}",
         where=pins.where(task.id) or f"roles.{task.role.name}",
         found=pinned,
-        hint=_without_pin(task, posed, pins, only) or _way_out(task, posed, only, need + runtime),
+        hint=_other_pins(task, posed, pins, fits)
+        or _way_out(task, posed, need + runtime, fits, pinned=only.devices is not None),
     )
 
 
@@ -332,44 +386,74 @@ def _least(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, Layout]:
     return min(found, key=lambda item: (item[0], item[1].num_devices))
 
 
-def _without_pin(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -> str | None:
-    """A single pin without which the task fits here, and how."""
+def _smaller_micro(
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits
+) -> str | None:
+    """The largest micro-batch that fits, where the one that is asked for is all that does not."""
+    pin, asked = pins.asked.get(task.id, {}).get("micro_tokens"), only.micro_tokens
+    longest = posed.made(task.id).request.max_length
+    if pin is None or asked is None or asked <= longest:
+        return None
+    # Sizes are whole longest samples, as the planner's own; what fits grows with nothing else.
+    low, high = 0, math.ceil(asked / longest)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _way(task, posed, replace(only, micro_tokens=middle * longest)) is not None:
+            low = middle
+        else:
+            high = middle
+    found, top = 0, low + 1  # alone it fits with so many; beside others maybe not
+    for _ in range(tries_on(len(posed.group.addresses))):
+        if low == found:
+            break
+        if fits(Trial(pins=with_value(pins, pin, low * longest))):
+            found = low
+        else:
+            top = low
+        low = (found + top) // 2
+    if not found:
+        return None
+    samples = counted(found, "longest sample")
+    return f"set micro_tokens to {found * longest} ({samples}), or leave {pin} out"
+
+
+def _way(task: TaskWork, posed: Posed, only: Filter) -> Candidate | None:
+    """Some way to run a task alone that pins leave."""
     made = posed.made(task.id)
-    for field, pin in pins.asked.get(task.id, {}).items():
-        other = only.without(field)
-        for layout in _layouts(task, posed, other, _counts(task, posed, other)):
-            way = next(iter(made.of_layout(task, layout, other)), None)
+    for layout in _layouts(task, posed, only, _counts(task, posed, only)):
+        if made.needs(task, layout, only)[0] <= made.budget:
+            way = next(iter(made.of_layout(task, layout, only)), None)
             if way is not None:
-                also = f", recompute {way.recompute}" if way.recompute != "none" else ""
-                also += f", {' and '.join(way.offload)} on the host" if way.offload else ""
-                return f"leave {pin} out: then it fits with {layout.describe()}{also}"
+                return way
     return None
 
 
-def _way_out(task: TaskWork, posed: Posed, only: Filter, need: int) -> str:
-    """The smallest larger pool on which the task fits, or the memory that it needs."""
-    made, group = posed.made(task.id), posed.group_of(task.id)
-    size, devices = group.node_size, len(group.addresses)
-    while devices * 2 <= MOST_DEVICES and only.devices is None:
-        devices *= 2
-        for layout in made.layouts(task, devices).possible:
-            if only.takes(layout) and made.needs(task, layout, only)[0] <= made.budget:
-                nodes = devices // size
-                return (
-                    f"take {devices} devices ({counted(nodes, 'node')}), where it fits with "
-                    f"{layout.describe()}, or {_with_memory(need, group)}"
-                )
-    return (
-        f"{_with_memory(need, group)}, or take a smaller model, or shorter samples "
-        "(train.sampling.max_tokens)"
-    )
+def _without_pin(
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits
+) -> str | None:
+    """The fewest pins without which the job fits here, and how its task runs then."""
+    tried = tries_on(len(posed.group.addresses)) // 2
+    for left_out in fewer_pins(pins, task.id):
+        other = only
+        for pin in left_out:
+            other = other.without(pin.field)
+        way = _way(task, posed, other)
+        if way is None or not tried:
+            continue
+        tried -= 1
+        if fits(Trial(pins=without_pins(pins, left_out))):
+            also = f", recompute {way.recompute}" if way.recompute != "none" else ""
+            also += f", {' and '.join(way.offload)} on the host" if way.offload else ""
+            named = " and ".join(str(pin) for pin in left_out)
+            return f"leave {named} out: then it fits with {way.layout.describe()}{also}"
+    return None
 
 
-def _with_memory(need: int, group: DeviceGroup) -> str:
-    """How a plan may fill so many bytes of a device: a share of this one's, or larger ones."""
-    device = group.device
-    if device.type != "cpu" and need <= device.free_bytes:
-        return f"set plan.memory_share to {math.ceil(100 * need / device.free_bytes) / 100:g}"
-    share = 1.0 if device.type == "cpu" else device.share
-    tenth = (1 << 30) / 10  # rounded up, so that it is enough as it is written
-    return f"take devices of {format_bytes(round(math.ceil(need / share / tenth) * tenth))}"
+def _way_out(task: TaskWork, posed: Posed, need: int, fits: Fits, *, pinned: bool) -> str:
+    """A larger pool on which the job fits, or the memory that it needs."""
+    group = posed.group_of(task.id)
+    memory = more_memory(need, group, fits)
+    more = None if pinned else more_devices(group, MOST_DEVICES, fits)
+    if more is not None:
+        return f"{more}, or {memory}"
+    return f"{memory}, or take a smaller model, or shorter samples (train.sampling.max_tokens)"

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
+from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.regions import HOST_SHARE, room
 from flowrl.plan.tasks import Region, TaskWork
+from flowrl.plan.ways_out import Fits, more_host, more_memory
 from flowrl.wording import counted
 
 __all__ = ["no_place_for_environment"]
 
 
 def no_place_for_environment(
-    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits
 ) -> PlanError | None:
     """Of a task of episodes that has no way to run; None where its policy alone has none.
 
     Args:
         only: What pins leave of the task.
+        fits: Whether the job has a plan with a change.
     """
     region, counts = task.region, posed.problem.block_sizes()
     if region is None or not any(
@@ -32,12 +37,18 @@ def no_place_for_environment(
         return None
     where = f"plan.environments.{region.role}"
     if region.environment.accelerated:
-        return _of_accelerators(task, region, posed, pins, only, where)
-    return _of_hosts(task, region, posed, pins, where)
+        return _of_accelerators(task, region, posed, pins, only, where, fits)
+    return _of_hosts(task, region, posed, pins, where, fits)
 
 
 def _of_accelerators(
-    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, only: Filter, where: str
+    task: TaskWork,
+    region: Region,
+    posed: Posed,
+    pins: PinnedTasks,
+    only: Filter,
+    where: str,
+    fits: Fits,
 ) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
     if region.environment.kind not in (None, posed.group.kind):
@@ -48,7 +59,8 @@ def _of_accelerators(
             where=f"{where}.memory_gib",
             found=format_bytes(needs),
             expected=f"at most {format_bytes(made.budget)}, what plans may fill of a device",
-            hint="take devices with more memory, or an environment that needs less",
+            hint=f"{more_memory(needs + RUNTIME_BYTES[posed.group.device.type], posed.group, fits)}"
+            ", or an environment that needs less",
         )
     asked = pins.asked.get(task.id, {})
     # Each of these can be left out alone, with all others kept.
@@ -110,7 +122,8 @@ def _of_another_kind(
             where=f"{where}.memory_gib",
             found=format_bytes(region.environment.nbytes),
             expected=f"at most {format_bytes(room(outside))}, what plans may fill of a device",
-            hint="take devices with more memory, or an environment that needs less",
+            hint=f"take {kind} of {_enough(region.environment.nbytes, outside)} GiB, or an "
+            "environment that needs less",
         )
     return PlanError(
         f"environment {region.role} is on {kind}, so it is apart from a policy on "
@@ -121,8 +134,14 @@ def _of_another_kind(
     )
 
 
+def _enough(nbytes: int, group: DeviceGroup) -> int:
+    """GiB of each device of a group, of which an environment gets so many bytes."""
+    need = nbytes + RUNTIME_BYTES[group.device.type]
+    return math.ceil(need / group.device.share / (1 << 30))
+
+
 def _of_hosts(
-    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str
+    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str, fits: Fits
 ) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
     asked = pins.asked.get(task.id, {})
@@ -141,7 +160,8 @@ def _of_hosts(
             where=f"{where}.memory_gib",
             found=f"{format_bytes(needs)} for each of {region.sharers} regions",
             expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, what plans may fill",
-            hint="take nodes with more memory (memory_gib), or an environment that needs less",
+            hint=f"take nodes of {math.ceil(region.sharers * needs / HOST_SHARE / (1 << 30))} GiB "
+            "(memory_gib), or an environment that needs less",
         )
     if pin is not None and is_apart:
         return PlanError(
@@ -156,7 +176,7 @@ def _of_hosts(
         where=f"{where}.memory_gib",
         found=format_bytes(needs),
         expected=f"less than {format_bytes(host)}, what plans may fill of a host",
-        hint="take hosts with more memory (memory_gib), or an environment that needs less",
+        hint=f"{more_host(made.host, posed.group, fits)}, or an environment that needs less",
     )
 
 

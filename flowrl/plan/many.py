@@ -19,7 +19,13 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.impossible import check_places, nothing_fits, nothing_runs, nowhere_to_stand
+from flowrl.plan.impossible import (
+    MOST_DEVICES,
+    check_places,
+    nothing_fits,
+    nothing_runs,
+    nowhere_to_stand,
+)
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
@@ -38,8 +44,10 @@ from flowrl.plan.search import (
     leaves,
     search,
 )
+from flowrl.plan.search.explain import can_fit
 from flowrl.plan.standing import stand
 from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
 
 __all__ = [
     "MARGIN",
@@ -176,14 +184,34 @@ def search_group(
         tasks = tasks_of(graph, request, group.device.type)
         pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
     posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
+
+    def fits(change: Trial) -> bool:
+        """Whether there is a plan with a change; asked only for messages."""
+        on = change.group or group
+        numbered = [*numbers, *_further(numbers, on)]
+        spare, kept = change.host or host, change.pins or pins
+        try:
+            return _fits(
+                _posed(graph, request, on, cost, kept, numbered, host=spare, outside=outside)
+            )
+        except PlanError:
+            return False
+
+    for task in posed.tasks:
+        if not posed.ways[task.id]:
+            raise nothing_runs(task, posed, pins, fits)
     result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
-        raise nothing_fits(posed, result.infeasible, pins)
+        raise nothing_fits(posed, result.infeasible, pins, fits)
     ways = weight_ways(graph, posed.tasks)
     found = _priced(posed, result.best, ways)
     if not found:
         stands = any(stood(posed, one.schedule) for one in result.best)
-        raise hosts_full(posed) if stands else nowhere_to_stand(len(result.best), pins)
+        raise (
+            hosts_full(posed, result.best, fits)
+            if stands
+            else nowhere_to_stand(len(result.best), pins)
+        )
     # A plainer way may put more on the hosts than they hold.
     best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
     kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
@@ -208,12 +236,12 @@ def _posed(
     host: int | None,
     outside: Mapping[str, DeviceGroup] | None,
 ) -> Posed:
-    """The problem of a group under its pins, in which each task can run somehow."""
+    """The problem of a group under its pins."""
     places = pins.places(numbers)
     check_places(pins, places, group, numbers)
     # Where devices are dear rather than time, a small part of a pool may do.
     soon = request.options.objective == "step_time"
-    posed = pose(
+    return pose(
         graph,
         request,
         group,
@@ -226,10 +254,20 @@ def _posed(
         engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
         outside=outside,
     )
-    for task in posed.tasks:
-        if not posed.ways[task.id]:
-            raise nothing_runs(task, posed, pins)
-    return posed
+
+
+def _further(numbers: Sequence[int], group: DeviceGroup) -> range:
+    """Numbers of devices that a larger group has beside those of a cluster."""
+    after = max(numbers) + 1
+    return range(after, after + len(group.addresses) - len(numbers))
+
+
+def _fits(posed: Posed) -> bool:
+    """Whether some schedule fits the devices, their hosts and what pins say."""
+    if not all(posed.ways.values()) or not can_fit(posed.problem):
+        return False
+    result = search_posed(posed)
+    return any(fits_hosts(posed, one.schedule) for one in result.best)
 
 
 def _turns_if_alike(best: Chosen, kinds: Sequence[Chosen]) -> Chosen:
@@ -428,13 +466,24 @@ def search_posed(posed: Posed, top: int = 1) -> SearchResult:
         top = min(most, max(32, 8 * top))
 
 
-def hosts_full(posed: Posed) -> PlanError:
-    """Of schedules that fit the devices, and not their hosts."""
+def hosts_full(posed: Posed, found: Sequence[Found], fits: Fits) -> PlanError:
+    """Of schedules that fit the devices, and not their hosts.
+
+    Args:
+        found: The schedules.
+        fits: Whether there is a plan with a change.
+    """
+    blocks = [(stood(posed, one.schedule), _picked(posed, one.schedule)) for one in found]
+    need = min((_host_bytes(on[0], ways) for on, ways in blocks if on is not None), default=0)
+    host, group = posed.candidates.host, posed.group
+    changes = [more_host(host, group, fits, need)]
+    if (more := more_devices(group, MOST_DEVICES, fits)) is not None:
+        changes.append(more)
     return PlanError(
         "what fits the devices puts more into the memory of their hosts than these have",
         where="cluster",
         found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device",
-        hint="take hosts with more memory (memory_gib), or more devices",
+        hint=", or ".join(changes),
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "FIELDS",
     "LAYOUT_FIELDS",
     "PinnedTasks",
+    "check_environments",
     "contradiction",
     "of_environment",
     "pins_of",
@@ -166,7 +167,7 @@ def read_pins(
     }
     for name, own in chosen.items():
         _check_product(name, own, filters[name])
-    return PinnedTasks(
+    found = PinnedTasks(
         filters=filters,
         devices=devices,
         environments=environments,
@@ -175,6 +176,40 @@ def read_pins(
             name: {field: pin for field, (pin, _) in own.items()} for name, own in chosen.items()
         },
     )
+    check_environments(found, [task for task in tasks if _beside_its_policy(task)])
+    return found
+
+
+def _beside_its_policy(task: TaskWork) -> bool:
+    """Whether the environment of a task has devices of the kind of its policy, whatever that is."""
+    region = task.region
+    return region is not None and region.environment.accelerated and not region.environment.kind
+
+
+def check_environments(pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
+    """Devices of environments are some of those that pins name for their rollouts.
+
+    Args:
+        tasks: Whose environments are on devices of the same kind as they.
+
+    Raises:
+        PlanError: they are not; names both pins.
+    """
+    for task in tasks:
+        alone, all_of_it = pins.environments.get(task.id), pins.devices.get(task.id)
+        if task.region is None or alone is None or all_of_it is None:
+            continue
+        beyond = sorted({*alone} - {*all_of_it})
+        if beyond:
+            asked = pins.asked[task.id]
+            both = number_ranges(sorted({*alone, *all_of_it}))
+            raise contradiction(
+                [asked["devices"], asked[OWN]],
+                f"devices of environment {task.region.role} are among those of its rollout, which "
+                f"{number_ranges(beyond)} {'is' if len(beyond) == 1 else 'are'} not",
+                hint=f"name some of {number_ranges(all_of_it)} in {asked[OWN].subject}.devices, "
+                f"or set {asked['devices'].subject}.devices={both}",
+            )
 
 
 def pins_of(
@@ -423,12 +458,12 @@ def _check_product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) 
         )
 
 
-def contradiction(pins: Sequence[Pin], why: str) -> PlanError:
+def contradiction(pins: Sequence[Pin], why: str, hint: str = "take one of them out") -> PlanError:
     """Of pins that cannot all be kept; names them."""
     wheres = dict.fromkeys(pin.where for pin in pins)
     names = [str(pin) for pin in pins]
     return PlanError(
         f"{', '.join(names[:-1])} and {names[-1]} contradict each other: {why}",
         where=" and ".join(wheres),
-        hint="take one of them out",
+        hint=hint,
     )

@@ -26,6 +26,7 @@ from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
 from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.ways_out import Trial
 from flowrl.wording import counted
 
 __all__ = ["NODE_SIZE", "Job", "Size", "fewest", "pool_of_devices", "sizes"]
@@ -206,9 +207,11 @@ def fewest(job: Job) -> Size:
         if devices >= LARGEST_POOL:
             pins = job.pins(devices)
             if lacking:
-                raise nothing_runs(lacking[0], posed, pins)
+                raise nothing_runs(lacking[0], posed, pins, _untried)
             why = search(posed.problem).infeasible
-            raise hosts_full(posed) if why is None else nothing_fits(posed, why, pins)
+            if why is None:
+                raise hosts_full(posed, (), _untried)
+            raise nothing_fits(posed, why, pins, _untried)
         devices *= 4
 
 
@@ -240,6 +243,11 @@ def sizes(
             tell(one)
         found.append(job.size(one, numbered=last) or one)
     return tuple(found)
+
+
+def _untried(change: Trial) -> bool:
+    """Of changes on the largest pool, where trying one takes too long."""
+    return False
 
 
 def _lacking(posed: Posed) -> list[TaskWork]:

@@ -198,6 +198,11 @@ def test_what_cannot_be_asked_of_an_environment_is_told(words: tuple[str, ...], 
             "does not fit beside actor.generate",
         ),
         (
+            (*SIMULATOR, "plan.pins.rollout.devices=0-7", "plan.pins.world.devices=8-11"),
+            "rollout.devices=0-7 and world.devices=8-11 contradict each other: devices of "
+            "environment world are among those of its rollout, which 8-11 are not",
+        ),
+        (
             (*SIMULATOR, "plan.pins.world.devices=0-15", "plan.pins.rollout.environment=apart"),
             "world.devices=0-15 and rollout.environment=apart contradict each other",
         ),
@@ -216,6 +221,20 @@ def test_an_environment_without_a_place_says_why(words: tuple[str, ...], message
     with pytest.raises(PlanError, match=re.escape(message)) as caught:
         planned(*words)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ((f"{WORLD}.memory_gib=4000",), r"take hosts with (\d+) GiB"),
+        ((*SIMULATOR, f"{WORLD}.memory_gib=100"), r"take devices of (\d+) GiB"),
+        ((f"{WORLD}.device=L40S",), r"(one of these), or plan for a cluster that has L40S"),
+    ],
+)
+def test_what_would_hold_an_environment_is_told(words: tuple[str, ...], pattern: str):
+    with pytest.raises(PlanError) as caught:
+        planned(*words)
+    assert re.search(pattern, caught.value.hint or ""), caught.value.hint
 
 
 def test_times_of_an_environment_that_there_is_not_are_told():

@@ -21,7 +21,7 @@ from flowrl.plan.search.schedule import Asynchronous, Leaf, Schedule, Spatial, T
 from flowrl.plan.search.space import compile_space, families
 from flowrl.wording import counted
 
-__all__ = ["explain", "fits", "least_peak", "thin"]
+__all__ = ["can_fit", "explain", "fits", "least_peak", "thin"]
 
 MOST_SIZES = 48
 """Block sizes that reasons are worked out on; more would take minutes and say the same."""
@@ -73,6 +73,11 @@ def least_peak(problem: Problem, memory_bytes: int) -> Schedule | None:
 def fits(problem: Problem) -> bool:
     """Whether any schedule fits."""
     return least_peak(problem, problem.memory_bytes) is not None
+
+
+def can_fit(problem: Problem) -> bool:
+    """Whether any schedule of the sizes that reasons are worked out on fits."""
+    return fits(thin(problem, MOST_SIZES)[0])
 
 
 def explain(problem: Problem) -> Infeasible:

@@ -1,0 +1,197 @@
+"""What makes an impossible job possible: changes that are tried before they are suggested.
+
+A size is looked for on a ladder, on each step of which the whole job is placed anew, and then
+halfway between the last that was not enough and the first that was. How many are tried depends on
+the number of devices alone, so that messages are the same everywhere; where none was enough, or the
+pool is too large to try any, no number is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TypeAlias
+
+from flowrl.cluster.pool import DeviceGroup
+from flowrl.cost.memory import format_bytes
+from flowrl.plan.options import Pin
+from flowrl.plan.pin_filter import OWN, Filter
+from flowrl.plan.pins import LAYOUT_FIELDS, PinnedTasks
+from flowrl.wording import counted
+
+__all__ = [
+    "Fits",
+    "Trial",
+    "fewer_pins",
+    "more_devices",
+    "more_host",
+    "more_memory",
+    "tries_on",
+    "with_value",
+    "without_pins",
+]
+
+GIB = 1 << 30
+
+_LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)
+"""Of what is needed at least: sizes that are tried. Other tasks need some more beside."""
+
+_HALVINGS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A job with one thing otherwise: its devices, the memory of their hosts, or its pins.
+
+    Attributes:
+        host: Bytes of its host's memory that each device may fill.
+    """
+
+    group: DeviceGroup | None = None
+    host: int | None = None
+    pins: PinnedTasks | None = None
+
+
+Fits: TypeAlias = Callable[[Trial], bool]
+"""Whether a job has a plan with a change."""
+
+
+def tries_on(devices: int) -> int:
+    """How many changes are tried of a job on so many devices: a search takes longer on more."""
+    return 14 if devices <= 128 else 6 if devices <= 512 else 0
+
+
+def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
+    """How a plan may fill so many bytes of a device or somewhat more: a share, or larger ones.
+
+    Args:
+        need: At least.
+    """
+    if need <= _free(group) and group.device.type != "cpu":
+        least = math.ceil(100 * need / _free(group))
+        share = _smallest(
+            least, group, lambda one: fits(Trial(group=_filled(group, one / 100))), most=100
+        )
+        if share is not None:
+            return f"set plan.memory_share to {share / 100:g}"
+    usable = 1.0 if group.device.type == "cpu" else group.device.share
+    least_gib = math.ceil(max(need / usable, _free(group)) / GIB)
+    found = _smallest(least_gib, group, lambda gib: fits(Trial(group=_larger(group, gib))))
+    if found is None:
+        return f"take devices with more than {format_bytes(round(need / usable))}"
+    return f"take devices of {found} GiB"
+
+
+def more_host(host: int | None, group: DeviceGroup, fits: Fits, need: int = 0) -> str:
+    """How large hosts must be, of which devices may fill `host` bytes each now.
+
+    Args:
+        need: Of these, at least.
+    """
+    if not host or not group.host_bytes:
+        return "take hosts with more memory (memory_gib)"
+    each = group.host_bytes / host
+    least = math.ceil(max(need * each, group.host_bytes) / GIB)
+    found = _smallest(least, group, lambda gib: fits(Trial(host=int(gib * GIB / each))))
+    if found is None:
+        return "take hosts with more memory (memory_gib)"
+    return f"take hosts with {found} GiB of memory (memory_gib)"
+
+
+def more_devices(group: DeviceGroup, most: int, fits: Fits) -> str | None:
+    """Twice as many devices, or four times; None where that is not enough."""
+    devices = len(group.addresses)
+    for more in (2 * devices, 4 * devices):
+        if more <= most and tries_on(more) and fits(Trial(group=_wider(group, more))):
+            return f"take {more} devices ({counted(more // group.node_size, 'node')})"
+    return None
+
+
+def _smallest(
+    least: int, group: DeviceGroup, enough: Callable[[int], bool], most: int | None = None
+) -> int | None:
+    """The smallest size that is enough, nearly; None where none of those that are tried is."""
+    ladder = (math.ceil(least * one) for one in _LADDER)
+    sizes = list(dict.fromkeys(one if most is None else min(one, most) for one in ladder))
+    low, tried = least - 1, tries_on(len(group.addresses))
+    for size in sizes[:tried]:
+        if enough(size):
+            high = size
+            break
+        low = size
+    else:
+        return None
+    for _ in range(min(_HALVINGS, tried)):
+        middle = (low + high) // 2
+        if middle <= low or high - low <= 0.01 * high:
+            break
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _free(group: DeviceGroup) -> int:
+    """Free memory of the device that has least."""
+    if group.device.type == "cpu":
+        return group.budget_bytes
+    return min(group.device.free_bytes, round(group.budget_bytes / group.device.share))
+
+
+def _filled(group: DeviceGroup, share: float) -> DeviceGroup:
+    device = replace(group.device, share=share)
+    return replace(group, device=device, budget_bytes=int(share * _free(group)))
+
+
+def _larger(group: DeviceGroup, gib: int) -> DeviceGroup:
+    device = replace(group.device, memory_bytes=gib * GIB, available_bytes=None)
+    spec = None if group.spec is None else replace(group.spec, memory_bytes=gib * GIB)
+    return replace(group, device=device, spec=spec, budget_bytes=device.budget_bytes)
+
+
+def _wider(group: DeviceGroup, devices: int) -> DeviceGroup:
+    """With further nodes like those that are there."""
+    more = range(devices - len(group.addresses))
+    nodes = devices // group.node_size
+    spare = group.addresses + tuple(f"more-{one // group.node_size}/{one}" for one in more)
+    return replace(group, addresses=spare) if nodes * group.node_size == devices else group
+
+
+def without_pins(pins: PinnedTasks, left_out: Collection[Pin]) -> PinnedTasks:
+    """What the others say."""
+    filters = dict(pins.filters)
+    devices, environments = dict(pins.devices), dict(pins.environments)
+    asked = {}
+    for name, own in pins.asked.items():
+        for field, pin in own.items():
+            if pin in left_out:
+                filters[name] = filters[name].without(field)
+                if field == "devices":
+                    devices.pop(name, None)
+                if field == OWN:
+                    environments.pop(name, None)
+        asked[name] = {field: pin for field, pin in own.items() if pin not in left_out}
+    return replace(pins, filters=filters, devices=devices, environments=environments, asked=asked)
+
+
+def with_value(pins: PinnedTasks, pin: Pin, value: int) -> PinnedTasks:
+    """The same with another size in a pin of `micro_tokens` or a size of a layout."""
+    filters = dict(pins.filters)
+    for name, own in pins.asked.items():
+        if own.get(pin.field) == pin:
+            filters[name] = _sized(filters[name], pin.field, value)
+    return replace(pins, filters=filters)
+
+
+def _sized(only: Filter, field: str, value: int) -> Filter:
+    if field not in LAYOUT_FIELDS:
+        return replace(only, micro_tokens=value)
+    layout = tuple((name, value if name == field else size) for name, size in only.layout)
+    return replace(only, layout=layout)
+
+
+def fewer_pins(pins: PinnedTasks, task: str) -> Iterator[tuple[Pin, ...]]:
+    """Pins of a task that may be left out: one, then two and so on, in the order of the task's."""
+    every = tuple(dict.fromkeys(pins.asked.get(task, {}).values()))
+    for number in range(1, len(every) + 1):
+        yield from combinations(every, number)

@@ -1,0 +1,120 @@
+"""What messages suggest is tried: with the change that they name there is a plan."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from flowrl.cluster.hardware import device_spec
+from flowrl.cluster.pool import ResourcePool
+from flowrl.errors import PlanError
+from flowrl.graph import Graph
+from flowrl.plan import PlanRequest, make_plan
+from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.ways_out import Trial, more_devices, more_memory, tries_on
+from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
+
+GIB = 1 << 30
+
+
+def refusal(grpo: Graph, asked: PlanRequest, pool: ResourcePool) -> PlanError:
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, asked, pool)
+    return caught.value
+
+
+def number_in(pattern: str, text: str | None) -> int:
+    found = re.search(pattern, text or "")
+    assert found is not None, text
+    return int(found[1])
+
+
+def of_gib(gib: int, num_devices: int = 8) -> ResourcePool:
+    spec = replace(device_spec("H100-SXM-80GB"), memory_bytes=gib * GIB)
+    return pool_of_devices(spec, num_devices)
+
+
+def with_hosts(pool: ResourcePool, gib: int) -> ResourcePool:
+    return replace(pool, nodes=tuple(replace(node, memory_bytes=gib * GIB) for node in pool.nodes))
+
+
+def test_devices_of_the_size_that_is_told_are_enough_and_smaller_ones_are_not(grpo: Graph):
+    told = number_in(r"take devices of (\d+) GiB", refusal(grpo, request(), of_gib(4)).hint)
+    assert make_plan(grpo, request(), of_gib(told)).prediction.step_s is not None
+    assert refusal(grpo, request(), of_gib(told - 1)).hint is not None
+
+
+def test_hosts_of_the_size_that_is_told_are_enough_and_smaller_ones_are_not(grpo: Graph):
+    # 8 x 20 GiB hold a 7B model's update only with its optimizer in the memory of the host.
+    small = with_hosts(of_gib(20), 16)
+    told = number_in(r"take hosts with (\d+) GiB", refusal(grpo, request(), small).hint)
+    assert make_plan(grpo, request(), with_hosts(small, told)).prediction.step_s is not None
+    assert refusal(grpo, request(), with_hosts(small, round(0.95 * told))).hint is not None
+
+
+def test_devices_that_are_told_are_enough_for_the_whole_job(grpo: Graph):
+    big = replace(QWEN25_7B, num_layers=112, hidden_size=8192, num_heads=64, num_kv_heads=8)
+    told = number_in(r"take (\d+) devices", refusal(grpo, request(big), of_gib(60)).hint)
+    assert told > 8
+    assert make_plan(grpo, request(big), of_gib(60, told)).prediction.step_s is not None
+
+
+@pytest.mark.parametrize(
+    ("pin", "said", "hint"),
+    [
+        ("actor.cp=3", "lie unevenly in nodes of 8; nearest 2, 4", "set cp to 1 or 2 or 4"),
+        ("actor.dp=3", "does not divide 128 samples of an update", "set dp to 2 or 4"),
+    ],
+)
+def test_a_size_that_cannot_be_names_the_reason_and_the_nearest(
+    grpo: Graph, pin: str, said: str, hint: str
+):
+    error = refusal(grpo, pinned(request(), pin), h100(16))
+    assert said in error.what
+    assert (error.hint or "").startswith(hint)
+
+
+def test_the_largest_micro_batch_that_is_told_fits_and_a_larger_one_does_not(grpo: Graph):
+    error = refusal(grpo, pinned(request(), "actor.micro_tokens=100000000"), h100(8))
+    told = number_in(r"set micro_tokens to (\d+)", error.hint)
+    assert told % 2560 == 0
+    plan = make_plan(grpo, pinned(request(), f"actor.micro_tokens={told}"), h100(8))
+    assert plan.operation("actor.update").micro_tokens == told
+    more = pinned(request(), f"actor.micro_tokens={told + 2560}")
+    assert f"set micro_tokens to {told} " in (refusal(grpo, more, h100(8)).hint or "")
+
+
+def test_of_pins_that_are_too_much_together_the_fewest_are_named_that_help(grpo: Graph):
+    every = ["actor.tp=1", "actor.pp=1", "actor.cp=1", "actor.recompute=none"]
+    every.append("actor.micro_tokens=35840")
+    error = refusal(grpo, pinned(request(), *every), of_gib(40))
+    named = (error.hint or "").partition("leave ")[2].partition(" out: then")[0].split(" and ")
+    assert len(named) == 2
+    kept = [pin for pin in every if pin not in named]
+    assert make_plan(grpo, pinned(request(), *kept), of_gib(40)).prediction.step_s is not None
+    for one in named:
+        refusal(grpo, pinned(request(), *kept, one), of_gib(40))
+
+
+def test_sizes_are_looked_for_in_few_steps_and_in_none_on_very_large_pools():
+    (group,) = of_gib(10).groups()
+    tried: list[int] = []
+
+    def enough(change: Trial) -> bool:
+        assert change.group is not None
+        tried.append(change.group.device.memory_bytes // GIB)
+        return tried[-1] >= 41
+
+    assert more_memory(36 * GIB, group, enough) == "take devices of 41 GiB"
+    # 36 GiB are nine tenths of 40; then each step of the ladder, and halfway back.
+    assert tried == [40, 42, 41]
+    assert (
+        more_memory(36 * GIB, group, lambda change: False) == "take devices with more than 40.0 GiB"
+    )
+    (large,) = of_gib(10, 1024).groups()
+    assert tries_on(1024) == 0
+    assert more_memory(36 * GIB, large, enough).startswith("take devices with more than")
+    assert more_devices(large, 65536, enough) is None
+    assert tried == [40, 42, 41]
