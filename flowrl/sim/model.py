@@ -133,9 +133,11 @@ class OpModel:
         tokens_per_row: Likewise.
         publishes: Roles whose engines serve new weights when it ends.
         every: Steps between two times that it is done.
-        chunk: Groups that it begins on as soon as they are complete; 0 waits for the batch.
+        chunk: Groups that it takes at once, as soon as they are complete; 0 waits for the batch.
         by_sample: A chunk is of samples, whatever becomes of the others of their groups.
         piece_s: Seconds that every piece but the first of a batch costs beside.
+        whole: It begins when its batch is there and the trainer comes to it, and not before; it
+            takes it in chunks, if it has some, and hands on each when that is done.
         ahead: It begins when its batch is there, while the trainer waits for others or is at the
             batch before.
         beside: Further rollouts that it reads: of each group, the samples of the same prompt.
@@ -160,13 +162,14 @@ class OpModel:
     chunk: int = 0
     by_sample: bool = False
     piece_s: float = 0.0
+    whole: bool = False
     ahead: bool = False
     beside: tuple[str, ...] = ()
     threads: Beside = field(default_factory=Beside)
 
     @property
     def streams(self) -> bool:
-        """It does not wait for the trainer; see `flowrl.sim.streams`."""
+        """It takes what it reads in pieces, or ahead; see `flowrl.sim.streams`."""
         return self.ahead or self.chunk > 0
 
 

@@ -9,8 +9,9 @@ whether it begins on groups. (Its role's placement says only where the role is a
   the same layout share engines; others have their own, and draw at once where devices are not
   shared.
 - An operation that the plan lets begin on groups streams in the plan's chunks
-  (`flowrl.sim.streams`), if all that it reads does. In an asynchronous plan the first part of the
-  schedule runs ahead of the trainer.
+  (`flowrl.sim.streams`). One that waits for its batch works through it in the chunks in which the
+  schedule passes it on. In an asynchronous plan the first part of the schedule runs ahead of the
+  trainer.
 - New weights take the lanes they leave and those they come to.
 
 Rewards and environments are processes beside, as in `flowrl.sim.of_plan`.
@@ -106,6 +107,7 @@ class _Maker:
         self.lanes = {lane.name: lane for lane in self.devices.models()}
         self._lane(MAIN, "driver")
         self.ahead = _part_ahead(self.plan)
+        self.passed_on = _passed_on(self.plan)
         self.notes: list[str] = []
 
     def make(self) -> SimModel:
@@ -300,27 +302,33 @@ class _Maker:
             yield op
 
     def _begun(self, operation: Operation, op: OpModel, made: Mapping[str, OpModel]) -> OpModel:
-        """The operation with when it begins: on groups, on its batch, or when the trainer does."""
+        """The operation with when it begins: on groups, on its batch, or when the trainer does.
+
+        What waits for the trainer, because it reads from an operation that does, begins on chunks
+        when that one is done.
+        """
         if operation.node not in self.tasks or op.rollout is None or op.every > 1:
             return op
         before = self._tasks_before(operation.node)
         read = self._read_by(operation.node)
         beside = tuple(sorted(read - {op.rollout}))
+        follows = all(made[name].streams for name in before)
         if operation.start in (StartUnit.SAMPLE, StartUnit.GROUP) and operation.chunk > 0:
             by_sample = operation.start is StartUnit.SAMPLE and not beside
-            waits = next((name for name in before if not made[name].chunk), None)
-            if waits is None and not (beside and self._loses_groups()):
+            if not (beside and self._loses_groups()):
                 chunk = operation.chunk
                 if operation.start is StartUnit.SAMPLE and not by_sample:  # of whole prompts
                     of_prompt = operation.num_samples / self.plan.sizes.prompts_per_step
                     chunk = max(1, round(chunk / of_prompt))
-                return replace(op, after=before, beside=beside, chunk=chunk, by_sample=by_sample)
-            why = f"{waits} does not" if waits else "prompts that it reads twice may be filtered"
-            what = operation.start
+                beside = beside if follows else ()  # all are there, when the trainer is
+                op = replace(op, after=before, beside=beside, whole=not follows)
+                return replace(op, chunk=chunk, by_sample=by_sample)
+            what, why = operation.start, "prompts that it reads twice may be filtered"
             self.notes.append(f"{op.name} does not begin on {what}s, as planned: {why}")
         early = operation.node in self.ahead or (len(self.pools) > 1 and not beside)
-        if early and all(made[name].streams for name in before):
-            return replace(op, after=before, ahead=True)
+        chunk, ahead = self.passed_on.get(operation.node, 0), early and follows
+        if chunk or ahead:
+            return replace(op, after=before, chunk=chunk, whole=chunk > 0, ahead=ahead)
         return op
 
     def _loses_groups(self) -> bool:
@@ -455,6 +463,20 @@ def _part_ahead(plan: PlacementPlan) -> frozenset[str]:
     if plan.schedule is None or plan.schedule.kind != "asynchronous":
         return frozenset()
     return frozenset(_leaves(plan.schedule.parts[0]))
+
+
+def _passed_on(plan: PlacementPlan) -> dict[str, int]:
+    """Groups of a piece of each operation of a part that feeds another one in chunks."""
+    found: dict[str, int] = {}
+    steps = [plan.schedule] if plan.schedule is not None else []
+    while steps:
+        step = steps.pop()
+        steps += step.parts
+        if step.chunks > 1:
+            groups = -(-plan.sizes.prompts_per_step // step.chunks)
+            for node in _leaves(step.parts[0]):
+                found[node] = min(groups, found.get(node, groups))
+    return found
 
 
 def _leaves(step: ScheduleStep) -> Iterator[str]:

@@ -439,6 +439,7 @@ class _Simulation:
         published: list[tuple[float, str]] = []
         waiting = list(self.model.ops)
         while waiting:
+            self.streams.come_to(number, waiting, finished, began_s)
             op = self._next_op(waiting, finished, began_s)
             waiting.remove(op)
             start = max((finished[before] for before in op.after), default=began_s)

@@ -1,4 +1,4 @@
-"""Operations that do not wait for the trainer: they begin on groups, or ahead of it on a batch.
+"""Operations that work in pieces, on groups or on a batch, or ahead of the trainer.
 
     group complete -> there for whoever reads the rollout -> a piece of `chunk` groups -> its lanes
     are taken -> done -> there for the operations that wait for that one
@@ -10,6 +10,15 @@ the order in which they came; what is left when the batch is delivered is a last
 without a chunk take a batch whole, when it is delivered. What reads several rollouts begins on a
 prompt's groups when all of them have it. Pieces take their lanes in the order in which they are
 cut, so those that share lanes alternate.
+
+An operation on a whole batch finishes it piece by piece, too, and so hands it on:
+
+    batch there, the trainer at it -> dealt into pieces of `chunk` groups -> one after the other
+
+The batch is known, so it is dealt as people would: neighbours in the order in which groups came,
+which are alike in length, go to different pieces. The next piece takes its lanes when the one
+before is done, so that two such operations alternate. One that reads from another one takes what
+that has done.
 
 What a piece costs follows from its samples, so the last piece, which has the longest responses, is
 the longest one.
@@ -49,6 +58,10 @@ class _Stream:
     there: dict[Item, GroupDraw] = field(default_factory=dict)  # all have it; in no piece yet
     ends: dict[Item, float | None] = field(default_factory=dict)  # in a piece; None: not over
     batches: dict[int, frozenset[Item]] = field(default_factory=dict)  # delivered, not taken
+    called: int = 0  # the last batch at which the trainer has come to it
+    released: set[int] = field(default_factory=set)  # batches on which it may work, likewise
+    begun: Counter[int] = field(default_factory=Counter)  # items of each batch, likewise
+    under_way: int = 0  # pieces
     pieces: int = 0  # since the last batch was over
     spent_s: float = 0.0  # likewise
 
@@ -188,6 +201,9 @@ class SimStreams:
 
     def _cut(self, stream: _Stream) -> None:
         """Begins every piece that can be cut of what is there."""
+        if stream.op.whole:
+            self._cut_batch(stream)
+            return
         there, chunk = stream.there, stream.op.chunk
         while chunk and len(there) >= chunk:
             self._begin(stream, list(there)[:chunk])
@@ -195,6 +211,23 @@ class SimStreams:
             rest = [item for item in items if item not in stream.ends]
             if rest and all(item in there for item in rest):
                 self._begin(stream, [item for item in there if item in items])
+
+    def _cut_batch(self, stream: _Stream) -> None:
+        """Begins the next piece of a batch that is there, unless one is under way."""
+        op, there = stream.op, stream.there
+        opened = stream.batches.keys() if op.ahead else stream.released
+        left = {number: len(stream.batches[number]) - stream.begun[number] for number in opened}
+        number = next((one for one in sorted(left) if left[one]), None)
+        if stream.under_way or number is None:
+            return
+        batch, size = stream.batches[number], min(op.chunk, left[number])
+        items = [item for item in there if item in batch] if len(there) >= size else []
+        if len(items) == len(batch):
+            items = _dealt(items, size)
+            stream.there = {item: there[item] for item in dict.fromkeys((*items, *there))}
+        if len(items) >= size:
+            stream.begun[number] += size
+            self._begin(stream, items[:size])
 
     def _begin(self, stream: _Stream, items: list[Item]) -> None:
         op = stream.op
@@ -207,11 +240,13 @@ class SimStreams:
         seconds = op.cost(work) + (op.piece_s if stream.pieces else op.fixed_s)
         begin, took = self.take(op, self.clock.now, seconds)
         stream.pieces += 1
+        stream.under_way += 1
         stream.spent_s += took
         self.clock.at(begin + took, self._done, stream, draws)
 
     def _done(self, stream: _Stream, draws: Mapping[Item, GroupDraw]) -> None:
         stream.ends.update(dict.fromkeys(draws, self.clock.now))
+        stream.under_way -= 1
         name, by_sample = stream.op.name, stream.op.by_sample
         for reader in stream.readers:
             if reader.op.by_sample == by_sample:
@@ -225,6 +260,8 @@ class SimStreams:
             groups = {self._group_of[item] for item in draws if item in self._group_of}
             for group in groups:
                 self._pass_on_whole(group)
+        if stream.op.whole:
+            self._cut(stream)
 
     def _pass_on_whole(self, group: GroupId) -> None:
         """Tells those that read groups of one that others have done sample by sample."""
@@ -236,7 +273,35 @@ class SimStreams:
                     for reader in readers:
                         self._arrive(reader, stream.op.name, group, None)
 
-    # What the trainer asks
+    # What the trainer says and asks
+
+    def come_to(
+        self, batch: int, ops: Iterable[OpModel], finished: Mapping[str, float], began_s: float
+    ) -> None:
+        """The trainer comes to those that begin on a batch, which is there.
+
+        Args:
+            ops: The operations that it is not done with.
+            finished: When each of the others ended; one may begin when those before have, but
+                those that hand on pieces.
+            began_s: When it came to the batch.
+        """
+        for op in ops:
+            if not op.whole or op.ahead or self._streams[op.name].called >= batch:
+                continue
+            before = [name for name in op.after if name not in self._streams]
+            if all(name in finished for name in before):
+                self._streams[op.name].called = batch
+                start_s = max((finished[name] for name in before), default=began_s)
+                if start_s > self.clock.now:
+                    self.clock.at(start_s, self._open, self._streams[op.name], batch)
+                else:
+                    self._open(self._streams[op.name], batch)
+
+    def _open(self, stream: _Stream, batch: int) -> None:
+        if batch in stream.batches:  # it may have had nothing to do
+            stream.released.add(batch)
+            self._cut(stream)
 
     def is_over(self, op: str, batch: int) -> bool:
         """Whether an operation has done a batch that was delivered."""
@@ -250,8 +315,20 @@ class SimStreams:
         stream = self._streams[op]
         ends = [stream.ends.pop(item) for item in stream.batches.pop(batch)]
         spent, stream.spent_s, stream.pieces = stream.spent_s, 0.0, 0
+        stream.begun.pop(batch, None)
+        stream.released.discard(batch)
         over = [end for end in ends if end is not None]
         return (max(over), spent) if over else None
+
+
+def _dealt(items: list[Item], size: int) -> list[Item]:
+    """In an order in which pieces of so many are alike.
+
+    >>> _dealt(["1", "2", "3", "4", "5", "6"], 2)
+    ['1', '4', '2', '5', '3', '6']
+    """
+    number = -(-len(items) // size)
+    return [item for first in range(number) for item in items[first::number]]
 
 
 def _each(samples: tuple[SampleId, ...], draw: GroupDraw) -> Iterable[tuple[SampleId, GroupDraw]]:

@@ -115,15 +115,29 @@ def test_what_looks_at_single_samples_streams_by_the_sample():
     assert steady_s(simulated(by_sample)) <= steady_s(simulated(planned))
 
 
-def test_what_waits_for_something_whole_waits_for_the_batch_and_a_note_says_so():
+def test_what_reads_from_something_whole_waits_for_it_and_then_begins_on_its_chunks():
     [planned] = best_plans("grpo", MIXED)
     waits = edited(planned, reference={"start": StartUnit.BATCH, "chunk": 0})
     model = model_of(waits)
-    assert [op.name for op in model.ops if op.streams] == []
-    assert model.notes == (
-        "actor.update does not begin on groups, as planned: reference.logprobs does not",
-    )
+    [update] = [op for op in model.ops if op.streams]
+    assert (update.name, update.whole) == ("actor.update", True)
+    assert update.chunk == waits.stage.plan.operation("actor.update").chunk
+    assert model.notes == ()
     assert steady_s(simulated(waits)) > steady_s(simulated(planned))
+
+
+def test_what_waits_for_its_batch_hands_it_on_in_the_chunks_of_the_schedule():
+    """On 24 devices the batch is drawn on all, then the reference feeds the update."""
+    planned, *_ = best_plans("grpo", "h100_24")
+    plan = planned.stage.plan
+    drawn, passed = plan.schedule.parts
+    assert (drawn.node, passed.kind) == ("actor.generate", "spatial")
+    assert [part.node for part in passed.parts] == ["reference.logprobs", "actor.update"]
+    assert plan.operation("reference.logprobs").start is StartUnit.BATCH
+    ops = {op.name: op for op in model_of(planned).ops}
+    reader, update = ops["reference.logprobs"], ops["actor.update"]
+    assert reader.chunk == update.chunk == 128 // passed.chunks
+    assert (reader.whole, update.whole) == (True, False)
 
 
 def test_the_first_part_of_an_asynchronous_plan_runs_ahead():

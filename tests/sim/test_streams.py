@@ -245,3 +245,81 @@ def test_an_engine_on_several_lanes_takes_all_of_them():
     assert (busy["engine[0]"], busy["spare"]) == (16 + 6, 16)
     assert report.num_devices == 1
     assert report.idle_share == pytest.approx(1 - 16 / 27)
+
+
+def whole(name, seconds, *, lane=None, chunk=1, **changes):
+    """What takes so long for the batch, once that is there, and hands it on."""
+    cost = LinearCost(row_s=seconds / 4)
+    changes = {"lanes": (lane or name,), "whole": True, **changes}
+    return replace(READER, name=name, cost=cost, chunk=chunk, **changes)
+
+
+def test_an_operation_on_a_batch_hands_it_on_chunk_by_chunk():
+    """In 4 chunks: 8 s there at 10, 12, 14 and 16; the reader takes a second for each.
+
+    The other way around, the first of 4 s is there after one, and the reader takes 8.
+    """
+    slow, quick = whole("first", 8.0), whole("first", 4.0)
+    reader = {"after": ("first",), "whole": False}
+    assert step_s(world(slow, whole("second", 4.0, **reader), slots=4)) == [8 + 8 + 1 + 5]
+    assert step_s(world(quick, whole("second", 8.0, **reader), slots=4)) == [8 + 1 + 8 + 5]
+    # In 2 chunks, and every chunk but the first costs half a second more, on both sides.
+    pair = {"chunk": 2, "piece_s": 0.5}
+    two = world(whole("first", 8.0, **pair), whole("second", 4.0, **reader, **pair), slots=4)
+    assert step_s(two) == [8 + 8.5 + 2.5 + 5]
+
+
+def test_nothing_of_a_batch_is_begun_before_all_of_it_is_there():
+    """Groups end at 8 and at 16 s; a reader of groups has the first two by then, but not their
+    input."""
+    reader = whole("second", 4.0, after=("first",), whole=False)
+    assert step_s(world(whole("first", 8.0), reader)) == [16 + 8 + 1 + 5]
+    alone = replace(reader, after=())
+    assert step_s(world(alone, slots=2)) == [16 + 2 + 5]
+
+
+def test_chunks_are_dealt_alike_in_length():
+    """Of 1, 2, 3 and 30 tokens, which end in this order, 1 and 3 go together, 2 and 30 do."""
+    cost = LinearCost(token_s=1.0)
+    first = replace(whole("first", 0.0, chunk=2), cost=cost)
+    reader = replace(whole("second", 0.0, chunk=2, after=("first",)), cost=cost, whole=False)
+    # A prompt token each: 6 s, then 34, each on the one and then on the other.
+    lengths = Given(1, 2, 3, 30)
+    assert step_s(world(first, reader, slots=4), lengths) == [30 + 6 + 34 + 34 + 5]
+
+
+def test_several_pass_a_batch_on_in_a_row_and_those_that_share_devices_alternate():
+    first = whole("first", 8.0)
+    second = whole("second", 4.0, after=("first",))
+    last = whole("last", 4.0, after=("second",), whole=False)
+    # There at 2, 4, 6, 8 of the first; each chunk then takes a second on both others.
+    assert step_s(world(first, second, last, slots=4)) == [8 + 8 + 1 + 1 + 5]
+    # On one lane 0-2, 2-3, 3-5, 5-6, ... 9-11, 11-12.
+    shared = world(first, replace(second, lanes=("first",)), last, slots=4)
+    assert step_s(shared) == [8 + 12 + 1 + 5]
+    # Neither reads the other; what reads both waits for the later one of each chunk.
+    beside = replace(second, lanes=("first",), after=())
+    both = replace(last, after=("first", "second"))
+    assert step_s(world(first, beside, both, slots=4)) == [8 + 12 + 1 + 5]
+
+
+def test_what_reads_from_an_operation_that_hands_nothing_on_waits_for_that():
+    """The first is done at 16, whatever its readers do in chunks: 16-20 and, a chunk behind, 21."""
+    first = whole("first", 8.0, chunk=0, whole=False)
+    second = whole("second", 4.0, after=("first",))
+    last = whole("last", 4.0, after=("second",), whole=False)
+    assert step_s(world(first, second, last, slots=4)) == [16 + 4 + 1 + 5]
+
+
+def test_a_batch_that_is_handed_on_ahead_of_the_trainer_is_followed_by_the_next_one():
+    """Drawn from 0 and from a publication on in 8 s, read in 4; learned from in 10: as whole."""
+    reader = whole("first", 4.0, ahead=True)
+    model = world(reader, slots=4, staleness=1, cost=LinearCost(call_s=10.0))
+    settings = replace(model.rollouts[0].settings, admission=AgeBudget(groups=4))
+    model = replace(model, rollouts=(replace(model.rollouts[0], settings=settings),))
+    assert sum(step_s(model, steps=6)[-2:]) == 22
+
+
+def test_steps_that_hand_batches_on_are_alike():
+    reader = whole("second", 4.0, after=("first",), whole=False)
+    assert step_s(world(whole("first", 8.0), reader, slots=4), steps=3) == [22, 22, 22]
