@@ -14,9 +14,11 @@ replicas with `slots` rows, r = min(b, slots), a token of each takes the longest
 
 and where policy and environment take turns on the same devices, the sum of the first two in the
 place of both. An episode longer than `most_turns` of mean length has longer turns and no more
-calls. Where batches follow each other without a gap, as many episodes as may be in flight are so
-all the time (`flowrl.cost.steady`), and calls come with all of their tokens. Prompts enter once,
-before. What came before a turn is in the engine's cache (prefix caching of SGLang and vLLM).
+calls. However calls come, a batch takes no less than the environment's work on all of them, in
+turns with the policy's where they share devices. Where batches follow each other without a gap, as
+many episodes as may be in flight are so all the time (`flowrl.cost.steady`), and calls come with
+all of their tokens. Prompts enter once, before. What came before a turn is in the engine's cache
+(prefix caching of SGLang and vLLM).
 """
 
 from __future__ import annotations
@@ -177,7 +179,11 @@ def play(
         "environment": environment_s,
         "waits": float((steps * np.maximum(0.0, sides.alone - sides.both)).sum()),
     }
-    total = float((steps * sides.seconds).sum()) + entering
+    policy_s = float((steps * sides.policy).sum()) + entering
+    played_s = float((steps * sides.seconds).sum()) + entering
+    # Some calls come with no tokens of these pieces, but are served.
+    least_s = environment_s + (policy_s if takes_turns else 0.0)
+    total = max(played_s, least_s)
     one_s, full_s = sides.seconds[-2:].tolist()
     followed = full.steps * full_s + entering
     steady = min(total, followed)
@@ -191,9 +197,9 @@ def play(
             steady_s=steady,
             dense_s=min(steady, full.dense_s(followed, one_s=one_s, full_s=full_s)),
         ),
-        policy_s=float((steps * sides.policy).sum()) + entering,
+        policy_s=policy_s,
         environment_s=environment_s,
-        bound=_bound(steps, sides),
+        bound=_bound(steps, sides) if played_s >= least_s else _busiest(sides),
     )
 
 
@@ -215,11 +221,15 @@ def _calls_of_tokens(
     return each * (work_s / mean), each * (late_s / mean)
 
 
+def _busiest(sides: _Sides) -> str:
+    """What decides where the environment's work does."""
+    return "both in turns" if sides.takes_turns else "environment"
+
+
 def _bound(steps: Floats, sides: _Sides) -> str:
     """What decides for most of the time."""
     if sides.takes_turns:
-        name = "both in turns" if float(sides.serving.sum()) else "policy"
-        ways = {name: sides.both}
+        ways = {_busiest(sides) if float(sides.serving.sum()) else "policy": sides.both}
     else:
         ways = {"policy": sides.policy, "environment": sides.serving}
     ways["each episode's own way"] = sides.alone

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from flowrl.plan.many_form import ScheduleStep
+from flowrl.plan.regions import Played
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,
@@ -132,13 +133,26 @@ def pieces(problem: Problem, schedule: Schedule) -> Mapping[str, int]:
     return found
 
 
-def busy_seconds(problem: Problem, schedule: Schedule) -> float:
+def busy_seconds(
+    problem: Problem, schedule: Schedule, played: Mapping[str, Played] | None = None
+) -> float:
     """Device seconds of a step in which something is computed.
 
     Of what runs ahead batches may overlap; they keep devices busy no longer than a step takes.
+
+    Args:
+        played: Environments, by the task that plays with them. While a policy waits for its
+            environment, or that for its policy, the devices of the one that waits are idle.
     """
     most = seconds_of(problem, schedule)
-    return sum(leaf.option.devices * min(leaf.option.seconds, most) for leaf in leaves(schedule))
+    found = 0.0
+    for leaf in leaves(schedule):
+        episodes = (played or {}).get(leaf.task)
+        if episodes is None:
+            found += leaf.option.devices * min(leaf.option.seconds, most)
+        else:
+            found += sum(number * min(spent, most) for number, spent in episodes.work())
+    return found
 
 
 def bottleneck(problem: Problem, schedule: Schedule) -> str:

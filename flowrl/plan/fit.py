@@ -23,7 +23,7 @@ from flowrl.cost.memory import (
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
 
-__all__ = ["RUNTIME_BYTES", "DeviceFit", "Tenant", "fit_device"]
+__all__ = ["RUNTIME_BYTES", "DeviceFit", "DoesNotFit", "Tenant", "fit_device"]
 
 MIB = 1 << 20
 
@@ -31,6 +31,10 @@ RUNTIME_BYTES = {"cpu": 512 * MIB, "cuda": 768 * MIB, "npu": 1024 * MIB}
 """What the framework takes before the first tensor. On the CPU: its libraries (a process that has
 imported torch and transformers measures 350 MB) and room for buffers. On an accelerator: the
 context and loaded kernels; estimates, not measured here."""
+
+
+class DoesNotFit(PlanError):
+    """A device does not hold all that takes turns on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ def fit_device(
     if fit.peak.total <= budget:
         return fit
     role, memory = max(fit.phases, key=lambda entry: entry[1].total)
-    raise PlanError(
+    raise DoesNotFit(
         f"{memory.phase} does not fit on {address} ({name}): needs {format_bytes(memory.total)} "
         f"of {format_bytes(budget)}: {memory.describe()}",
         where=f"roles.{role}",

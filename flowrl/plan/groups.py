@@ -37,17 +37,21 @@ from flowrl.plan.write_many import write_plan
 __all__ = ["cost_of", "groups_for", "host_share", "plan_over_groups"]
 
 
-def groups_for(models: Sequence[RoleRequest], pool: ResourcePool) -> tuple[DeviceGroup, ...]:
-    """The groups of more than one known device that all models' backends run on.
+def groups_for(
+    models: Sequence[RoleRequest], pool: ResourcePool, *, least: int = 2
+) -> tuple[DeviceGroup, ...]:
+    """The groups of at least so many known devices that all models' backends run on.
 
-    None means that one device takes all: there is no second one, or nothing is known of it but
-    its memory.
+    None of two means that one device takes all: there is no second one, or nothing is known of it
+    but its memory.
     """
     supported = frozenset.intersection(*(role.capabilities.devices for role in models))
     return tuple(
         group
         for group in pool.groups()
-        if len(group.addresses) > 1 and group.spec is not None and group.device.type in supported
+        if len(group.addresses) >= least
+        and group.spec is not None
+        and group.device.type in supported
     )
 
 

@@ -25,7 +25,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
 from flowrl.plan.dtypes import role_dtype
-from flowrl.plan.fit import DeviceFit, Tenant, fit_device
+from flowrl.plan.fit import DeviceFit, DoesNotFit, Tenant, fit_device
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.one_pins import one_device_pins
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
@@ -80,10 +80,12 @@ def make_plan(
     models = [role for role in roles if _uses_model(role.name, graph)]
     hosted = [role for role in roles if role not in models]
     groups: tuple[DeviceGroup, ...] = ()
+    alone: tuple[DeviceGroup, ...] = ()
     if models and not request.options.single_device:
         from flowrl.plan.groups import groups_for, plan_over_groups  # with the search, its arrays
 
         groups = groups_for(models, pool)
+        alone = () if groups else groups_for(models, pool, least=1)
     try:
         if groups:
             if groups[0].device.type == "cpu" and _all_reserved(pool):
@@ -95,7 +97,13 @@ def make_plan(
                     hint="give the nodes devices, for example {name: H100-SXM-80GB, count: 8}",
                 )
             return plan_over_groups(graph, request, pool, groups, hosted, cost)
-        return _plan_for_one(graph, request, pool, hosted)
+        try:
+            return _plan_for_one(graph, request, pool, hosted)
+        except DoesNotFit:
+            # With parts of it in the host's memory, and times, as on several devices.
+            if not alone or alone[0].device.type == "cpu":
+                raise
+            return plan_over_groups(graph, request, pool, alone, hosted, cost)
     except PlanError as error:
         raise (_without_accelerators(error, pool) or error) from None
 

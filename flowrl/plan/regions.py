@@ -87,6 +87,12 @@ class Played:
     environment_s: float
     bound: str
 
+    def work(self) -> tuple[tuple[int, float], ...]:
+        """Devices and the seconds that they work in a step, of the policy and the environment."""
+        split = self.split
+        both_s = self.policy_s + (self.environment_s if split.takes_turns else 0.0)
+        return (split.policy, both_s), (split.own + split.elsewhere, self.environment_s)
+
 
 def splits(
     group: DeviceGroup,

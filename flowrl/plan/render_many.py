@@ -62,6 +62,13 @@ def plain_reasons(plan: PlacementPlan, *, explain: bool) -> tuple[Reason, ...]:
     return tuple(found)
 
 
+def _accelerators(plan: PlacementPlan) -> tuple[int, int]:
+    """Those that anything stands on, and all of the pool."""
+    every = {device.address for device in plan.pool.devices if device.type != "cpu"}
+    used = {address for operation in plan.operations for address in operation.devices}
+    return len(every & used), len(every)
+
+
 def _summary(plan: PlacementPlan) -> list[str]:
     prediction = plan.prediction
     if prediction.step_s is None:
@@ -72,7 +79,9 @@ def _summary(plan: PlacementPlan) -> list[str]:
         f"it waits most for {prediction.bottleneck}"
     ]
     if prediction.idle_share is not None:
-        lines.append(f"{100 * prediction.idle_share:.0f} % of device time is idle")
+        idle = f"{100 * prediction.idle_share:.0f} % of device time is idle"
+        used, known = _accelerators(plan)
+        lines.append(idle if used == known else f"{idle}, of the {used} of {known} that are used")
     if prediction.sync_s:
         lines.append(f"{seconds_text(prediction.sync_s)} of it for new weights on their way")
     if prediction.device_s is not None:

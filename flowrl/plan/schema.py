@@ -360,9 +360,9 @@ class Prediction:
     Attributes:
         memory: One entry for each device and phase.
         bottleneck: The operation that the step waits for most.
-        idle_share: Of device time, 0 to 1.
+        idle_share: Of the time of the devices that the plan uses, 0 to 1.
         sync_s: Of `step_s`, what new weights take on their way.
-        device_s: Device seconds of a sample.
+        device_s: Seconds of these devices for a sample, idle or not.
         confidence: Which times were measured, and which estimated.
     """
 
@@ -415,7 +415,7 @@ class Alternative:
 
     Attributes:
         kind: `temporal`, `spatial`, `hybrid` or `asynchronous`.
-        device_s: Device seconds of a sample.
+        device_s: Seconds of the devices that it uses for a sample, idle or not.
         schedule: What runs where.
     """
 

@@ -51,8 +51,8 @@ class Size:
 
     Attributes:
         used: Of them, those that anything runs on.
-        device_s: Device seconds of a sample.
-        idle_share: Of the time of all devices.
+        device_s: Device seconds of a sample, of the devices that are used.
+        idle_share: Of the time of these.
         layouts: Of each task, in words.
     """
 
@@ -258,16 +258,17 @@ def _lacking(posed: Posed) -> list[TaskWork]:
 def _as_size(posed: Posed, found: Found, devices: int) -> Size:
     schedule, step_s = found.schedule, found.evaluation.step_s
     samples = max(task.samples for task in posed.tasks)
+    used = found.evaluation.devices
+    ways = {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(schedule)}
+    played = {name: way.played for name, way in ways.items() if way.played is not None}
+    busy = busy_seconds(posed.problem, schedule, played)
     return Size(
         devices=devices,
-        used=found.evaluation.devices,
+        used=used,
         step_s=step_s,
-        device_s=step_s * found.evaluation.devices / samples,
-        idle_share=max(0.0, 1 - busy_seconds(posed.problem, schedule) / (step_s * devices)),
+        device_s=step_s * used / samples,
+        idle_share=max(0.0, 1 - busy / (step_s * used)),
         kind=str(kind_of(schedule)),
-        layouts=tuple(
-            (leaf.task, posed.candidate(leaf.task, leaf.option).layout.describe())
-            for leaf in leaves(schedule)
-        ),
+        layouts=tuple((name, way.layout.describe()) for name, way in ways.items()),
         schedule=schedule_step(posed.problem, schedule),
     )

@@ -310,8 +310,9 @@ def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
 def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
     problem = chosen.posed.problem
     samples = max(task.samples for task in chosen.posed.tasks)
-    busy = busy_seconds(problem, chosen.schedule)
-    total = chosen.step_s * len(chosen.posed.addresses)
+    played = {name: way.played for name, way in chosen.ways.items() if way.played is not None}
+    busy = busy_seconds(problem, chosen.schedule, played)
+    total = chosen.step_s * chosen.used
     return Prediction(
         memory=held_memory(chosen),
         step_s=chosen.step_s,

@@ -20,6 +20,7 @@ class LaneUse:
     Attributes:
         idle_share: Of the simulated time, 0 to 1.
         num_devices: Accelerators that it stands for; 0 of a process.
+        in_use: The plan puts something on them.
     """
 
     lane: str
@@ -27,6 +28,7 @@ class LaneUse:
     busy_s: float
     idle_share: float
     num_devices: int = 0
+    in_use: bool = True
 
 
 class Recorder(Protocol):
@@ -49,6 +51,7 @@ class Lane:
         name: Unique: `main`, `actor.generate[3]`.
         device: Address of the device, for people; several lanes may be processes of one CPU.
         num_devices: Accelerators that it stands for; 0 of a process.
+        in_use: The plan puts something on them.
         process: Lanes of one name are threads of one process, and share its interpreter; empty
             shares it with nobody.
         free_s: When everyone who asked so far has ended.
@@ -59,6 +62,7 @@ class Lane:
     name: str
     device: str
     num_devices: int = 0
+    in_use: bool = True
     process: str = ""
     free_s: float = 0.0
     busy_s: float = 0.0
@@ -107,6 +111,7 @@ class Lane:
             busy_s=self.busy_s,
             idle_share=min(1.0, max(0.0, idle)),
             num_devices=self.num_devices,
+            in_use=self.in_use,
         )
 
 

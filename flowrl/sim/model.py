@@ -33,12 +33,14 @@ class LaneModel:
 
     Attributes:
         num_devices: Accelerators that it stands for; 0 of a process.
+        in_use: The plan puts something on them.
         parts: Lanes, named before, that this one is a group of.
     """
 
     name: str
     device: str
     num_devices: int = 0
+    in_use: bool = True
     parts: tuple[str, ...] = ()
     process: str = ""
 

@@ -23,6 +23,7 @@ def lanes_of(
             name=model.name,
             device=model.device,
             num_devices=model.num_devices,
+            in_use=model.in_use,
             process=model.process,
             recorder=recorder,
         )

@@ -104,7 +104,11 @@ class _Maker:
         self.pools: dict[str, _Pool] = {}  # by the operation that draws
         self._make_pools()
         self.devices = DeviceLanes([*self._device_sets()])
-        self.lanes = {lane.name: lane for lane in self.devices.models()}
+        unused = {lane for devices in self._unused() for lane in self.devices.of(devices)}
+        self.lanes = {
+            lane.name: replace(lane, in_use=lane.name not in unused)
+            for lane in self.devices.models()
+        }
         self._lane(MAIN, "driver")
         self.ahead = _part_ahead(self.plan)
         self.passed_on = _passed_on(self.plan)

@@ -65,7 +65,7 @@ class Planned:
     """What the plan predicts, to be shown beside.
 
     Attributes:
-        idle_share: Of device time; None where the plan does not say it.
+        idle_share: Of the time of the devices that it uses; None where it does not say it.
     """
 
     step_s: float
@@ -146,14 +146,14 @@ class SimReport:
 
     @property
     def num_devices(self) -> int:
-        """Accelerators of all lanes."""
-        return sum(lane.num_devices for lane in self.lanes)
+        """Accelerators that the plan puts something on."""
+        return sum(lane.num_devices for lane in self.lanes if lane.in_use)
 
     @property
     def idle_share(self) -> float | None:
-        """Of all accelerators' time; None without one."""
+        """Of these accelerators' time; None without one."""
         number = self.num_devices
-        idle = sum(lane.num_devices * lane.idle_share for lane in self.lanes)
+        idle = sum(lane.num_devices * lane.idle_share for lane in self.lanes if lane.in_use)
         return idle / number if number else None
 
     @property
@@ -279,9 +279,11 @@ def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
         f"{report.period_s / planned.step_s - 1:+.1%}",
     ]
     if planned.idle_share is not None and report.idle_share is not None:
+        spare = any(not lane.in_use for lane in report.lanes)
         lines.append(
             f"it predicts that {planned.idle_share:.1%} of device time is idle, simulated "
             f"{report.idle_share:.1%} of {report.num_devices} devices'"
+            f"{', those that it uses' if spare else ''}"
         )
     return lines
 

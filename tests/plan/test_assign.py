@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from flowrl.cost.episodes import CallSeconds
 from flowrl.plan.assign import bars, bottleneck, busy_seconds, pieces, schedule_step, slots
 from flowrl.plan.problem_of import device_counts
+from flowrl.plan.regions import Played, Split
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,
@@ -116,6 +118,33 @@ def test_a_pipelines_reader_begins_with_the_first_chunk_and_ends_with_the_step()
     assert pieces(problem, schedule) == {"b": 4}
     assert bottleneck(problem, schedule) == "a"
     assert busy_seconds(problem, schedule) == 8 * 8.0 + 8 * 4.0
+
+
+def played(policy_s: float, environment_s: float, **split: object) -> Played:
+    return Played(
+        split=Split(at_once=1.0, **split),  # type: ignore[arg-type]
+        calls=CallSeconds(),
+        policy_s=policy_s,
+        environment_s=environment_s,
+        bound="environment",
+    )
+
+
+def test_who_waits_for_an_environment_or_a_policy_is_idle_meanwhile():
+    first, second = leaf("a", 8, 20.0), leaf("b", 8, 4.0)
+    problem, schedule = problem_of(first, second), Temporal(first=first, second=second)
+
+    def busy(one: Played) -> float:
+        return busy_seconds(problem, schedule, {"a": one}) - 8 * 4.0
+
+    # On cores of its hosts, on two of its eight devices, on 16 others, and in turns on all.
+    assert busy(played(5.0, 20.0, mode="together", policy=8)) == 8 * 5.0
+    assert busy(played(5.0, 20.0, mode="apart", policy=6, own=2)) == 6 * 5.0 + 2 * 20.0
+    assert busy(played(20.0, 3.0, mode="apart", policy=8, elsewhere=16)) == 8 * 20.0 + 16 * 3.0
+    turns = played(12.0, 8.0, mode="together", policy=8, takes_turns=True)
+    assert busy(turns) == 8 * (12.0 + 8.0)
+    # Nobody works longer than a step takes.
+    assert busy(played(5.0, 90.0, mode="apart", policy=6, own=2)) == 6 * 5.0 + 2 * 24.0
 
 
 def test_turns_follow_each_other_and_what_runs_ahead_does_not_wait():

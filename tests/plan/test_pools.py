@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 import flowrl as fl
+from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.groups import even_parts
 from flowrl.plan.many import PLAIN, SIMPLE
+from flowrl.plan.sizing import Job, fewest
 from tests.plan.many_cases import h100, pinned, request
 
 SLACK = 1 + PLAIN + SIMPLE
@@ -127,6 +130,30 @@ def test_what_one_device_can_keep_is_kept_and_recorded(grpo: Graph, cases: Any):
     asked = pinned(cases.request_for(max_response_tokens=512), "rollout.tp=1", "actor.devices=0")
     plan = make_plan(grpo, asked, pool)
     assert [(pin.field, pin.value) for pin in plan.pins] == [("tp", "1"), ("devices", "0")]
+
+
+def test_what_one_device_holds_only_with_its_host_is_planned_as_the_fewest_devices_are(grpo: Graph):
+    """28 GiB each of master weights, gradients and parameters, and 57 of an optimizer: not all."""
+    asked = request()
+    plan = make_plan(grpo, asked, h100(1))
+    assert plan.schedule is not None
+    assert plan.schedule.devices == 1
+    assert "optimizer" in plan.operation("actor.update").offload
+    h100_spec = device_spec("H100-SXM-80GB")
+    smallest = fewest(Job(graph=grpo, request=asked, spec=h100_spec, cost=AnalyticCost()))
+    assert smallest.devices == 1
+    assert plan.prediction.step_s == pytest.approx(smallest.step_s)
+
+
+def test_a_host_that_is_too_small_for_one_device_is_told_what_it_lacks(grpo: Graph):
+    pool = h100(1)
+    (node,) = pool.nodes
+    small = replace(node, memory_bytes=64 << 30)
+    with pytest.raises(PlanError, match="only with more in the memory of its host") as told:
+        make_plan(grpo, request(), replace(pool, nodes=(small,)))
+    # The optimizer's states: 8 bytes for each of 7.6 billion parameters, and 4 of master weights.
+    assert "51.2 GiB of its host for each device, 80% of what there is" in str(told.value)
+    assert "expected: at least 85.1 GiB of it" in str(told.value)
 
 
 def test_reserved_accelerators_are_why_nothing_fits(grpo: Graph):

@@ -9,7 +9,7 @@ import pytest
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
-from flowrl.cost.episode_time import CallSeconds, Episodes, Pace, play
+from flowrl.cost.episode_time import CallSeconds, Episodes, Pace, PlayedEstimate, play
 from flowrl.cost.lengths import lognormal_before_cut
 from flowrl.cost.occupancy import EngineBatch
 from flowrl.cost.source import Estimate
@@ -55,7 +55,23 @@ def simulated_s(call_s: float, wait_s: float, sigma: float, slots: int, samples:
 def estimated(
     call_s: float, wait_s: float, sigma: float, slots: int, samples: int
 ) -> tuple[float, str]:
+    found, _ = played(call_s, wait_s, sigma, slots, samples)
+    return found.estimate.seconds, found.bound
+
+
+def played(
+    call_s: float,
+    wait_s: float,
+    sigma: float,
+    slots: int,
+    samples: int,
+    *,
+    takes_turns: bool = False,
+) -> tuple[PlayedEstimate, float]:
+    """The closed form, and the turns of an episode."""
     lengths = lognormal_before_cut(mean=MEAN, sigma=sigma, maximum=float(MOST))
+    # The last turn of an episode is half as long as the others.
+    turns = lengths.mean / TURN + 0.5
     found = play(
         Estimate(seconds=0.0),
         EngineBatch(
@@ -70,13 +86,12 @@ def estimated(
         chunk_s=0.0,
         chunk_tokens=8192,
         lengths=lengths,
-        # The last turn of an episode is half as long as the others.
-        episodes=Episodes(turns=lengths.mean / TURN + 0.5, most_turns=MOST // TURN),
+        episodes=Episodes(turns=turns, most_turns=MOST // TURN),
         calls=CallSeconds(reset_s=call_s, step_s=call_s, wait_s=wait_s),
         at_once=1.0,
-        takes_turns=False,
+        takes_turns=takes_turns,
     )
-    return found.estimate.seconds, found.bound
+    return found, turns
 
 
 @pytest.mark.parametrize(("slots", "samples"), [(16, 128), (64, 128), (32, 256)])
@@ -97,6 +112,24 @@ def test_the_closed_form_is_near_the_simulated_episodes(
     seconds, found = estimated(call_s, wait_s, sigma, slots, samples)
     assert bound in (None, found)
     assert seconds == pytest.approx(simulated_s(call_s, wait_s, sigma, slots, samples), rel=0.2)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.6, 1.2])
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_rollout_takes_no_less_than_the_work_of_those_who_share_it(
+    sigma: float, takes_turns: bool
+):
+    """128 episodes of 10 turns or more, at one call of 0.2 s at a time, also where batches follow
+    each other without a gap."""
+    found, turns = played(0.2, 0.0, sigma, 16, 128, takes_turns=takes_turns)
+    calls_s = 128 * 0.2 * (turns + 1)
+    assert found.environment_s == pytest.approx(calls_s)
+    least = calls_s + (found.policy_s if takes_turns else 0.0)
+    assert found.estimate.seconds >= least * (1 - 1e-9)
+    assert found.estimate.steady_s is not None
+    # Without a tail the policy needs less; the environment as much.
+    assert found.estimate.steady_s >= calls_s * (1 - 1e-9)
+    assert found.bound == ("both in turns" if takes_turns else "environment")
 
 
 @pytest.mark.parametrize(

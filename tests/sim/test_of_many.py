@@ -344,8 +344,15 @@ def test_devices_on_which_nothing_runs_are_idle():
     idle = [lane for lane in model.lanes if lane.num_devices and lane.name not in used]
     assert sum(lane.num_devices for lane in model.lanes) == 64
     assert sum(lane.num_devices for lane in idle) > 0
-    shares = {lane.lane: lane.idle_share for lane in simulated(planned).lanes}
+    assert [lane for lane in model.lanes if not lane.in_use] == idle
+    report, plan = simulated(planned), planned.stage.plan
+    shares = {lane.lane: lane.idle_share for lane in report.lanes}
     assert all(shares[lane.name] == 1.0 for lane in idle)
+    # Of the devices that the plan uses, device seconds are counted, and idle ones.
+    number = 64 - sum(lane.num_devices for lane in idle)
+    assert report.num_devices == number
+    assert plan.prediction.device_s == pytest.approx(planned.step_s * number / (128 * 8))
+    assert report.idle_share == pytest.approx(plan.prediction.idle_share, abs=0.05)
 
 
 def test_a_models_operation_without_devices_is_refused():
