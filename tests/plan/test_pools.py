@@ -151,9 +151,10 @@ def test_a_host_that_is_too_small_for_one_device_is_told_what_it_lacks(grpo: Gra
     small = replace(node, memory_bytes=64 << 30)
     with pytest.raises(PlanError, match="only with more in the memory of its host") as told:
         make_plan(grpo, request(), replace(pool, nodes=(small,)))
-    # The optimizer's states: 8 bytes for each of 7.6 billion parameters, and 4 of master weights.
-    assert "51.2 GiB of its host for each device, 80% of what there is" in str(told.value)
-    assert "expected: at least 85.1 GiB of it" in str(told.value)
+    # Four fifths of 64 GiB. States of the optimizer and master weights: 12 bytes for each of 7.6
+    # billion parameters are 85 GiB, and four fifths of 128 are 102.
+    assert "found: 51.2 GiB of its host for each device" in str(told.value)
+    assert "take hosts with 128 GiB of memory" in str(told.value)
 
 
 def test_reserved_accelerators_are_why_nothing_fits(grpo: Graph):
