@@ -250,13 +250,15 @@ def _apart(pins: PinnedTasks, parts: Sequence[Part]) -> PlanError:
     where = "; ".join(
         f"{name} on {_kinds_of(numbers, parts)}" for name, numbers in pins.devices.items()
     )
+    asked = [one for name in pins.devices if (one := pins.said(name, ["devices"])) is not None]
+    wheres = [pins.where(name, ["devices"]) or "plan.pins" for name in pins.devices]
     return PlanError(
         "no plan over two kinds of devices has these pins and fits",
-        where="plan.pins",
+        where=" and ".join(dict.fromkeys(wheres)) or "plan.pins",
         found=where,
         expected="on one kind what reads nothing from the rest of a step (rollouts, say, and what "
         "scores them); all else on the other",
-        hint="leave one of them to the planner",
+        hint=f"leave {' or '.join(dict.fromkeys(asked))} out",
     )
 
 

@@ -21,7 +21,7 @@ from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
 from flowrl.plan.schema import Rejection
-from flowrl.plan.search import ChangeKind, Infeasible
+from flowrl.plan.search import Change, ChangeKind, Infeasible
 from flowrl.plan.tasks import TaskWork
 from flowrl.plan.ways_out import (
     Fits,
@@ -64,15 +64,15 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
     """
     binding = why.bindings[0]
     names = ", ".join(binding.tasks)
-    changes = [change.text for change in why.changes]
+    changes = [_in_full(change, posed, pins) for change in why.changes]
     memory = [c for c in why.changes if c.kind is ChangeKind.MEMORY and c.value is not None]
     if memory and memory[0].value is not None:
         runtime = RUNTIME_BYTES[posed.candidates.machine.spec.type]
-        changes = [c.text for c in why.changes if c.kind is not ChangeKind.MEMORY]
+        changes = [_in_full(c, posed, pins) for c in why.changes if c.kind is not ChangeKind.MEMORY]
         changes.append(more_memory(memory[0].value + runtime, posed.group, fits))
     if not any(change.kind is ChangeKind.PIN for change in why.changes):
-        other = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
-        changes = [*[one for one in other if one is not None][:1], *changes]
+        others = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
+        changes = [*filter(None, [next(filter(None, others), None)]), *changes]
     asked = dict.fromkeys(said for name in binding.tasks if (said := pins.said(name)))
     options = posed.candidates.options
     kind = f"plan.kind={options.kind}" if options.kind != "auto" else None
@@ -84,8 +84,21 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
         f"{posed.group.device.name}: {binding.reason}",
         where=" and ".join(dict.fromkeys(wheres)) or "cluster",
         found=" and ".join(one for one in (*asked, kind) if one) or None,
-        hint="; or ".join(changes) or _without(asked, kind),
+        hint="; or ".join(changes)
+        or more_devices(posed.group, MOST_DEVICES, fits)
+        or _without(asked, kind),
     )
+
+
+def _in_full(change: Change, posed: Posed, pins: PinnedTasks) -> str:
+    """What to do for a change to be so."""
+    options = posed.candidates.options
+    if change.kind is ChangeKind.PIN and all(pins.said(name, ["devices"]) for name in change.tasks):
+        said = dict.fromkeys(str(pins.said(name, ["devices"])) for name in change.tasks)
+        return f"leave {' and '.join(said)} out"
+    if change.kind is ChangeKind.KINDS and options.kind != "auto":
+        return f"leave plan.kind={options.kind} out"
+    return change.text
 
 
 def _other_pins(task: TaskWork, posed: Posed, pins: PinnedTasks, fits: Fits) -> str | None:
@@ -103,11 +116,12 @@ def _without(asked: Iterable[str], kind: str | None) -> str:
     return f"leave {' or '.join(kept)} out, or {more}" if kept else more
 
 
-def nowhere_to_stand(number: int, pins: PinnedTasks) -> PlanError:
+def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
     """Of pinned devices that no schedule has at once.
 
     Args:
         number: Of schedules that were looked at.
+        fits: Whether the job has a plan with a change.
     """
     placed = dict.fromkeys(
         pin
@@ -116,12 +130,13 @@ def nowhere_to_stand(number: int, pins: PinnedTasks) -> PlanError:
         if field in ("devices", OWN)
     )
     said = [str(pin) for pin in placed]
+    helps = [str(pin) for pin in placed if fits(Trial(pins=without_pins(pins, (pin,))))]
     return PlanError(
         f"no schedule has {' and '.join(said)}{' at once' if len(said) > 1 else ''}",
         where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",
         found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint=f"leave {' or '.join(said)} out",
+        hint=f"leave {' or '.join(helps or said)} out",
     )
 
 
@@ -442,9 +457,11 @@ def _without_pin(
             continue
         tried -= 1
         if fits(Trial(pins=without_pins(pins, left_out))):
+            named = " and ".join(str(pin) for pin in left_out)
+            if any(pin.field == "devices" for pin in left_out):
+                return f"leave {named} out"  # it may run on many numbers of them then
             also = f", recompute {way.recompute}" if way.recompute != "none" else ""
             also += f", {' and '.join(way.offload)} on the host" if way.offload else ""
-            named = " and ".join(str(pin) for pin in left_out)
             return f"leave {named} out: then it fits with {way.layout.describe()}{also}"
     return None
 

@@ -210,7 +210,7 @@ def search_group(
         raise (
             hosts_full(posed, result.best, fits)
             if stands
-            else nowhere_to_stand(len(result.best), pins)
+            else nowhere_to_stand(len(result.best), pins, fits)
         )
     # A plainer way may put more on the hosts than they hold.
     best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]

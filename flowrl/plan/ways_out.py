@@ -76,6 +76,8 @@ def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
         )
         if share is not None:
             return f"set plan.memory_share to {share / 100:g}"
+        if not tries_on(len(group.addresses)):
+            return f"set plan.memory_share to more than {(least - 1) / 100:g}"
     usable = 1.0 if group.device.type == "cpu" else group.device.share
     least_gib = math.ceil(max(need / usable, _free(group)) / GIB)
     found = _smallest(least_gib, group, lambda gib: fits(Trial(group=_larger(group, gib))))

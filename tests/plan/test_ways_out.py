@@ -116,5 +116,17 @@ def test_sizes_are_looked_for_in_few_steps_and_in_none_on_very_large_pools():
     (large,) = of_gib(10, 1024).groups()
     assert tries_on(1024) == 0
     assert more_memory(36 * GIB, large, enough).startswith("take devices with more than")
+    assert more_memory(8 * GIB, large, enough) == "set plan.memory_share to more than 0.79"
     assert more_devices(large, 65536, enough) is None
     assert tried == [40, 42, 41]
+
+
+def test_pins_and_a_kind_that_go_together_nowhere_are_what_is_to_be_left_out(grpo: Graph):
+    pins = ("rollout.devices=0-7", "actor.devices=4-7")
+    error = refusal(grpo, pinned(request(kind="spatial"), *pins), h100(16))
+    said = "leave rollout.devices=0-7 out; or leave actor.devices=4-7 out; or leave plan.kind="
+    assert (error.hint or "").startswith(said)
+    for kept in ({"pins": pins[:1]}, {"pins": pins[1:]}, {"pins": pins, "kind": "auto"}):
+        asked = request(kind=str(kept.get("kind", "spatial")))
+        plan = make_plan(grpo, pinned(asked, *kept["pins"]), h100(16))
+        assert plan.prediction.step_s is not None
