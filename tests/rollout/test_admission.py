@@ -169,8 +169,8 @@ def test_nothing_starts_that_is_too_old_for_the_batch_that_waits(play, where):
     p(BatchAsked, batch=0, groups=1, version=1)
     assert where(p.offer("0/0")) == {}
     assert p.scheduler.waits() == [
-        "batch 0 waits for 1 groups",
-        "1 samples are queued: there is no version 1 of the weights yet",
+        "batch 0 waits for 1 group",
+        "1 sample is queued: there is no version 1 of the weights yet",
     ]
     assert where(p(WeightsPublished, version=1)) == {"e0": ["0/0/0"]}
 

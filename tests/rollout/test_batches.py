@@ -291,8 +291,8 @@ def test_what_the_scheduler_waits_for_can_be_read(play):
     p.finish("0/1/0")
     assert p.scheduler.waits() == [
         "batch 0 waits for 4 groups",
-        "batch 1 waits for 1 groups",
+        "batch 1 waits for 1 group",
         "engine e0 holds 2 of 3 samples, first 0/2/0",
-        "1 samples wait for their score, first 0/1/0",
-        "1 groups wait for a verdict, first 0/0",
+        "1 sample waits for a score, first 0/1/0",
+        "1 group waits for a verdict, first 0/0",
     ]

@@ -111,7 +111,7 @@ def test_a_profile_of_another_model_is_refused(stage):
     [
         ({"version": 99}, "version", "not a profile of this format"),
         ({"colour": "red"}, "colour", "unknown key"),
-        ({"engines": 3}, "engines", "valid array"),
+        ({"engines": 3}, "engines", "must be a list"),
     ],
 )
 def test_a_file_that_is_no_profile_names_the_key(stage, tmp_path, change, where, what):
