@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["HOURS", "counted", "hours_text"]
+
+HOURS = 7200.0
+"""Seconds from which on times are told in hours and minutes."""
 
 
 def counted(number: float, noun: str, plural: str | None = None) -> str:
@@ -17,3 +20,13 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
     """
     text = str(number) if isinstance(number, int) else f"{number:g}"
     return f"{text} {noun if number == 1 else plural or noun + 's'}"
+
+
+def hours_text(seconds: float) -> str:
+    """Hours and whole minutes.
+
+    >>> hours_text(13140.0), hours_text(7199.0)
+    ('3 h 39 min', '2 h 0 min')
+    """
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min"

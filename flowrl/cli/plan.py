@@ -415,8 +415,8 @@ def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> st
     if isinstance(found, FlowError):
         return f"on {job.spec.name}: {found}"
     if isinstance(found, tuple):
-        return "\n".join(sweep_lines(found, job.spec.name))
-    return "\n".join(fewest_lines(found, job.spec.name, job.node_size))
+        return "\n".join(sweep_lines(found, job))
+    return "\n".join(fewest_lines(found, job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,15 +213,19 @@ def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigE
 
 
 def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
-    """Lengths of a file, cut at the longest that this configuration allows."""
+    """Lengths of a file or of a run's folder, cut at the longest that this configuration allows."""
+    if path.is_dir():
+        path /= "samples.jsonl"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"lengths cannot be read: {error}",
+            f"lengths cannot be read: {reason}",
             where=where,
-            expected="a file of JSON lines, such as samples.jsonl of a run",
-            hint="name such a file, or set plan.mean_response_tokens in its place",
+            found=str(path),
+            expected="the folder of a run, or a file of JSON lines such as its samples.jsonl",
+            hint="name one of them, or set plan.mean_response_tokens in its place",
         ) from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if all(line.isdecimal() for line in lines):

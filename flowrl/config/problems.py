@@ -159,6 +159,10 @@ def _problem(
             return _unknown_key(path, values, root, where)
         case "missing":
             section = ".".join(path[:-1])
+            if path[:2] == ("plan", "environments") and (
+                unknown := _no_role(path[2], values, where)
+            ):
+                return unknown
             return ConfigError(
                 f"{name!r} is missing" + (f" in {section}" if section else ""),
                 where=where(key),
@@ -203,6 +207,20 @@ def _problem(
         case _:
             annotation, _ = declared_at(path, values, root)
             return _wrong_type(key, name, found, annotation, where)
+
+
+def _no_role(name: str, values: object, where: Callable[[str], str]) -> ConfigError | None:
+    """Of times of an environment that no role is: its name is to be mended, not what it lacks."""
+    roles = values.get("roles") if isinstance(values, dict) else None
+    if not isinstance(roles, dict) or name in roles:
+        return None
+    there = [str(role) for role in roles]
+    return ConfigError(
+        f"there is no role {name!r}",
+        where=where(f"plan.environments.{name}"),
+        expected=f"one of {listing(there)}",
+        hint=suggestion(name, there) or f"leave the keys of plan.environments.{name} out",
+    )
 
 
 def _no_value(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowrl.cost.memory import format_bytes
 from flowrl.plan.local import local_choice
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import PlacementPlan
-from flowrl.plan.sizing import Size
+from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
 
 __all__ = ["fewest_lines", "sweep_lines", "top_lines"]
 
@@ -33,20 +34,31 @@ def top_lines(plan: PlacementPlan, most: int) -> list[str]:
     return lines
 
 
-def fewest_lines(size: Size, device: str, node_size: int) -> list[str]:
+def fewest_lines(size: Size, job: Job) -> list[str]:
     """How many devices a job needs, and what it is then."""
-    nodes = -(-size.devices // node_size)
-    where = f"{nodes} nodes" if nodes > 1 else f"a node of {node_size}"
+    nodes = -(-size.devices // job.node_size)
+    where = f"{nodes} nodes" if nodes > 1 else f"a node of {job.node_size}"
     return [
-        f"at least {size.devices} x {device} ({where})",
+        f"at least {size.devices} x {job.spec.name} ({where})",
         f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "
         "for a sample",
+        f"  {_host_line(job)}",
         *(f"  {line}" for line in size.schedule.draw()),
         *(f"  {task}: {layout}" for task, layout in size.layouts),
     ]
 
 
-def sweep_lines(found: Sequence[Size | int], device: str) -> list[str]:
+def _host_line(job: Job) -> str:
+    """What hosts can hold of a model (offload), on which the answer may rest, and who says so."""
+    if job.host is None:
+        return (
+            f"hosts of {format_bytes(HOST_BYTES)} and {HOST_CORES} cores for {job.node_size} "
+            "devices are assumed; --cluster FILE says others"
+        )
+    return f"hosts as the cluster has them: each device may fill {format_bytes(job.host)} of one"
+
+
+def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
     """A table of what more devices give; speed-up is to the fewest that fit."""
     rows = [("devices", "a step", "speed-up", "of ideal", "device s/sample", "idle", "schedule")]
     first: Size | None = None
@@ -69,7 +81,7 @@ def sweep_lines(found: Sequence[Size | int], device: str) -> list[str]:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        f"on {device}",
+        f"on {job.spec.name}",
         *(
             "  "
             + "  ".join(
@@ -78,4 +90,5 @@ def sweep_lines(found: Sequence[Size | int], device: str) -> list[str]:
             )
             for row in rows
         ),
+        _host_line(job),
     ]

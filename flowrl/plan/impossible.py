@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
@@ -16,7 +15,13 @@ from flowrl.plan.candidates import layout_rules
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.impossible_regions import no_place_for_environment
-from flowrl.plan.layouts import LayoutRules, check_size, possible_sizes, refused_combinations
+from flowrl.plan.layouts import (
+    LayoutRules,
+    check_size,
+    possible_sizes,
+    refused_combinations,
+    with_possible,
+)
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
@@ -196,7 +201,9 @@ def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -
     for name, size in only.layout:
         problems = check_size(task.shape, rules, name, size)
         if problems:
-            refused = _with_possible(task, rules, name, size, problems[0])
+            refused = problems[0]
+            if name != "dp":
+                refused = with_possible(refused, size, possible_sizes(task.shape, rules, name))
             return _refusal(task, pins, refused, [name], _near(task, rules, name, refused))
         if name != "dp" and size not in (looked_at := possible_sizes(task.shape, rules, name)):
             nearest = sorted(looked_at, key=lambda one: abs(one - size))[:2]
@@ -218,17 +225,6 @@ def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -
         )
         return _refusal(task, pins, short, ["micro_tokens"], f"set micro_tokens to {longest}")
     return None
-
-
-def _with_possible(
-    task: TaskWork, rules: LayoutRules, name: str, size: int, refused: Rejection
-) -> Rejection:
-    """The same with a nearest value that no other constraint rules out, where it names none."""
-    possible = () if name == "dp" else possible_sizes(task.shape, rules, name)
-    if not possible or {*refused.nearest.split(", ")} & {str(one) for one in possible}:
-        return refused
-    nearest = min(possible, key=lambda one: abs(one - size))
-    return replace(refused, nearest=str(nearest))
 
 
 def _near(task: TaskWork, rules: LayoutRules, name: str, refused: Rejection) -> str | None:

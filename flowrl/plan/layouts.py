@@ -3,7 +3,7 @@
     rules = LayoutRules(kinds=TRAINER_KINDS, node_size=8, rows=512, max_length=4096)
     found = layouts(shape, 16, rules)
     found.possible            # (Layout(dp=16), Layout(tp=2, dp=8), ...)
-    found.refused[0]          # tp=8 does not divide 28 query heads; nearest 4, 7
+    found.refused[0]          # tp=8 does not divide 28 query heads; nearest 4
 
 What must divide, with t, p, c, d, e for tp, pp, cp, dp, ep:
 - t p c d = devices; d follows from the others.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flowrl.cost.layout import Layout
@@ -45,6 +45,7 @@ __all__ = [
     "nearest_divisors",
     "possible_sizes",
     "refused_combinations",
+    "with_possible",
 ]
 
 MEGATRON_KINDS = frozenset({"tp", "pp", "dp", "cp", "ep"})
@@ -173,6 +174,18 @@ def possible_sizes(shape: ModelShape, rules: LayoutRules, name: str) -> tuple[in
     return found
 
 
+def with_possible(refused: Rejection, size: int, possible: Collection[int]) -> Rejection:
+    """The same with those of its nearest values that no other constraint rules out.
+
+    Args:
+        possible: All that none does; where `refused` names none of them, the nearest is named.
+    """
+    named = [text for text in refused.nearest.split(", ") if text in map(str, possible)]
+    if not named and possible:
+        named = [str(min(possible, key=lambda one: (abs(one - size), one)))]
+    return replace(refused, nearest=", ".join(named))
+
+
 def nearest_divisors(number: int, size: int) -> str:
     """The two numbers nearest to `size` that divide `number`: `4, 7` for 28 and 8.
 
@@ -212,13 +225,11 @@ def _sizes(shape: ModelShape, rules: LayoutRules) -> _Sizes:
         if name not in rules.kinds:
             possible[name] = (1,)
             continue
-        good = []
-        for size in sorted(sizes):
-            problems = check_size(shape, rules, name, size)
-            refused += problems[:1]
-            if not problems:
-                good.append(size)
-        possible[name] = tuple(good)
+        found = {size: check_size(shape, rules, name, size) for size in sorted(sizes)}
+        good = possible[name] = tuple(size for size, problems in found.items() if not problems)
+        refused += [
+            with_possible(problems[0], size, good) for size, problems in found.items() if problems
+        ]
     return _Sizes(
         tp=possible["tp"],
         pp=possible["pp"],
@@ -238,11 +249,11 @@ def check_size(
         problem = _dp_problem(rules, size)
         return () if problem is None else (problem,)
     if name not in rules.kinds:
-        has = ", ".join(sorted(rules.kinds)) or "none"
+        has = ", ".join(sorted(rules.kinds)) or "nothing"
         return (
             Rejection(
                 choice=f"{name}={size}",
-                constraint=f"the library splits {has} only",
+                constraint=f"splits what the library does not (it has {has})",
                 nearest="1",
             ),
         )
@@ -264,7 +275,7 @@ def _tp_in_node(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | N
         return None
     return Rejection(
         choice=f"tp={tp}",
-        constraint="its exchanges in every layer would leave the node",
+        constraint="would leave the node with its exchanges in every layer",
         found=f"{tp} devices",
         limit=f"{rules.node_size} of a node",
         nearest=str(rules.node_size),
@@ -333,7 +344,7 @@ def _cp_in_node(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | N
         return None
     return Rejection(
         choice=f"cp={cp}",
-        constraint="its exchanges in every layer would leave the node",
+        constraint="would leave the node with its exchanges in every layer",
         found=f"{cp} devices",
         limit=f"{rules.node_size} of a node",
         nearest=str(rules.node_size),
@@ -363,7 +374,7 @@ def _combined_problem(shape: ModelShape, layout: Layout, rules: LayoutRules) -> 
     if layout.tp > 1 and layout.cp > 1 and layout.tp * layout.cp > rules.node_size:
         return Rejection(
             choice=f"tp={layout.tp} cp={layout.cp}",
-            constraint="their exchanges in every layer would leave the node",
+            constraint="would leave the node with its exchanges in every layer",
             found=f"{layout.tp * layout.cp} devices",
             limit=f"{rules.node_size} of a node",
         )
@@ -378,7 +389,9 @@ def _combined_problem(shape: ModelShape, layout: Layout, rules: LayoutRules) -> 
 def _dp_problem(rules: LayoutRules, dp: int) -> Rejection | None:
     if dp > 1 and "dp" not in rules.kinds and "fsdp" not in rules.kinds:
         return Rejection(
-            choice=f"dp={dp}", constraint="the library runs one replica only", nearest="1"
+            choice=f"dp={dp}",
+            constraint="is more than the one replica that the library runs",
+            nearest="1",
         )
     if rules.rows is not None and rules.rows % dp:
         return _undivided("dp", dp, rules.rows, "samples of an update")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flowrl.plan.names import device_names
 from flowrl.plan.schema import Operation, PlacementPlan, PredictedSpan, Reason, WeightRoute
+from flowrl.wording import HOURS, hours_text
 
 __all__ = [
     "many_lists",
@@ -164,7 +165,9 @@ def route_sentence(route: WeightRoute) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`94.2 s`, `410 ms`, `12 min`."""
+    """`94.2 s`, `410 ms`, `12 min`, `3 h 39 min`."""
+    if seconds >= HOURS:
+        return hours_text(seconds)
     if seconds >= 1000:
         return f"{seconds / 60:.0f} min"
     if seconds >= 100:

@@ -12,7 +12,7 @@ from statistics import median
 
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
-from flowrl.wording import counted
+from flowrl.wording import HOURS, counted, hours_text
 
 __all__ = [
     "REPORT_VERSION",
@@ -354,9 +354,11 @@ def _sample_lines(report: SimReport) -> list[str]:
 def seconds_text(value: float) -> str:
     """Seconds with a unit that suits them.
 
-    >>> [seconds_text(x) for x in (0.0, 0.00005, 0.0123, 0.123, 4.5, 300.0)]
-    ['0', '50 us', '12.3 ms', '123 ms', '4.50 s', '300 s']
+    >>> [seconds_text(x) for x in (0.0, 0.00005, 0.0123, 0.123, 4.5, 300.0, 13140.0)]
+    ['0', '50 us', '12.3 ms', '123 ms', '4.50 s', '300 s', '3 h 39 min']
     """
+    if value >= HOURS:
+        return hours_text(value)
     if value < 1e-9:
         return "0"
     if value < 1e-3:
