@@ -129,6 +129,14 @@ def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand
                     where=other,
                     hint=f"leave {one} or {other} out",
                 )
+    asked = next((one for one in ("--min-devices", "--sweep") if given[one]), None)
+    if asked is not None and given["--device"] and given["--cluster"]:
+        raise ConfigError(
+            f"{asked} takes each kind of device of the cluster, or the one that is named",
+            where="--device and --cluster",
+            found=f"{options.device} beside {options.cluster}",
+            hint="leave one of them out",
+        )
     if options.node_size is not None and options.device is None:
         raise ConfigError(
             "--node-size is of --device, and a cluster has nodes of its own",
@@ -438,6 +446,7 @@ def _kinds(options: PlanCommand) -> list[_Kind]:
     """The device that is named, or each kind of the cluster, in the nodes that hold most of it."""
     from flowrl.cluster.hardware import device_spec
     from flowrl.plan.groups import host_share
+    from flowrl.plan.names import RATES
 
     if options.device is not None:
         from flowrl.plan.sizing import NODE_SIZE
@@ -461,13 +470,19 @@ def _kinds(options: PlanCommand) -> list[_Kind]:
         raise ConfigError(
             "no device of this cluster is in the catalogue",
             where=f"--cluster {cluster}",
-            hint="name one with --device, or give its rates (tflops, memory_tb_per_s, "
-            "host_gb_per_s, links) in the cluster file",
+            hint=f"name one with --device, or give its rates: {RATES}",
+        )
+    known = {group.device.name for group in groups}
+    for name in sorted({group.device.name for group in pool.groups()} - known):
+        print(
+            f"warning: --cluster {cluster}: {name} is not looked at, for no time is known of it, "
+            f"which takes {RATES}",
+            file=sys.stderr,
         )
     largest: dict[str, DeviceGroup] = {}
     for group in groups:
-        known = largest.get(group.device.name)
-        if known is None or len(group.addresses) > len(known.addresses):
+        before = largest.get(group.device.name)
+        if before is None or len(group.addresses) > len(before.addresses):
             largest[group.device.name] = group
     return [
         _Kind(

@@ -12,7 +12,7 @@ each, 4 of each, since most models divide by powers of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
@@ -24,7 +24,7 @@ from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, check_environment_kinds, seatings
 from flowrl.plan.many import Searched, search_group
 from flowrl.plan.mixed import search_two_groups
-from flowrl.plan.names import device_names
+from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
 from flowrl.plan.regions import HOST_SHARE
@@ -153,9 +153,25 @@ def plan_over_groups(
         raise errors[0] if errors else _apart(pins, parts)
     best = min(found, key=lambda one: one.best.objective)
     plan = write_plan(graph, request, pool, best, hosted)
+    plan = replace(plan, notes=(*plan.notes, *_not_looked_at(pool, (*parts, *hosts))))
     if len(tried) == 1:
         return plan
     return replace(plan, reasons=(_group_reason(best, found, beaten, failed), *plan.reasons))
+
+
+def _not_looked_at(pool: ResourcePool, parts: Sequence[Part]) -> Iterator[str]:
+    """Accelerators of the cluster that no plan is made for, and why."""
+    known = {address for part in parts for address in part.group.addresses}
+    for group in pool.groups():
+        if group.device.type == "cpu" or known.issuperset(group.addresses):
+            continue
+        if group.spec is None:
+            why = f"no time is known of them, which takes {RATES}"
+        elif len(group.addresses) == 1:
+            why = "one device alone is not divided over"
+        else:
+            why = f"a backend of this job does not run on {group.device.type}"
+        yield f"{_group_name(group)}: left idle, for {why}"
 
 
 def _hosts(

@@ -27,6 +27,7 @@ from flowrl.graph.types import Op
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import DeviceFit, DoesNotFit, Tenant, fit_device
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
+from flowrl.plan.names import RATES
 from flowrl.plan.one_pins import one_device_pins
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -172,12 +173,9 @@ def _fit(
         if alike > 1 and not request.options.single_device:
             error.hint = (
                 f"{error.hint}; or divide the models over all {alike} {choice.device.name}, for "
-                f"which a plan needs their rates: {_RATES}"
+                f"which a plan needs their rates: {RATES}"
             )
         raise
-
-
-_RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
 
 
 def _without_figures(pool: ResourcePool, device: Device) -> int:
@@ -297,7 +295,7 @@ def _passed_over(address: str, device: Device, chosen: Device, pool: ResourcePoo
         return Rejection(
             choice=address,
             constraint=f"no time is known of {device.name}, so nothing is divided over several; "
-            f"that takes {_RATES}",
+            f"that takes {RATES}",
         )
     return Rejection(
         choice=address,

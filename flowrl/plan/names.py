@@ -1,4 +1,4 @@
-"""Short names for many devices."""
+"""Short names for many devices, and what has to be known of those that no catalogue has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from functools import lru_cache
 
 from flowrl.plan.check_plan import number_ranges
 
-__all__ = ["device_names"]
+__all__ = ["RATES", "device_names"]
+
+RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
+"""Of a device, without which no time is known of it."""
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 

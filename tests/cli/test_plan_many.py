@@ -98,7 +98,7 @@ def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
     words = ["--device", "a100-sxm-80gb", "--sweep", f"devices={least},{8 * least}"]
     code, out, _ = flowrl(CONFIG, *SMALL, *words)
     assert code == 0
-    rows = [line.split() for line in out.splitlines()[2:]]
+    rows = [line.split() for line in out.splitlines()[2:-1]]
     assert [row[0] for row in rows] == [str(least), str(8 * least)]
     code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--sweep", "devices=4:16", "--json")
     assert [one["devices"] for one in json.loads(out)] == [4, 8, 16]
@@ -362,3 +362,90 @@ def test_large_pools_are_told_of_while_they_are_planned_for(flowrl: Run):
 
 def test_a_ray_address_keeps_its_slashes():
     assert machine_words("ray://head:10001", ()) == ["cluster=ray://head:10001"]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> str:
+    """A cluster with devices that nothing is known of but their memory."""
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        "nodes:\n"
+        "  - {name: a, memory_gib: 1024, cores: 96, devices: [{name: H100-SXM-80GB, count: 8}]}\n"
+        "  - name: b\n"
+        "    count: 2\n"
+        "    memory_gib: 256\n    cores: 64\n"
+        "    devices: [{type: cuda, name: a GPU, memory_gib: 48, count: 4}]\n"
+    )
+    return str(path)
+
+
+def test_devices_without_rates_are_told_to_be_left_idle(flowrl: Run, mixed: str):
+    code, out, _ = flowrl(CONFIG, *SMALL, "--cluster", mixed)
+    assert code == 0
+    assert (
+        "  8 x a GPU (b-[0-1]/cuda:[0-3]): left idle, for no time is known of them, which takes "
+        "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file\n"
+    ) in out
+    code, out, err = flowrl(CONFIG, *SMALL, "--cluster", mixed, "--min-devices")
+    assert code == 0
+    assert f"warning: --cluster {mixed}: a GPU is not looked at, for no time is known" in err
+    # 0.8 of 1 TiB for 8 devices
+    assert "  hosts as the cluster has them: each device may fill 102 GiB of one\n" in out
+
+
+def test_sizes_say_which_hosts_they_assume(flowrl: Run):
+    said = "hosts of 2.0 TiB and 192 cores for 4 devices are assumed; --cluster FILE says others\n"
+    words = [CONFIG, *SMALL, "--device", "H100-SXM-80GB", "--node-size", "4"]
+    assert said in flowrl(*words, "--min-devices")[1]
+    assert said in flowrl(*words, "--sweep", "devices=4:8")[1]
+
+
+def test_a_cluster_beside_a_device_is_not_ignored(flowrl: Run, mixed: str):
+    words = ["--cluster", mixed, "--device", "H100-SXM-80GB"]
+    for asked in (["--min-devices"], ["--sweep", "devices=8"]):
+        code, out, err = flowrl(CONFIG, *words, *asked)
+        assert (code, out) == (2, "")
+        assert f"--device and --cluster: {asked[0]} takes each kind of device" in err
+
+
+def test_lengths_come_from_the_folder_of_a_run_too(flowrl: Run, tmp_path: Path):
+    (tmp_path / "samples.jsonl").write_text('{"num_tokens": 100}\n')
+    words = [CONFIG, *SMALL, *NODE, "--json"]
+    of_file = flowrl(*words, f"plan.lengths={tmp_path / 'samples.jsonl'}")
+    assert of_file[0] == 0
+    assert flowrl(*words, f"plan.lengths={tmp_path}") == of_file
+    (tmp_path / "empty").mkdir()
+    code, _, err = flowrl(*words, f"plan.lengths={tmp_path / 'empty'}")
+    assert code == 2
+    assert "lengths cannot be read: No such file or directory\n" in err
+    assert f"found: {tmp_path / 'empty' / 'samples.jsonl'}" in err
+
+
+def test_sizes_that_a_library_does_not_split_are_refused_in_a_sentence(flowrl: Run):
+    code, _, err = flowrl(CONFIG, *SMALL, *NODE, "plan.trainer=fsdp", "--pin", "actor.tp=2")
+    assert code == 2
+    assert (
+        "actor.update cannot run so: tp=2 splits what the library does not (it has cp, dp, fsdp); "
+        "nearest 1\n"
+    ) in err
+
+
+def test_the_nearest_size_is_the_same_in_a_plan_and_of_a_pin(flowrl: Run):
+    # 40 heads: 10 and 20 divide them, and do not fit a node of 8.
+    words = [CONFIG, *SMALL, *NODE, "roles.actor.model=configs/models/qwen2.5-14b.json"]
+    said = "tp=16{} does not divide 40 query heads; nearest 8\n"
+    assert said.format(":") in flowrl(*words, "--explain")[1]
+    assert said.format("") in flowrl(*words, "--pin", "rollout.tp=16")[2]
+
+
+def test_a_mistyped_environment_is_told_with_the_roles_that_there_are(flowrl: Run):
+    config = "configs/agent_qwen25_7b.yaml"
+    code, _, err = flowrl(config, *NODE, "plan.environments.worlds.device=L40S")
+    assert code == 2
+    assert "(plan.environments.worlds.device=L40S): there is no role 'worlds'\n" in err
+    assert "expected: one of actor, world\n" in err
+    assert "did you mean 'world'?" in err
+    code, _, err = flowrl(
+        config, *NODE, "plan.environments.world=null", "plan.environments.world.device=cpu"
+    )
+    assert "'step_s' is missing in plan.environments.world\n" in err
