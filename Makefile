@@ -1,4 +1,5 @@
 # make demo     the main job: a tiny model learns addition on this machine
+# make set-up   the environment alone (.venv), to plan and simulate
 # make test     all tests          make check    format, lint, types, layers
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
@@ -32,7 +33,7 @@ LEARN_LIMIT_S ?= 5400
 SOAK_EVENTS ?= 10000000
 SOAK_SEED ?= 0
 
-.PHONY: demo test learn soak check format bench bench-trl lock set-up clean
+.PHONY: demo test learn soak bounds check format bench bench-trl lock set-up clean
 
 demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml

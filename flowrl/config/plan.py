@@ -51,7 +51,8 @@ class PlanConfig(Section):
         mean_observation_tokens: Tokens that an environment says before each turn, on average.
         environments: What environments take, by role.
         lengths: A file of lengths, one JSON value a line (a number, or an object with
-            `num_tokens`, as samples.jsonl of a run has); takes the place of mean and sigma.
+            `num_tokens`, as samples.jsonl of a run has), or a run's folder; takes the place of
+            mean and sigma.
         engine_times: Where estimates of an engine's steps come from: `analytic`, or
             `aiconfigurator`, measured kernels of the package of that name.
         profile: Times that `flowrl profile` measured; they replace estimates point by point.
@@ -59,10 +60,10 @@ class PlanConfig(Section):
             pp, cp, ep; optimizer split over replicas) or `fsdp` (parameters split over replicas).
         engine: What generates there: `sglang` or `vllm`.
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
-        kind: How a run on this machine draws samples: `temporal`, `spatial` or `asynchronous` (see
-            `flowrl.plan.local`); `auto` takes what is predicted to be fastest by the times that
-            `flowrl profile` measured; where nothing was, the main process (or, where samples may be
-            drawn ahead, a process beside it).
+        kind: Of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes what is predicted to
+            be fastest. On this machine it is how samples are drawn (`flowrl.plan.local`), and
+            `auto` goes by the times that `flowrl profile` measured; where nothing was, the main
+            process draws (or, where samples may be drawn ahead, a process beside it).
         memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
