@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
