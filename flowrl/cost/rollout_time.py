@@ -12,7 +12,7 @@ Where batches follow each other without a gap (`Estimate.steady_s`), engines sta
 get (`flowrl.cost.steady`), and there is no tail:
 
     steady seconds = n E[L] / rows  x step(rows, prompt + E[L^2] / (2 E[L]))
-                     + passes in which prompts enter + what is computed again
+                     + passes in which rows enter, one by one + what is computed again
 
 Of these, what every row adds to a step, and prompts, are the batch's own (`Estimate.dense_s`).
 
@@ -78,7 +78,12 @@ def rollout_estimate(
     entering = _prefill_s(prefill, prompts, prompt_tokens)
     again = _again_s(prefill, pieces.again)
     longest = prompt_tokens + lengths.maximum
-    return _of_pieces(decode, pieces, full, prompt_tokens, longest, contexts, entering, again)
+    # Without a gap, rows enter one by one.
+    singly = full.prompts * prefill(1, max(1, round(prompt_tokens))).seconds
+    singly += _again_s(prefill, max(full.again, pieces.again))
+    return _of_pieces(
+        decode, pieces, full, prompt_tokens, longest, contexts, entering, again, singly
+    )
 
 
 @lru_cache(maxsize=512)
@@ -91,6 +96,7 @@ def _of_pieces(
     contexts: int,
     entering: Estimate,
     again: float,
+    singly: float,
 ) -> Estimate:
     """Computed once for caches that are never filled, which have the same pieces."""
     top = int(pieces.batch.max())
@@ -99,7 +105,7 @@ def _of_pieces(
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
     total = decoding + entering.seconds + again
     one, most = steps.at(np.array([1.0, full.rows]), np.full(2, prompt_tokens + full.own))
-    followed = full.steps * float(most) + entering.seconds + again
+    followed = full.steps * float(most) + singly
     steady = min(total, followed)
     return Estimate(
         seconds=total,

@@ -9,7 +9,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate, Recompute
 from flowrl.plan.regions import Played
 
-__all__ = ["RECOMPUTE", "Candidate", "pareto"]
+__all__ = ["RECOMPUTE", "Candidate", "by_time", "pareto"]
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -39,6 +39,7 @@ class Candidate:
         offload: What goes to the host: `optimizer` states that stay there, `all` between turns.
         host: Bytes that this puts into the host's memory, for each device.
         played: Of a task whose samples are episodes, the environment.
+        overlaps: It is of use only where samples may be stale, for batches that overlap.
     """
 
     layout: Layout
@@ -55,6 +56,7 @@ class Candidate:
     offload: tuple[str, ...] = ()
     host: int = 0
     played: Played | None = None
+    overlaps: bool = False
 
     @property
     def devices(self) -> int:
@@ -75,8 +77,11 @@ class Candidate:
 
     @property
     def dense_s(self) -> float:
-        """Of `period_s`, what is a batch's own however many are under way at once."""
-        return self.estimate.dense_s + self.move_s if self.estimate.dense_s else 0.0
+        """Of `period_s`, what is a batch's own however many are under way at once: all of it but
+        for engines, in whose steps samples progress together."""
+        if self.estimate.steady_s is None:
+            return self.seconds
+        return self.estimate.dense_s + self.move_s
 
     @property
     def plainness(self) -> tuple[int, ...]:
@@ -92,7 +97,7 @@ class Candidate:
 
 
 def pareto(
-    found: Sequence[Candidate], budget: int, *, shared: bool, steady: bool = False
+    found: Sequence[Candidate], budget: int, *, shared: bool, overlap: bool = False
 ) -> tuple[Candidate, ...]:
     """Those that no other one beats in time and bytes, fastest first; of equal ones the plain.
 
@@ -102,19 +107,19 @@ def pareto(
     Args:
         shared: Ways that hold parameters are compared within one form of them only, of which the
             `MOST_FORMS` with the fastest ways are kept.
-        steady: Their periods are compared too.
+        overlap: Their periods are compared too.
     """
     kept: list[Candidate] = []
     # Steps of resident and peak bytes, form, period.
     beaten_by: list[tuple[int, int, str, float]] = []
     forms: set[str] = set()
     step = max(1, budget // MEMORY_STEPS)
-    for one in sorted(found, key=_handicapped):
+    for one in sorted(found, key=by_time):
         held = one.form if shared and one.weight_bytes else ""
         if held and held not in forms and len(forms) == MOST_FORMS:
             continue
         resident, peak = one.resident // step, one.peak // step
-        period = one.period_s * _handicap(one) if steady else 0.0
+        period = one.period_s * _handicap(one) if overlap else 0.0
         if any(
             less <= resident and lower <= peak and held in ("", form) and sooner <= period
             for less, lower, form, sooner in beaten_by
@@ -127,7 +132,7 @@ def pareto(
     return tuple(kept)
 
 
-def _handicapped(one: Candidate) -> tuple[float, int, int]:
+def by_time(one: Candidate) -> tuple[float, int, int]:
     """Seconds, a little longer for every kind of division, offload or recomputation in it."""
     return (one.seconds * _handicap(one), one.peak, one.resident)
 

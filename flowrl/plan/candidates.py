@@ -3,7 +3,8 @@
 Each way becomes an `Option` of the search, labelled by its place in the tuple. Of ways on equally
 many devices that hold weights in equal forms, those are left out that another one is at least as
 good as in time, in resident and in peak bytes (`pareto`); of rollouts that may run ahead of the
-trainer, in the time of batches that follow each other without a gap too.
+trainer, in what they take of an engine whose batches overlap too. Those that would be there if no
+sample might be stale are there in any case.
 
 What differs besides the layout:
 - an update: activations computed again or kept; the optimizer's states on the device, or streamed
@@ -42,7 +43,7 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
-from flowrl.plan.candidate import RECOMPUTE, Candidate, pareto
+from flowrl.plan.candidate import RECOMPUTE, Candidate, by_time, pareto
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts
@@ -123,6 +124,8 @@ class Candidates:
             offload_optimizer="optimizer" in candidate.offload,
         )
         work = self.work(task, candidate.layout)
+        if task.generates:
+            work = replace(work, num_slots=candidate.slots)
         name = task.role.name
         return role_memory(name, task.shape, candidate.layout, work, task.phase, options)
 
@@ -158,7 +161,13 @@ class Candidates:
         self, found: Sequence[Candidate], task: TaskWork, *, shared: bool
     ) -> tuple[Candidate, ...]:
         """Of ways to run a task on equally many devices, those that no other one beats."""
-        return pareto(found, self.budget, shared=shared, steady=self._runs_ahead(task))
+        alone = [one for one in found if not one.overlaps]
+        kept = pareto(alone, self.budget, shared=shared)
+        if not self._runs_ahead(task):
+            return kept
+        more = pareto(found, self.budget, shared=shared, overlap=True)
+        added = (replace(one, overlaps=True) for one in more if one not in kept)
+        return tuple(sorted((*kept, *added), key=by_time))
 
     def _runs_ahead(self, task: TaskWork) -> bool:
         """Whether batches of a task may follow each other without a gap."""
@@ -248,7 +257,23 @@ class Candidates:
     # Rollouts
 
     def _rollouts(self, task: TaskWork, layout: Layout) -> Iterator[Candidate]:
-        work = self.work(task, layout)
+        """Those for one batch at a time, and with more for batches that overlap."""
+        alone = task_slots(task, layout, 0)
+        found = list(self._of_slots(task, layout, alone, overlaps=False))
+        yield from found
+        if self._runs_ahead(task):
+            made = {(one.slots, one.kv_tokens) for one in found}
+            slots = task_slots(task, layout, self.request.max_staleness)
+            for one in self._of_slots(task, layout, slots, overlaps=True):
+                if (one.slots, one.kv_tokens) not in made:
+                    yield one
+
+    def _of_slots(
+        self, task: TaskWork, layout: Layout, slots: int, *, overlaps: bool
+    ) -> Iterator[Candidate]:
+        """With caches of several sizes, until a larger one is of no use for a batch alone; for
+        batches that overlap with all of them."""
+        work = replace(self.work(task, layout), num_slots=slots)
         empty = self._memory(task, kv_tokens=0)
         residents = stage_residents(task.shape, layout, work, empty)
         fixed = self._peak(task, layout, empty, (work, residents))
@@ -256,8 +281,7 @@ class Candidates:
         asleep = max(residents)
         if task.library.sleeps:
             asleep -= offloadable_bytes(task.shape, layout, work, empty)
-        before, seconds, period = 0, math.inf, math.inf
-        ahead = self._runs_ahead(task)
+        before, seconds = 0, math.inf
         for share in KV_SHARES:
             free = int(self.budget * share) - fixed
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
@@ -277,11 +301,9 @@ class Candidates:
                 slots=work.num_slots,
                 kv_tokens=kv_tokens,
             )
-            steady = estimate.seconds if estimate.steady_s is None else estimate.steady_s
-            denser = ahead and steady <= NO_FASTER * period
-            if estimate.seconds > NO_FASTER * seconds and not denser:
+            if estimate.seconds > NO_FASTER * seconds and not overlaps:
                 break
-            before, seconds, period = kv_tokens, estimate.seconds, steady
+            before, seconds = kv_tokens, estimate.seconds
             resident, weights = asleep, 0
             if not task.library.sleeps:
                 resident = max(residents)
@@ -298,7 +320,8 @@ class Candidates:
                 weight_bytes=weights,
                 form=_form(task, layout) if weights else f"engine {layout.describe()}",
                 kv_tokens=kv_tokens,
-                slots=work.num_slots,
+                slots=slots,
+                overlaps=overlaps,
             )
 
     # Forward passes
@@ -442,11 +465,7 @@ def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> Layout
 
 def task_workload(task: TaskWork, layout: Layout, request: PlanRequest, dtype: str) -> Workload:
     """What one replica is asked to do at once."""
-    slots = 0
-    if task.generates:
-        # Of what is drawn ahead, samples of several batches are under way at once.
-        samples = task.samples * (1 + request.max_staleness)
-        slots = max(1, min(task.slots, -(-samples // layout.dp)))
+    slots = task_slots(task, layout, request.max_staleness) if task.generates else 0
     return Workload(
         num_slots=slots,
         max_length=request.max_length,
@@ -458,6 +477,12 @@ def task_workload(task: TaskWork, layout: Layout, request: PlanRequest, dtype: s
         trainable=task.updates,
         shares_weights=False,
     )
+
+
+def task_slots(task: TaskWork, layout: Layout, staleness: int) -> int:
+    """Samples that one replica decodes at once: of what is drawn ahead, several batches'."""
+    samples = task.samples * (1 + staleness)
+    return max(1, min(task.slots, -(-samples // layout.dp)))
 
 
 def _form(task: TaskWork, layout: Layout) -> str:

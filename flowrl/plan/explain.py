@@ -109,7 +109,7 @@ def notes_of(searched: Searched, request: PlanRequest, graph: Graph) -> tuple[st
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
     notes += region_notes(best)
     notes += stream_notes(best)
-    notes += ahead_notes(best)
+    notes += ahead_notes(best, request)
     if searched.thinned:
         notes.append(f"looked at {searched.thinned}")
     idle = len(best.posed.addresses) - best.used

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.plan.many import Chosen
+from flowrl.plan.problem_of import SINGLE_ROLLOUT, rollouts_of
 from flowrl.plan.render_many import seconds_text
+from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Asynchronous, leaves, seconds_of
 
 __all__ = ["ahead_notes"]
 
 
-def ahead_notes(chosen: Chosen) -> Iterator[str]:
-    """One where a batch takes longer than a step: how its batches overlap."""
+def ahead_notes(chosen: Chosen, request: PlanRequest) -> Iterator[str]:
+    """One where a batch takes longer than a step: how its batches overlap; or where samples may be
+    stale, and none are because there are several rollouts."""
+    rollouts = rollouts_of(chosen.posed.tasks)
+    if request.max_staleness and len(rollouts) > 1:
+        yield (
+            f"{SINGLE_ROLLOUT}, and here are {len(rollouts)}, {' and '.join(rollouts)}: all "
+            f"samples are drawn in their step, as with {request.train_key}.max_staleness=0"
+        )
     schedule, problem = chosen.schedule, chosen.posed.problem
     if not isinstance(schedule, Asynchronous):
         return

@@ -337,14 +337,22 @@ def plainer(posed: Posed, schedule: Schedule) -> Found:
 
 
 def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
-    """Plainer ways to run a task on as many devices, the plainest first."""
-    plainness = {
-        option: posed.candidate(leaf.task, option).plainness
+    """Plainer ways to run a task on as many devices, the plainest first.
+
+    One that is there for batches that overlap is not taken for the sake of plainness.
+    """
+    now = posed.candidate(leaf.task, leaf.option)
+    found = {
+        option: posed.candidate(leaf.task, option)
         for option in posed.problem.task(leaf.task).options
         if option.devices == leaf.option.devices
     }
-    now = posed.candidate(leaf.task, leaf.option).plainness
-    return sorted((one for one in plainness if plainness[one] < now), key=plainness.__getitem__)
+    plainer = [
+        option
+        for option, way in found.items()
+        if way.plainness < now.plainness and (now.overlaps or not way.overlaps)
+    ]
+    return sorted(plainer, key=lambda option: found[option].plainness)
 
 
 def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
@@ -38,6 +38,7 @@ from flowrl.plan.tasks import TaskWork, tasks_of
 
 __all__ = [
     "CHUNKS",
+    "SINGLE_ROLLOUT",
     "Posed",
     "aligned",
     "device_counts",
@@ -45,6 +46,7 @@ __all__ = [
     "may_run_ahead",
     "pose",
     "possible_counts",
+    "rollouts_of",
     "sync_seconds",
     "weight_ways",
 ]
@@ -55,6 +57,8 @@ CHUNK_S = 0.05
 """Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
 launches. An estimate; nothing measures it yet. What leaves the device between its turns takes its
 way to the host and back besides, with every chunk: in a stream, those that take turns alternate."""
+
+SINGLE_ROLLOUT = "prompts can be offered ahead to a single rollout"
 
 _FINE_NODES = 8
 _SIZES_AN_OCTAVE = 4
@@ -144,13 +148,13 @@ def pose(
         outside: Devices of another kind that environments have, by the task that they play with.
 
     Raises:
-        PlanError: a role without a model; a device without figures.
+        PlanError: a role without a model; a device without figures; an asynchronous schedule is
+            asked for, of several rollouts.
     """
-    tasks = tuple(
-        task
-        for task in tasks_of(graph, request, group.device.type)
-        if only is None or task.id in only
-    )
+    every = tasks_of(graph, request, group.device.type)
+    if len(rollouts_of(every)) > 1 and request.max_staleness:
+        request = _one_at_a_time(request, every)
+    tasks = tuple(task for task in every if only is None or task.id in only)
     filters, made = filters or {}, Candidates(request, group, cost, host, outside)
     counts = possible_counts(group, filters)
     ways = _ways(made, tasks, filters, counts, engine_least)
@@ -224,6 +228,19 @@ def _ways(
                 )
         ways[task.id] = tuple(found)
     return ways
+
+
+def _one_at_a_time(request: PlanRequest, tasks: Sequence[TaskWork]) -> PlanRequest:
+    """The request where nothing is drawn ahead, because there are several rollouts."""
+    rollouts = rollouts_of(tasks)
+    if request.options.kind == "asynchronous":
+        raise PlanError(
+            SINGLE_ROLLOUT,
+            where=request.options.kind_where,
+            found=f"{len(rollouts)} rollouts, {' and '.join(rollouts)}",
+            hint=f"set {request.train_key}.max_staleness=0, and ask for another kind",
+        )
+    return replace(request, max_staleness=0)
 
 
 _KINDS: Mapping[KindName, frozenset[Kind]] = {
@@ -340,7 +357,7 @@ def _option_task(
                 devices=way.devices,
                 seconds=way.seconds / task.every,
                 steady_s=way.period_s / task.every,
-                dense_s=way.dense_s / task.every,
+                dense_s=_dense_s(way, request) / task.every,
                 chunk_s=CHUNK_S + way.move_s,
                 resident=way.resident,
                 peak=way.peak,
@@ -356,9 +373,29 @@ def _option_task(
     )
 
 
+def _dense_s(way: Candidate, request: PlanRequest) -> float:
+    """What of a batch's period brings no other batch on.
+
+    Over several periods others progress in it as far as its engines' steps go. Where a batch is
+    within two (staleness 1), its last tokens fall into the first seconds of the next one, when the
+    engines are fullest: all of the period is counted.
+    """
+    return way.period_s if request.max_staleness == 1 else way.dense_s
+
+
+def rollouts_of(tasks: Sequence[TaskWork]) -> tuple[str, ...]:
+    """The tasks that generate."""
+    return tuple(task.id for task in tasks if task.generates)
+
+
 def may_run_ahead(tasks: tuple[TaskWork, ...]) -> frozenset[str]:
-    """Rollouts, and what reads from them alone without weights that the step trains."""
+    """A rollout, and what reads from it alone without weights that the step trains.
+
+    Nothing where there are several rollouts: prompts can be offered ahead to a single one.
+    """
     found: set[str] = set()
+    if len(rollouts_of(tasks)) > 1:
+        return frozenset()
     for task in tasks:
         free = task.generates or (not task.trains and not task.updates)
         if free and set(task.after) <= found:
