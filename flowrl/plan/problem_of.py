@@ -377,10 +377,14 @@ def _dense_s(way: Candidate, request: PlanRequest) -> float:
     """What of a batch's period brings no other batch on.
 
     Over several periods others progress in it as far as its engines' steps go. Where a batch is
-    within two (staleness 1), its last tokens fall into the first seconds of the next one, when the
-    engines are fullest: all of the period is counted.
+    within two (staleness 1), its last tokens fall into the first seconds of the next one, when its
+    engines are full, and they are the fuller the more of a batch's time these are: so much of the
+    rest of the period is counted too. (Such batches may even fall into pairs that are drawn
+    together, which takes longer.)
     """
-    return way.period_s if request.max_staleness == 1 else way.dense_s
+    if request.max_staleness != 1 or not way.seconds:
+        return way.dense_s
+    return way.dense_s + (way.period_s - way.dense_s) * way.period_s / way.seconds
 
 
 def rollouts_of(tasks: Sequence[TaskWork]) -> tuple[str, ...]:
