@@ -384,7 +384,8 @@ def _dense_s(way: Candidate, request: PlanRequest) -> float:
     """
     if request.max_staleness != 1 or not way.seconds:
         return way.dense_s
-    return way.dense_s + (way.period_s - way.dense_s) * way.period_s / way.seconds
+    full = way.period_s / way.seconds
+    return min(way.period_s, way.dense_s + (way.period_s - way.dense_s) * full)
 
 
 def rollouts_of(tasks: Sequence[TaskWork]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from tests.plan.many_cases import h100, request
 GIB = 1 << 30
 
 
-def candidates(host: int | None = None) -> Candidates:
+def candidates(host: int | None = None, max_staleness: int = 0) -> Candidates:
     (group,) = h100(16).groups()
-    return Candidates(request(), group, AnalyticCost(), host)
+    return Candidates(request(max_staleness=max_staleness), group, AnalyticCost(), host)
 
 
 def task(grpo: Graph, name: str) -> TaskWork:
@@ -84,6 +84,38 @@ def test_an_engine_gives_its_memory_back_and_its_cache_is_what_is_free(grpo: Gra
         assert one.slots == min(64, -(-512 // one.layout.dp))
         most = kv_capacity(work.shape, one.layout, free_bytes=one.peak)
         assert request().max_length <= one.kv_tokens <= min(most, one.slots * 2560)
+
+
+def test_what_is_worth_having_of_one_batch_stays_where_samples_may_be_stale(grpo: Graph):
+    work = task(grpo, "actor.generate")
+    for devices in (4, 8, 16):
+        alone, ahead = (
+            candidates(max_staleness=old).of_task(work, devices, Filter(), shared=False)
+            for old in (0, 3)
+        )
+        assert set(alone) == {one for one in ahead if not one.overlaps}
+        assert all(not one.overlaps for one in alone)
+
+
+def test_batches_that_overlap_have_a_cache_that_does_not_overflow(grpo: Graph):
+    """Of 48 samples of a replica all are under way at once, of four batches 64."""
+    work = replace(task(grpo, "actor.generate"), samples=192)
+    layout = Layout(tp=2, dp=4)
+    (alone, *_), ahead = (
+        candidates(max_staleness=old).of_layout(work, layout, Filter()) for old in (0, 3)
+    )
+    assert (alone.slots, {one.slots for one in ahead if one.overlaps}) == (48, {64})
+    caches = [one.kv_tokens for one in ahead]
+    assert max(caches) == 64 * request().max_length
+    assert alone in ahead
+
+
+def test_a_pass_over_a_batch_is_all_its_own(grpo: Graph):
+    """However many batches are under way, each takes all of it: nothing is done for several."""
+    for one in candidates().of_task(task(grpo, "reference.logprobs"), 8, Filter(), shared=False):
+        assert one.dense_s == one.period_s == one.seconds
+    for one in candidates().of_task(task(grpo, "actor.generate"), 8, Filter(), shared=False):
+        assert one.dense_s < one.period_s
 
 
 def test_what_is_on_the_host_is_moved_and_counted(grpo: Graph):

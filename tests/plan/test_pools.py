@@ -20,6 +20,17 @@ from flowrl.plan.groups import even_parts
 from flowrl.plan.many import PLAIN, SIMPLE
 from flowrl.plan.sizing import Job, fewest
 from tests.plan.many_cases import h100, pinned, request
+from tests.plan.workflows import lowered
+
+
+@fl.workflow
+def drawn_twice(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    samples = actor.generate(prompts, n=8)
+    other = actor.generate(prompts, n=1, temperature=0.0)
+    fl.log("greedy", verifier.score(other))
+    best, _ = fl.select.top(samples, verifier.score(samples), k=1)
+    actor.update(best, loss=fl.loss.cross_entropy())
+
 
 SLACK = 1 + PLAIN + SIMPLE
 """What a plainer plan may take longer than the fastest."""
@@ -229,3 +240,17 @@ def test_edits_of_one_of_two_places_name_the_other(grpo: Graph):
     edited(plan, *everywhere)
     with pytest.raises(PlanError, match=r"by another layout than actor\.generate has"):
         edited(plan, ("weight_routes.0.destination_layout", "tp", 2))
+
+
+def test_several_rollouts_are_not_offered_ahead() -> None:
+    graph = lowered(drawn_twice)
+    stale = request(max_staleness=1, alternatives=3)
+    plan, same_step = (make_plan(graph, one, h100(16)) for one in (stale, request(alternatives=3)))
+    assert plan.prediction.step_s == same_step.prediction.step_s
+    assert "asynchronous" not in {plan.kind, *(one.kind for one in plan.alternatives)}
+    assert any(
+        note.startswith("prompts can be offered ahead to a single rollout, and here are 2, ")
+        for note in plan.notes
+    )
+    with pytest.raises(PlanError, match="prompts can be offered ahead to a single rollout"):
+        make_plan(graph, request(kind="asynchronous", max_staleness=1), h100(16))
