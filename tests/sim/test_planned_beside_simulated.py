@@ -13,7 +13,7 @@ kind of plan has bounds that follow from why:
   (`flowrl.plan.search.overlap`), evenly apart. In truth long and short steps take turns, and the
   longest response of a batch meets crowds. Simulated steps are 3 % shorter to 7 % longer. Where
   engines are more than half busy with one batch, batches may fall into pairs that are drawn
-  together, which takes up to 20 % longer; the planner's best plans on 8 to 256 devices do not.
+  together, which takes up to 26 % longer; the planner's best plans on 8 to 256 devices do not.
 """
 
 from __future__ import annotations
