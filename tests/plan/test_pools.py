@@ -254,3 +254,12 @@ def test_several_rollouts_are_not_offered_ahead() -> None:
     )
     with pytest.raises(PlanError, match="prompts can be offered ahead to a single rollout"):
         make_plan(graph, request(kind="asynchronous", max_staleness=1), h100(16))
+
+
+@pytest.mark.parametrize("number", [8, 32])
+def test_a_kind_for_fresh_samples_takes_no_longer_where_they_may_be_stale(
+    grpo: Graph, number: int
+) -> None:
+    for kind in ("temporal", "spatial"):
+        fresh, stale = (step_s(grpo, h100(number), kind=kind, max_staleness=old) for old in (0, 2))
+        assert stale <= fresh * (1 + 1e-9)
