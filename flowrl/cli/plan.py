@@ -245,6 +245,11 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
                 Console(highlight=False).print(plan_renderable(plan, explain=options.explain))
             else:
                 print(plan_text(plan, explain=options.explain))
+        if is_plan(config) and last.schedule is not None:
+            print(
+                "\ntimes and memory are those of the file; its decisions are priced anew by: flowrl "
+                f"simulate CONFIG --plan {config}"
+            )
 
 
 def _warn_of_name(plan: PlacementPlan, path: Path) -> None:

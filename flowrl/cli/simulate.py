@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.cli.plan import is_plan, machine_words
 from flowrl.config.nearest import one_of_them
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flowrl.config.plan import PlanConfig
     from flowrl.cost.source import Cost
     from flowrl.observe.rows import StepMetrics
+    from flowrl.plan import PlacementPlan
     from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
     from flowrl.sim.trace import Trace
@@ -141,10 +142,31 @@ def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:
         return api.compile(None, loaded)
     from flowrl.plan import load_plan
 
-    given = load_plan(plan)
-    if given.schedule is not None:
-        return api.compile(None, loaded, plan=given)
+    given = load_plan(plan, alone=False)
+    if given.schedule is None:
+        given = load_plan(plan)
+    else:
+        return _priced(loaded, given, plan)
     return api.compile(None, loaded).with_plan(given)
+
+
+def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
+    """By a plan over many devices; what its file says otherwise than its decisions is told."""
+    from flowrl import api
+    from flowrl.plan.priced_changes import changes
+    from flowrl.plan.schema import at_line
+
+    try:
+        compiled = api.compile(None, loaded, plan=given)
+    except PlanError as error:
+        said = f"the plan of {given.graph!r}: "
+        if error.where is not None and error.where.startswith(said):
+            error.where = at_line(path, error.where.removeprefix(said))
+        raise
+    for stage in compiled.stages:
+        for line in changes(given, stage.plan):
+            print(f"warning: {path}: {line}", file=sys.stderr)
+    return compiled
 
 
 def _cost(loaded: LoadedConfig, plan: PlanConfig) -> Cost | None:

@@ -115,7 +115,7 @@ def compile_stages(
     here = config.cluster == "auto" and pool is None and given is None
     stages, requests = _asked(loaded, workflow, here=here)
     if given is not None:
-        return _by_plan(loaded, stages, requests, given)
+        return _by_plan(loaded, stages, requests, given, cost_of)
     if pool is None:
         pool = _pool_of(config.cluster)
     return tuple(
@@ -347,8 +347,9 @@ def _by_plan(
     stages: list[_Lowered],
     requests: list[PlanRequest],
     plan: PlacementPlan,
+    cost_of: Callable[[PlanRequest], Cost] | None,
 ) -> tuple[CompiledStage, ...]:
-    """The stages of a plan's graph, by this plan."""
+    """The stages of a plan's graph, by this plan, which is priced anew."""
     found = []
     for stage, request in zip(stages, requests, strict=True):
         if stage.graph.name != plan.graph:
@@ -366,7 +367,9 @@ def _by_plan(
                 hint="make it again with flowrl plan",
             )
         config = loaded.config.stage_config(stage.name)
-        found.append(_with_plan(stage, config, request, plan, None))
+        found.append(
+            _with_plan(stage, config, request, _priced(stage, request, plan, cost_of), None)
+        )
     if not found:
         raise ConfigError(
             "the plan is of no stage of this run",
@@ -377,6 +380,22 @@ def _by_plan(
             "flowrl plan CONFIG -o FILE",
         )
     return tuple(found)
+
+
+def _priced(
+    stage: _Lowered,
+    request: PlanRequest,
+    plan: PlacementPlan,
+    cost_of: Callable[[PlanRequest], Cost] | None,
+) -> PlacementPlan:
+    """A plan with what follows from its decisions, which somebody may have edited."""
+    if plan.schedule is None:
+        return plan
+    from flowrl.plan.groups import cost_of as estimates
+    from flowrl.plan.priced import priced  # with the search, its arrays
+
+    cost = estimates(request) if cost_of is None else cost_of(request)
+    return priced(stage.graph, request, plan, cost, where=f"the plan of {plan.graph!r}")
 
 
 def _placed(

@@ -52,7 +52,7 @@ from flowrl.plan.pin_filter import Filter
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["Candidates", "layout_rules", "task_workload"]
+__all__ = ["Candidates", "layout_rules", "parameter_form", "task_workload"]
 
 KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 """Of a device that an engine may fill while it works, weights and cache together."""
@@ -116,7 +116,7 @@ class Candidates:
 
     def memory(self, task: TaskWork, candidate: Candidate) -> PhaseMemory:
         """Of the fullest device, by parts."""
-        options = self._memory(
+        options = self.memory_options(
             task,
             recompute=candidate.recompute,
             packed_tokens=candidate.micro_tokens or None,
@@ -219,7 +219,7 @@ class Candidates:
         recompute = only.recompute or ("full" if task.updates else "none")
         for streams in (False, True) if task.updates else (False,):
             if only.offload is None or ("optimizer" in only.offload) == streams:
-                yield self._memory(
+                yield self.memory_options(
                     task,
                     recompute=recompute,
                     packed_tokens=None if task.generates else micro,
@@ -227,7 +227,7 @@ class Candidates:
                     offload_optimizer=streams,
                 )
 
-    def _memory(
+    def memory_options(
         self,
         task: TaskWork,
         *,
@@ -236,6 +236,7 @@ class Candidates:
         kv_tokens: int | None = None,
         offload_optimizer: bool = False,
     ) -> MemoryOptions:
+        """What the bytes of a task follow from besides its layout."""
         return MemoryOptions(
             recompute=recompute,
             shard=task.library.shard,
@@ -274,7 +275,7 @@ class Candidates:
         """With caches of several sizes, until a larger one is of no use for a batch alone; for
         batches that overlap with all of them."""
         work = replace(self.work(task, layout), num_slots=slots)
-        empty = self._memory(task, kv_tokens=0)
+        empty = self.memory_options(task, kv_tokens=0)
         residents = stage_residents(task.shape, layout, work, empty)
         fixed = self._peak(task, layout, empty, (work, residents))
         longest, most = self.request.max_length, work.num_slots * self.request.max_length
@@ -287,7 +288,7 @@ class Candidates:
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
             if kv_tokens < longest or kv_tokens == before:
                 continue
-            options = self._memory(task, kv_tokens=kv_tokens)
+            options = self.memory_options(task, kv_tokens=kv_tokens)
             residents = stage_residents(task.shape, layout, work, options)
             peak = self._peak(task, layout, options, (work, residents))
             estimate = self.cost.rollout(
@@ -318,7 +319,7 @@ class Candidates:
                 resident=resident,
                 peak=max(peak, resident),
                 weight_bytes=weights,
-                form=_form(task, layout) if weights else f"engine {layout.describe()}",
+                form=parameter_form(task, layout) if weights else f"engine {layout.describe()}",
                 kv_tokens=kv_tokens,
                 slots=slots,
                 overlaps=overlaps,
@@ -329,7 +330,7 @@ class Candidates:
     def _forwards(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
         micro = only.micro_tokens or self._micro_tokens(task, layout)[-1]
-        options = self._memory(task, packed_tokens=micro)
+        options = self.memory_options(task, packed_tokens=micro)
         residents = stage_residents(task.shape, layout, work, options)
         peak = self._peak(task, layout, options, (work, residents))
         if peak > self.budget:
@@ -352,7 +353,7 @@ class Candidates:
             resident=resident,
             peak=peak,
             weight_bytes=weights,
-            form=_form(task, layout),
+            form=parameter_form(task, layout),
             micro_tokens=micro,
         )
         yield kept
@@ -373,9 +374,9 @@ class Candidates:
     def _updates(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
         sizes = (only.micro_tokens,) if only.micro_tokens else self._micro_tokens(task, layout)
-        form, whole = _form(task, layout), 0  # resident bytes with the optimizer's states
+        form, whole = parameter_form(task, layout), 0  # resident bytes with the optimizer's states
         for streams in (False, True):
-            base = self._memory(task, offload_optimizer=streams)
+            base = self.memory_options(task, offload_optimizer=streams)
             residents = stage_residents(task.shape, layout, work, base)
             resident = max(residents)
             moved = offloadable_bytes(task.shape, layout, work, base)
@@ -385,7 +386,7 @@ class Candidates:
             whole, least = resident, self.budget + 1
             for micro in sizes:
                 for recompute in reversed(RECOMPUTE):
-                    options = self._memory(
+                    options = self.memory_options(
                         task,
                         recompute=recompute,
                         packed_tokens=micro,
@@ -397,7 +398,7 @@ class Candidates:
                         break  # less is computed again, so more is kept
                     kept = Candidate(
                         layout=layout,
-                        estimate=self._train(task, layout, options),
+                        estimate=self.train(task, layout, options),
                         resident=resident,
                         peak=peak,
                         weight_bytes=weights,
@@ -423,7 +424,8 @@ class Candidates:
             if least <= TIGHT * self.budget:
                 return
 
-    def _train(self, task: TaskWork, layout: Layout, options: MemoryOptions) -> Estimate:
+    def train(self, task: TaskWork, layout: Layout, options: MemoryOptions) -> Estimate:
+        """The time of an update."""
         return self.cost.train(
             task.shape,
             layout,
@@ -485,7 +487,7 @@ def task_slots(task: TaskWork, layout: Layout, staleness: int) -> int:
     return max(1, min(task.slots, -(-samples // layout.dp)))
 
 
-def _form(task: TaskWork, layout: Layout) -> str:
+def parameter_form(task: TaskWork, layout: Layout) -> str:
     """How parameters lie on the devices: replicas count only where they divide them."""
     sizes = f"tp {layout.tp} pp {layout.pp} ep {layout.ep}"
     if task.library.shard == "full":

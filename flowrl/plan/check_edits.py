@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["check_edits"]
 
 
+_RECOMPUTE = ("none", "selective", "full")
+_OFFLOAD = ("optimizer", "all")
+_SHARD = ("none", "optimizer", "full")
+
+
 def check_edits(plan: PlacementPlan, where: str) -> None:
     """Slots of an engine, and layouts at both ends of weight routes, agree with the operations.
 
@@ -21,8 +26,28 @@ def check_edits(plan: PlacementPlan, where: str) -> None:
     """
     if plan.schedule is None:
         return
+    _check_words(plan, where)
     _check_slots(plan, where)
     _check_routes(plan, where)
+
+
+def _check_words(plan: PlacementPlan, where: str) -> None:
+    """Values that mean something."""
+    for i, operation in enumerate(plan.operations):
+        for key, values, known in (
+            ("recompute", (operation.recompute,), _RECOMPUTE),
+            ("offload", operation.offload, _OFFLOAD),
+            ("shard", (operation.shard,), _SHARD),
+        ):
+            strange = [value for value in values if value not in known]
+            if strange:
+                raise PlanError(
+                    f"{operation.node} cannot have this",
+                    where=f"{where}: operations.{i}.{key}",
+                    found=repr(strange[0]),
+                    expected=f"one of {', '.join(known)}",
+                    hint="write one of them, or undo the edit",
+                )
 
 
 def _check_slots(plan: PlacementPlan, where: str) -> None:

@@ -21,6 +21,7 @@ from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
 from flowrl.plan.render_many import seconds_text
@@ -290,7 +291,7 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
     if task.generates:
         yield Reason(
             subject=f"{task.id} kv cache",
-            choice=f"{way.kv_tokens:,} tokens a replica, {counted(way.slots, 'sample')} at once",
+            choice=cache_words(way.kv_tokens, way.slots),
             why=f"at most {format_bytes(way.peak)} of a device while it generates",
         )
 
@@ -321,11 +322,4 @@ def _plain_memory(task: TaskWork, way: Candidate, best: Chosen) -> PhaseMemory:
 
 def describe(way: Candidate) -> str:
     """A candidate in few words."""
-    words = [way.layout.describe()]
-    if way.recompute != "none":
-        words.append(f"{way.recompute} recompute")
-    if "optimizer" in way.offload:
-        words.append("optimizer on the host")
-    if "all" in way.offload:
-        words.append("on the host between turns")
-    return ", ".join(words)
+    return way_words(way.layout, way.recompute, way.offload)

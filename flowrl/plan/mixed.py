@@ -53,7 +53,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.tasks import tasks_of
 
-__all__ = ["OverTwo", "PairSearch", "pair_searches", "search_two_groups"]
+__all__ = ["OverTwo", "PairSearch", "pair_searches", "priced_syncs", "search_two_groups"]
 
 ROUNDING = 1e-9
 """Of a limit, so that nothing is lost by it."""
@@ -340,7 +340,7 @@ class PairSearch:
                 if name in side.outside:
                     played[name] = posed.outside_numbers(name)
             offset += len(side.group.addresses)
-        syncs = _syncs(self.graph, posed, numbers)
+        syncs = priced_syncs(self.graph, posed, numbers)
         evaluation = evaluate(posed.problem, joined.schedule)
         return Chosen(
             posed=posed,
@@ -417,11 +417,12 @@ def _whole(request: PlanRequest, sides: tuple[Posed, Posed]) -> Problem:
     )
 
 
-def _syncs(
+def priced_syncs(
     graph: Graph,
     posed: Posed,
     numbers: Mapping[str, tuple[int, ...]],
 ) -> dict[tuple[str, str], float]:
+    """Of each update and task that has its weights: their way, of a problem over groups."""
     found = {}
     for (update, name), every in weight_ways(graph, posed.tasks).items():
         task, trained = posed.task(name), posed.task(update)

@@ -1,4 +1,5 @@
-"""Short names for many devices, and what has to be known of those that no catalogue has."""
+"""Short names for many devices and for ways to run something, and what has to be known of devices
+that no catalogue has."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from flowrl.cost.layout import Layout
 from flowrl.plan.check_plan import number_ranges
+from flowrl.wording import counted
 
-__all__ = ["RATES", "device_names"]
+__all__ = ["RATES", "cache_words", "device_names", "way_words"]
 
 RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
 """Of a device, without which no time is known of it."""
@@ -56,3 +59,20 @@ def _folded(names: Iterable[str]) -> list[str]:
         f"{stem}{numbers[0]}" if len(numbers) == 1 else f"{stem}[{number_ranges(numbers)}]"
         for stem, numbers in stems.items()
     ]
+
+
+def way_words(layout: Layout, recompute: str, offload: Sequence[str]) -> str:
+    """`tp 2, dp 4, full recompute`: how something is run, in few words."""
+    words = [layout.describe()]
+    if recompute != "none":
+        words.append(f"{recompute} recompute")
+    if "optimizer" in offload:
+        words.append("optimizer on the host")
+    if "all" in offload:
+        words.append("on the host between turns")
+    return ", ".join(words)
+
+
+def cache_words(kv_tokens: int, slots: int) -> str:
+    """Likewise of what an engine holds."""
+    return f"{kv_tokens:,} tokens a replica, {counted(slots, 'sample')} at once"

@@ -44,6 +44,7 @@ __all__ = [
     "device_counts",
     "kinds_wanted",
     "may_run_ahead",
+    "option_tasks",
     "pose",
     "possible_counts",
     "rollouts_of",
@@ -160,7 +161,7 @@ def pose(
     ways = _ways(made, tasks, filters, counts, engine_least)
     here = frozenset(ways)
     problem = Problem(
-        tasks=_option_tasks(tasks, ways, request),
+        tasks=option_tasks(tasks, ways, request),
         num_devices=len(group.addresses),
         counts=counts,
         memory_bytes=max(0, made.budget),
@@ -333,9 +334,10 @@ def sync_seconds(
     return estimate.seconds
 
 
-def _option_tasks(
+def option_tasks(
     tasks: Sequence[TaskWork], ways: Mapping[str, tuple[Candidate, ...]], request: PlanRequest
 ) -> tuple[Task, ...]:
+    """Tasks as the search has them."""
     here, shares = frozenset(ways), _shared_weights(tasks)
     return tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks)
 

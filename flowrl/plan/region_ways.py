@@ -20,7 +20,7 @@ from flowrl.plan.pin_filter import Filter
 from flowrl.plan.regions import Played, Split, splits
 from flowrl.plan.tasks import Region, TaskWork
 
-__all__ = ["Drawn", "like", "region_ways", "ways_of"]
+__all__ = ["Drawn", "like", "region_ways", "ways_of", "with_split"]
 
 Drawn: TypeAlias = dict[tuple[str, int], tuple[Candidate, ...]]
 """Ways of a policy alone, by task and devices."""
@@ -77,7 +77,7 @@ def region_ways(
         if key not in drawn:
             drawn[key] = made.of_task(task, split.policy, only, shared=shared)
         for drawing in drawn[key]:
-            played = _played(made, task, drawing, split)
+            played = with_split(made, task, drawing, split)
             if played is not None:
                 yield played
 
@@ -87,12 +87,14 @@ def like(
 ) -> Iterator[Candidate]:
     """All ways in one layout, with the environment where `way` has it."""
     for one in made.of_layout(task, layout, only):
-        played = one if way.played is None else _played(made, task, one, way.played.split)
+        played = one if way.played is None else with_split(made, task, one, way.played.split)
         if played is not None:
             yield played
 
 
-def _played(made: Candidates, task: TaskWork, drawing: Candidate, split: Split) -> Candidate | None:
+def with_split(
+    made: Candidates, task: TaskWork, drawing: Candidate, split: Split
+) -> Candidate | None:
     """A way to draw, with an environment; None where the devices or hosts do not hold both."""
     assert task.region is not None
     options, cost = made.options, made.cost

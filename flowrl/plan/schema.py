@@ -27,7 +27,7 @@ from flowrl.config.nearest import nearest_file
 from flowrl.config.problems import wrong_type
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json, write_text_atomic
 from flowrl.plan.check_numbers import UNDO, check_numbers
 from flowrl.plan.check_plan import check_plan
@@ -60,6 +60,7 @@ __all__ = [
     "StartUnit",
     "Transport",
     "WeightRoute",
+    "at_line",
     "check_plan",
     "load_plan",
     "save_plan",
@@ -525,12 +526,15 @@ class PlacementPlan:
         return _from_raw(raw, where)
 
 
-def load_plan(path: Path) -> PlacementPlan:
+def load_plan(path: Path, *, alone: bool = True) -> PlacementPlan:
     """Reads a plan: JSON where the name ends in `.json`, YAML otherwise.
 
+    Args:
+        alone: What it predicts is to be that of its decisions; else both are priced anew.
+
     Raises:
-        ConfigError: the file cannot be read, or is no plan.
-        PlanError: the parts of the plan contradict each other.
+        ConfigError: the file cannot be read, or is no plan; names key and line.
+        PlanError: the parts of the plan contradict each other; likewise.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -548,7 +552,25 @@ def load_plan(path: Path) -> PlacementPlan:
             hint="`flowrl plan CONFIG -o FILE.json` writes one",
         ) from error
     read = PlacementPlan.from_json if path.suffix == ".json" else PlacementPlan.from_yaml
-    return read(text, where=str(path))
+    try:
+        plan = read(text, where=str(path))
+        if alone:
+            from flowrl.plan.check_predicted import check_predicted
+
+            check_predicted(plan, str(path))
+    except (ConfigError, PlanError) as error:
+        if error.where is not None and error.where.startswith(f"{path}: "):
+            error.where = at_line(path, error.where.removeprefix(f"{path}: "))
+        raise
+    return plan
+
+
+def at_line(path: Path, key: str) -> str:
+    """`best.plan.json:123 (operations.1.seconds)`, of a key of a plan's file."""
+    from flowrl.plan.file_lines import line_of
+
+    line = line_of(path.read_text(encoding="utf-8"), key.partition(",")[0])
+    return f"{path}: {key}" if line is None else f"{path}:{line} ({key})"
 
 
 def save_plan(plan: PlacementPlan, path: Path) -> None:

@@ -17,6 +17,7 @@ from flowrl.plan.assign import (
     pieces,
     schedule_step,
 )
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.check_plan import check_plan
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.engine_flags import engine_flags
@@ -54,7 +55,7 @@ from flowrl.plan.write_regions import (
     with_environment,
 )
 
-__all__ = ["write_plan"]
+__all__ = ["engine_flags_of", "prediction_of", "steady_seconds", "switches_of", "write_plan"]
 
 
 def write_plan(
@@ -83,15 +84,15 @@ def write_plan(
         sizes=plan_sizes(request),
         placements=tuple(by_role.values()),
         operations=operations,
-        residency=tuple(_switches(chosen)),
+        residency=tuple(switches_of(chosen)),
         weight_routes=tuple(_routes(graph, chosen)),
         channels=tuple(_channels(graph, by_role, operations, request)),
-        prediction=_prediction(chosen, graph, pool),
+        prediction=prediction_of(chosen, graph, pool),
         alternatives=alternatives_of(searched),
         reasons=(*reasons_of(searched), *why, *request.reasons),
         schedule=schedule_step(chosen.posed.problem, chosen.schedule),
         kind=str(chosen.kind),
-        engine_flags=tuple(_flags(chosen, request)),
+        engine_flags=tuple(engine_flags_of(chosen, request)),
         pins=searched.pins.decisions,
         notes=notes_of(searched, request, graph),
     )
@@ -156,7 +157,6 @@ def _operations(
 ) -> tuple[Operation, ...]:
     cut = pieces(chosen.posed.problem, chosen.schedule)
     tasks: dict[str, TaskWork] = {task.id: task for task in chosen.posed.tasks}
-    ahead = _ahead(chosen.schedule)
     found = []
     for operation in place_operations(graph, placements, request):
         task = tasks.get(operation.node)
@@ -183,11 +183,17 @@ def _operations(
                 kv_tokens=way.kv_tokens,
                 slots=way.slots,
                 seconds=way.seconds,
-                steady_s=way.period_s if task.id in ahead and way.period_s < way.seconds else None,
+                steady_s=steady_seconds(task.id, way, chosen.schedule),
                 move_s=way.move_s,
             )
         )
     return tuple(found)
+
+
+def steady_seconds(task: str, way: Candidate, schedule: Schedule) -> float | None:
+    """Of a task that works on later batches than the trainer, from one of them to the next."""
+    is_ahead = task in _ahead(schedule) and way.period_s < way.seconds
+    return way.period_s if is_ahead else None
 
 
 def _ahead(schedule: Schedule) -> frozenset[str]:
@@ -258,7 +264,7 @@ def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
         )
 
 
-def _switches(chosen: Chosen) -> Iterator[ResidencySwitch]:
+def switches_of(chosen: Chosen) -> Iterator[ResidencySwitch]:
     """What is taken before a task and given back before the next one on its devices."""
     order = [bar.task for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s))]
     for task in chosen.posed.tasks:
@@ -289,7 +295,8 @@ def _bars(chosen: Chosen) -> list[Bar]:
     return list(bars(chosen.posed.problem, chosen.schedule))
 
 
-def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
+def engine_flags_of(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
+    """How the engines of a schedule are started."""
     alone = {task for tasks in sharing_sets(chosen) if len(tasks) == 1 for task in tasks}
     for task in chosen.posed.tasks:
         if task.generates:
@@ -307,7 +314,8 @@ def _flags(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
                 yield flags
 
 
-def _prediction(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
+def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
+    """What a schedule on devices takes and holds."""
     problem = chosen.posed.problem
     samples = max(task.samples for task in chosen.posed.tasks)
     played = {name: way.played for name, way in chosen.ways.items() if way.played is not None}

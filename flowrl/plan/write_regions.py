@@ -18,6 +18,7 @@ __all__ = [
     "environment_costs",
     "environment_devices",
     "environment_spans",
+    "environment_use",
     "place_environments",
     "with_environment",
 ]
@@ -82,11 +83,13 @@ def with_environment(operation: Operation, chosen: Chosen, pool: ResourcePool) -
             devices = operation.devices
             if chosen.posed.group_of(task.id).device.type != "cpu":
                 devices = environment_devices(task, chosen, pool)
-            return replace(operation, devices=devices, environment=_use(region, played, tokens))
+            return replace(
+                operation, devices=devices, environment=environment_use(region, played, tokens)
+            )
     return operation
 
 
-def _use(region: Region, played: Played, tokens: float) -> EnvironmentUse:
+def environment_use(region: Region, played: Played, tokens: float) -> EnvironmentUse:
     """In the plan's words.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def test_a_file_of_the_wrong_form_is_named_by_file_and_key(
     path.write_text(json.dumps(raw))
     with pytest.raises(ConfigError) as caught:
         load_plan(path)
-    assert caught.value.where == f"{path}: {where}"
+    assert caught.value.where == f"{path}:1 ({where})"
     assert what in str(caught.value)
 
 
@@ -201,7 +202,7 @@ def test_a_number_that_cannot_be_is_named_by_file_and_key(
     path.write_text(json.dumps(raw) if name == "p.json" else yaml.safe_dump(raw))
     with pytest.raises(PlanError, match="a number that cannot be") as caught:
         load_plan(path)
-    assert caught.value.where == f"{path}: {where}"
+    assert re.fullmatch(rf"{re.escape(str(path))}:\d+ \({where}\)", str(caught.value.where))
     assert (caught.value.found, caught.value.expected) == (found, expected)
 
 

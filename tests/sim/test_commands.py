@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,7 +161,9 @@ def test_a_pin_changes_the_plan_that_is_simulated(capsys, monkeypatch, tmp_path)
     assert numbers[0] > numbers[1] == 2
 
 
-def test_a_written_plan_is_simulated_as_it_is_written(capsys, monkeypatch, tmp_path):
+def test_a_written_plan_is_simulated_by_its_decisions_whatever_times_it_says(
+    capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(CONFIGS.parent)
     written = tmp_path / "mixed.plan.json"
     words = [*BIG[:2], *MIXED]
@@ -175,9 +178,22 @@ def test_a_written_plan_is_simulated_as_it_is_written(capsys, monkeypatch, tmp_p
         if operation["node"] == "actor.update":
             operation["seconds"] *= 2
     written.write_text(json.dumps(plan))
+    assert flowrl("plan", str(written)) == 2
+    assert re.search(r"mixed\.plan\.json:\d+ \(operations\.\d\.seconds\)", capsys.readouterr().err)
     assert flowrl(*simulate) == 0
-    edited = json.loads(capsys.readouterr().out)
-    assert edited["seconds"]["update"] == pytest.approx(2 * first["seconds"]["update"], rel=0.01)
+    told = capsys.readouterr()
+    assert json.loads(told.out) == first
+    assert re.search(r"actor\.update: [\d.]+ s by its layout, the file says [\d.]+ s", told.err)
+    for operation in plan["operations"]:
+        if operation["node"] == "actor.generate":
+            operation["kv_tokens"] *= 100
+    written.write_text(json.dumps(plan, indent=2))
+    assert flowrl(*simulate) == 2
+    told = capsys.readouterr()
+    assert re.search(
+        r"mixed\.plan\.json:\d+ \(operations\.\d\): actor\.generate does not", told.err
+    )
+    assert "take at most " in told.err
     assert flowrl(*simulate, "train.prompts_per_step=64") == 2
     assert "the plan was made for other sizes" in capsys.readouterr().err
     assert flowrl("simulate", "configs/ppo_qwen25_7b.yaml", "--plan", str(written)) == 2

@@ -1,0 +1,492 @@
+"""A plan's file with its configuration: what follows from its decisions is made anew.
+
+People edit plans. Of each operation the file decides layout, devices, recomputation, offload,
+micro-batches, slots and cache, and with them who is beside whom in which schedule. Times, memory of
+every device in every phase, what engines are started with and the step itself follow, and are
+computed here by what the planner itself computes them by; a file whose decisions do not fit is
+refused, with the numbers. `flowrl.plan.priced_changes` tells what the file said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flowrl.cluster.pool import ClusterNode, Device, DeviceGroup, ResourcePool
+from flowrl.cost.memory import format_bytes
+from flowrl.cost.source import Cost
+from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph
+from flowrl.plan.candidate import RECOMPUTE, Candidate
+from flowrl.plan.candidates import Candidates
+from flowrl.plan.decided import decided_task, decided_way
+from flowrl.plan.held import held_memory
+from flowrl.plan.many import Chosen
+from flowrl.plan.many_form import ScheduleStep
+from flowrl.plan.mixed import priced_syncs
+from flowrl.plan.names import cache_words, way_words
+from flowrl.plan.operations import place_operations
+from flowrl.plan.priced_changes import changes
+from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, option_tasks
+from flowrl.plan.regions import HOST_SHARE
+from flowrl.plan.render_many import seconds_text
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.schema import Operation, PlacementPlan, PredictedMemory, Reason
+from flowrl.plan.search import Asynchronous, Leaf, Problem, Schedule, Spatial, Temporal, seconds_of
+from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.write_many import engine_flags_of, prediction_of, steady_seconds, switches_of
+from flowrl.plan.write_regions import environment_use
+
+__all__ = ["pool_of", "priced"]
+
+
+def priced(
+    graph: Graph,
+    request: PlanRequest,
+    plan: PlacementPlan,
+    cost: Cost,
+    where: str = "plan",
+) -> PlacementPlan:
+    """The plan with times, memory and engines by its decisions; itself where they are so already.
+
+    Args:
+        plan: Over many devices.
+        cost: Where times come from.
+
+    Raises:
+        PlanError: a decision that its task cannot have, or that the devices do not hold.
+    """
+    if plan.schedule is None:
+        return plan
+    _check_program(graph, request, plan, where)
+    chosen = _Reading(graph, request, plan, cost, where).chosen()
+    _check_held(chosen, plan, where)
+    new = _with_prices(plan, chosen, graph, request)
+    return new if any(True for _ in changes(plan, new)) else plan
+
+
+_PROGRAM = ("op", "role", "after", "num_samples", "max_tokens", "max_turns", "every", "region")
+"""Of an operation, what the program and its sizes say, and no planner decides."""
+
+
+def _check_program(graph: Graph, request: PlanRequest, plan: PlacementPlan, where: str) -> None:
+    """Raises PlanError where an operation is not the configuration's."""
+    placements = {placement.role: placement for placement in plan.placements}
+    if not set(graph.roles) <= set(placements):
+        return  # what is made of the plan says which is missing
+    known = {one.node: one for one in place_operations(graph, placements, request)}
+    for i, operation in enumerate(plan.operations):
+        if operation.node not in known:
+            continue
+        for key in _PROGRAM:
+            said, found = getattr(known[operation.node], key), getattr(operation, key)
+            if said != found:
+                raise PlanError(
+                    f"{operation.node} is another operation than the configuration has",
+                    where=f"{where}: operations.{i}.{key}",
+                    found=f"{key} {found}",
+                    expected=f"{key} {said}",
+                    hint="undo the edit, or make the plan again: flowrl plan CONFIG -o FILE",
+                )
+
+
+class _Reading:
+    """A file's decisions as the planner has its own."""
+
+    def __init__(
+        self, graph: Graph, request: PlanRequest, plan: PlacementPlan, cost: Cost, where: str
+    ) -> None:
+        self.graph, self.plan, self.cost, self.where = graph, plan, cost, where
+        dtypes = {one.role: one.dtype for one in plan.placements if one.dtype != "none"}
+        roles = tuple(replace(one, dtype=dtypes.get(one.name, one.dtype)) for one in request.roles)
+        self.request = replace(request, roles=roles)
+        self.operations = {one.node: (i, one) for i, one in enumerate(plan.operations)}
+        placed = [one for one in plan.operations if one.seconds is not None and one.devices]
+        device_type = plan.pool.device(placed[0].devices[0]).type if placed else "cuda"
+        self.pool = pool_of(plan)
+        self.tasks = tuple(
+            decided_task(task, self.operation(task.id))
+            for task in tasks_of(graph, self.request, device_type)
+        )
+
+    def operation(self, node: str) -> Operation:
+        """That the plan has of a task.
+
+        Raises:
+            PlanError: it has none, or none on devices.
+        """
+        _, operation = self.operations.get(node, (0, None))
+        if operation is None or not operation.devices:
+            raise PlanError(
+                f"the plan does not place {node}",
+                where=self.where,
+                hint="make the plan again: flowrl plan CONFIG -o FILE",
+            )
+        return operation
+
+    def place(self, node: str) -> str:
+        """Of an operation, in messages."""
+        return f"{self.where}: operations.{self.operations[node][0]}"
+
+    def chosen(self) -> Chosen:
+        """The schedule of the file, with the ways that it decides."""
+        groups, outside = self._groups(), self._outside()
+        every = [*dict.fromkeys(a for group in groups.values() for a in group.addresses)]
+        beside = [address for group in outside.values() for address in group.addresses]
+        number = {address: i for i, address in enumerate((*every, *beside))}
+        made = {
+            name: Candidates(self.request, group, self.cost, self._host(group), outside)
+            for name, group in groups.items()
+        }
+        ways: dict[str, tuple[Candidate, ...]] = {
+            task.id: (self._way(task, made[task.id]),) for task in self.tasks
+        }
+        tasks = option_tasks(self.tasks, ways, self.request)
+        problem = Problem(
+            tasks=tasks,
+            num_devices=len(every),
+            memory_bytes=max([0, *(one.budget for one in made.values())]),
+            chunks=CHUNKS,
+            staleness=self.request.max_staleness,
+            ahead=may_run_ahead(self.tasks) if self.request.max_staleness else frozenset(),
+        )
+        first = next(iter(groups.values()))
+        posed = Posed(
+            problem=problem,
+            tasks=self.tasks,
+            ways=ways,
+            candidates=next(iter(made.values())),
+            group=replace(first, addresses=tuple(every)),
+            outside=outside,
+        )
+        parts = {
+            name: replace(posed, candidates=made[name], group=group)
+            for name, group in groups.items()
+        }
+        posed = replace(posed, parts=parts)
+        assert self.plan.schedule is not None
+        schedule = _schedule(self.plan.schedule, {task.id: task.options[0] for task in tasks})
+        numbers: dict[str, tuple[int, ...]] = {
+            task.id: tuple(number[one] for one in self.operation(task.id).devices)
+            for task in self.tasks
+        }
+        syncs = priced_syncs(self.graph, posed, numbers)
+        return Chosen(
+            posed=posed,
+            schedule=schedule,
+            kind=self.plan.kind,  # type: ignore[arg-type]
+            step_s=seconds_of(problem, schedule) + sum(syncs.values()),
+            syncs=syncs,
+            ways={name: one for name, (one,) in ways.items()},
+            numbers=numbers,
+            peak=0,
+            played=self._played(ways, number),
+        )
+
+    def _way(self, task: TaskWork, made: Candidates) -> Candidate:
+        operation = self.operation(task.id)
+        return decided_way(made, task, operation, self._plays(task), self.place(task.id))
+
+    def _plays(self, task: TaskWork) -> Operation | None:
+        """The operation of a task's environment."""
+        return None if task.region is None else self.operation(task.region.node)
+
+    def _groups(self) -> dict[str, DeviceGroup]:
+        """The devices that each task is on some of, of one kind."""
+        machines: dict[str, int | None] = {d.address: d.machine for d in self.plan.pool.devices}
+        budgets = {d.address: d.budget_bytes for d in self.plan.pool.devices}
+        node_of = {d.address: d.node for d in self.plan.pool.devices}
+        kinds: dict[str, int] = {}
+        on: dict[int, set[str]] = {}
+        for task in self.tasks:
+            operation = self.operation(task.id)
+            found = {machines[one] for one in operation.devices}
+            if len(found) > 1 or None in found:
+                raise PlanError(
+                    f"{task.id} cannot be on devices of several kinds, or of unknown speed",
+                    where=f"{self.place(task.id)}.devices",
+                    found=", ".join(
+                        sorted({self.plan.pool.device(one).name for one in operation.devices})
+                    ),
+                    expected="devices of one kind, which pool.machines has figures of",
+                    hint="undo the edit, or make the plan again: flowrl plan CONFIG -o FILE",
+                )
+            kinds[task.id] = int(found.pop() or 0)
+            plays = self._plays(task)
+            beside = () if plays is None else plays.devices
+            on.setdefault(kinds[task.id], set()).update(operation.devices)
+            same = [one for one in beside if machines[one] == kinds[task.id]]
+            on[kinds[task.id]].update(same)
+        ready = {group.addresses[0]: group for group in self.pool.groups()}
+        by_address = {a: group for group in ready.values() for a in group.addresses}
+        groups: dict[int, DeviceGroup] = {}
+        for kind, used in on.items():
+            nodes: dict[str, int] = {}
+            for address in used:
+                nodes[node_of[address]] = nodes.get(node_of[address], 0) + 1
+            machine = self.plan.pool.machines[kind]
+            # Of nodes that hold unequally many, plans use equal parts: those are the nodes.
+            size = max(nodes.values()) if len(nodes) > 1 else machine.node_size
+            groups[kind] = replace(
+                by_address[next(iter(used))],
+                spec=machine.spec,
+                node_size=size,
+                addresses=tuple(d.address for d in self.plan.pool.devices if d.machine == kind),
+                budget_bytes=min(budgets[one] for one in used),
+            )
+        return {name: groups[kind] for name, kind in kinds.items()}
+
+    def _outside(self) -> dict[str, DeviceGroup]:
+        """Accelerators of another kind that environments have, by task."""
+        found: dict[str, DeviceGroup] = {}
+        for task in self.tasks:
+            plays = self._plays(task)
+            if plays is None:
+                continue
+            devices = [self.plan.pool.device(one) for one in plays.devices]
+            mine = self.plan.pool.device(self.operation(task.id).devices[0])
+            others = [d for d in devices if d.type != "cpu" and d.name != mine.name]
+            if others:
+                device = self.pool.device(others[0].address)
+                spec = None
+                if others[0].machine is not None:
+                    spec = self.plan.pool.machines[others[0].machine].spec
+                found[task.id] = DeviceGroup(
+                    device=device,
+                    spec=spec,
+                    node_size=len(others),
+                    addresses=tuple(one.address for one in others),
+                    budget_bytes=min(one.budget_bytes for one in others),
+                )
+        return found
+
+    def _played(
+        self, ways: Mapping[str, tuple[Candidate, ...]], number: Mapping[str, int]
+    ) -> dict[str, tuple[int, ...]]:
+        """Devices of environments alone."""
+        found: dict[str, tuple[int, ...]] = {}
+        for task in self.tasks:
+            played, plays = ways[task.id][0].played, self._plays(task)
+            if played is not None and plays is not None and played.split.mode == "apart":
+                numbers = tuple(number[one] for one in plays.devices if one in number)
+                if numbers:
+                    found[task.id] = numbers
+        return found
+
+    def _host(self, group: DeviceGroup) -> int | None:
+        """As the planner shares a host's memory; None of hosts that the plan does not describe."""
+        mine = set(group.addresses)
+        shares = [
+            node.memory_bytes
+            / max(
+                1, sum((one.type == "cpu") == (group.device.type == "cpu") for one in node.devices)
+            )
+            for node in self.pool.nodes
+            if any(self.pool.address(node, device) in mine for device in node.devices)
+        ]
+        least = min(shares, default=0.0)
+        return int(HOST_SHARE * least) if least else None
+
+
+def pool_of(plan: PlacementPlan) -> ResourcePool:
+    """The pool that a plan was made for, as far as the plan describes it."""
+    nodes: dict[str, list[Device]] = {}
+    for one in plan.pool.devices:
+        spec = None
+        if one.machine is not None and one.type != "cpu":
+            spec = plan.pool.machines[one.machine].spec
+        device = Device(
+            id=one.address.rpartition("/")[2],
+            type=one.type,
+            name=one.name,
+            memory_bytes=one.memory_bytes,
+            available_bytes=one.budget_bytes if one.type == "cpu" else None,
+            num_cores=one.num_cores,
+            spec=spec,
+        )
+        nodes.setdefault(one.node, []).append(device)
+    return ResourcePool(
+        nodes=tuple(
+            ClusterNode(
+                name=name,
+                devices=tuple(devices),
+                memory_bytes=sum(one.memory_bytes for one in devices if one.type == "cpu"),
+                num_cores=sum(one.num_cores for one in devices),
+            )
+            for name, devices in nodes.items()
+        )
+    )
+
+
+def _schedule(step: ScheduleStep, options: Mapping[str, object]) -> Schedule:
+    if step.node is not None:
+        return Leaf(task=step.node, option=options[step.node])  # type: ignore[arg-type]
+    first, second = (_schedule(part, options) for part in step.parts)
+    if step.kind == "temporal":
+        return Temporal(first=first, second=second)
+    if step.kind == "spatial":
+        return Spatial(first=first, second=second, chunks=step.chunks)
+    return Asynchronous(first=first, second=second)
+
+
+def _check_held(chosen: Chosen, plan: PlacementPlan, where: str) -> None:
+    """Every device holds what it has to, in every phase; and so do the hosts."""
+    budgets = {device.address: device.budget_bytes for device in plan.pool.devices}
+    for entry in held_memory(chosen):
+        budget = budgets[entry.device]
+        if entry.memory.total <= budget:
+            continue
+        phase = str(entry.memory.phase)
+        task = _at_fault(chosen, entry)
+        number = next(i for i, one in enumerate(plan.operations) if one.node == task.id)
+        raise PlanError(
+            f"{task.id} does not fit as the file decides: {phase} of {entry.active} needs "
+            f"{format_bytes(entry.memory.total)} of {format_bytes(budget)} on {entry.device}",
+            where=f"{where}: operations.{number}",
+            found=f"{_decisions(chosen.ways[task.id])}: {entry.memory.describe()}",
+            expected=f"at most {format_bytes(budget)}",
+            hint=_nearest(chosen, task, entry, budget),
+        )
+    used: dict[int, int] = {}
+    for name, way in chosen.ways.items():
+        for number in chosen.numbers[name]:
+            used[number] = used.get(number, 0) + way.host
+    host = chosen.posed.candidates.host
+    most = max(used.values(), default=0)
+    if host is not None and most > host:
+        raise PlanError(
+            "what the file puts on the hosts is more than they hold",
+            where=f"{where}: operations",
+            found=f"{format_bytes(most)} for each device",
+            expected=f"at most {format_bytes(host)}",
+            hint="take `offload` off an operation",
+        )
+
+
+def _at_fault(chosen: Chosen, entry: PredictedMemory) -> TaskWork:
+    """The task that works when a device is full."""
+    posed = chosen.posed
+    at = posed.addresses.index(entry.device)
+    own = [task for task in posed.tasks if task.role.name == entry.active]
+    here = [task for task in own if at in chosen.numbers[task.id]] or own
+    same = [task for task in here if task.phase == entry.memory.phase]
+    return (same or here or list(posed.tasks))[0]
+
+
+def _decisions(way: Candidate) -> str:
+    """What of a way decides its memory."""
+    words = way_words(way.layout, way.recompute, way.offload)
+    if way.kv_tokens:
+        return f"{words}, {cache_words(way.kv_tokens, way.slots)}"
+    return f"{words}, micro_tokens {way.micro_tokens:,}"
+
+
+def _nearest(chosen: Chosen, task: TaskWork, entry: PredictedMemory, budget: int) -> str:
+    """The smallest single change with which everything fits."""
+    way = chosen.ways[task.id]
+    if way.kv_tokens:
+        cache = sum(p.nbytes for p in entry.memory.parts if p.name == "kv cache")
+        room = budget - (entry.memory.total - cache)
+        tokens = int(way.kv_tokens * room / cache) if cache and room > 0 else 0
+        if tokens >= chosen.posed.made(task.id).request.max_length:
+            return f"take at most {tokens:,} kv_tokens, or undo the edit"
+    changes: dict[str, Candidate] = {}
+    if task.updates:
+        at = RECOMPUTE.index(way.recompute)
+        for kind in RECOMPUTE[at + 1 :]:
+            changes[f"recompute: {kind}"] = replace(way, recompute=kind)
+        if "optimizer" not in way.offload:
+            streamed = ("optimizer", *way.offload)
+            changes["offload: [optimizer]"] = replace(way, offload=streamed)
+    longest = chosen.posed.made(task.id).request.max_length
+    if way.micro_tokens > longest:
+        changes[f"micro_tokens: {longest}"] = replace(way, micro_tokens=longest)
+    fits = [words for words, one in changes.items() if _holds(chosen, task, one)]
+    if fits:
+        return f"take {' or '.join(fits)}, or undo the edit"
+    return "take more devices for it, a layout that divides more, or undo the edit"
+
+
+def _holds(chosen: Chosen, task: TaskWork, way: Candidate) -> bool:
+    """Whether every device of a task holds all with another way to run it."""
+    changed = replace(chosen, ways={**chosen.ways, task.id: way})
+    mine = {chosen.posed.addresses[number] for number in chosen.numbers[task.id]}
+    budget = chosen.posed.group_of(task.id).budget_bytes
+    held = [one.memory.total for one in held_memory(changed) if one.device in mine]
+    return max(held, default=0) <= budget
+
+
+def _with_prices(
+    plan: PlacementPlan, chosen: Chosen, graph: Graph, request: PlanRequest
+) -> PlacementPlan:
+    """The plan, with all that follows from its decisions as `chosen` has it."""
+    prediction = prediction_of(chosen, graph, pool_of(plan))
+    operations = tuple(_operation(one, chosen) for one in plan.operations)
+    routes = tuple(
+        replace(route, seconds=_route_seconds(route.node, route.destination, chosen))
+        if route.seconds is not None
+        else route
+        for route in plan.weight_routes
+    )
+    slots = {one.role: one.slots for one in reversed(operations) if one.slots}
+    new = replace(
+        plan,
+        placements=tuple(
+            replace(one, num_slots=slots.get(one.role, one.num_slots)) for one in plan.placements
+        ),
+        operations=operations,
+        residency=tuple(switches_of(chosen)),
+        weight_routes=routes,
+        prediction=prediction,
+        engine_flags=tuple(engine_flags_of(chosen, chosen.posed.made(_first(chosen)).request)),
+    )
+    return replace(new, reasons=tuple(_reason(one, new) for one in plan.reasons))
+
+
+def _first(chosen: Chosen) -> str:
+    return str(chosen.posed.tasks[0].id)
+
+
+def _route_seconds(node: str | None, role: str, chosen: Chosen) -> float:
+    for (_, name), seconds in chosen.syncs.items():
+        task = chosen.posed.task(name)
+        if name == node or (node is None and task.generates and task.role.name == role):
+            return seconds
+    return 0.0
+
+
+def _operation(operation: Operation, chosen: Chosen) -> Operation:
+    way = chosen.ways.get(operation.node)
+    if way is None:
+        for task in chosen.posed.tasks:
+            region, played = task.region, chosen.ways[task.id].played
+            if region is not None and played is not None and region.node == operation.node:
+                tokens = chosen.posed.candidates.options.lengths.mean
+                return replace(operation, environment=environment_use(region, played, tokens))
+        return operation
+    slots = way.slots or operation.slots  # a batch may have no more
+    longest = chosen.posed.candidates.request.max_length
+    return replace(
+        operation,
+        chunk=slots if operation.chunk == operation.slots else operation.chunk,
+        micro_batch=max(1, way.micro_tokens // longest) if way.micro_tokens else 0,
+        slots=slots,
+        seconds=way.seconds,
+        steady_s=steady_seconds(operation.node, way, chosen.schedule),
+        move_s=way.move_s,
+    )
+
+
+def _reason(reason: Reason, plan: PlacementPlan) -> Reason:
+    """A reason that is not of the file's decisions any more gives way to a plain statement."""
+    for one in plan.operations:
+        if one.seconds is None or one.environment is not None:
+            continue
+        words = way_words(one.layout, one.recompute, one.offload)
+        took = f"the plan's file decides so: {seconds_text(one.seconds)} a step"
+        if reason.subject == one.node and reason.choice != words:
+            return Reason(subject=reason.subject, choice=words, why=took)
+        cache = cache_words(one.kv_tokens, one.slots)
+        if reason.subject == f"{one.node} kv cache" and reason.choice != cache:
+            return Reason(subject=reason.subject, choice=cache, why=took)
+    return reason

@@ -1,0 +1,108 @@
+"""What a plan's file says otherwise than its decisions have it, in lines for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from flowrl.cost.memory import format_bytes
+from flowrl.plan.many_form import ScheduleStep
+from flowrl.plan.names import device_names
+from flowrl.plan.render_many import seconds_text
+from flowrl.plan.schema import Operation, PlacementPlan
+
+__all__ = ["changes"]
+
+_NEAR = 1e-4
+"""Of a time or of bytes: what differs less is not told."""
+
+_STREAMED = 0.03
+"""Likewise of a step in which results pass in uneven chunks: the planner tells their arrivals apart
+in kinds, each of which is so alike."""
+
+
+def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """What a file says otherwise than its decisions have it, a line each."""
+    if old is new:
+        return
+    now = {one.node: one for one in new.operations}
+    for one in old.operations:
+        yield from _decided(one, now[one.node])
+        seconds, said = now[one.node].seconds, one.seconds
+        if seconds is not None and not _alike(seconds, said):
+            yield f"{one.node}: {seconds_text(seconds)} by its layout, the file says {_said(said)}"
+        if not _alike(now[one.node].move_s, one.move_s):
+            yield (
+                f"{one.node}: {seconds_text(now[one.node].move_s)} to the host and back, the file "
+                f"says {_said(one.move_s)}"
+            )
+        use, before = now[one.node].environment, one.environment
+        steady_s = now[one.node].steady_s
+        if steady_s is not None and not _alike(steady_s, one.steady_s):
+            yield (
+                f"{one.node}: {seconds_text(steady_s)} from one batch to the next, the file says "
+                f"{_said(one.steady_s)}"
+            )
+        if use is not None and before is not None and not _alike(use.seconds, before.seconds):
+            yield (
+                f"{one.node}: {seconds_text(use.seconds)} by its devices, the file says "
+                f"{_said(before.seconds)}"
+            )
+    yield from _memory_changes(old, new)
+    flags = {one.node: one.command() for one in old.engine_flags}
+    for engine in new.engine_flags:
+        if flags.get(engine.node) != engine.command():
+            yield (
+                f"{engine.node}: its engine is started with {engine.command()}, the file says "
+                f"{flags.get(engine.node, 'nothing')}"
+            )
+    sync_s, said_s = new.prediction.sync_s, old.prediction.sync_s
+    if sync_s is not None and not _alike(sync_s, said_s):
+        yield f"weights on their way: {seconds_text(sync_s)}, the file says {_said(said_s)}"
+    step, before_s = new.prediction.step_s, old.prediction.step_s
+    streams = old.schedule is not None and _streams(old.schedule)
+    if step is not None and not _alike(step, before_s, _STREAMED if streams else _NEAR):
+        yield f"a step: {seconds_text(step)}, the file says {_said(before_s)}"
+
+
+def _decided(old: Operation, new: Operation) -> Iterator[str]:
+    """Of decisions, those that others leave no room for."""
+    if old.slots != new.slots:
+        yield (
+            f"{new.node}: {new.slots} samples at once, for a replica gets no more of a batch, the "
+            f"file says {old.slots}"
+        )
+    if old.micro_batch != new.micro_batch:
+        yield (
+            f"{new.node}: {new.micro_batch} samples of the longest in a micro-batch of "
+            f"{new.micro_tokens:,} tokens, the file says {old.micro_batch}"
+        )
+
+
+def _streams(step: ScheduleStep) -> bool:
+    """Its time follows from arrivals, which the planner tells apart in kinds only."""
+    return bool(step.ready) or any(_streams(part) for part in step.parts)
+
+
+def _memory_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    for one in old.prediction.memory:
+        key = (one.device, one.active, str(one.memory.phase))
+        rows.setdefault(key, []).append(one.memory.total)
+    for entry in new.prediction.memory:
+        phase, total = str(entry.memory.phase), entry.memory.total
+        said = rows.get((entry.device, entry.active, phase), [])
+        if not any(_alike(total, one) for one in said):
+            on = device_names([entry.device])
+            yield (
+                f"{phase} of {entry.active}: {format_bytes(total)} on {on}, the file says "
+                f"{' and '.join(map(format_bytes, said)) or 'nothing of it'}"
+            )
+
+
+def _alike(one: float, other: float | None, near: float = _NEAR) -> bool:
+    return other is not None and math.isclose(one, other, rel_tol=near, abs_tol=1e-9)
+
+
+def _said(seconds: float | None) -> str:
+    return "nothing" if seconds is None else seconds_text(seconds)
