@@ -246,10 +246,8 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
             else:
                 print(plan_text(plan, explain=options.explain))
         if is_plan(config) and last.schedule is not None:
-            print(
-                "\ntimes and memory are those of the file; its decisions are priced anew by: flowrl "
-                f"simulate CONFIG --plan {config}"
-            )
+            anew = f"flowrl simulate CONFIG --plan {config}"
+            print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
 
 
 def _warn_of_name(plan: PlacementPlan, path: Path) -> None:

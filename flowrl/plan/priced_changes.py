@@ -16,9 +16,9 @@ __all__ = ["changes"]
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
 
-_STREAMED = 0.03
+_STREAMED = 0.1
 """Likewise of a step in which results pass in uneven chunks: the planner tells their arrivals apart
-in kinds, each of which is so alike."""
+in a few kinds (`flowrl.plan.stream_arrivals`), here each has its own."""
 
 
 def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
