@@ -153,8 +153,8 @@ def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:
 def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
     """By a plan over many devices; what its file says otherwise than its decisions is told."""
     from flowrl import api
+    from flowrl.plan.file_lines import at_line
     from flowrl.plan.priced_changes import changes
-    from flowrl.plan.schema import at_line
 
     try:
         compiled = api.compile(None, loaded, plan=given)

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.config.nearest import nearest_file
-from flowrl.config.problems import wrong_type
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.cost.memory import PhaseMemory
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json, write_text_atomic
-from flowrl.plan.check_numbers import UNDO, check_numbers
+from flowrl.plan.check_numbers import check_numbers
 from flowrl.plan.check_plan import check_plan
+from flowrl.plan.file_lines import at_line, form_error
 from flowrl.plan.many_form import (
     CostSource,
     EngineFlags,
@@ -60,7 +60,6 @@ __all__ = [
     "StartUnit",
     "Transport",
     "WeightRoute",
-    "at_line",
     "check_plan",
     "load_plan",
     "save_plan",
@@ -565,20 +564,9 @@ def load_plan(path: Path, *, alone: bool = True) -> PlacementPlan:
     return plan
 
 
-def at_line(path: Path, key: str) -> str:
-    """`best.plan.json:123 (operations.1.seconds)`, of a key of a plan's file."""
-    from flowrl.plan.file_lines import line_of
-
-    line = line_of(path.read_text(encoding="utf-8"), key.partition(",")[0])
-    return f"{path}: {key}" if line is None else f"{path}:{line} ({key})"
-
-
 def save_plan(plan: PlacementPlan, path: Path) -> None:
     """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
     write_text_atomic(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
-
-
-_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class _PlanFile(BaseModel):
@@ -608,15 +596,5 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
         text = json.dumps({"plan": raw}, default=str)
         plan = _PlanFile.model_validate_json(text, strict=True).plan
     except ValidationError as error:
-        # A misspelt key is also a missing one; the key that is there says more.
-        first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
-        key = ".".join(str(part) for part in first["loc"][1:])
-        unknown = first["type"] in _UNKNOWN_KEY
-        missing = first["type"] in ("missing", "missing_keyword_only_argument")
-        raise ConfigError(
-            "unknown key" if unknown else "missing key" if missing else wrong_type(first),
-            where=f"{where}: {key}",
-            found=None if missing else repr(first["input"])[:80],
-            hint=UNDO,
-        ) from error
+        raise form_error(error, where) from error
     return check_plan(plan, where)
