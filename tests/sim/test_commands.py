@@ -273,7 +273,8 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     }
     assert all(point.seconds > 0 for point in profile.engines[0].decode)
     assert profile.engines[0].load_folder_s > 0
-    assert profile.host.sample_s > 0
+    # Where a larger batch happened to take no longer than a smaller one, all of it is a step's.
+    assert profile.host.step_s + profile.host.sample_s > 0
     assert set(profile.prompts) == {6}
     report = told(capsys)
     assert report["times"] == "runs/tiny.profile.json"
