@@ -21,6 +21,7 @@ from flowrl.config.declared import (
     models_in,
 )
 from flowrl.config.nearest import listing, one_of_them, suggestion
+from flowrl.config.schema import RunConfig
 from flowrl.config.synonyms import called_here
 from flowrl.errors import ConfigError
 
@@ -163,10 +164,11 @@ def _problem(
                 unknown := _no_role(path[2], values, where)
             ):
                 return unknown
+            way = f", in the file or as {key}=... on the command line" if root is RunConfig else ""
             return ConfigError(
                 f"{name!r} is missing" + (f" in {section}" if section else ""),
                 where=where(key),
-                hint=f"set {key}, in the file or as {key}=... on the command line",
+                hint=f"set {key}{way}",
             )
         case "union_tag_invalid" | "union_tag_not_found":
             return _unknown_kind(key, value, context, _kinds(path, values, root), where)

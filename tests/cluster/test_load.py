@@ -90,6 +90,7 @@ def test_a_wrong_key_or_value_is_named_by_file_and_key(
     assert caught.value.where == f"{path}:{line}" + (f" ({key})" if key else "")
     assert text in str(caught.value)
     assert "to fix: " in str(caught.value)
+    assert "command line" not in str(caught.value)  # which changes configurations alone
 
 
 @pytest.mark.parametrize(
