@@ -169,8 +169,8 @@ def play(
         takes_turns=takes_turns,
     )
     entering = dict(drawing.parts).get("prefill", 0.0)
-    # The last two are of engines in which calls come with all tokens.
-    environment_s = engines.samples * lengths.mean * float(work_s[-1]) / at_once
+    served_s = min(episodes.turns, episodes.most_turns) * calls.step_s + calls.reset_s
+    environment_s = engines.samples * served_s / at_once
     thin = batch <= pieces.batch.max() / 8
     parts = {
         "decode": float((steps * sides.decoding).sum()),
