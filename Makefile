@@ -77,7 +77,9 @@ bench-trl: set-up .venv-trl/.set-up
 	@.venv-trl/bin/python -m pip --quiet install -r $< $(QUIETLY)
 	@touch $@
 
+# Byte code, also where Python is told to write none: without it every command starts twice as late.
 set-up: $(STAMP)
+	@$(BIN)/python -m compileall -q flowrl graphs backends
 
 # torch comes first and alone: with the others beside it, pip may settle on another build of it.
 $(STAMP): pyproject.toml $(LOCK)

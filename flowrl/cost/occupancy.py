@@ -32,7 +32,15 @@ from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
 
-__all__ = ["EngineBatch", "Occupancy", "RowPieces", "occupancy", "occupancy_of_batch", "run_rows"]
+__all__ = [
+    "EngineBatch",
+    "Occupancy",
+    "RowPieces",
+    "occupancy",
+    "occupancy_of_batch",
+    "run_rows",
+    "token_steps",
+]
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
@@ -110,6 +118,18 @@ def occupancy_of_batch(lengths: Lengths, batch: EngineBatch) -> Occupancy:
         slots=min(batch.slots, mine),
         kv_tokens=batch.kv_tokens,
     )
+
+
+def token_steps(lengths: Lengths, batch: EngineBatch) -> float:
+    """Tokens that an engine's cache holds, summed over the decode steps of its share of a batch.
+
+    A sample of L tokens holds what it has generated, and its part of its prompt, for L steps; in
+    the mean  prompt / group E[L] + E[L^2] / 2.  So many over the tokens that a cache has room for
+    are steps that no order of samples can save.
+    """
+    mine = batch.samples / batch.replicas
+    each = batch.prompt_tokens / min(batch.group_size, max(1.0, mine))
+    return mine * (each * lengths.mean + lengths.mean_square / 2)
 
 
 def occupancy(

@@ -9,7 +9,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate, Recompute
 from flowrl.plan.regions import Played
 
-__all__ = ["RECOMPUTE", "Candidate", "by_time", "pareto"]
+__all__ = ["RECOMPUTE", "Candidate", "Rivals", "by_time", "pareto"]
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -130,6 +130,38 @@ def pareto(
         kept.append(one)
         beaten_by.append((resident, peak, one.form, period))
     return tuple(kept)
+
+
+class Rivals:
+    """Ways that are known, against which others are held before their time is.
+
+        if not rivals.beat(way, at_least):
+            rivals.add(replace(way, estimate=cost.rollout(...)))
+
+    Only of ways that hold no parameters in a form that others share, and of tasks whose periods do
+    not matter: there `pareto` compares nothing but what is compared here.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._step = max(1, budget // MEMORY_STEPS)
+        self._known: list[tuple[int, int, float]] = []
+
+    def add(self, one: Candidate) -> None:
+        """Takes a way whose time is known."""
+        self._known.append((one.resident // self._step, one.peak // self._step, by_time(one)[0]))
+
+    def beat(self, one: Candidate, seconds: float) -> bool:
+        """Whether a way in no more bytes is faster, so that `pareto` would drop this one.
+
+        Args:
+            seconds: That this one takes at least.
+        """
+        resident, peak = one.resident // self._step, one.peak // self._step
+        least = seconds * _handicap(one)
+        return any(
+            held <= resident and most <= peak and sooner < least
+            for held, most, sooner in self._known
+        )
 
 
 def by_time(one: Candidate) -> tuple[float, int, int]:

@@ -22,7 +22,7 @@ share on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -30,6 +30,7 @@ from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import PhaseMemory, Workload
+from flowrl.cost.occupancy import EngineBatch, token_steps
 from flowrl.cost.role_memory import (
     MemoryOptions,
     kv_capacity,
@@ -43,7 +44,7 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.source import Cost, Estimate, Recompute
-from flowrl.plan.candidate import RECOMPUTE, Candidate, by_time, pareto
+from flowrl.plan.candidate import RECOMPUTE, Candidate, Rivals, by_time, pareto
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.layouts import FoundLayouts, LayoutRules, layouts
@@ -60,6 +61,10 @@ KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 NO_FASTER = 0.999
 """Of the time with a smaller cache: a larger one that takes as much is not tried further."""
 
+LEAST = 0.97
+"""Of a bound of a rollout's time, for rows come in an order in which they may fit a little better
+with less room, and measured steps may be a little faster with more of them."""
+
 MICRO_SAMPLES = (1, 4)
 """Longest samples that a packed micro-batch holds."""
 
@@ -70,6 +75,9 @@ into smaller pieces that exchange more."""
 TIGHT = 0.5
 """Of a device: where an update takes more even with all activations computed again, its optimizer
 may stream from the host."""
+
+UNKNOWN = Estimate(seconds=0.0)
+"""Of a way whose time is yet to be asked for."""
 
 _Held: TypeAlias = tuple[Workload, tuple[int, ...]]  # and the resident bytes of stages
 
@@ -145,17 +153,27 @@ class Candidates:
         Args:
             shared: Another task holds the same parameters, so it matters in which form.
         """
-        found: list[Candidate] = []
-        free, smallest = replace(only, layout=()), num_devices
+        free = replace(only, layout=())
+        if self._may_be_rivals(task, only):
+            found = self._worth_timing(task, num_devices, only)
+        else:
+            fitting = self._small_enough(
+                task, num_devices, only, lambda layout: bool(self.of_layout(task, layout, free))
+            )
+            found = [one for layout in fitting for one in self.of_layout(task, layout, free)]
+        return self.worth_having(found, task, shared=shared)
+
+    def _small_enough(
+        self, task: TaskWork, num_devices: int, only: Filter, fits: Callable[[Layout], bool]
+    ) -> Iterator[Layout]:
+        """Layouts that fit, with replicas that are not too large beside the smallest of them."""
+        smallest = num_devices
         for layout in self.layouts(task, num_devices).possible:
             if layout.model_devices > MOST_REPLICA * smallest and not only.layout:
-                break  # layouts come with the smallest replicas first
-            if only.takes(layout):
-                made = self.of_layout(task, layout, free)
-                if made:
-                    smallest = min(smallest, layout.model_devices)
-                found += made
-        return self.worth_having(found, task, shared=shared)
+                return  # layouts come with the smallest replicas first
+            if only.takes(layout) and fits(layout):
+                smallest = min(smallest, layout.model_devices)
+                yield layout
 
     def worth_having(
         self, found: Sequence[Candidate], task: TaskWork, *, shared: bool
@@ -274,56 +292,126 @@ class Candidates:
     ) -> Iterator[Candidate]:
         """With caches of several sizes, until a larger one is of no use for a batch alone; for
         batches that overlap with all of them."""
+        seconds = math.inf
+        for way in self._caches(task, layout, slots):
+            timed = replace(way, estimate=self._drawing(task, way), overlaps=overlaps)
+            if timed.seconds > NO_FASTER * seconds and not overlaps:
+                return
+            seconds = timed.seconds
+            yield timed
+
+    def _caches(self, task: TaskWork, layout: Layout, slots: int) -> Iterator[Candidate]:
+        """With caches of several sizes, small ones first, their time not asked for yet."""
         work = replace(self.work(task, layout), num_slots=slots)
         empty = self.memory_options(task, kv_tokens=0)
         residents = stage_residents(task.shape, layout, work, empty)
         fixed = self._peak(task, layout, empty, (work, residents))
         longest, most = self.request.max_length, work.num_slots * self.request.max_length
-        asleep = max(residents)
+        asleep, weights, form = max(residents), 0, f"engine {layout.describe()}"
         if task.library.sleeps:
             asleep -= offloadable_bytes(task.shape, layout, work, empty)
-        before, seconds = 0, math.inf
+        if task.library.in_place:
+            # The KV cache goes and comes; parameters stay, the trainer's own where it is here.
+            weights = parameter_bytes(task.shape, layout, work, empty)
+            form = parameter_form(task, layout)
+        before = 0
         for share in KV_SHARES:
             free = int(self.budget * share) - fixed
             kv_tokens = min(most, kv_capacity(task.shape, layout, free_bytes=max(0, free)))
             if kv_tokens < longest or kv_tokens == before:
                 continue
+            before = kv_tokens
             options = self.memory_options(task, kv_tokens=kv_tokens)
             residents = stage_residents(task.shape, layout, work, options)
             peak = self._peak(task, layout, options, (work, residents))
-            estimate = self.cost.rollout(
-                task.shape,
-                layout,
-                self.machine,
-                samples=task.samples,
-                group_size=task.group_size,
-                prompt_tokens=self.options.prompt_tokens,
-                lengths=self.options.lengths,
-                slots=work.num_slots,
-                kv_tokens=kv_tokens,
-            )
-            if estimate.seconds > NO_FASTER * seconds and not overlaps:
-                break
-            before, seconds = kv_tokens, estimate.seconds
-            resident, weights = asleep, 0
-            if not task.library.sleeps:
-                resident = max(residents)
+            resident = asleep if task.library.sleeps else max(residents)
             if task.library.in_place:
-                # The KV cache goes and comes; parameters stay, the trainer's own where it is here.
-                weights = parameter_bytes(task.shape, layout, work, empty)
                 awake = options if not task.library.sleeps else empty
                 resident = resident_bytes(task.shape, layout, work, awake)
             yield Candidate(
                 layout=layout,
-                estimate=estimate,
+                estimate=UNKNOWN,
                 resident=resident,
                 peak=max(peak, resident),
                 weight_bytes=weights,
-                form=parameter_form(task, layout) if weights else f"engine {layout.describe()}",
+                form=form,
                 kv_tokens=kv_tokens,
                 slots=slots,
-                overlaps=overlaps,
             )
+
+    def _drawing(self, task: TaskWork, way: Candidate) -> Estimate:
+        """The time of a rollout."""
+        return self.cost.rollout(
+            task.shape,
+            way.layout,
+            self.machine,
+            samples=task.samples,
+            group_size=task.group_size,
+            prompt_tokens=self.options.prompt_tokens,
+            lengths=self.options.lengths,
+            slots=way.slots,
+            kv_tokens=way.kv_tokens,
+        )
+
+    def _may_be_rivals(self, task: TaskWork, only: Filter) -> bool:
+        """Whether the time of some ways to run a task spares that of others: nothing but seconds
+        and bytes tells them apart."""
+        free = only.recompute is None and only.offload is None and only.micro_tokens is None
+        alike = not task.library.in_place and not self._runs_ahead(task)
+        return task.generates and alike and free
+
+    def _worth_timing(self, task: TaskWork, num_devices: int, only: Filter) -> list[Candidate]:
+        """Rollouts but for those that others beat whatever they take.
+
+        Layouts come in the order of the least that they take, for what is known early spares more.
+        """
+        caches: dict[Layout, list[Candidate]] = {}
+
+        def fits(layout: Layout) -> bool:
+            ways = self._caches(task, layout, task_slots(task, layout, 0))
+            caches[layout] = [way for way in ways if way.peak <= self.budget]
+            return bool(caches[layout])
+
+        least = {
+            layout: self._least_s(task, caches[layout][-1])
+            for layout in self._small_enough(task, num_devices, only, fits)
+        }
+        rivals, found = Rivals(self.budget), []
+        for layout in sorted(least, key=lambda one: least[one](caches[one][-1])):
+            seconds = math.inf
+            for way in caches[layout]:
+                if rivals.beat(way, least[layout](way)):
+                    continue
+                timed = replace(way, estimate=self._drawing(task, way))
+                if timed.seconds > NO_FASTER * seconds:
+                    break
+                seconds = timed.seconds
+                rivals.add(timed)
+                found.append(timed)
+        return found
+
+    def _least_s(self, task: TaskWork, largest: Candidate) -> Callable[[Candidate], float]:
+        """Seconds that a rollout in a layout takes at least, by its cache: what it takes if this is
+        never full, and a step for as many tokens as it holds of all that samples hold in theirs."""
+        options, layout = self.options, largest.layout
+        batch = EngineBatch(
+            replicas=layout.dp,
+            samples=task.samples,
+            group_size=task.group_size,
+            prompt_tokens=options.prompt_tokens,
+            slots=largest.slots,
+            kv_tokens=largest.slots * self.request.max_length,
+        )
+        free_s = self._drawing(task, replace(largest, kv_tokens=batch.kv_tokens)).seconds
+        first = options.prompt_tokens + 1
+        step_s = min(
+            self.cost.decode_step(
+                task.shape, layout, self.machine, batch=rows, context=first
+            ).seconds
+            for rows in {1, batch.slots}
+        )
+        held_s = token_steps(options.lengths, batch) * step_s
+        return lambda way: LEAST * max(free_s, held_s / way.kv_tokens)
 
     # Forward passes
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.config.nearest import nearest_file
@@ -484,7 +485,7 @@ class PlacementPlan:
 
     def to_json(self) -> str:
         """Indented JSON that `from_json` reads back equal."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return to_json(self, indent=2).decode() + "\n"
 
     def to_yaml(self) -> str:
         """YAML that `from_yaml` reads back equal."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import LognormalLengths
+from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import kv_capacity
 from flowrl.cost.source import Estimate
 from flowrl.graph import Graph
 from flowrl.plan.candidate import Candidate, pareto
-from flowrl.plan.candidates import Candidates
+from flowrl.plan.candidates import MOST_REPLICA, Candidates
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork, tasks_of
 from tests.plan.many_cases import h100, request
@@ -95,6 +98,56 @@ def test_what_is_worth_having_of_one_batch_stays_where_samples_may_be_stale(grpo
         )
         assert set(alone) == {one for one in ahead if not one.overlaps}
         assert all(not one.overlaps for one in alone)
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(2400.0, 8192), (9000.0, 32768)])
+def test_rollouts_whose_time_is_not_asked_for_are_not_worth_having(
+    grpo: Graph, mean: float, longest: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 64 to 2,048 samples of a replica the longest overflow the smaller caches by far."""
+    lengths = LognormalLengths(mean=mean, sigma=0.8, maximum=float(longest))
+    asked = replace(
+        request(lengths=lengths),
+        prompts_per_step=256,
+        max_response_tokens=longest,
+        max_length=longest + 512,
+    )
+    (group,) = h100(32).groups()
+    work = replace(task(grpo, "actor.generate"), slots=256, samples=2048)
+    timed: list[Layout] = []
+    rollout = AnalyticCost.rollout
+
+    def counted(self: AnalyticCost, shape: ModelShape, layout: Layout, *where: Any, **what: Any):
+        timed.append(layout)
+        return rollout(self, shape, layout, *where, **what)
+
+    monkeypatch.setattr(AnalyticCost, "rollout", counted)
+    spared, asked_for_all = 0, 0
+    for devices in (2, 6, 8, 24, 32):
+        timed.clear()
+        found = Candidates(asked, group, AnalyticCost()).of_task(
+            work, devices, Filter(), shared=False
+        )
+        asked_for = len(timed)
+        made = Candidates(asked, group, AnalyticCost())
+        smallest = min(
+            (
+                layout.model_devices
+                for layout in made.layouts(work, devices).possible
+                if made.of_layout(work, layout, Filter())
+            ),
+            default=0,
+        )
+        every = [
+            one
+            for layout in made.layouts(work, devices).possible
+            if layout.model_devices <= MOST_REPLICA * smallest
+            for one in made.of_layout(work, layout, Filter())
+        ]
+        assert found == made.worth_having(every, work, shared=False)
+        spared += len(timed) - 2 * asked_for
+        asked_for_all += asked_for
+    assert spared > asked_for_all / 4
 
 
 def test_batches_that_overlap_have_a_cache_that_does_not_overflow(grpo: Graph):
