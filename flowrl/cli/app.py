@@ -184,6 +184,10 @@ def plan(
         Path | None,
         typer.Option("--diff", metavar="OTHER", help="Show what the plan OTHER does otherwise."),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Price the decisions of this plan instead."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the plan: .json or .yaml."),
@@ -193,8 +197,9 @@ def plan(
 ) -> None:
     """Show where every role runs, what it takes, and a step."""
     from flowrl.cli import plan as command
+    from flowrl.cli.plan_options import PlanCommand
 
-    options = command.PlanCommand(
+    options = PlanCommand(
         output=output,
         as_json=json,
         cluster=cluster,
@@ -206,6 +211,7 @@ def plan(
         sweep=sweep,
         pins=pin or (),
         diff=diff,
+        plan=plan,
     )
     command.run(_config_file(config, "plan"), overrides or [], options)
 

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from flowrl.cli.output import write_output
+from flowrl.cli.plan_options import PlanCommand, as_overrides, is_plan, refuse_ignored
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
@@ -21,36 +20,11 @@ if TYPE_CHECKING:
     from flowrl.plan import PlacementPlan
     from flowrl.plan.sizing import Job, Size
 
-__all__ = ["PlanCommand", "is_plan", "machine_words", "run"]
+__all__ = ["run"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCommand:
-    """The options of the command line.
-
-    Attributes:
-        cluster: Takes the place of the configuration's.
-        explain: Tells every choice that was not made.
-        top: How many plans are listed, best first.
-        device: Of the catalogue, for `min_devices` and `sweep`.
-        node_size: Devices of a node, with `device`.
-        min_devices: Tells how many devices the job needs.
-        sweep: Numbers of devices: `devices=8:1024`.
-        pins: Decisions to keep, `rollout.tp=2`.
-        diff: A plan that is compared with the first one.
-    """
-
-    output: Path | None = None
-    as_json: bool = False
-    cluster: str | None = None
-    explain: bool = False
-    top: int | None = None
-    device: str | None = None
-    node_size: int | None = None
-    min_devices: bool = False
-    sweep: str | None = None
-    pins: Sequence[str] = ()
-    diff: Path | None = None
+LARGE = 1024
+"""Devices of a pool whose plans are told of as they are made."""
 
 
 def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
@@ -59,9 +33,11 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     Raises:
         FlowError: anything that is wrong with the configuration, or a job that does not fit.
     """
-    _refuse_ignored(config, overrides, options)
-    words = [*overrides, *_as_overrides(options)]
-    if options.diff is not None:
+    refuse_ignored(config, overrides, options)
+    words = [*overrides, *as_overrides(options)]
+    if options.plan is not None:
+        _print_priced(config, options.plan, words, options)
+    elif options.diff is not None:
         _print_diff(*_plans_of(config, options.diff, words), options)
     elif options.min_devices or options.sweep is not None:
         _print_sizes(config, words, options)
@@ -89,133 +65,6 @@ def _device_without_sizes(options: PlanCommand) -> ConfigError:
     )
 
 
-MOST_OF_A_NODE = 1024
-"""Devices that `--node-size` may ask for; searching takes the longer the more there are."""
-
-_EXCLUDES = {
-    "--sweep": ("--min-devices", "--diff", "--output", "--top", "--explain"),
-    "--min-devices": ("--diff", "--output", "--top", "--explain"),
-    "--diff": ("--device", "--output", "--top", "--explain"),
-    "--output": ("--json",),
-}
-"""What an option has no use for."""
-
-LARGE = 1024
-"""Devices of a pool whose plans are told of as they are made."""
-
-_CHANGES = ("--cluster", "--pin", "--device", "--min-devices", "--sweep")
-"""Options that ask for another plan than the one that was written."""
-
-
-def _refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
-    """Nothing that is asked for is left out silently."""
-    given = {
-        "--sweep": options.sweep is not None,
-        "--min-devices": options.min_devices,
-        "--diff": options.diff is not None,
-        "--output": options.output is not None,
-        "--top": options.top is not None,
-        "--explain": options.explain,
-        "--device": options.device is not None,
-        "--cluster": options.cluster is not None,
-        "--pin": bool(options.pins),
-        "--json": options.as_json,
-    }
-    for one, others in _EXCLUDES.items():
-        for other in others:
-            if given[one] and given[other]:
-                raise ConfigError(
-                    f"{one} and {other} do not go together",
-                    where=other,
-                    hint=f"leave {one} or {other} out",
-                )
-    asked = next((one for one in ("--min-devices", "--sweep") if given[one]), None)
-    if asked is not None and given["--device"] and given["--cluster"]:
-        raise ConfigError(
-            f"{asked} takes each kind of device of the cluster, or the one that is named",
-            where="--device and --cluster",
-            found=f"{options.device} beside {options.cluster}",
-            hint="leave one of them out",
-        )
-    if options.node_size is not None and options.device is None:
-        raise ConfigError(
-            "--node-size is of --device, and a cluster has nodes of its own",
-            where="--node-size",
-            hint="add --device NAME, or leave --node-size out",
-        )
-    if options.node_size is not None and options.node_size > MOST_OF_A_NODE:
-        raise ConfigError(
-            "no node has so many devices",
-            where="--node-size",
-            found=str(options.node_size),
-            expected=f"at most {MOST_OF_A_NODE:,}",
-            hint="give the devices of one node, 8 in most machines",
-        )
-    if is_plan(config) and (options.diff is None or is_plan(options.diff)):
-        changes = [*(name for name in _CHANGES if given[name]), *overrides]
-        if changes:
-            raise ConfigError(
-                f"{config} is a plan that was written, which {changes[0]} does not change",
-                where=changes[0],
-                hint=f"give the config in the plan's place, or leave {changes[0]} out",
-            )
-
-
-def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
-    """`--cluster` and `--pin` as overrides.
-
-    Raises:
-        ConfigError: a pin that says nothing, or two that contradict each other.
-    """
-    words = [] if cluster is None else [f"cluster={cluster}"]
-    said: dict[str, str] = {}
-    for pin in pins:
-        name, equals, value = pin.partition("=")
-        if not equals or "." not in name or not value:
-            raise ConfigError(
-                "a pin says a number or devices of a part of the plan",
-                where="--pin",
-                found=pin,
-                expected="for example rollout.tp=2 or actor.devices=0-31",
-                hint="write WHAT.FIELD=VALUE; `flowrl plan CONFIG --explain` shows what there is",
-            )
-        before = said.setdefault(name, pin)
-        if before != pin:
-            raise ConfigError(
-                f"{before} and {pin} contradict each other",
-                where="--pin",
-                hint="take one of them out",
-            )
-        words.append(f"plan.pins.{name}={value}")
-    return words
-
-
-def _as_overrides(options: PlanCommand) -> list[str]:
-    words = machine_words(options.cluster, options.pins)
-    if options.top is not None:
-        if options.top < 1:
-            raise ConfigError(
-                "too small a number of plans",
-                where="--top",
-                found=str(options.top),
-                expected="at least 1",
-                hint="write --top 1 for the best plan alone, --top 5 for the best five",
-            )
-        from flowrl.config.plan import MOST_ALTERNATIVES
-
-        most = 1 + MOST_ALTERNATIVES
-        if options.top > most:
-            raise ConfigError(
-                "too large a number of plans",
-                where="--top",
-                found=str(options.top),
-                expected=f"at most {most}",
-                hint=f"write --top {most} for as many as there may be",
-            )
-        words.append(f"plan.alternatives={options.top - 1}")
-    return words
-
-
 def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
     if is_plan(config):
         plans = [_plan_of(config, words)]
@@ -225,29 +74,50 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
 
         plans = [stage.plan for stage in api.compile(None, config, overrides=words).stages]
     last = plans[-1]
-    if options.output is not None:
-        _write(last, options.output)
-    elif options.as_json:
-        sys.stdout.write(last.to_json())
-    elif options.top is not None:
+    if options.top is not None and options.output is None and not options.as_json:
         print(_top(last, options.top))
         if options.explain:
             from flowrl.plan.render import plan_text
 
             print("\n" + plan_text(last, explain=True))
+        return
+    _tell(plans, options)
+    if is_plan(config) and last.schedule is not None and not (options.output or options.as_json):
+        anew = f"flowrl plan CONFIG --plan {config}"
+        print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
+
+
+def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
+    """Writes the last plan, or prints all."""
+    if options.output is not None:
+        _write(plans[-1], options.output)
+        return
+    if options.as_json:
+        sys.stdout.write(plans[-1].to_json())
+        return
+    from flowrl.plan.render import plan_renderable, plan_text
+
+    for plan in plans:
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            Console(highlight=False).print(plan_renderable(plan, explain=options.explain))
+        else:
+            print(plan_text(plan, explain=options.explain))
+
+
+def _print_priced(config: Path, written: Path, words: Sequence[str], options: PlanCommand) -> None:
+    """A plan's file by its decisions, or what another plan does otherwise than it."""
+    from flowrl.cli.given_plan import compiled_by
+    from flowrl.config.load import load_config, locating
+
+    loaded = load_config(config, words)
+    with locating(loaded):
+        compiled = compiled_by(loaded, written)
+    if options.diff is not None:
+        _print_diff(compiled.plan, _plan_of(options.diff, words), options)
     else:
-        from flowrl.plan.render import plan_renderable, plan_text
-
-        for plan in plans:
-            if sys.stdout.isatty():
-                from rich.console import Console
-
-                Console(highlight=False).print(plan_renderable(plan, explain=options.explain))
-            else:
-                print(plan_text(plan, explain=options.explain))
-        if is_plan(config) and last.schedule is not None:
-            anew = f"flowrl simulate CONFIG --plan {config}"
-            print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
+        _tell([compiled.plan], options)
 
 
 def _warn_of_name(plan: PlacementPlan, path: Path) -> None:
@@ -276,19 +146,6 @@ def _write(plan: PlacementPlan, output: Path) -> None:
             hint=f"--output {output.with_suffix('.json')}",
         )
     write_output(output, plan.to_json() if output.suffix == ".json" else plan.to_yaml())
-
-
-def is_plan(path: Path) -> bool:
-    """Whether a file is a plan that was written: by its name, or by the keys that it has."""
-    if path.name.endswith((".json", ".plan.yaml", ".plan.yml")):
-        return True
-    try:
-        text = path.read_text(encoding="utf-8")
-        # No config says placements, so that of configs nothing is parsed here.
-        raw = yaml.safe_load(text) if "placements" in text else None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return False  # what reads it as a config says what is wrong
-    return isinstance(raw, dict) and {"version", "placements"} <= raw.keys()
 
 
 def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:

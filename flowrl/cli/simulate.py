@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.cli.plan import is_plan, machine_words
+from flowrl.cli.given_plan import compiled_by
+from flowrl.cli.plan_options import is_plan, machine_words
 from flowrl.config.nearest import one_of_them
-from flowrl.errors import ConfigError, PlanError
+from flowrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from flowrl.config.plan import PlanConfig
     from flowrl.cost.source import Cost
     from flowrl.observe.rows import StepMetrics
-    from flowrl.plan import PlacementPlan
     from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
     from flowrl.sim.trace import Trace
@@ -136,37 +136,11 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
 
 
 def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:
+    if plan is not None:
+        return compiled_by(loaded, plan)
     from flowrl import api
 
-    if plan is None:
-        return api.compile(None, loaded)
-    from flowrl.plan import load_plan
-
-    given = load_plan(plan, alone=False)
-    if given.schedule is None:
-        given = load_plan(plan)
-    else:
-        return _priced(loaded, given, plan)
-    return api.compile(None, loaded).with_plan(given)
-
-
-def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
-    """By a plan over many devices; what its file says otherwise than its decisions is told."""
-    from flowrl import api
-    from flowrl.plan.file_lines import at_line
-    from flowrl.plan.priced_changes import changes
-
-    try:
-        compiled = api.compile(None, loaded, plan=given)
-    except PlanError as error:
-        said = f"the plan of {given.graph!r}: "
-        if error.where is not None and error.where.startswith(said):
-            error.where = at_line(path, error.where.removeprefix(said))
-        raise
-    for stage in compiled.stages:
-        for line in changes(given, stage.plan):
-            print(f"warning: {path}: {line}", file=sys.stderr)
-    return compiled
+    return api.compile(None, loaded)
 
 
 def _cost(loaded: LoadedConfig, plan: PlanConfig) -> Cost | None:

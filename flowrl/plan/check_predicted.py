@@ -18,8 +18,8 @@ from flowrl.plan.schema import Operation, PlacementPlan
 __all__ = ["PRICE_ANEW", "check_predicted"]
 
 PRICE_ANEW = (
-    "undo the edit; `flowrl simulate CONFIG --plan FILE` prices changed decisions anew, with their "
-    "configuration"
+    "undo the edit, or let its decisions be priced anew with their configuration: "
+    "flowrl plan CONFIG --plan FILE --output NEW"
 )
 """What to do about a prediction that is not of the plan's decisions."""
 

@@ -31,9 +31,20 @@ from flowrl.plan.search import Kind
 from flowrl.plan.tasks import TaskWork
 from flowrl.wording import counted
 
-__all__ = ["alternatives_of", "describe", "notes_of", "reasons_of"]
+__all__ = [
+    "AS_FAST",
+    "alternatives_of",
+    "beside",
+    "describe",
+    "notes_of",
+    "reasons_of",
+    "summary_of",
+]
 
 MOST_RUNNERS_UP = 2
+
+AS_FAST = "as fast"
+"""Of two steps that differ by less than a thousandth."""
 
 _KIND_WORDS = {
     Kind.TEMPORAL: "all take turns on the same devices",
@@ -51,7 +62,7 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
         samples = max(task.samples for task in one.posed.tasks)
         found.append(
             Alternative(
-                summary=_summary(one),
+                summary=summary_of(one),
                 step_s=one.step_s,
                 why_not=why,
                 kind=str(one.kind),
@@ -65,14 +76,8 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
 def _why_not(one: Chosen, searched: Searched) -> str:
     """What an alternative takes beside the best, and why it is not the plan all the same."""
     best, options = searched.best, searched.posed.candidates.options
-    more = one.step_s - best.step_s
+    time, more = beside(one.step_s, best.step_s), one.step_s - best.step_s
     share = 100 * more / best.step_s if best.step_s else 0.0
-    if abs(share) < 0.05:
-        time = "as fast"
-    else:
-        time = (
-            f"{seconds_text(abs(more))} ({abs(share):.1f} %) {'longer' if more > 0 else 'shorter'}"
-        )
     used = f", on {counted(one.used, 'device')}" if one.used != best.used else ""
     by_time = options.objective == "step_time"
     if (by_time and share >= 0.05) or (not by_time and one.objective >= 1.0005 * best.objective):
@@ -81,6 +86,15 @@ def _why_not(one: Chosen, searched: Searched) -> str:
     if options.kind not in ("auto", str(one.kind)):
         return f"{time}{used}, but {options.kind_where} asks for {options.kind}"
     return f"{time}{used}, and less plain"
+
+
+def beside(step_s: float, best_s: float) -> str:
+    """How much longer or shorter a step is than another: `27.5 s (29.3 %) longer`."""
+    more = step_s - best_s
+    share = 100 * more / best_s if best_s else 0.0
+    if abs(share) < 0.05:
+        return AS_FAST
+    return f"{seconds_text(abs(more))} ({abs(share):.1f} %) {'longer' if more > 0 else 'shorter'}"
 
 
 def _more_device_time(one: Chosen, best: Chosen) -> str:
@@ -163,7 +177,7 @@ def _schedule_reason(searched: Searched) -> Reason:
             longer = f"its moving parts are not worth {seconds_text(saved)}"
         rejected.append(
             Rejection(
-                choice=f"{kind}: {_summary(other)}",
+                choice=f"{kind}: {summary_of(other)}",
                 constraint=longer,
                 found=seconds_text(other.step_s),
                 limit=seconds_text(best.step_s),
@@ -171,14 +185,14 @@ def _schedule_reason(searched: Searched) -> Reason:
         )
     return Reason(
         subject="schedule",
-        choice=f"{best.kind}: {_summary(best)}",
+        choice=f"{best.kind}: {summary_of(best)}",
         why=f"{_KIND_WORDS[best.kind]}; a step takes {seconds_text(best.step_s)}",
         rejected=tuple(rejected),
     )
 
 
-def _summary(one: Chosen) -> str:
-    """`actor.generate tp 4, dp 16 | actor.update tp 2, dp 32`."""
+def summary_of(one: Chosen) -> str:
+    """`actor.generate on 64 (tp 4, dp 16); actor.update on 64 (tp 2, dp 32)`."""
     parts = []
     for task in one.posed.tasks:
         layout = one.ways[task.id].layout

@@ -9,6 +9,7 @@ refused, with the numbers. `flowrl.plan.priced_changes` tells what the file said
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.decided import decided_task, decided_way
+from flowrl.plan.explain import AS_FAST, beside, summary_of
 from flowrl.plan.held import held_memory
 from flowrl.plan.many import Chosen
 from flowrl.plan.many_form import ScheduleStep
@@ -31,7 +33,7 @@ from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, option_tasks
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.schema import Operation, PlacementPlan, PredictedMemory, Reason
+from flowrl.plan.schema import Alternative, Operation, PlacementPlan, PredictedMemory, Reason
 from flowrl.plan.search import Asynchronous, Leaf, Problem, Schedule, Spatial, Temporal, seconds_of
 from flowrl.plan.tasks import TaskWork, tasks_of
 from flowrl.plan.write_many import engine_flags_of, prediction_of, steady_seconds, switches_of
@@ -440,7 +442,38 @@ def _with_prices(
         prediction=prediction,
         engine_flags=tuple(engine_flags_of(chosen, chosen.posed.made(_first(chosen)).request)),
     )
-    return replace(new, reasons=tuple(_reason(one, new) for one in plan.reasons))
+    reasons = tuple(_reason(one, new) for one in plan.reasons)
+    if _same(plan.prediction.step_s, prediction.step_s):
+        return replace(new, reasons=reasons)
+    return replace(
+        new,
+        reasons=tuple(_of_schedule(one, chosen) for one in reasons),
+        alternatives=tuple(_alternative(one, chosen.step_s) for one in plan.alternatives),
+    )
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=1e-9)
+
+
+def _of_schedule(reason: Reason, chosen: Chosen) -> Reason:
+    """The reason of the schedule where its step takes something else than what was chosen."""
+    if reason.subject != "schedule":
+        return reason
+    return Reason(
+        subject=reason.subject,
+        choice=f"{chosen.kind}: {summary_of(chosen)}",
+        why=f"the plan's file decides so; a step takes {seconds_text(chosen.step_s)}",
+    )
+
+
+def _alternative(other: Alternative, step_s: float) -> Alternative:
+    """What came close to the schedule that was chosen, beside that of the file."""
+    if other.step_s is None:
+        return other
+    time = beside(other.step_s, step_s)
+    than = "as" if time == AS_FAST else "than"
+    return replace(other, why_not=f"{time} {than} what the file decides")
 
 
 def _first(chosen: Chosen) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
-from flowrl.cli.plan import machine_words
+from flowrl.cli.plan_options import machine_words
 from flowrl.plan import PlacementPlan, load_plan
 from tests.cli.in_one_process import run_all
 
@@ -89,6 +89,44 @@ def test_plans_are_written_read_and_compared(flowrl: Run, tmp_path: Path):
     assert flowrl(best, "--diff", best)[1] == "the plans are equal\n"
     assert json.loads(flowrl(best, "--diff", other, "--json")[1]) == out.splitlines()
     assert "plan of grpo" in flowrl(best)[1]
+
+
+def test_an_edited_plan_is_priced_and_written_with_what_follows_from_it(
+    flowrl: Run, tmp_path: Path
+):
+    best, edited = tmp_path / "best.plan.json", tmp_path / "edited.plan.json"
+    job = [CONFIG, *SMALL]
+    assert flowrl(*job, *NODE, "-o", str(best))[0] == 0
+    assert flowrl(*job, "--plan", str(best), "--json")[1:] == (best.read_text(), "")
+    raw = json.loads(best.read_text())
+    update = next(one for one in raw["operations"] if one["node"] == "actor.update")
+    update["recompute"] = {"none": "full", "selective": "full", "full": "none"}[update["recompute"]]
+    edited.write_text(json.dumps(raw))
+    assert flowrl(str(edited))[0] == 2
+
+    anew = tmp_path / "anew.plan.yaml"
+    code, _, err = flowrl(*job, "--plan", str(edited), "-o", str(anew))
+    assert code == 0
+    assert f"warning: {edited}: actor.update: " in err
+    assert flowrl(str(anew))[0] == 0
+    first, new = load_plan(best), load_plan(anew)
+    assert new.operation("actor.update").recompute == update["recompute"]
+    assert first.prediction.step_s is not None
+    assert new.prediction.step_s is not None
+    assert abs(new.prediction.step_s / first.prediction.step_s - 1) > 0.001
+    schedule = next(one for one in new.reasons if one.subject == "schedule")
+    assert schedule.why.startswith("the plan's file decides so; a step takes ")
+    assert [one.step_s for one in new.alternatives] == [one.step_s for one in first.alternatives]
+    assert all(one.why_not.endswith(" what the file decides") for one in new.alternatives)
+    code, out, _ = flowrl(*job, "--plan", str(edited), "--diff", str(best))
+    assert code == 0
+    assert f"actor.update recompute: {update['recompute']} -> " in out
+    code, _, err = flowrl(str(best), "--plan", str(edited))
+    assert (code, f"flowrl plan {best} --diff {edited}" in err) == (2, True)
+    assert (
+        "--plan and --pin do not go together"
+        in flowrl(*job, "--plan", str(edited), "--pin", "rollout.tp=2")[2]
+    )
 
 
 def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
