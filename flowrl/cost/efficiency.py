@@ -50,6 +50,8 @@ __all__ = [
     "NETWORK_LATENCY_S",
     "PREFILL_ATTENTION_S",
     "PREFILL_CHUNK_TOKENS",
+    "RESTORE_BYTES_PER_S",
+    "SAVE_BYTES_PER_S",
     "SYNC_BUCKET_BYTES",
     "SYNC_BUCKET_S",
     "SYNC_TENSOR_APART_S",
@@ -156,6 +158,15 @@ cast, the sum of softmax, the pick."""
 
 HOST_LINK_SHARE = 0.80
 """Of the link to host memory, from pinned memory; not calibrated."""
+
+SAVE_BYTES_PER_S = 2.41 * 2**30
+RESTORE_BYTES_PER_S = 5.32 * 2**30
+"""To the host and back, of what a trainer of other frameworks holds on devices that it shares with
+engines; for their published steps, not for plans of ours, whose copies are pinned. From no run:
+measured of torch_memory_saver, which slime uses, on a link that reaches 24 GiB/s from pinned memory
+(its issue 111). NeMo RL says of its own copies that a logprob pass without them saves 9 s with
+Qwen3-235B-A22B and 12 s with Qwen3-30B-A3B (pull request 1404); on 128 and 32 devices, as its
+recipes have it, these rates give 12 and 6 s for the optimizer."""
 
 SYNC_BUCKET_BYTES = 512 << 20
 SYNC_BUCKET_S = 10.0e-3

@@ -27,12 +27,18 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.models.counts import count_tensors
 from flowrl.cost.role_memory import Shard
 
-__all__ = ["move_s", "weight_sync_parts"]
+__all__ = ["move_s", "saved_s", "weight_sync_parts"]
 
 
 def move_s(nbytes: float, machine: Machine) -> float:
     """Bytes of one device to its host or back; every device has a link of its own."""
     return nbytes / (machine.spec.host_bytes_per_s * efficiency.HOST_LINK_SHARE)
+
+
+def saved_s(nbytes: float) -> float:
+    """Bytes of one device to its host and back, as frameworks of others copy them on shared
+    devices: tensor by tensor or page by page, and not at the rate of the link."""
+    return nbytes / efficiency.SAVE_BYTES_PER_S + nbytes / efficiency.RESTORE_BYTES_PER_S
 
 
 def weight_sync_parts(

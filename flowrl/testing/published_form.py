@@ -10,6 +10,7 @@ the prompt is taken away), `max_context` (or `max_prompt_tokens` and `max_respon
 Rollout and training on devices of their own: `rollout_devices` and `train_devices` (a number, or
 `{type, num}`), or `devices: {type, num, rollout, train}`, or layouts that fill them together.
 A run is asynchronous where `asynchronous`, `staleness` or `schedule` says so, or its name does.
+`offload: false` says that a trainer's state stays where it shares its devices with a rollout.
 
 What a row lacks or contradicts is collected, so that all of it is told at once.
 """
@@ -110,6 +111,7 @@ class Job:
         kv_tokens: Tokens whose keys and values one engine holds.
         micro_tokens: Of a packed micro-batch on one replica; `logprob_micro_tokens` likewise.
         logprob_passes: Forward passes over the batch in a step, beside the update's.
+        offload: The trainer's weights and optimizer are on the host during rollouts.
         notes: What was assumed because the row does not say.
     """
 
@@ -129,6 +131,7 @@ class Job:
     micro_tokens: int
     logprob_micro_tokens: int
     logprob_passes: int
+    offload: bool
     notes: tuple[str, ...]
 
     @property
@@ -180,6 +183,7 @@ class _Reader:
         micro = self._micro_tokens(context)
         logprob_micro = self._whole(self._row, "logprob_micro_tokens", absent=micro) or micro
         passes = self._assumed("logprob_passes", 1, "one pass, or as many as were measured")
+        offload = self._offload(apart=pools is not None and pools[2])
         if shape is not None and pools is not None:
             deepest = max(pool.layout.pp for pool in pools[:2])
             if deepest > shape.num_layers:
@@ -207,6 +211,7 @@ class _Reader:
             micro_tokens=micro,
             logprob_micro_tokens=logprob_micro,
             logprob_passes=passes,
+            offload=offload,
             notes=tuple(self._notes),
         )
 
@@ -419,6 +424,19 @@ class _Reader:
                 return cast(Recompute, known)
         self._missing.append(f"recompute is one of {', '.join(get_args(Recompute))}: {found!r}")
         return "full"
+
+    def _offload(self, *, apart: bool) -> bool:
+        """Whether a trainer's state leaves its devices for the rollout; on devices of its own it
+        never does."""
+        found = self._get(self._row, "offload")
+        if found is None:
+            if not apart:
+                self._notes.append("offload: the trainer's state to the host and back each step")
+            return not apart
+        if isinstance(found, bool):
+            return found and not apart
+        self._missing.append(f"offload is true or false: {found!r}")
+        return False
 
     def _mini_batches(self, samples: int) -> int:
         row = self._row

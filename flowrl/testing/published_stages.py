@@ -9,12 +9,15 @@ each row that does not say:
   step, a distributed optimizer (`fsdp`: everything divided), one pass of logprobs;
 - an engine gives 85 % of its memory to weights and cache, and runs 256 rows at once.
 
-A step is its stages and a weight sync, one after the other. Where the run is asynchronous, rollout
-and training have devices of their own and work at once. These frameworks start a batch with each
-publication of weights, and have as many of them under way as samples may be publications old, a.
-With r and t seconds of the two, and s of a rollout that never empties (`Estimate.steady_s`), a step
-takes `max(t, s, r / a)`, and the sync, during which engines wait. (Our own scheduler lets devices
-go on to the next batch earlier: `flowrl.plan.search` has `(r + t) / (a + 1)`.)
+A step is its stages and a weight sync, one after the other. On shared devices a trainer's weights
+and optimizer go to the host before a rollout and come back after it, as fast as these frameworks
+copy (`flowrl.cost.switching.saved_s`); `offload: false` says that they stay. Where the run is
+asynchronous, rollout and training have devices of their own and work at once. These frameworks
+start a batch with each publication of weights, and have as many of them under way as samples may be
+publications old, a. With r and t seconds of the two, and s of a rollout that never empties
+(`Estimate.steady_s`), a step takes `max(t, s, r / a)`, and the sync, during which engines wait.
+(Our own scheduler lets devices go on to the next batch earlier: `flowrl.plan.search` has
+`(r + t) / (a + 1)`.)
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.memory import Workload
+from flowrl.cost.role_memory import MemoryOptions, offloadable_bytes
 from flowrl.cost.source import Cost
+from flowrl.cost.switching import saved_s
 from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
 from flowrl.testing.published_rows import Row, Unusable, is_positive
@@ -167,7 +173,7 @@ def _step(job: Job, seconds: Mapping[str, float], stages: list[StagePrediction])
         trained = spent["logprobs"] + spent["train"]
         drawn = max(seconds["steady"], spent["generate"] / job.staleness)
         return max(trained, drawn) + spent["sync"]
-    return sum(spent.values())
+    return sum(spent.values()) + seconds["saved"]
 
 
 def _measured_step(job: Job, measured: Row) -> float | None:
@@ -225,4 +231,22 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
         "sync": cost.weight_sync(
             shape, train.layout, rollout.layout, train.machine, apart=job.apart, shard=train.shard
         ).seconds,
+        "saved": saved_s(_state_bytes(job)) if job.offload else 0.0,
     }
+
+
+def _state_bytes(job: Job) -> int:
+    """Weights and optimizer on the fullest device of the trainer."""
+    trained = Workload(
+        num_slots=0,
+        max_length=1,
+        max_prompt_tokens=1,
+        max_response_tokens=1,
+        micro_batch=1,
+        num_samples=job.samples,
+        dtype="bfloat16",
+        trainable=True,
+    )
+    return offloadable_bytes(
+        job.shape, job.train.layout, trained, MemoryOptions(shard=job.train.shard)
+    )

@@ -15,6 +15,7 @@ from flowrl.cost.forward_pass import Tokens, forward_parts
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import ConstantLengths, LognormalLengths
 from flowrl.cost.models import ModelShape
+from flowrl.cost.switching import saved_s
 
 H100 = Machine(spec=device_spec("H100-SXM-80GB"), node_size=8)
 COST = AnalyticCost()
@@ -193,6 +194,11 @@ def test_each_tensor_of_the_checkpoint_takes_its_time(qwen):
 
 def test_a_move_goes_over_the_host_link():
     assert COST.move(54 * 10**9, H100).seconds == pytest.approx(1 / efficiency.HOST_LINK_SHARE)
+
+
+def test_what_a_framework_saves_goes_out_and_comes_back_at_its_own_rates():
+    # 2.41 and 5.32 GiB a second.
+    assert saved_s(2**30) == pytest.approx(0.60291, rel=1e-4)
 
 
 def test_experts_are_trained_without_skew_and_with_their_exchange(repository):

@@ -196,6 +196,20 @@ def test_batches_under_way_together_hide_the_tail(row):
     assert any("staleness taken for 1" in note for note in one({**half, "mode": "async"}).notes)
 
 
+def test_a_trainer_on_shared_devices_goes_to_the_host_and_back(row):
+    # Qwen2.5-1.5B with tp 2: half of the 1,543.7 million parameters on a device (head tied, norms
+    # and biases of keys and values whole) in bfloat16, and a quarter of 12 bytes each.
+    kept = step({**row, "offload": False})
+    moved = (step(row) - kept) / (1 / 2.41 + 1 / 5.32)
+    assert moved * 2**30 == pytest.approx(1_543_714_304 / 2 * (2 + 12 / 4), rel=1e-3)
+    assert "offload: the trainer's state to the host and back each step" in one(row).notes
+    assert not any("offload" in note for note in one({**row, "offload": True}).notes)
+    assert "offload is true or false" in one({**row, "offload": "cpu"}).missing[0]
+    apart = {**row, "devices": {**row["devices"], "num": 16}, "rollout_devices": 8}
+    assert step(apart) == step({**apart, "offload": True})
+    assert not any("offload" in note for note in one(apart).notes)
+
+
 def test_pools_of_different_devices_take_their_own_times(row):
     pools = {
         "train_parallel": {"tp": 2, "dp": 2},
