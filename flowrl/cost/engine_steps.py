@@ -100,15 +100,23 @@ def ring_s(shape: ModelShape, layout: Layout, machine: Machine, count: float) ->
     return shape.num_layers * collectives.all_gather_s(nbytes, ranks, machine)
 
 
-def sends_s(shape: ModelShape, layout: Layout, machine: Machine, count: float) -> float:
+def sends_s(
+    shape: ModelShape,
+    layout: Layout,
+    machine: Machine,
+    count: float,
+    apart: int | None = None,
+) -> float:
     """Hidden states of `count` tokens from each stage to the next.
 
-    Stages lie `tp cp` devices apart; the sends that leave a node take longer.
+    Args:
+        apart: Devices between a rank and the same one of the next stage; None takes an engine's,
+            whose replica is a server of its own: `tp cp`. The sends that leave a node take longer.
     """
     if layout.pp == 1:
         return 0.0
     nbytes = count * shape.hidden_size * dtype_bytes(machine) / (layout.tp * layout.cp)
-    apart = layout.tp * layout.cp
+    apart = layout.tp * layout.cp if apart is None else apart
     # Stage s begins in node `s apart // node_size`, which grows by one at most where apart is less.
     across = min(layout.pp - 1, (layout.pp - 1) * apart // machine.node_size)
     near = collectives.send_s(nbytes, machine, across=False)

@@ -13,6 +13,10 @@ micro-batches of at most `micro_tokens`:
 
 What tensor ranks exchange is as much in a backward pass as in a forward pass.
 
+Ranks lie in Megatron's order, `tp-cp-dp-pp`, as `flowrl.plan.parameters` has them for weight
+routes: those that exchange gradients are `tp` devices apart, all within their stage, and the same
+ranks of two stages `tp cp dp`, in another node wherever a stage fills one.
+
 Data ranks (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), P parameters of a device:
 
     none        an all-reduce of 4 P bytes of gradients for each optimizer step
@@ -173,7 +177,9 @@ def _pass_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: Tok
         parts["context parallel"] = max(0.0, ring - parts["attention"])
     for name in parts.keys() - {"tensor parallel", "expert parallel", "context parallel"}:
         parts[name] /= efficiency.TRAINER_SHARE
-    parts["pipeline"] = sends_s(shape, layout, machine, tokens.count)
+    # Replicas of a stage are neighbours, so that gradients travel less far than hidden states.
+    apart = layout.tp * layout.cp * layout.dp
+    parts["pipeline"] = sends_s(shape, layout, machine, tokens.count, apart)
     return parts
 
 

@@ -80,6 +80,23 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batch(qwen):
     assert staged == pytest.approx(one / 32 * 35 / 4)
 
 
+def test_stages_of_several_replicas_send_to_another_node_so_that_gradients_do_not(qwen):
+    """Of tp 4, pp 2, dp 2 each stage fills a node of 8, whose two replicas share its links."""
+    slow = replace(H100, spec=replace(H100.spec, inter_bytes_per_s=1e7))
+    asked = {"samples": 32, "prompt_tokens": 0, "lengths": TOKENS, "micro_tokens": 4096}
+    times = {
+        (machine is slow, layout): dict(COST.train(qwen, layout, machine, **asked).parts)
+        for machine in (H100, slow)
+        for layout in (Layout(tp=4, pp=2, dp=2), Layout(tp=4, dp=4), Layout(tp=4, pp=2, dp=1))
+    }
+    two, one = Layout(tp=4, pp=2, dp=2), Layout(tp=4, pp=2, dp=1)
+    assert times[True, two]["gradients"] == times[False, two]["gradients"]
+    assert times[True, two]["pipeline"] > 1000 * times[False, two]["pipeline"]
+    assert times[True, one]["pipeline"] == times[False, one]["pipeline"]  # all in a node
+    flat = Layout(tp=4, dp=4)
+    assert times[True, flat]["gradients"] > 1000 * times[False, flat]["gradients"]
+
+
 def test_attention_grows_with_the_square_of_lengths(qwen):
     def parts(tokens: int) -> dict[str, float]:
         lengths = ConstantLengths(tokens=tokens)
