@@ -4,10 +4,11 @@
     python benchmarks/predict_published.py ../shared/anchors/engine_steps.json --json OUT
 
 A file with `rows` has stage times of runs (`flowrl.testing.published_form` says which keys a row
-needs, and each row prints what was assumed of it); one with `decode` and `prefill` has steps of
-inference engines (`flowrl.testing.published_steps`); one with `weight_syncs` has seconds until
-engines had new weights (`flowrl.testing.published_syncs`). Rows that lack an input print what is
-missing and do not count; nor do those that their file calls incomplete.
+needs, and each row prints what was assumed of it; `defaults` hold for all rows); one with `decode`
+and `prefill` has steps of inference engines (`flowrl.testing.published_steps`); one with
+`weight_syncs` has seconds until engines had new weights (`flowrl.testing.published_syncs`). Rows
+that lack an input, or have one that is not modelled, print it and do not count; nor do those that
+their file calls incomplete, and those that stand there twice.
 The exit code is 0 where at least one row of each file was predicted, 1 where none was, 2 for a file
 that cannot be read.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import FlowError
-from flowrl.testing.published_rows import median, read_document
+from flowrl.testing.published_rows import median, read_document, rows_of
 from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
 from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps
 from flowrl.testing.published_syncs import predict_syncs
@@ -52,14 +53,21 @@ def _stage_line(stage: StagePrediction) -> str:
 
 def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Predicts and prints every row; what goes into the JSON, and how many rows counted."""
-    rows = [row for row in document["rows"] if isinstance(row, dict)]
+    given = rows_of(document)
+    rows = [row for row in given if isinstance(row, dict)]
     print(
         f"response lengths: lognormal, sigma {SIGMA:g}, cut at the longest, with the row's mean\n"
     )
-    found = [prediction for row in rows for prediction in predict_row(row, MODELS)]
+    found = [
+        Prediction(name=str(row.get("name")), missing=("the same row stands before it",))
+        if row in rows[:number]
+        else prediction
+        for number, row in enumerate(rows)
+        for prediction in predict_row(row, MODELS)
+    ]
     for prediction in found:
         print("\n".join(stage_lines(prediction)))
-    if others := len(document["rows"]) - len(rows):
+    if others := len(given) - len(rows):
         print(f"not counted: {others} entries of rows that are no objects")
     counting = [p for p in found if p.counts]
     stages = [abs(s.error) for p in counting for s in p.stages if s.error is not None]
@@ -154,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         print(f"{path}")
-        if isinstance(document.get("rows"), list):
+        if isinstance(document.get("rows"), list | dict):
             result, counted = report_stages(document)
         elif isinstance(document.get("decode") or document.get("prefill"), list):
             result, counted = report_steps(document)

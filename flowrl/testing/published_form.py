@@ -5,7 +5,7 @@ A row names `model`, `devices: {type, num}`, `num_sequences` (or `prompts_per_st
 the prompt is taken away), `max_context` (or `max_prompt_tokens` and `max_response_tokens`),
 `train_parallel` and `rollout_parallel` (`tp`, `pp`, `dp`, `cp`, `ep`, `fsdp`, `zero`), and what was
 `measured`, of one run or of several by name. A run of several may give any of these keys anew.
-`_NAMES` has the other names that keys go by.
+`flowrl.testing.published_words` has the other names that keys go by.
 
 Rollout and training on devices of their own: `rollout_devices` and `train_devices` (a number, or
 `{type, num}`), or `devices: {type, num, rollout, train}`, or layouts that fill them together.
@@ -42,6 +42,7 @@ from flowrl.testing.published_rows import (
     machine_of,
     shape_of,
 )
+from flowrl.testing.published_words import Words, as_bool, in_our_words
 
 __all__ = ["SIGMA", "Job", "Pool", "is_asynchronous", "read_job"]
 
@@ -52,39 +53,18 @@ CACHE_SHARE = 0.85
 """Of a device's memory, for an engine's weights and cache, where a row does not say."""
 
 DEFAULT_SLOTS = 256
-"""Samples that an engine decodes at once, where a row does not say."""
+"""Samples that an engine decodes at once, where a row says neither how many nor which engine."""
+
+VLLM_SLOTS, SGLANG_SLOTS = 1024, 2048
+"""Likewise, where it names the engine, by that engine's own default: of vLLM on devices of at least
+70 GiB that are no A100, `DEFAULT_SLOTS` on others (`EngineArgs.get_batch_defaults`); of SGLang at
+least so many (`max_running_requests` of its memory pool). What the cache holds bounds both."""
 
 MICRO_TOKENS = 4096
 """Tokens of a micro-batch, at least, where a row gives the context alone."""
 
-_NAMES = {
-    "num_sequences": ("sequences_per_step", "samples_per_step", "rollout_samples"),
-    "prompts_per_step": ("num_prompts", "num_prompts_per_step", "prompts"),
-    "group_size": ("samples_per_prompt", "num_generations", "rollout_n"),
-    "mean_prompt_tokens": ("prompt_tokens_mean", "mean_prompt_length"),
-    "mean_response_tokens": ("response_tokens_mean", "mean_response_length"),
-    "mean_total_tokens": ("mean_sequence_tokens", "mean_tokens"),
-    "tokens_per_step": ("total_tokens", "total_tokens_per_step"),
-    "max_context": ("context_length", "max_total_tokens", "max_sequence_tokens"),
-    "max_prompt_tokens": ("max_prompt_length",),
-    "max_response_tokens": ("max_response_length", "max_new_tokens"),
-    "mini_batches": ("num_minibatches", "num_mini_batches"),
-    "micro_tokens": ("micro_batch_tokens", "max_tokens_per_micro_batch"),
-    "recompute": ("activation_checkpointing", "recompute_granularity"),
-    "engine": ("rollout_engine",),
-    "train_parallel": ("training_parallel", "actor_parallel"),
-    "rollout_parallel": ("generation_parallel", "inference_engine_parallel"),
-    "train_devices": ("training_devices", "trainer_devices"),
-    "rollout_devices": ("generation_devices", "inference_devices"),
-    "num": ("count", "total"),
-    "node_size": ("per_node", "devices_per_node", "gpus_per_node"),
-    "max_running_requests": ("max_num_seqs", "slots"),
-    "mem_fraction_static": ("gpu_memory_utilization", "memory_share"),
-}
-"""What a key may be called besides."""
-
 _ASYNCHRONOUS = {"off", "async", "asynchronous", "overlap", "overlapped"}
-_STALENESS = ("staleness", "max_staleness")
+_APART = {"disaggregated", "disaggregate", "separate", "separated", "apart"}
 
 T = TypeVar("T")
 
@@ -149,26 +129,28 @@ def is_asynchronous(name: str) -> bool:
     return bool(_ASYNCHRONOUS & set(re.split(r"[^a-z]+", name.lower())))
 
 
-def read_job(row: Row, run: str, models: Path) -> Job:
+def read_job(row: Row, given: Row, run: str, models: Path) -> Job:
     """A run of a row.
+
+    Args:
+        given: What the run says besides what was measured; it holds before what its row says.
 
     Raises:
         Unusable: with all that it lacks.
     """
-    return _Reader(row).job(run, models)
+    return _Reader(in_our_words(row, given)).job(run, models)
 
 
 class _Reader:
     """Reads a row and collects what it lacks."""
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
-        self._missing: list[str] = []
-        self._notes: list[str] = []
+    def __init__(self, words: Words) -> None:
+        self._row = words.row
+        self._missing = list(words.refused)
+        self._notes = list(words.notes)
 
     def job(self, run: str, models: Path) -> Job:
         """See `read_job`."""
-        self._precision()
         pools = self._pools(run)
         group = self._whole(self._row, "group_size") or 1
         samples = self._samples(group)
@@ -178,7 +160,8 @@ class _Reader:
             lambda: shape_of(self._row.get("model"), self._row.get("model_shape"), models)
         )
         lengths = None if self._missing else self._try(lambda: _lengths(response, longest))
-        slots, share = self._slots(), self._cache_share()
+        slots = self._slots(pools[1].machine if pools else None)
+        share = self._cache_share()
         recompute, mini_batches = self._recompute(), self._mini_batches(samples)
         micro = self._micro_tokens(context)
         logprob_micro = self._whole(self._row, "logprob_micro_tokens", absent=micro) or micro
@@ -242,6 +225,10 @@ class _Reader:
                 "rollout_devices and train_devices are missing: stages of this run overlap over "
                 "steps"
             )
+        elif self._said_apart() and not (rollout and train):
+            self._missing.append(
+                "rollout_devices and train_devices are missing: each has devices of its own"
+            )
         first = self._pool("train_parallel", devices, train, total)
         second = self._pool("rollout_parallel", devices, rollout, total)
         if first is None or second is None:
@@ -250,7 +237,7 @@ class _Reader:
 
     def _devices(self) -> Row:
         """The section of all devices; pools with kinds and numbers of their own need none."""
-        own = [self._get(self._row, key) for key in ("rollout_devices", "train_devices")]
+        own = [self._row.get(key) for key in ("rollout_devices", "train_devices")]
         if self._row.get("devices") is None and all(isinstance(pool, Mapping) for pool in own):
             return {}
         return self._section("devices")
@@ -259,7 +246,7 @@ class _Reader:
         """Devices of rollout and of training where the layouts fill all of them together."""
         sizes = []
         for key in ("rollout_parallel", "train_parallel"):
-            given = self._get(self._row, key)
+            given = self._row.get(key)
             try:
                 found = read_layout(key, given if isinstance(given, Mapping) else {}, None)
             except Unusable:
@@ -274,7 +261,7 @@ class _Reader:
 
     def _own(self, devices: Row, key: str, short: str) -> tuple[str | None, int] | None:
         """Type, where it has one of its own, and number of a pool."""
-        found = self._get(self._row, key)
+        found = self._row.get(key)
         if found is None:
             found = devices.get(short)
         if found is None:
@@ -288,8 +275,8 @@ class _Reader:
         return None
 
     def _count(self, devices: Row, name: str = "devices") -> int:
-        num = self._get(devices, "num")
-        nodes, size = devices.get("nodes"), self._get(devices, "node_size")
+        num = devices.get("num")
+        nodes, size = devices.get("nodes"), devices.get("node_size")
         if num is None and is_positive(nodes):
             if not is_positive(size):
                 self._notes.append(f"{name}: {NODE_SIZE} devices a node")
@@ -306,10 +293,14 @@ class _Reader:
         self, key: str, devices: Row, own: tuple[str | None, int] | None, total: int
     ) -> Pool | None:
         given = self._section(key)
+        if key == "train_parallel" and given:
+            given = {"strategy": self._row.get("train_backend"), **given}
         name = own[0] if own and own[0] is not None else devices.get("type")
-        machine = self._try(
-            lambda: machine_of(name, node_size=self._get(devices, "node_size")), once=True
-        )
+        if name is None:
+            if devices and "devices.type is missing" not in self._missing:
+                self._missing.append("devices.type is missing")
+            return None
+        machine = self._try(lambda: machine_of(name, node_size=devices.get("node_size")), once=True)
         num = own[1] if own else total
         if not given or not num:
             return None
@@ -324,10 +315,18 @@ class _Reader:
 
     def _asynchronous(self, run: str) -> bool:
         row = self._row
-        for key in ("asynchronous", *_STALENESS):
-            if row.get(key) is not None:
-                return bool(row[key])
-        return is_asynchronous(self._schedule(run))
+        said = as_bool(row.get("asynchronous"))
+        if said is None and row.get("asynchronous") is not None:
+            self._missing.append(f"asynchronous is true or false: {row['asynchronous']!r}")
+        if said is None and row.get("staleness") is not None:
+            return bool(row["staleness"])
+        return is_asynchronous(self._schedule(run)) if said is None else said
+
+    def _said_apart(self) -> bool:
+        """Whether words say that rollout and training have devices of their own."""
+        words = " ".join(str(self._row.get(key, "")) for key in ("placement", "mode", "schedule"))
+        apart = not _APART.isdisjoint(re.split(r"[^a-z]+", words.lower()))
+        return apart or as_bool(self._row.get("colocated")) is False
 
     def _schedule(self, run: str) -> str:
         """What says in words how stages follow each other."""
@@ -337,10 +336,9 @@ class _Reader:
         """Publications that samples may be old; in words `one_step_off` or `8-step off`."""
         if not self._asynchronous(run):
             return 0
-        for key in _STALENESS:
-            found = self._row.get(key)
-            if is_positive(found):
-                return max(1, math.ceil(found))
+        found = self._row.get("staleness")
+        if is_positive(found):
+            return max(1, math.ceil(found))
         if steps := re.search(r"(\d+)[\W_]*(?:step)?s?[\W_]*off", self._schedule(run).lower()):
             return max(1, int(steps[1]))
         if "one" not in self._schedule(run).lower():
@@ -351,19 +349,27 @@ class _Reader:
 
     def _samples(self, group: int) -> int:
         row = self._row
-        if self._get(row, "num_sequences") is None and self._get(row, "prompts_per_step"):
+        if row.get("num_sequences") is None and row.get("prompts_per_step"):
             return (self._whole(row, "prompts_per_step") or 1) * group
-        return self._whole(row, "num_sequences") or 1
+        samples = self._whole(row, "num_sequences") or 1
+        prompts = self._whole(row, "prompts_per_step", absent=None)
+        if prompts is not None and row.get("group_size") and prompts * group != samples:
+            self._missing.append(
+                f"num_sequences {samples} is not {prompts} prompts_per_step of {group} samples"
+            )
+        return samples
 
     def _means(self, samples: int) -> tuple[float, float]:
         """Mean tokens of a prompt and of a response."""
         row = self._row
         prompt = self._number(row, "mean_prompt_tokens")
-        if self._get(row, "mean_response_tokens") is not None:
-            return prompt, self._number(row, "mean_response_tokens")
-        if self._get(row, "mean_total_tokens") is not None:
+        if row.get("mean_response_tokens") is not None:
+            response = self._number(row, "mean_response_tokens")
+            self._compare_totals(samples, prompt + response)
+            return prompt, response
+        if row.get("mean_total_tokens") is not None:
             mean, said = self._number(row, "mean_total_tokens"), "mean_total_tokens"
-        elif self._get(row, "tokens_per_step") is not None:
+        elif row.get("tokens_per_step") is not None:
             mean, said = self._number(row, "tokens_per_step") / samples, "tokens_per_step"
         else:
             return prompt, self._number(row, "mean_response_tokens")
@@ -373,11 +379,18 @@ class _Reader:
         self._notes.append(f"{said}: mean responses of {mean - prompt:.0f} tokens beside prompts")
         return prompt, mean - prompt
 
+    def _compare_totals(self, samples: int, mean: float) -> None:
+        """Says where a total beside mean lengths is another one, which is not taken then."""
+        for key, ours in (("mean_total_tokens", mean), ("tokens_per_step", samples * mean)):
+            told = self._row.get(key)
+            if is_positive(told) and not 0.9 <= told / ours <= 1.1:
+                self._notes.append(f"{key} {told:g} not taken: mean lengths make {ours:.6g}")
+
     def _longest(self, prompt: float) -> tuple[int, float]:
         """Tokens of the longest sample, and of the longest response."""
         row = self._row
         response = self._whole(row, "max_response_tokens", absent=None)
-        if self._get(row, "max_context") is not None:
+        if row.get("max_context") is not None:
             context = int(self._number(row, "max_context"))
             room = context - prompt
             return context, room if response is None else min(room, response)
@@ -393,18 +406,30 @@ class _Reader:
     # The engine and the trainer.
 
     def _engine(self) -> Row:
-        engine = self._get(self._row, "engine")
+        engine = self._row.get("engine")
         return engine if isinstance(engine, Mapping) else {}
 
-    def _slots(self) -> int:
+    def _slots(self, machine: Machine | None) -> int:
         found = self._whole(self._engine(), "max_running_requests", absent=None)
         if found is None:
-            self._notes.append(f"engine.max_running_requests taken for {DEFAULT_SLOTS}")
-        return found or DEFAULT_SLOTS
+            found = self._usual_slots(machine)
+            self._notes.append(f"engine.max_running_requests taken for {found}")
+        return found
+
+    def _usual_slots(self, machine: Machine | None) -> int:
+        engine = self._row.get("engine")
+        name = str(engine.get("name") if isinstance(engine, Mapping) else engine).lower()
+        if "sglang" in name:
+            return SGLANG_SLOTS
+        if "vllm" in name and machine is not None:
+            spec = machine.spec
+            large = spec.memory_bytes >= 70 * 2**30 and not spec.name.startswith("A100")
+            return VLLM_SLOTS if large else DEFAULT_SLOTS
+        return DEFAULT_SLOTS
 
     def _cache_share(self) -> float:
         """Of the device's memory, for weights and cache."""
-        share = self._get(self._engine(), "mem_fraction_static")
+        share = self._engine().get("mem_fraction_static")
         if is_positive(share) and share <= 1:
             return float(share)
         if share is not None:
@@ -413,14 +438,14 @@ class _Reader:
         return CACHE_SHARE
 
     def _recompute(self) -> Recompute:
-        found = self._get(self._row, "recompute")
+        found = self._row.get("recompute")
         if found is None:
             self._notes.append("recompute taken for full")
             return "full"
-        if isinstance(found, bool):
-            return "full" if found else "none"
+        if (flag := as_bool(found)) is not None:
+            return "full" if flag else "none"
         for known in get_args(Recompute):
-            if found == known:
+            if str(found).lower() == known:
                 return cast(Recompute, known)
         self._missing.append(f"recompute is one of {', '.join(get_args(Recompute))}: {found!r}")
         return "full"
@@ -428,13 +453,13 @@ class _Reader:
     def _offload(self, *, apart: bool) -> bool:
         """Whether a trainer's state leaves its devices for the rollout; on devices of its own it
         never does."""
-        found = self._get(self._row, "offload")
+        found = self._row.get("offload")
         if found is None:
             if not apart:
                 self._notes.append("offload: the trainer's state to the host and back each step")
             return not apart
-        if isinstance(found, bool):
-            return found and not apart
+        if (flag := as_bool(found)) is not None:
+            return flag and not apart
         self._missing.append(f"offload is true or false: {found!r}")
         return False
 
@@ -452,20 +477,7 @@ class _Reader:
         self._notes.append(f"micro-batches packed to {taken} tokens")
         return taken
 
-    def _precision(self) -> None:
-        for key in ("precision", "dtype", "rollout_precision", "train_precision"):
-            found = self._row.get(key)
-            if found is not None and str(found).lower() not in ("bf16", "bfloat16"):
-                self._missing.append(f"only bfloat16 is modelled: {key} is {found!r}")
-
     # Values.
-
-    def _get(self, row: Row, key: str) -> object:
-        """By any of its names."""
-        for name in (key, *_NAMES.get(key, ())):
-            if row.get(name) is not None:
-                return row[name]
-        return None
 
     def _assumed(self, key: str, absent: int, note: str) -> int:
         found = self._whole(self._row, key, absent=None)
@@ -475,7 +487,7 @@ class _Reader:
 
     def _whole(self, row: Row, key: str, absent: int | None = 0) -> int | None:
         """A whole number above 0; missing where there is none and `absent` is 0."""
-        value = self._get(row, key)
+        value = row.get(key)
         if value is None:
             if absent == 0:
                 self._missing.append(f"{key} is missing")
@@ -488,14 +500,14 @@ class _Reader:
         return value
 
     def _section(self, key: str) -> Row:
-        found = self._get(self._row, key)
+        found = self._row.get(key)
         if isinstance(found, Mapping) and found:
             return found
         self._missing.append(f"{key} is missing")
         return {}
 
     def _number(self, row: Row, key: str) -> float:
-        value = self._get(row, key)
+        value = row.get(key)
         if is_positive(value):
             return float(value)
         if value is None:

@@ -28,6 +28,7 @@ __all__ = [
     "machine_of",
     "median",
     "read_document",
+    "rows_of",
     "shape_of",
     "share_below",
 ]
@@ -190,8 +191,34 @@ def share_below(values: list[float], share: float) -> float:
     return ordered[max(0, min(len(ordered) - 1, -(-int(share * 100) * len(ordered) // 100) - 1))]
 
 
+def rows_of(document: Row) -> list[object]:
+    """Entries under `rows`, a list or an object by name: with what `defaults` says for all of them,
+    and with the sizes that `model_shapes` has of their models."""
+    given = document.get("rows")
+    rows: list[object] = list(given) if isinstance(given, list) else []
+    if isinstance(given, Mapping):
+        rows = [
+            {"name": name, **row} if isinstance(row, Mapping) else row
+            for name, row in given.items()
+        ]
+    defaults, shapes = document.get("defaults"), document.get("model_shapes")
+    defaults = defaults if isinstance(defaults, Mapping) else {}
+    shapes = shapes if isinstance(shapes, Mapping) else {}
+    found: list[object] = []
+    for row in rows:
+        if not isinstance(row, Mapping):
+            found.append(row)
+            continue
+        whole = {**defaults, **row}
+        model = whole.get("model")
+        if isinstance(model, str) and model in shapes:
+            whole.setdefault("model_shape", shapes[model])
+        found.append(whole)
+    return found
+
+
 def read_document(path: Path) -> Mapping[str, Any]:
-    """A YAML or JSON file with an object at its top.
+    """A YAML or JSON file with an object at its top, or with its rows alone.
 
     Raises:
         ConfigError: it is none.
@@ -201,6 +228,8 @@ def read_document(path: Path) -> Mapping[str, Any]:
         found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"the file cannot be read: {error}", where=str(path)) from error
+    if isinstance(found, list) and any(isinstance(row, Mapping) for row in found):
+        return {"rows": found}
     if not isinstance(found, Mapping):
         raise ConfigError("not an object", where=str(path), found=type(found).__name__)
     return found

@@ -7,7 +7,8 @@ each row that does not say:
   that their mean is the row's;
 - full recompute, packed micro-batches of the context's length (at least 4096 tokens), one optimizer
   step, a distributed optimizer (`fsdp`: everything divided), one pass of logprobs;
-- an engine gives 85 % of its memory to weights and cache, and runs 256 rows at once.
+- an engine gives 85 % of its memory to weights and cache, and runs as many rows at once as vLLM or
+  SGLang do if nobody says, 256 where a row names neither.
 
 A step is its stages and a weight sync, one after the other. On shared devices a trainer's weights
 and optimizer go to the host before a rollout and come back after it, as fast as these frameworks
@@ -33,28 +34,11 @@ from flowrl.cost.source import Cost
 from flowrl.cost.switching import saved_s
 from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
-from flowrl.testing.published_rows import Row, Unusable, is_positive
+from flowrl.testing.published_measured import Measured, read_measured, runs_of
+from flowrl.testing.published_rows import Row, Unusable
+from flowrl.testing.published_words import as_bool
 
 __all__ = ["SIGMA", "Prediction", "StagePrediction", "predict_row"]
-
-_STAGES = {
-    **dict.fromkeys(("generate_s", "generation_s", "rollout_s", "gen_s"), "generate"),
-    **dict.fromkeys(
-        (
-            *("logprob_s", "logprobs_s", "old_logprob_s", "old_log_prob_s", "inference_s"),
-            *("ref_logprob_s", "ref_log_prob_s", "ref_s", "reference_s"),
-        ),
-        "logprobs",
-    ),
-    **dict.fromkeys(("train_s", "training_s", "update_s", "update_actor_s", "actor_s"), "train"),
-    **dict.fromkeys(("sync_s", "weight_sync_s", "update_weights_s", "refit_s"), "sync"),
-}
-_STEPS = ("step_s", "total_s", "iteration_s", "e2e_s")
-_RATES = (
-    *("tok_s_per_device", "e2e_tok_s_per_device", "tok_s_per_gpu", "tokens_per_s_per_device"),
-    *("tok_s", "tokens_per_s"),
-)
-"""Of all devices together where no device is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +88,12 @@ def predict_row(row: Row, models: Path, cost: Cost | None = None) -> list[Predic
     cost = cost or AnalyticCost()
     name = str(row.get("name", "a row without a name"))
     found: list[Prediction] = []
-    for run, given in _runs(row).items():
+    for run, given in runs_of(row.get("measured")).items():
         title = f"{name}/{run}" if run else name
+        measured = read_measured(given)
         try:
-            job = read_job({**row, **given}, run, models)
-            found.append(_compare(title, row, job, _stage_seconds(job, cost), given))
+            job = read_job(row, measured.rest, run, models)
+            found.append(_compare(title, row, job, _stage_seconds(job, cost), measured))
         except Unusable as why:
             found.append(Prediction(name=title, missing=why.reasons))
         except FlowError as error:
@@ -118,56 +103,42 @@ def predict_row(row: Row, models: Path, cost: Cost | None = None) -> list[Predic
     return found
 
 
-def _runs(row: Row) -> dict[str, Row]:
-    """What was measured, by run; '' where there is only one."""
-    measured = row.get("measured")
-    if not isinstance(measured, Mapping):
-        return {"": {}}
-    runs = {str(key): value for key, value in measured.items() if isinstance(value, Mapping)}
-    single = {key: value for key, value in measured.items() if not isinstance(value, Mapping)}
-    return runs if runs and not single else {"": single, **runs}
-
-
-def _compare(name: str, row: Row, job: Job, seconds: Mapping[str, float], given: Row) -> Prediction:
-    stages: list[StagePrediction] = []
-    notes = list(job.notes)
-    for key, value in given.items():
-        if key in _STAGES and is_positive(value):
-            stages.append(
-                StagePrediction(
-                    stage=key, predicted_s=seconds[_STAGES[key]], measured_s=float(value)
-                )
-            )
-        elif key in _STAGES or key in _STEPS or key in _RATES:
-            if not is_positive(value):
-                notes.append(f"measured.{key} is no number above 0: {value!r}")
-        elif key.endswith("_s"):
-            notes.append(f"measured.{key} is no stage that is predicted")
+def _compare(
+    name: str, row: Row, job: Job, seconds: Mapping[str, float], measured: Measured
+) -> Prediction:
+    stages = tuple(
+        StagePrediction(stage=item.key, predicted_s=seconds[item.stage], measured_s=item.seconds)
+        for item in measured.stages
+    )
     return Prediction(
         name=name,
-        stages=tuple(stages),
+        stages=stages,
         step=StagePrediction(
             stage="step_s",
-            predicted_s=_step(job, seconds, stages),
-            measured_s=_measured_step(job, given),
+            predicted_s=_step(job, seconds, measured),
+            measured_s=_measured_step(job, measured),
         ),
-        notes=tuple(notes),
+        notes=(*job.notes, *measured.notes),
         flagged=_flag(row),
     )
 
 
 def _flag(row: Row) -> str:
-    if row.get("complete") is not False:
+    """Why a row does not count though it can be predicted: only a complete one does, and one that
+    says nothing of that or of what is missing."""
+    said = row.get("complete")
+    missing = row.get("missing")
+    if as_bool(said) or (said is None and not missing):
         return ""
-    return str(row.get("missing") or "its file says that it is not complete")
+    told = ", ".join(map(str, missing)) if isinstance(missing, list) else str(missing or "")
+    return told or f"its file says of it: complete {said}"
 
 
-def _step(job: Job, seconds: Mapping[str, float], stages: list[StagePrediction]) -> float:
-    """Seconds of a step; stages that were measured several times count as often."""
+def _step(job: Job, seconds: Mapping[str, float], measured: Measured) -> float:
+    """Seconds of a step; passes of logprobs that were measured one by one count as often."""
     turns = {"generate": 1, "logprobs": job.logprob_passes, "train": 1, "sync": 1}
-    for stage, times in turns.items():
-        given = sum(_STAGES[item.stage] == stage for item in stages)
-        turns[stage] = given or times
+    given = sum(item.stage == "logprobs" for item in measured.stages)
+    turns["logprobs"] = max(given, job.logprob_passes)
     spent = {stage: seconds[stage] * times for stage, times in turns.items()}
     if job.staleness:
         trained = spent["logprobs"] + spent["train"]
@@ -176,17 +147,11 @@ def _step(job: Job, seconds: Mapping[str, float], stages: list[StagePrediction])
     return sum(spent.values()) + seconds["saved"]
 
 
-def _measured_step(job: Job, measured: Row) -> float | None:
-    for key in _STEPS:
-        if is_positive(measured.get(key)):
-            return float(measured[key])
-    for key in _RATES:
-        rate = measured.get(key)
-        if is_positive(rate):
-            devices = job.num_devices if key.endswith(("device", "gpu")) else 1
-            tokens = job.samples * (job.prompt_tokens + job.lengths.mean)
-            return tokens / (float(rate) * devices)
-    return None
+def _measured_step(job: Job, measured: Measured) -> float | None:
+    if measured.step_s is not None or measured.rate is None:
+        return measured.step_s
+    devices = job.num_devices if measured.per_device else 1
+    return job.samples * (job.prompt_tokens + job.lengths.mean) / (measured.rate * devices)
 
 
 def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:

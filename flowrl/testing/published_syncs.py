@@ -15,6 +15,7 @@ from flowrl.errors import FlowError
 from flowrl.testing.published_layout import GivenLayout, read_layout
 from flowrl.testing.published_rows import Row, Unusable, is_positive, machine_of, shape_of
 from flowrl.testing.published_stages import Prediction, StagePrediction
+from flowrl.testing.published_words import as_bool, as_number, in_our_words
 
 __all__ = ["predict_syncs"]
 
@@ -38,22 +39,28 @@ def predict_syncs(document: Row, models: Path, cost: Cost | None = None) -> list
 
 
 def _predict(row: Row, models: Path, cost: Cost) -> StagePrediction:
+    words = in_our_words(row, {})
+    if words.refused:
+        raise Unusable(*words.refused)
+    row = words.row
     devices = row.get("devices")
     devices = devices if isinstance(devices, dict) else {}
     shape = shape_of(row.get("model"), row.get("model_shape"), models)
     machine = machine_of(devices.get("type"), node_size=devices.get("node_size"))
     train = _layout(row, "train_parallel", devices.get("num"))
     rollout = _layout(row, "rollout_parallel", devices.get("num"))
-    if not isinstance(row.get("apart"), bool):
+    apart = as_bool(row.get("apart"))
+    if apart is None:
         raise Unusable("apart is missing: whether engines have devices of their own")
-    if not is_positive(row.get("sync_s")):
+    seconds = as_number(row.get("sync_s"))
+    if not is_positive(seconds):
         raise Unusable("sync_s is no number above 0")
     if max(train.layout.pp, rollout.layout.pp) > shape.num_layers:
         raise Unusable(f"pp is more than the {shape.num_layers} layers")
-    seconds = cost.weight_sync(
-        shape, train.layout, rollout.layout, machine, apart=row["apart"], shard=train.shard
+    predicted = cost.weight_sync(
+        shape, train.layout, rollout.layout, machine, apart=apart, shard=train.shard
     ).seconds
-    return StagePrediction(stage="sync_s", predicted_s=seconds, measured_s=float(row["sync_s"]))
+    return StagePrediction(stage="sync_s", predicted_s=predicted, measured_s=float(seconds))
 
 
 def _layout(row: Row, key: str, num: object) -> GivenLayout:

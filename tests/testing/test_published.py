@@ -257,3 +257,14 @@ def test_the_benchmark_refuses_files_that_hold_no_rows(script, tmp_path, capsys)
     other.write_text("[1]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="not an object"):
         read_document(other)
+
+
+def test_a_row_that_stands_twice_counts_once(script, rlinf, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    path.write_text(
+        json.dumps({"rows": [rlinf, {**rlinf, "name": "other"}, rlinf]}), encoding="utf-8"
+    )
+    assert script.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 predicted, 1 not counted" in printed
+    assert "the same row stands before it" in printed

@@ -300,12 +300,20 @@ SIZES = st.dictionaries(
     max_size=4,
 )
 
+WORDS = [
+    *("rollout_devices", "staleness", "tokens_per_step", "hardware", "complete", "precision"),
+    *("offload", "asynchronous", "placement", "lora", "ppo_epochs", "algorithm", "missing"),
+]
+SECTIONS = st.dictionaries(
+    st.sampled_from(["type", "gpu", "num", "name", "nodes", "slots", "step_s", "gen", "stages"]),
+    st.one_of(JUNK, st.just({"mean": "3"}), st.just("8xH100")),
+    max_size=3,
+)
+
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    changes=st.dictionaries(
-        st.sampled_from([*ROW, "rollout_devices", "staleness", "tokens_per_step"]), JUNK, max_size=3
-    ),
+    changes=st.dictionaries(st.sampled_from([*ROW, *WORDS]), st.one_of(JUNK, SECTIONS), max_size=3),
     train=SIZES,
     rollout=SIZES,
 )
