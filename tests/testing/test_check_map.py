@@ -100,7 +100,10 @@ GOOD = (
 )
 
 
-@pytest.mark.parametrize("checked", GOOD, ids=str)
+NAMES = ("brief", "brief_scaled", "whitened", *(str(spec) for spec in GOOD[3:]))
+
+
+@pytest.mark.parametrize("checked", GOOD, ids=NAMES)
 def test_a_map_that_is_what_it_declares_passes(checked: Any) -> None:
     check_map(checked)
 
