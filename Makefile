@@ -3,7 +3,8 @@
 # make test     all tests          make check    format, lint, types, layers
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
-# make bounds   the bounds of schedules by simulation, over the whole grid (the tests run a part)
+# make bounds   the bounds of schedules and of plans by simulation, over whole grids (the tests
+#               run parts)
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -39,7 +40,7 @@ demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
 
 test: set-up
-	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn"
+	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn and not grid"
 
 learn: set-up
 	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning \
@@ -52,6 +53,7 @@ soak: set-up
 
 bounds: set-up
 	$(BIN)/python -m flowrl.sim.bounds --whole
+	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m grid
 
 check: set-up
 	$(BIN)/ruff format --check .

@@ -305,7 +305,8 @@ def opened_run(
         for note in notes:
             screen.note(note)
         asked = _Interrupt() if interrupt is None else interrupt
-        stack.callback(gc.unfreeze)
+        if not gc.get_freeze_count():  # as `Run.turns` has it
+            stack.callback(gc.unfreeze)
         opened = OpenRun(config, stages, folder, inputs, screen, stop=asked)
         stack.callback(opened.close)
         yield Run(config, stages, folder, screen, opened, checkpoint, asked)
@@ -396,9 +397,11 @@ class Run:
                 first, step = first + 1, 0
         self._open.open(self._checkpoint)
         # Libraries and data rows live as long as the run; without this each full collection of the
-        # garbage collector walks over all of them (0.1 s) in the middle of a step.
-        gc.collect()
-        gc.freeze()
+        # garbage collector walks over all of them (0.1 s) in the middle of a step. A program that
+        # has frozen its own objects keeps the say over them.
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
         for index in range(first, len(self._stages)):
             resumed = self._checkpoint if index == first and step else None
             yield from self._turns_of(index, step if index == first else 0, resumed)

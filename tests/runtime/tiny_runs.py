@@ -49,8 +49,9 @@ def tiny_config(runs: Path) -> dict[str, Any]:
             "verifier": {"backend": "verify"},
         },
         "data": {
-            "train": {"kind": "arithmetic", "split": "train"},
-            "eval": {"kind": "arithmetic", "split": "eval"},
+            # A hundred sums each, for a run reads and tokenises all of its data when it begins.
+            "train": {"kind": "arithmetic", "split": "train", "held_out": 9900},
+            "eval": {"kind": "arithmetic", "split": "eval", "held_out": 100},
             "max_prompt_tokens": 8,
         },
         "rewards": {"terms": [REWARD], "timeout_s": 60.0},

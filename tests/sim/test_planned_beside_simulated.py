@@ -18,12 +18,41 @@ kind of plan has bounds that follow from why:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
 import pytest
 
 from flowrl.plan.many_form import ScheduleStep
 from tests.sim.cluster_jobs import Planned, best_plans, simulated, steady_s
 
 MIXED, ASCEND = "h100_2x8_h20_4x8", "ascend_a2_1x8"
+CLUSTERS = ("h100_8", "h100_24", "h100_48", "h100_64", "h100_96", "h100_256", MIXED, ASCEND)
+
+# Of the two grids below, what every run of the tests has: each job and each cluster, and so each
+# kind of plan with its bounds. The rest is more of the same plans, of which `make bounds` tells
+# whether the bounds hold all over.
+PART = {
+    ("grpo", "h100_24"),
+    ("grpo", MIXED),
+    ("ppo", "h100_48"),
+    ("ppo", ASCEND),
+    ("dapo", "h100_8"),
+    ("dapo", "h100_96"),
+    ("async", "h100_64"),
+    ("async", "h100_256"),
+}
+PART_OF_LARGE = {("grpo", MIXED), ("ppo", "h100_64"), ("dapo", "h100_8")}
+
+
+def grid(jobs: Sequence[str], clusters: Sequence[str], part: set[tuple[str, str]]) -> list[Any]:
+    """Every job on every cluster; what is not of the part is marked."""
+    assert part <= set(product(jobs, clusters))
+    return [
+        pytest.param(*case, marks=() if case in part else pytest.mark.grid)
+        for case in product(jobs, clusters)
+    ]
 
 
 def bounds(planned: Planned, *, fall_into_pairs: bool = False) -> tuple[float, float]:
@@ -79,11 +108,7 @@ def test_a_plan_is_simulated_near_what_it_predicts(job, cluster):
     check(job, cluster, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cluster", ["h100_8", "h100_24", "h100_48", "h100_64", "h100_96", "h100_256", MIXED, ASCEND]
-)
-@pytest.mark.parametrize("job", ["grpo", "ppo", "dapo", "async"])
+@pytest.mark.parametrize(("job", "cluster"), grid(["grpo", "ppo", "dapo", "async"], CLUSTERS, PART))
 def test_so_are_the_next_best_ones_and_the_best_of_every_kind(job, cluster):
     check(job, cluster, 5)
 
@@ -111,8 +136,9 @@ def test_so_is_a_plan_whose_batches_overlap(cluster: str, staleness: int):
     assert low <= steady_s(simulated(planned, steps=steps), steps // 2) <= high
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["grpo", "ppo", "dapo"])
-@pytest.mark.parametrize("cluster", ["h100_8", "h100_64", MIXED])
+@pytest.mark.parametrize(
+    ("job", "cluster"),
+    grid(["grpo", "ppo", "dapo"], ["h100_8", "h100_64", MIXED], PART_OF_LARGE),
+)
 def test_and_those_of_a_step_as_large_as_people_take(job, cluster):
     check(job, cluster, 1, **{"train.prompts_per_step": 512})
