@@ -38,6 +38,7 @@ __all__ = [
     "RowPieces",
     "occupancy",
     "occupancy_of_batch",
+    "reserve_tokens",
     "run_rows",
     "token_steps",
 ]
@@ -99,6 +100,15 @@ class EngineBatch:
     prompt_tokens: float
     slots: int
     kv_tokens: int
+
+
+def reserve_tokens(mean: float) -> float:
+    """Tokens of each row that are free when another is let in.
+
+    Args:
+        mean: Of responses.
+    """
+    return max(RESERVE_TOKENS, RESERVE_SHARE * mean)
 
 
 def occupancy_of_batch(lengths: Lengths, batch: EngineBatch) -> Occupancy:
@@ -180,7 +190,7 @@ def _enough(lengths: Lengths, samples: int, slots: int, held: float, longest: fl
     """
     free = _occupancy(lengths, samples, slots, held, longest, math.inf)
     fullest = float(np.max(free.batch * (free.own + free.steps / 2)))
-    return fullest + slots * (held + max(RESERVE_TOKENS, RESERVE_SHARE * longest))
+    return fullest + slots * (held + reserve_tokens(longest))
 
 
 @lru_cache(maxsize=1024)
@@ -309,7 +319,7 @@ def run_rows(
     ended = [0.0] * len(lengths)
     found = RowPieces(steps=[], rows=[], own=[], ends=ended)
     add_steps, add_rows, add_own = found.steps.append, found.rows.append, found.own.append
-    asked = held_tokens + max(RESERVE_TOKENS, RESERVE_SHARE * sum(lengths) / len(lengths))
+    asked = held_tokens + reserve_tokens(sum(lengths) / len(lengths))
     now = own = again = 0.0
     number = rows = 0
     while waiting or running:

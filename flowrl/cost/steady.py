@@ -15,9 +15,10 @@ has, rows that are let in put others back, which compute their contexts again
 (`flowrl.sim.engine` plays it): with P the chance that the slots' rows hold more than there is,
 
     rows  = slots - E[tokens above the cache] / tokens of a row                  (normal loss)
-    again = P n (prompt + E[L^2] / (2 E[L]))                                             tokens
+    again = P n (prompt / group + E[L^2] / (2 E[L]))                                     tokens
 
-Rows are let in one by one, as others end: each computes its prompt for itself.
+Rows are let in one by one, as others end, and those of a prompt soon after each other: the first
+computes it, the others find it.
 
 Of a step's seconds some are there for any row (the weights are read once for all), others come with
 each row (its keys and values, its work). The latter, of all tokens of a batch, are what a batch
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import RESERVE_SHARE, RESERVE_TOKENS, EngineBatch
+from flowrl.cost.occupancy import EngineBatch, reserve_tokens
 from flowrl.cost.spread import spread
 
 __all__ = ["Full", "full_engine"]
@@ -73,14 +74,13 @@ def full_engine(lengths: Lengths, batch: EngineBatch) -> Full:
     """What each engine does of a batch.
 
     Prompts are held once a group, and each row keeps free what it needs to be let in, as in
-    `flowrl.cost.occupancy`; but whether the cache can overflow is asked with a prompt for each row,
-    which an engine holds that shares none (as the simulated one).
+    `flowrl.cost.occupancy`.
     """
     mine = batch.samples / batch.replicas
     own, square = lengths.mean_square / (2 * lengths.mean), _age_square(lengths)
-    held = batch.prompt_tokens + own
-    each = batch.prompt_tokens / min(batch.group_size, max(1.0, mine)) + own
-    each += max(RESERVE_TOKENS, RESERVE_SHARE * lengths.mean)
+    sharing = min(batch.group_size, max(1.0, mine))
+    held = batch.prompt_tokens / sharing + own
+    each = held + reserve_tokens(lengths.mean)
     deviation = math.sqrt(batch.slots * max(0.0, square - own * own))
     above, _ = _above(batch.slots * each, deviation, batch.kv_tokens)
     _, chance = _above(batch.slots * held, deviation, batch.kv_tokens)
@@ -89,7 +89,7 @@ def full_engine(lengths: Lengths, batch: EngineBatch) -> Full:
         rows=rows,
         own=own,
         steps=mine * lengths.mean / rows,
-        prompts=mine,
+        prompts=mine / sharing,
         again=chance * mine * held,
     )
 

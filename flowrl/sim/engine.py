@@ -16,6 +16,7 @@ reports at the end of a poll. An engine on its own reports each end at once.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,7 @@ class Request:
         context: Tokens before the next one to draw: prompt, and response so far.
         left: Response tokens still to draw; at least 1.
         fresh: It begins from the prompt alone.
+        shared: Tokens of the context that all of its prompt have, the prompt's own.
         cached: Tokens of the context that need not be computed again.
         drawn: Tokens of this attempt that were drawn before it was last put back.
         spans: Versions of those.
@@ -70,6 +72,7 @@ class Request:
     context: int
     left: int
     fresh: bool = True
+    shared: int = 0
     cached: int = 0
     drawn: int = 0
     spans: Spans = ()
@@ -148,7 +151,9 @@ class SimEngine:
         kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
         admit_at: Free slots that waiting requests wait for, so that they are prefilled together.
         poll: Set for an engine that its driver polls.
-        keeps_prefixes: What a sample has drawn and heard is not computed again in its next turn.
+        keeps_prefixes: What a sample has drawn and heard is not computed again in its next turn,
+            and rows of a prompt hold and compute it once (prefix caches of SGLang and vLLM).
+        reserve: Tokens that each row has to find free when another is let in.
         recorder: Is told of rows; None records nothing.
         slow: Everything takes so many times as long.
         sharing: What it shares cores with, where it is a process among others.
@@ -165,6 +170,7 @@ class SimEngine:
     admit_at: int = 1
     poll: PollRule | None = None
     keeps_prefixes: bool = False
+    reserve: int = 1
     recorder: RowRecorder | None = None
     slow: float = 1.0
     sharing: Sharing | None = None
@@ -177,7 +183,9 @@ class SimEngine:
     # Entries of both heaps are current while their request is on that very row.
     _num_waiting: int = 0
     _num_rows: int = 0
-    _kv: int = 0  # tokens of all rows
+    _kv: int = 0  # tokens of all rows, prompts with each
+    _saved: int = 0  # of those, what rows hold together with others of their prompt
+    _of_prompt: dict[GroupId, int] = field(default_factory=dict)  # rows; of engines that save
     _decoded: int = 0  # steps made, since the engine was made
     _entered: int = 0  # rows ever entered
     _marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # (steps, version)
@@ -198,11 +206,6 @@ class SimEngine:
     def num_rows(self) -> int:
         """Rows in use."""
         return self._num_rows
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it holds nothing."""
-        return not self._live
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they enter as soon as there is room.
@@ -303,7 +306,8 @@ class SimEngine:
         for held in (self._live, self._waiting, self._rows, self._by_length, self._ended):
             held.clear()
         self._aborting.clear()
-        self._num_rows = self._num_waiting = self._kv = 0
+        self._of_prompt.clear()
+        self._num_rows = self._num_waiting = self._kv = self._saved = 0
         self._leave_if_idle()
 
     # From one stretch to the next
@@ -434,7 +438,7 @@ class SimEngine:
         totals = self.totals
         totals.steps += steps
         totals.tokens += steps * self._num_rows
-        totals.kv_peak = max(totals.kv_peak, self._kv)
+        totals.kv_peak = max(totals.kv_peak, self._kv - self._saved)
         rows, num_ended = self._rows, len(self._ended)
         while rows and rows[0][0] <= self._decoded:
             _, row, request = heapq.heappop(rows)
@@ -463,20 +467,26 @@ class SimEngine:
             if self._live.get(request.sample) is not request:
                 self._waiting.popleft()
                 continue
-            # Room for the row, and for one step of all rows.
-            needed = request.context + 1 + self._num_rows + 1
-            if self.kv_tokens is not None and self._kv + needed > self.kv_tokens and self._num_rows:
+            there = request.shared if request.prompt in self._of_prompt else 0
+            # Room for the row, and for what all rows have to find free.
+            needed = request.context - there + 1 + (self._num_rows + 1) * self.reserve
+            if self._num_rows and needed > self._free:
                 break
             self._waiting.popleft()
             self._num_waiting -= 1
             if not (request.fresh and request.prompt in prompts):
-                tokens += request.context - request.cached
+                tokens += request.context - max(request.cached, there)
             if request.fresh:
                 prompts.add(request.prompt)
             self._enter(request, now)
             rows += 1
         self.totals.tokens += rows
         return self.times.prefill_s(rows, tokens) if rows else 0.0
+
+    @property
+    def _free(self) -> float:
+        """Tokens that there is still room for."""
+        return math.inf if self.kv_tokens is None else self.kv_tokens - self._kv + self._saved
 
     def _enter(self, request: Request, now: float) -> None:
         self._entered += 1
@@ -487,6 +497,11 @@ class SimEngine:
         request.version = self._marks[-1][1]
         self._num_rows += 1
         self._kv += request.context + 1
+        if self.keeps_prefixes and request.shared:
+            others = self._of_prompt.get(request.prompt, 0)
+            self._of_prompt[request.prompt] = others + 1
+            if others:
+                self._saved += request.shared
         heapq.heappush(self._rows, (request.ends_at, request.row, request))
         heapq.heappush(self._by_length, (-request.key, request.row, request))
 
@@ -499,7 +514,7 @@ class SimEngine:
             return 0
         steps = rows[0][0] - self._decoded
         if self.kv_tokens is not None and steps:
-            while (room := (self.kv_tokens - self._kv) // self._num_rows) < 1:
+            while (room := int(self._free) // self._num_rows) < 1:
                 self._preempt()
             steps = min(rows[0][0] - self._decoded, room)
         return steps if self.poll is None else min(steps, self._poll_left)
@@ -544,6 +559,10 @@ class SimEngine:
         if self.recorder is not None:
             self.recorder.row(self, request, why)
         self._kv -= request.key + self._decoded
+        others = self._of_prompt.pop(request.prompt, 0) - 1
+        if others > 0:
+            self._of_prompt[request.prompt] = others
+            self._saved -= request.shared
         self._num_rows -= 1
         request.row = -1
 

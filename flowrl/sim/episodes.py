@@ -236,6 +236,7 @@ class SimEpisodes:
                     context=episode.context,
                     left=episode.turns[episode.turn],
                     fresh=episode.turn == 0,
+                    shared=request.shared,
                     cached=self._cached(episode),
                 )
             )

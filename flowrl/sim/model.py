@@ -57,7 +57,9 @@ class EngineModel:
         admit_at: Free slots that are awaited before waiting samples are prefilled together.
         load_s: Seconds in which it loads new weights, and generates nothing.
         poll: Set where a driver polls it.
-        keeps_prefixes: It does not compute again what an episode has drawn and heard.
+        keeps_prefixes: It does not compute again what an episode has drawn and heard, and holds a
+            prompt once for all of its samples.
+        reserve: Tokens that each row has to find free when another is let in.
     """
 
     name: str
@@ -71,6 +73,7 @@ class EngineModel:
     load_s: float = 0.0
     poll: PollRule | None = None
     keeps_prefixes: bool = False
+    reserve: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,6 +246,7 @@ class _Maker:
             load_s=times.load_s,
             poll=times.poll,
             keeps_prefixes=pool.player.library in ENGINES,
+            reserve=times.reserve,
         )
 
     def _engine_times(self, player: Operation) -> EngineTimes:

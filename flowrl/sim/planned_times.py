@@ -21,6 +21,7 @@ from flowrl.config.plan import PlanConfig
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.cost.models import ModelShape
+from flowrl.cost.occupancy import reserve_tokens
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph import Op
@@ -59,7 +60,8 @@ def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = No
     engines: dict[str, EngineTimes] = {}
     for operation in stage.plan.operations:
         if operation.role is not None and operation.op == Op.GENERATE:
-            players[operation.node] = _engine(stage, operation, line.cost)
+            reserve = round(reserve_tokens(lengths.mean))
+            players[operation.node] = _engine(stage, operation, line.cost, reserve)
             engines.setdefault(operation.role, players[operation.node])
     return StageTimes(
         source="those that the plan predicts",
@@ -107,7 +109,7 @@ def _episodes(plan: PlacementPlan) -> dict[str, EpisodeShape]:
     return found
 
 
-def _engine(stage: CompiledStage, operation: Operation, cost: Cost) -> EngineTimes:
+def _engine(stage: CompiledStage, operation: Operation, cost: Cost, reserve: int) -> EngineTimes:
     if operation.seconds is None:
         raise PlanError(
             "the plan predicts no times",
@@ -121,7 +123,7 @@ def _engine(stage: CompiledStage, operation: Operation, cost: Cost) -> EngineTim
         replace(operation.layout, dp=1),
         _machine(stage.plan, operation),
     )
-    return EngineTimes(step=step, kv_tokens=operation.kv_tokens or None)
+    return EngineTimes(step=step, kv_tokens=operation.kv_tokens or None, reserve=reserve)
 
 
 def _shape(stage: CompiledStage, operation: Operation) -> ModelShape:

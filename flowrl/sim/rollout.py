@@ -520,6 +520,7 @@ class SimRollout:
                     context=life.draw.prompt_tokens + kept,
                     left=max(1, life.length - kept),
                     fresh=kept == 0,
+                    shared=life.draw.prompt_tokens,
                 )
             )
         self.engines[action.engine].submit(requests)

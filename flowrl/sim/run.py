@@ -161,6 +161,7 @@ class _Simulation:
             admit_at=model.admit_at,
             poll=model.poll,
             keeps_prefixes=model.keeps_prefixes,
+            reserve=model.reserve,
             recorder=self.trace,
             sharing=self.sharing,
         )

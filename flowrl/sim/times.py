@@ -43,6 +43,7 @@ class EngineTimes:
         load_folder_s: Seconds in which it loads weights from a folder.
         apart: Its steps in a process of its own, where they take longer.
         kv_tokens: Tokens whose keys and values it can hold; None where slots are the limit.
+        reserve: Tokens that each row has to find free when another is let in.
     """
 
     step: StepTime
@@ -51,6 +52,7 @@ class EngineTimes:
     load_folder_s: float = 0.0
     apart: StepTime | None = None
     kv_tokens: int | None = None
+    reserve: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,34 +46,33 @@ def test_a_row_is_seen_half_way_and_long_ones_more_often():
     found = full(EmpiricalLengths(values=(100, 300)), replicas=2, slots=10)
     assert found.own == (100**2 + 300**2) / 2 / (2 * 200)
     assert (found.rows, found.steps) == (10, 200 * 200 / 10)
-    assert (found.prompts, found.again) == (200, 0)
+    assert (found.prompts, found.again) == (50, 0)  # groups of 4
 
 
 def test_a_cache_holds_fewer_rows_than_there_are_slots():
     # A row has 15 tokens of its group's prompt, 100 of its own on average and 64 that are free.
     found = full(ConstantLengths(tokens=200), kv_tokens=179 * 25)
     assert found.rows == pytest.approx(25)
-    # Rows that hold 60 + 100 each fill it always: every one is put back once.
-    assert found.again == pytest.approx(400 * 160)
+    # Rows that hold 15 + 100 each fill it always: every one is put back once.
+    assert found.again == pytest.approx(400 * 115)
 
 
 def test_a_cache_for_what_rows_hold_on_average_overflows_half_of_the_time():
-    found = full(ConstantLengths(tokens=200), kv_tokens=160 * 100)
-    assert found.again == pytest.approx(400 * 160 / 2)
+    found = full(ConstantLengths(tokens=200), kv_tokens=115 * 100)
+    assert found.again == pytest.approx(400 * 115 / 2)
     # Ages are even from 0 to 200: a deviation of 200 / sqrt(12) for one row, 577.4 for 100.
-    one_more = full(ConstantLengths(tokens=200), kv_tokens=160 * 100 + 577)
-    assert one_more.again == pytest.approx(400 * 160 * 0.1587, rel=0.01)
-    assert full(ConstantLengths(tokens=200), kv_tokens=160 * 100 + 5774).again < 1e-9
+    one_more = full(ConstantLengths(tokens=200), kv_tokens=115 * 100 + 577)
+    assert one_more.again == pytest.approx(400 * 115 * 0.1587, rel=0.01)
+    assert full(ConstantLengths(tokens=200), kv_tokens=115 * 100 + 5774).again < 1e-9
     assert found.rows < one_more.rows < 100
 
 
 def test_what_each_row_adds_to_a_step_is_a_batches_own():
     found = estimate(512, lengths=ConstantLengths(tokens=400))
     # 256 samples of 400 steps on 64 rows; 300 tokens of context; 64 prompts of an engine.
-    # Without a gap rows enter one by one, which may not make it longer than one batch alone.
     step_s = 0.01 + 64 * (1e-4 + 1e-6 * 300)
     assert found.steady_s == pytest.approx(1600 * step_s + 64 * 0.02)
-    assert found.dense_s == pytest.approx(1600 * (step_s - 0.01) + 256 * 0.02)
+    assert found.dense_s == pytest.approx(1600 * (step_s - 0.01) + 64 * 0.02)
 
 
 @pytest.mark.parametrize(("slots", "kv_tokens"), [(64, 10**7), (256, 10**7), (64, 40_000)])

@@ -73,6 +73,43 @@ def test_what_the_engine_has_kept_of_a_context_is_not_prefilled():
     assert [(t, name) for t, name, *_ in heard.run()] == [(10.0, "a"), (13.0, "b")]
 
 
+def test_rows_of_a_prompt_hold_and_compute_it_once_where_prefixes_are_kept():
+    """A prompt of 40 and 3 of its rows hold 40 + 3 x 10 tokens at their fullest, or 3 x 50."""
+    peaks, ends = [], []
+    for keeps in (True, False):
+        heard = Heard()
+        times = LinearStep(prefill=1.0)
+        engine = heard.engine(slots=3, times=times, kv_tokens=160, keeps_prefixes=keeps)
+        rows = [request(name, 10, prompt=40, shared=40) for name in "abc"]
+        engine.submit(rows[:1])
+        engine.submit(rows[1:])
+        ends.append(heard.run()[-1][0])
+        peaks.append(engine.totals.kv_peak)
+    assert peaks == [70, 150]
+    assert ends[0] < ends[1]
+
+
+def test_what_rows_hold_together_is_free_when_the_last_of_them_has_left():
+    heard = Heard()
+    engine = heard.engine(slots=2, kv_tokens=60, keeps_prefixes=True)
+    first = [request(name, left, prompt=40, shared=40) for name, left in (("a", 3), ("b", 6))]
+    other = request("c", 2, prompt=40, group="1/0", shared=40)
+    engine.submit([*first, other])
+    assert [name for _, name, *_ in heard.run()] == ["a", "b", "c"]
+    assert engine.totals.preempted == 0
+    assert engine.totals.kv_peak == 40 + 3 + 3
+
+
+def test_a_row_waits_until_all_rows_find_their_reserve_free():
+    """One holds 11 tokens and grows to 15; another of 11 wants 10 free for each of two: 42 > 40."""
+    for reserve, peak in ((1, 30), (10, 15)):
+        heard = Heard()
+        engine = heard.engine(slots=2, kv_tokens=40, reserve=reserve)
+        engine.submit([request("a", 5), request("b", 5, group="1/0")])
+        assert [name for _, name, *_ in heard.run()] == ["a", "b"]
+        assert engine.totals.kv_peak == peak
+
+
 def test_a_freed_slot_is_filled_with_the_next_request():
     heard = Heard()
     heard.engine(slots=1).submit([request("a", 3), request("b", 2)])
@@ -102,7 +139,7 @@ def test_a_waiting_request_is_aborted_without_tokens():
     engine.submit([request("a", 3), request("b", 3)])
     engine.abort([SampleId("b")])
     assert heard.run()[0][1:] == ("b", True, 0, ())
-    assert engine.is_idle
+    assert engine.num_rows == 0
 
 
 def test_tokens_after_a_publication_are_of_the_new_version():
@@ -302,5 +339,5 @@ def test_stretches_come_to_the_same_as_single_steps(
     at = {name: t for t, name, *_ in found}
     for t, name, *_ in expected:
         assert at[name] == pytest.approx(t, abs=1e-6), name
-    assert engine.is_idle
+    assert engine.num_rows == 0
     assert engine.totals.tokens == sum(f[3] for f in found)
