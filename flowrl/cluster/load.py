@@ -108,6 +108,7 @@ def load_cluster(path: Path) -> ResourcePool:
     except ValidationError as error:
         raise validation_error(error, raw, _ClusterFile, where) from error
     _check_number(where, file)
+    _check_links(where, file)
     nodes = [
         node
         for index, entry in enumerate(file.nodes)
@@ -150,6 +151,24 @@ def _check_number(where: Places, file: _ClusterFile) -> None:
                 expected=f"at most {MOST_DEVICES:,} in all, with a CPU of each node",
                 hint="take a smaller count, of nodes or of their devices",
             )
+
+
+def _check_links(where: Places, file: _ClusterFile) -> None:
+    """A node has one rate of each kind of link: of two, nobody knows which one is meant."""
+    for index, entry in enumerate(file.nodes):
+        first: dict[str, int] = {}
+        for at, link in enumerate(entry.links):
+            before = first.setdefault(link.kind, at)
+            if before != at:
+                both = (before, at)
+                rates = (f"{entry.links[one].gb_per_s:g}" for one in both)
+                raise ConfigError(
+                    f"two links of {entry.name!r} are of kind {link.kind}",
+                    where=" and ".join(where(f"nodes.{index}.links.{one}") for one in both),
+                    found=f"gb_per_s {' and '.join(rates)}",
+                    expected="one link of each kind: the rate of one device, in one direction",
+                    hint="take one of them out",
+                )
 
 
 def _expand(entry: _NodeEntry, where: Places, key: str) -> list[ClusterNode]:

@@ -545,6 +545,7 @@ def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> Layout
         kinds=library.kinds,
         node_size=node_size,
         rows=rows,
+        rows_of="an update" if task.updates else "a step",
         samples=task.samples,
         max_length=request.max_length,
         kv_copies=library.kv_copies,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
 from flowrl.cost.analytic import AnalyticCost
@@ -21,9 +21,9 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
-from flowrl.plan.elsewhere import Part, check_environment_kinds, seatings
-from flowrl.plan.many import Searched, search_group
-from flowrl.plan.mixed import search_two_groups
+from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
+from flowrl.plan.many import Elsewhere, Searched, can_hold, search_group
+from flowrl.plan.mixed import pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
@@ -142,7 +142,8 @@ def plan_over_groups(
     _check_kinds(pins, parts)
     check_environments(pins, [task for task in tasks if _of_one_kind(task, pins, parts)])
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
-    found, failed, errors = _alone(graph, request, (tried, hosts), cost, pins)
+    job = _Job(graph=graph, request=request, cost=cost, parts=parts, tried=tried, hosts=hosts)
+    found, failed, errors = _alone(job, pins)
     beaten: tuple[Searched, ...] = ()
     if len(parts) > 1:
         within = min((one.best.objective for one in found), default=math.inf)
@@ -150,7 +151,7 @@ def plan_over_groups(
         beaten = over_two.others
         found += [over_two.best] if over_two.best is not None else []
     if not found:
-        raise errors[0] if errors else _apart(pins, parts)
+        raise _telling(errors, pins) if errors else _apart(pins, parts)
     best = min(found, key=lambda one: one.best.objective)
     plan = write_plan(graph, request, pool, best, hosted)
     plan = replace(plan, notes=(*plan.notes, *_not_looked_at(pool, (*parts, *hosts))))
@@ -184,53 +185,125 @@ def _hosts(
     return [known.get(one.numbering, one) for one in made]
 
 
-def _alone(
-    graph: Graph,
-    request: PlanRequest,
-    parts: tuple[Sequence[Part], Sequence[Part]],
-    cost: Cost,
-    pins: PinnedTasks,
-) -> tuple[list[Searched], list[tuple[DeviceGroup, str]], list[PlanError]]:
-    """The best plan of each group alone; why others have none; and their errors.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A job and all that it may be placed on.
 
-    Args:
-        parts: Groups for tasks, and those for environments that ask for them.
+    Attributes:
+        parts: Groups for tasks, of equal devices.
+        tried: These, and shares of their nodes.
+        hosts: Groups for environments that ask for them.
     """
+
+    graph: Graph
+    request: PlanRequest
+    cost: Cost
+    parts: Sequence[Part]
+    tried: Sequence[Part]
+    hosts: Sequence[Part]
+
+    def tasks(self) -> tuple[TaskWork, ...]:
+        """Of the graph, on such devices."""
+        return tasks_of(self.graph, self.request, self.parts[0].group.device.type)
+
+    def beside(self, part: Part) -> Elsewhere:
+        """What there is besides one of the groups that are tried."""
+        return Elsewhere(
+            groups=tuple(one.group for one in self.parts),
+            fits=lambda pins: self._fits_beside(part, pins),
+        )
+
+    def _fits_beside(self, part: Part, pins: PinnedTasks) -> bool:
+        try:
+            _check_kinds(pins, self.parts)
+            check_environments(
+                pins, [task for task in self.tasks() if _of_one_kind(task, pins, self.parts)]
+            )
+        except PlanError:
+            return False
+        others = (one for one in self.tried if one is not part)
+        if any(self._holds(one, pins) for one in others):
+            return True
+        both = (self.parts, self.hosts)
+        return len(self.parts) > 1 and any(
+            pair.likely is not None or pair.best(math.inf)
+            for pair in pair_searches(self.graph, self.request, both, self.cost, pins)
+        )
+
+    def _holds(self, part: Part, pins: PinnedTasks) -> bool:
+        return any(
+            _names_only(part, pins, seating)
+            and can_hold(
+                self.graph,
+                self.request,
+                part.group,
+                self.cost,
+                pins,
+                part.numbering,
+                host=part.host,
+                outside=seating.outside,
+            )
+            for seating in seatings(self.tasks(), part, (), self.hosts, pins)
+        )
+
+
+def _names_only(part: Part, pins: PinnedTasks, seating: Seating) -> bool:
+    """Whether pins name no devices but those of a part, and what is set aside beside it."""
+    own = [some for name, some in pins.environments.items() if name not in seating.outside]
+    named = {number for some in (*pins.devices.values(), *own) for number in some}
+    return named <= set(part.numbering)
+
+
+def _alone(
+    job: _Job, pins: PinnedTasks
+) -> tuple[list[Searched], list[tuple[DeviceGroup, str]], list[tuple[DeviceGroup, PlanError]]]:
+    """The best plan of each group alone; why others have none; and their errors."""
     found: list[Searched] = []
     failed: list[tuple[DeviceGroup, str]] = []
-    errors: list[PlanError] = []
-    tasks = tasks_of(graph, request, parts[0][0].group.device.type)
-    by_time = request.options.objective == "step_time"
-    for part in parts[0]:
+    errors: list[tuple[DeviceGroup, PlanError]] = []
+    by_time = job.request.options.objective == "step_time"
+    for part in job.tried:
         try:
             # Where time counts, none of their devices is better left to nobody.
-            ways = seatings(tasks, part, (), parts[1], pins)[: 1 if by_time else None]
+            ways = seatings(job.tasks(), part, (), job.hosts, pins)[: 1 if by_time else None]
             every: list[Searched] = []
             for seating in ways:
-                own = [
-                    some for name, some in pins.environments.items() if name not in seating.outside
-                ]
-                named = {number for some in (*pins.devices.values(), *own) for number in some}
-                if not named <= set(part.numbering):
+                if not _names_only(part, pins, seating):
                     failed.append((part.group, "pins name other devices"))
                     break
                 one = search_group(
-                    graph,
-                    request,
+                    job.graph,
+                    job.request,
                     part.group,
-                    cost,
+                    job.cost,
                     host=part.host,
                     numbering=part.numbering,
                     pins=pins,
                     outside=seating.outside,
+                    pool=job.beside(part),
                 )
                 every.append(one)
             if every:
                 found.append(min(every, key=lambda one: one.best.objective))
         except PlanError as error:
             failed.append((part.group, error.what))
-            errors.append(error)
+            errors.append((part.group, error))
     return found, failed, errors
+
+
+def _telling(errors: Sequence[tuple[DeviceGroup, PlanError]], pins: PinnedTasks) -> PlanError:
+    """The error of the first group that has as many devices as pinned layouts need, or of the
+    largest one."""
+    need = max(
+        (
+            math.prod(size for name, size in one.layout if name != "ep")
+            for one in pins.filters.values()
+        ),
+        default=1,
+    )
+    enough = (error for group, error in errors if len(group.addresses) >= need)
+    largest = max(errors, key=lambda item: len(item[0].addresses))[1]
+    return next(enough, largest)
 
 
 def _part(pool: ResourcePool, group: DeviceGroup, order: Mapping[str, int]) -> Part:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations, islice
 
-from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.candidates import layout_rules
-from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
-from flowrl.plan.layouts import (
-    LayoutRules,
-    check_size,
-    possible_sizes,
-    refused_combinations,
-    with_possible,
-)
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
-from flowrl.plan.problem_of import Posed, aligned, possible_counts
-from flowrl.plan.schema import Rejection
+from flowrl.plan.problem_of import Posed
 from flowrl.plan.search import Change, ChangeKind, Infeasible
 from flowrl.plan.tasks import TaskWork
 from flowrl.plan.ways_out import (
@@ -42,24 +33,17 @@ from flowrl.plan.ways_out import (
 )
 from flowrl.wording import counted
 
-__all__ = ["check_places", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
+__all__ = ["nothing_fits", "nothing_runs", "nowhere_to_stand"]
 
 MOST_DEVICES = 65536
 
 
-def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks, fits: Fits) -> PlanError:
-    """Of a task that no layout lets run on any number of the devices, alone.
-
-    Args:
-        fits: Whether the job has a plan with a change.
-    """
+def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks, ground: Ground) -> PlanError:
+    """Of a task that no layout lets run on any number of the devices, alone."""
     only = pins.filters.get(task.id, Filter())
-    error = (
-        _size_alone(task, posed, pins, only)
-        or _sizes_together(task, posed, pins, only)
-        or no_place_for_environment(task, posed, pins, only, fits)
-    )
-    return error or _too_large(task, posed, pins, only, fits)
+    error = refused_pins(task, posed, pins, only, ground)
+    error = error or no_place_for_environment(task, posed, pins, only, ground.fits)
+    return error or _too_large(task, posed, pins, only, ground.fits)
 
 
 def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -> PlanError:
@@ -70,11 +54,12 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
     """
     binding = why.bindings[0]
     names = ", ".join(binding.tasks)
-    changes = [_in_full(change, posed, pins) for change in why.changes]
-    memory = [c for c in why.changes if c.kind is ChangeKind.MEMORY and c.value is not None]
+    helps = [change for change in why.changes if _helps(change, pins, fits)]
+    changes = [_in_full(change, posed, pins) for change in helps]
+    memory = [c for c in helps if c.kind is ChangeKind.MEMORY and c.value is not None]
     if memory and memory[0].value is not None:
         runtime = RUNTIME_BYTES[posed.candidates.machine.spec.type]
-        changes = [_in_full(c, posed, pins) for c in why.changes if c.kind is not ChangeKind.MEMORY]
+        changes = [_in_full(c, posed, pins) for c in helps if c.kind is not ChangeKind.MEMORY]
         changes.append(more_memory(memory[0].value + runtime, posed.group, fits))
     if not any(change.kind is ChangeKind.PIN for change in why.changes):
         others = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
@@ -94,6 +79,14 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
         or more_devices(posed.group, MOST_DEVICES, fits)
         or _without(asked, kind),
     )
+
+
+def _helps(change: Change, pins: PinnedTasks, fits: Fits) -> bool:
+    """Whether there is a plan without pins that the search would do without."""
+    if change.kind is not ChangeKind.PIN:
+        return True
+    asked = [pins.asked.get(name, {}).get("devices") for name in change.tasks]
+    return fits(Trial(pins=without_pins(pins, [pin for pin in asked if pin is not None])))
 
 
 def _in_full(change: Change, posed: Posed, pins: PinnedTasks) -> str:
@@ -136,225 +129,20 @@ def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
         if field in ("devices", OWN)
     )
     said = [str(pin) for pin in placed]
-    helps = [str(pin) for pin in placed if fits(Trial(pins=without_pins(pins, (pin,))))]
+    helps: list[str] = []
+    for left in range(1, len(placed) + 1):
+        some = islice(combinations(placed, left), MOST_TRIES)
+        enough = [one for one in some if fits(Trial(pins=without_pins(pins, one)))]
+        helps = [" and ".join(str(pin) for pin in one) for one in enough]
+        if helps:
+            break
     return PlanError(
         f"no schedule has {' and '.join(said)}{' at once' if len(said) > 1 else ''}",
         where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",
         found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint=f"leave {' or '.join(helps or said)} out",
+        hint=f"leave {' or '.join(helps or [' and '.join(said)])} out",
     )
-
-
-def check_places(
-    pins: PinnedTasks,
-    places: Mapping[str, frozenset[int]],
-    group: DeviceGroup,
-    numbering: Sequence[int],
-) -> None:
-    """Pinned devices are parts of one node, or whole nodes: for others no time is known.
-
-    Args:
-        places: Counted in the group.
-        numbering: Of each device of the group, its number in the cluster.
-
-    Raises:
-        PlanError: they are neither; names the nearest that are.
-    """
-    size, total = group.node_size, len(group.addresses)
-    for name, place in places.items():
-        count = len(place)
-        nodes = {number // size for number in place}
-        if not aligned(count, size):
-            near = {count // size * size, (count // size + 1) * size}
-            fitting = sorted(one for one in near if one <= total)
-            why = f"devices={count} is neither part of a node of {size} nor whole nodes"
-            hint = f"take {' or '.join(str(one) for one in fitting)} devices"
-        elif len(nodes) > math.ceil(count / size):
-            why = f"these {count} devices lie in {len(nodes)} nodes of {size}"
-            starts = _aligned_starts(min(place), count, size)
-            near_by = [
-                number_ranges(numbering[number] for number in range(start, start + count))
-                for start in starts
-                if 0 <= start <= total - count
-            ]
-            hint = f"nearest {' or '.join(near_by)}"
-        else:
-            continue
-        raise PlanError(
-            f"{name} cannot run so: {why}",
-            where=pins.where(name, ["devices"]),
-            found=pins.said(name, ["devices"]),
-            hint=hint,
-        )
-
-
-def _aligned_starts(first: int, count: int, size: int) -> tuple[int, int]:
-    """Where the nearest blocks begin that cross no node: in this one, and in the next."""
-    node = first // size * size
-    inside = min(first, node + size - count) if count < size else node
-    return inside, node + size
-
-
-def _size_alone(task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter) -> PlanError | None:
-    """Of a pinned size that is impossible whatever the others are."""
-    rules = layout_rules(task, posed.made(task.id).request, posed.group_of(task.id).node_size)
-    for name, size in only.layout:
-        problems = check_size(task.shape, rules, name, size)
-        if problems:
-            refused = problems[0]
-            if name != "dp":
-                refused = with_possible(refused, size, possible_sizes(task.shape, rules, name))
-            return _refusal(task, pins, refused, [name], _near(task, rules, name, refused))
-        if name != "dp" and size not in (looked_at := possible_sizes(task.shape, rules, name)):
-            nearest = sorted(looked_at, key=lambda one: abs(one - size))[:2]
-            unknown = Rejection(
-                choice=f"{name}={size}",
-                constraint="is not looked at: groups of such a size lie unevenly in nodes of "
-                f"{rules.node_size}"
-                if rules.node_size % size
-                else f"is not looked at: sizes of {name} are powers of two",
-                nearest=", ".join(str(one) for one in sorted(nearest)),
-            )
-            return _refusal(task, pins, unknown, [name], _near(task, rules, name, unknown))
-    longest = rules.max_length
-    if only.micro_tokens is not None and only.micro_tokens < longest:
-        short = Rejection(
-            choice=f"micro_tokens={only.micro_tokens}",
-            constraint=f"holds no longest sample of {longest} tokens, and samples are not cut",
-            nearest=str(longest),
-        )
-        return _refusal(task, pins, short, ["micro_tokens"], f"set micro_tokens to {longest}")
-    return None
-
-
-def _near(task: TaskWork, rules: LayoutRules, name: str, refused: Rejection) -> str | None:
-    """The values that would do in the place of a refused one."""
-    if name == "dp":
-        near = refused.nearest.replace(", ", " or ")
-        return f"set dp to {near}, or leave it out" if near else None
-    sizes = [str(one) for one in possible_sizes(task.shape, rules, name)]
-    return f"set {name} to {' or '.join(sizes)}" if sizes else None
-
-
-def _refusal(
-    task: TaskWork,
-    pins: PinnedTasks,
-    refused: Rejection,
-    fields: Sequence[str],
-    hint: str | None = None,
-) -> PlanError:
-    nearest = f"; nearest {refused.nearest}" if refused.nearest else ""
-    return PlanError(
-        f"{task.id} cannot run so: {refused.choice} {refused.constraint}{nearest}",
-        where=pins.where(task.id, fields) or f"roles.{task.role.name}",
-        found=pins.said(task.id, fields),
-        expected=_limit(refused),
-        hint=hint or "leave it out",
-    )
-
-
-def _limit(refused: Rejection) -> str | None:
-    limit = refused.limit
-    return limit if not limit or limit.startswith("at ") else f"at most {limit}"
-
-
-def _sizes_together(
-    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter
-) -> PlanError | None:
-    """Of pinned sizes that are possible one by one, and leave no layout on any count."""
-    counts = _counts(task, posed, only)
-    if next(_layouts(task, posed, only, counts), None) is not None:
-        return None
-    fields = [name for name, _ in only.layout]
-    why, nearest = _why_none(task, posed, only, counts)
-    if only.devices is not None:
-        fields = ["devices", *fields]
-    hints = list(_changes(task, posed, only, fields))
-    choice = " and ".join(f"{name}={_size(only, name)}" for name in fields)
-    if not fields:
-        choice, hints = f"on {counted(counts[-1], 'device')}, no layout is possible:", []
-    return _refusal(
-        task,
-        pins,
-        Rejection(choice=choice, constraint=why, nearest=nearest),
-        fields,
-        ", or ".join(hints) or None,
-    )
-
-
-def _size(only: Filter, name: str) -> int:
-    return (only.devices or 0) if name == "devices" else dict(only.layout)[name]
-
-
-def _counts(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, ...]:
-    counts = possible_counts(posed.group_of(task.id), {task.id: only})
-    if only.devices is None:
-        return counts
-    if task.region is not None:  # its environment may have some of them
-        return tuple(count for count in counts if count <= (only.devices or 0))
-    return (only.devices,)
-
-
-def _layouts(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int]) -> Iterator[Layout]:
-    """That pins leave, on any of some numbers of devices."""
-    made = posed.made(task.id)
-    for count in counts:
-        yield from (one for one in made.layouts(task, count).possible if only.takes(one))
-
-
-def _why_none(task: TaskWork, posed: Posed, only: Filter, counts: Sequence[int]) -> tuple[str, str]:
-    """Why pinned sizes leave nothing, and the nearest numbers of devices, if those are why."""
-    group = posed.group_of(task.id)
-    several = len(only.layout) + (only.devices is not None) > 1
-    least = math.prod(size for name, size in only.layout if name != "ep")
-    if least > counts[-1]:
-        return (
-            f"{'need' if several else 'needs'} {counted(least, 'device')}, "
-            f"and there {'is' if counts[-1] == 1 else 'are'} {counts[-1]}",
-            "",
-        )
-    rules = layout_rules(task, posed.made(task.id).request, group.node_size)
-    for count in counts:
-        for layout, refused in refused_combinations(task.shape, count, rules):
-            if only.takes(layout):
-                leaves = "leave" if several else "leaves"
-                return f"{leaves} {layout.describe()}, where {_in_words(refused)}", ""
-    fixed = {name for name, _ in only.layout} >= {"tp", "pp", "cp", "dp"}
-    if fixed and least not in counts:
-        near = sorted(counts, key=lambda count: abs(count - least))[:2]
-        numbers = ", ".join(str(count) for count in sorted(near))
-        return f"need {least} devices, which are neither part of a node nor whole nodes", numbers
-    divided = [count for count in counts if count % least == 0]
-    some = ", ".join(str(count) for count in (divided or counts)[-4:])
-    if not divided:
-        verb = "divide" if several else "divides"
-        return f"{verb} none of the numbers of devices that are looked at ({some})", ""
-    verb = "leave" if several else "leaves"
-    return f"{verb} no layout of the model on a number of devices that is divided so ({some})", ""
-
-
-def _in_words(refused: Rejection) -> str:
-    numbers = [text for text in (refused.found, _limit(refused)) if text]
-    more = f" ({', '.join(numbers)})" if numbers else ""
-    return f"{refused.choice} {refused.constraint}{more}"
-
-
-def _changes(task: TaskWork, posed: Posed, only: Filter, fields: Sequence[str]) -> Iterator[str]:
-    """For each pin the nearest value with which the others can be kept."""
-    for name in fields:
-        other = only.without(name)
-        left = _layouts(task, posed, other, _counts(task, posed, other))
-        values = {one.num_devices if name == "devices" else getattr(one, name) for one in left}
-        if values:
-            size = _size(only, name)
-            nearest = min(values, key=lambda value: (abs(value - size), value))
-            what = (
-                f"take {counted(nearest, 'device')}"
-                if name == "devices"
-                else f"set {name} to {nearest}"
-            )
-            yield what
 
 
 def _too_large(
@@ -393,7 +181,7 @@ def _least(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, Layout]:
     made = posed.made(task.id)
     found = [
         (made.needs(task, layout, only)[0], layout)
-        for layout in _layouts(task, posed, only, _counts(task, posed, only))
+        for layout in layouts_of(task, posed, only, counts_of(task, posed, only))
     ]
     return min(found, key=lambda item: (item[0], item[1].num_devices))
 
@@ -432,7 +220,7 @@ def _smaller_micro(
 def _way(task: TaskWork, posed: Posed, only: Filter) -> Candidate | None:
     """Some way to run a task alone that pins leave."""
     made = posed.made(task.id)
-    for layout in _layouts(task, posed, only, _counts(task, posed, only)):
+    for layout in layouts_of(task, posed, only, counts_of(task, posed, only)):
         if made.needs(task, layout, only)[0] <= made.budget:
             way = next(iter(made.of_layout(task, layout, only)), None)
             if way is not None:

@@ -15,8 +15,9 @@ What must divide, with t, p, c, d, e for tp, pp, cp, dp, ep:
 - c: a sample is cut into 2 c pieces (one early and one late piece a rank balances the causal mask);
   where heads travel instead of keys (`cp_splits_heads`), query heads per tensor rank.
 - e: experts, and t c d, for an expert group lies inside a stage; and t, or t divides it.
-- d: rows of an optimizer update. A rollout has no such rule: samples are routed one by one, so
-  replicas need not get equal numbers, and a replica without one is all that is refused.
+- d: rows of an optimizer update, or of a forward pass. A rollout has no such rule: samples are
+  routed one by one, so replicas need not get equal numbers, and a replica without one is all that
+  is refused.
 
 A refusal is told once for each value that a constraint rules out, whatever else a layout has.
 """
@@ -67,8 +68,9 @@ class LayoutRules:
     Attributes:
         kinds: Dimensions that the library has, of `tp pp dp cp ep fsdp`; what it lacks stays 1.
         node_size: Devices of a node.
-        rows: Samples of an optimizer update, which data-parallel ranks share evenly; None where
-            nothing must be even.
+        rows: Samples of an optimizer update or of a forward pass, which data-parallel ranks share
+            evenly; None where nothing must be even.
+        rows_of: What these are samples of.
         samples: Samples of a step: more replicas than these would idle.
         max_length: Tokens of the longest sample.
         kv_copies: Key heads may be copied to several tensor ranks.
@@ -81,6 +83,7 @@ class LayoutRules:
     kinds: frozenset[str]
     node_size: int
     rows: int | None = None
+    rows_of: str = "an update"
     samples: int | None = None
     max_length: int = 1 << 20
     kv_copies: bool = True
@@ -394,7 +397,7 @@ def _dp_problem(rules: LayoutRules, dp: int) -> Rejection | None:
             nearest="1",
         )
     if rules.rows is not None and rules.rows % dp:
-        return _undivided("dp", dp, rules.rows, "samples of an update")
+        return _undivided("dp", dp, rules.rows, f"samples of {rules.rows_of}")
     if rules.samples is not None and dp > rules.samples:
         return Rejection(
             choice=f"dp={dp}",

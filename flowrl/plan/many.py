@@ -9,7 +9,7 @@ faster on paper is not worth a pipeline or a recomputation more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrl.cluster.pool import DeviceGroup
@@ -19,13 +19,8 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.impossible import (
-    MOST_DEVICES,
-    check_places,
-    nothing_fits,
-    nothing_runs,
-    nowhere_to_stand,
-)
+from flowrl.plan.impossible import MOST_DEVICES, nothing_fits, nothing_runs, nowhere_to_stand
+from flowrl.plan.impossible_pins import Ground, misplaced, uneven
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
@@ -53,7 +48,9 @@ __all__ = [
     "MARGIN",
     "PLAIN",
     "Chosen",
+    "Elsewhere",
     "Searched",
+    "can_hold",
     "distinct",
     "fits_hosts",
     "hosts_full",
@@ -154,6 +151,19 @@ class Searched:
     thinned: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What a job may be placed on besides the devices that are looked at.
+
+    Attributes:
+        groups: All groups of equal devices, these among them.
+        fits: Whether the job has a plan on the others, or on two groups, with other pins.
+    """
+
+    groups: tuple[DeviceGroup, ...]
+    fits: Callable[[PinnedTasks], bool]
+
+
 def search_group(
     graph: Graph,
     request: PlanRequest,
@@ -165,6 +175,7 @@ def search_group(
     pins: PinnedTasks | None = None,
     alternatives: int | None = None,
     outside: Mapping[str, DeviceGroup] | None = None,
+    pool: Elsewhere | None = None,
 ) -> Searched:
     """The best schedule of a graph on a group of equal devices.
 
@@ -174,6 +185,7 @@ def search_group(
         pins: What pins say; None reads those of the request.
         alternatives: How many others; None takes what the request says.
         outside: Devices of another kind that environments have, by the task that they play with.
+        pool: What else a job may be placed on, where changes of pins are tried.
 
     Raises:
         PlanError: nothing fits, or pins that cannot be kept; says what would help.
@@ -183,23 +195,48 @@ def search_group(
     if pins is None:
         tasks = tasks_of(graph, request, group.device.type)
         pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
-    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
 
     def fits(change: Trial) -> bool:
         """Whether there is a plan with a change; asked only for messages."""
-        on = change.group or group
+        on, kept = change.group or group, change.pins or pins
         numbered = [*numbers, *_further(numbers, on)]
-        spare, kept = change.host or host, change.pins or pins
-        try:
-            return _fits(
-                _posed(graph, request, on, cost, kept, numbered, host=spare, outside=outside)
-            )
-        except PlanError:
-            return False
+        spare = change.host or host
+        if can_hold(graph, request, on, cost, kept, numbered, host=spare, outside=outside):
+            return True
+        return change.pins is not None and pool is not None and pool.fits(change.pins)
 
+    def next_error(kept: PinnedTasks) -> PlanError | None:
+        try:
+            search_group(
+                graph,
+                request,
+                group,
+                cost,
+                host=host,
+                numbering=numbers,
+                pins=kept,
+                alternatives=0,
+                outside=outside,
+                pool=pool,
+            )
+        except PlanError as error:
+            return error
+        return None
+
+    ground = Ground(
+        group=group,
+        numbering=numbers,
+        groups=(group,) if pool is None else pool.groups,
+        fits=fits,
+        next_error=next_error,
+    )
+    uneven_pins = misplaced(pins, pins.places(numbers), ground)
+    if uneven_pins is not None:
+        raise uneven_pins
+    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
     for task in posed.tasks:
         if not posed.ways[task.id]:
-            raise nothing_runs(task, posed, pins, fits)
+            raise nothing_runs(task, posed, pins, ground)
     result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins, fits)
@@ -237,8 +274,6 @@ def _posed(
     outside: Mapping[str, DeviceGroup] | None,
 ) -> Posed:
     """The problem of a group under its pins."""
-    places = pins.places(numbers)
-    check_places(pins, places, group, numbers)
     # Where devices are dear rather than time, a small part of a pool may do.
     soon = request.options.objective == "step_time"
     return pose(
@@ -247,7 +282,7 @@ def _posed(
         group,
         cost,
         filters=pins.filters,
-        places=places,
+        places=pins.places(numbers),
         environments=pins.environments_in(numbers, outside or ()),
         kinds=kinds_wanted(request),
         host=host,
@@ -260,6 +295,31 @@ def _further(numbers: Sequence[int], group: DeviceGroup) -> range:
     """Numbers of devices that a larger group has beside those of a cluster."""
     after = max(numbers) + 1
     return range(after, after + len(group.addresses) - len(numbers))
+
+
+def can_hold(
+    graph: Graph,
+    request: PlanRequest,
+    group: DeviceGroup,
+    cost: Cost,
+    pins: PinnedTasks,
+    numbering: Sequence[int],
+    *,
+    host: int | None,
+    outside: Mapping[str, DeviceGroup] | None,
+) -> bool:
+    """Whether a group of equal devices has a plan of a graph under pins.
+
+    Args:
+        numbering: Of each device of the group, its number in the cluster.
+    """
+    if any(uneven(place, group.node_size) for place in pins.places(numbering).values()):
+        return False
+    try:
+        posed = _posed(graph, request, group, cost, pins, numbering, host=host, outside=outside)
+        return _fits(posed)
+    except PlanError:
+        return False
 
 
 def _fits(posed: Posed) -> bool:

@@ -18,6 +18,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
 from flowrl.plan.impossible import nothing_fits, nothing_runs
+from flowrl.plan.impossible_pins import Ground
 from flowrl.plan.many import fits_hosts, hosts_full, search_posed
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import PinnedTasks, read_pins
@@ -147,17 +148,18 @@ class Job:
             [role.name for role in self.request.roles],
         )
 
-    def posed(self, devices: int, *, numbered: int) -> Posed:
+    def posed(self, devices: int, *, numbered: int, pins: PinnedTasks | None = None) -> Posed:
         """The problem of so many devices alone.
 
         Args:
             numbered: Devices that pins may name.
+            pins: What they say; None reads those of the request.
         """
         pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
         (group,) = pool.filled_to(self.request.options.memory_share).groups()
         cores = HOST_CORES if self.cores is None else self.cores
         group = replace(group, host_cores=cores * group.node_size // self.node_size)
-        pins = self.pins(numbered)
+        pins = self.pins(numbered) if pins is None else pins
         # Part of a node has its part of the host, so that more devices never have less each.
         host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
         return pose(
@@ -205,14 +207,40 @@ def fewest(job: Job) -> Size:
             if size is not None:
                 return size
         if devices >= LARGEST_POOL:
-            pins = job.pins(devices)
-            if lacking:
-                raise nothing_runs(lacking[0], posed, pins, _untried)
-            why = search(posed.problem).infeasible
-            if why is None:
-                raise hosts_full(posed, (), _untried)
-            raise nothing_fits(posed, why, pins, _untried)
+            raise _too_much(job, posed, job.pins(devices))
         devices *= 4
+
+
+def _too_much(job: Job, posed: Posed, pins: PinnedTasks) -> PlanError:
+    """What is said of a job that does not fit on the largest pool."""
+    devices = len(posed.group.addresses)
+
+    def with_pins(kept: PinnedTasks) -> Posed:
+        return job.posed(devices, numbered=devices, pins=kept)
+
+    def fits(change: Trial) -> bool:
+        """Whether it fits there with other pins; no more devices or memory are tried."""
+        if change.pins is None:
+            return False
+        other = with_pins(change.pins)
+        if _lacking(other):
+            return False
+        return any(fits_hosts(other, one.schedule) for one in search_posed(other).best)
+
+    def next_error(kept: PinnedTasks) -> PlanError | None:
+        return _too_much(job, with_pins(kept), kept)
+
+    if lacking := _lacking(posed):
+        ground = Ground(
+            group=posed.group,
+            numbering=range(devices),
+            groups=(posed.group,),
+            fits=fits,
+            next_error=next_error,
+        )
+        return nothing_runs(lacking[0], posed, pins, ground)
+    why = search(posed.problem).infeasible
+    return hosts_full(posed, (), fits) if why is None else nothing_fits(posed, why, pins, fits)
 
 
 def sizes(
@@ -243,11 +271,6 @@ def sizes(
             tell(one)
         found.append(job.size(one, numbered=last) or one)
     return tuple(found)
-
-
-def _untried(change: Trial) -> bool:
-    """Of changes on the largest pool, where trying one takes too long."""
-    return False
 
 
 def _lacking(posed: Posed) -> list[TaskWork]:

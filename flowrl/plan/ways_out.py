@@ -29,6 +29,7 @@ __all__ = [
     "more_host",
     "more_memory",
     "tries_on",
+    "with_devices",
     "with_value",
     "without_pins",
 ]
@@ -183,6 +184,20 @@ def with_value(pins: PinnedTasks, pin: Pin, value: int) -> PinnedTasks:
         if own.get(pin.field) == pin:
             filters[name] = _sized(filters[name], pin.field, value)
     return replace(pins, filters=filters)
+
+
+def with_devices(pins: PinnedTasks, pin: Pin, numbers: tuple[int, ...]) -> PinnedTasks:
+    """The same with other devices in a pin of tasks' devices.
+
+    Args:
+        numbers: In the cluster.
+    """
+    filters, devices = dict(pins.filters), dict(pins.devices)
+    for name, own in pins.asked.items():
+        if own.get("devices") == pin:
+            filters[name] = replace(filters[name], devices=len(numbers))
+            devices[name] = numbers
+    return replace(pins, filters=filters, devices=devices)
 
 
 def _sized(only: Filter, field: str, value: int) -> Filter:

@@ -222,7 +222,7 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
         (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
         ([*NODE, "--pin", "rollout"], "a pin says a number or devices"),
         ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),
-        ([*NODE, "--pin", "rollout.tp=8"], "nearest 4\n"),
+        ([*NODE, "--pin", "rollout.tp=8"], "set tp to 2 or 4, or leave"),
         ([*NODE, "--top", "0"], "too small a number of plans"),
         ([*NODE, "--top", "60"], "--top: too large a number of plans"),
         ([*NODE, "--sweep", "devices=8:4"], "not a range of numbers of devices"),
@@ -463,17 +463,17 @@ def test_sizes_that_a_library_does_not_split_are_refused_in_a_sentence(flowrl: R
     code, _, err = flowrl(CONFIG, *SMALL, *NODE, "plan.trainer=fsdp", "--pin", "actor.tp=2")
     assert code == 2
     assert (
-        "actor.update cannot run so: tp=2 splits what the library does not (it has cp, dp, fsdp); "
-        "nearest 1\n"
+        "actor.update cannot run so: tp=2 splits what the library does not (it has cp, dp, fsdp)\n"
     ) in err
 
 
-def test_the_nearest_size_is_the_same_in_a_plan_and_of_a_pin(flowrl: Run):
+def test_the_nearest_size_in_a_plan_is_among_those_that_are_offered_for_a_pin(flowrl: Run):
     # 40 heads: 10 and 20 divide them, and do not fit a node of 8.
     words = [CONFIG, *SMALL, *NODE, "roles.actor.model=configs/models/qwen2.5-14b.json"]
-    said = "tp=16{} does not divide 40 query heads; nearest 8\n"
-    assert said.format(":") in flowrl(*words, "--explain")[1]
-    assert said.format("") in flowrl(*words, "--pin", "rollout.tp=16")[2]
+    assert "tp=16: does not divide 40 query heads; nearest 8\n" in flowrl(*words, "--explain")[1]
+    err = flowrl(*words, "--pin", "rollout.tp=16")[2]
+    assert "tp=16 does not divide 40 query heads\n" in err
+    assert "to fix: set tp to 4 or 8, or leave rollout.tp=16 out\n" in err
 
 
 def test_a_mistyped_environment_is_told_with_the_roles_that_there_are(flowrl: Run):

@@ -168,3 +168,15 @@ def test_two_nodes_of_one_name_are_refused(tmp_path: Path) -> None:
     node = "  - {name: a, memory_gib: 1, cores: 1}\n"
     with pytest.raises(ConfigError, match="two nodes are named 'a'"):
         load_cluster(written(tmp_path, f"nodes:\n{node}{node}"))
+
+
+def test_two_links_of_one_kind_are_refused_with_the_lines_of_both(tmp_path: Path) -> None:
+    more = TWO_NODES + "      - {kind: nvlink, gb_per_s: 300}\n"
+    path = written(tmp_path, more)
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(path)
+    assert caught.value.what == "two links of 'trainer' are of kind nvlink"
+    # The lines of the first and the third link above.
+    both = f"{path}:10 (nodes.0.links.0) and {path}:12 (nodes.0.links.2)"
+    assert caught.value.where == both
+    assert caught.value.found == "gb_per_s 450 and 300"
