@@ -44,6 +44,7 @@ from flowrl.runtime.environment_answers import Unusable, usable_observation, usa
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.user_frames import described, short_path, user_frames
+from flowrl.wording import counted
 
 __all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
 
@@ -53,6 +54,9 @@ _MAX_TEXT = 300
 
 _BEAT_S = 0.5
 """Seconds between the signs of life of a loop, where calls have that long."""
+
+_GRACE_S = 1.0
+"""Seconds that what is under way has to end when the loop is shut."""
 
 Answer: TypeAlias = Observation | Outcome | EpisodeFailure
 
@@ -146,7 +150,9 @@ class EnvironmentLoop:
         self._timer: asyncio.TimerHandle | None = None  # for the first of them
         self._closing: dict[SampleId, asyncio.Task[None]] = {}
         self._answers: list[Reply] = []  # to be handed out at the loop's next turn
+        self._shutting = False  # nothing begins any more
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_complain)
         self._thread = threading.Thread(target=self._run, name=f"flowrl-{name}", daemon=True)
         self._thread.start()
 
@@ -172,7 +178,11 @@ class EnvironmentLoop:
         return call, self._timeout(call, stack, " and held the environment's thread")
 
     def stop(self, timeout_s: float) -> bool:
-        """Closes the environment and ends the thread; false where it has not ended in time."""
+        """Closes the environment and ends the thread; false where it has not ended in time.
+
+        Calls under way are cancelled, those that wait never begin, and episodes that are being
+        closed have a moment for it.
+        """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._shut)
         self._thread.join(timeout_s)
@@ -193,6 +203,8 @@ class EnvironmentLoop:
         self._loop.call_later(min(_BEAT_S, self._timeout_s / 2), self._show_life)
 
     def _take(self, orders: Sequence[Call | SampleId]) -> None:
+        if self._shutting:
+            return
         for order in orders:
             if isinstance(order, Call):
                 self._begin(order)
@@ -215,7 +227,7 @@ class EnvironmentLoop:
 
     def _launch(self) -> None:
         """Begins the calls that there is room for."""
-        while self._queue and self._room > 0:
+        while self._queue and self._room > 0 and not self._shutting:
             call = self._queue.popleft()
             if self._calls.get(call.sample) is not call:
                 continue  # its episode was ended
@@ -336,11 +348,14 @@ class EnvironmentLoop:
         self._calls.pop(sample, None)
         before: set[asyncio.Task[Any]] = set()
         work = self._works.pop(sample, None)
-        if work is not None and not work.task.done():
-            before.add(work.task)
+        if work is not None:
             if work.is_open:
+                # Also where its task is done: the loop calls `_end_of_work` in a later turn, and
+                # the answer is nobody's by then, or would pass for that of a call begun anew.
                 self._leave(work)
                 work.task.cancel()
+            if not work.task.done():
+                before.add(work.task)
         if sample in self._closing:
             before.add(self._closing[sample])
         self._closing[sample] = self._loop.create_task(self._close_episode(sample, before))
@@ -366,14 +381,27 @@ class EnvironmentLoop:
             _log.warning("closing %s raised %s", what, described(reason))
 
     def _shut(self) -> None:
-        self._loop.create_task(self._close())
+        if not self._shutting:
+            self._shutting = True
+            self._loop.create_task(self._close())
 
     async def _close(self) -> None:
+        grace_s = min(_GRACE_S, self._timeout_s)
+        closing = set(self._closing.values())
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-        for task in others:
+        for task in others - closing:
             task.cancel()
         if others:
-            await asyncio.wait(others, timeout=min(1.0, self._timeout_s))
+            await asyncio.wait(others, timeout=grace_s)
+        if refused := sum(not task.done() for task in others - closing):
+            _log.warning(
+                "%s of the environment did not end when cancelled", counted(refused, "task")
+            )
+        late = {task for task in closing if not task.done()}
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=grace_s)
         await self._quietly(self._environment.close, "the environment")
         self._loop.stop()
 
@@ -407,6 +435,13 @@ class _Watched:
                 value, resume = (yield waited_for), self._coroutine.send
             except BaseException as reason:
                 value, resume = reason, self._coroutine.throw
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what went wrong in a callback, as loops do."""
+    # A task that is left when the loop is closed has refused to be cancelled; that is said already.
+    if not (loop.is_closed() and "task" in context):
+        loop.default_exception_handler(context)
 
 
 def _where_it_waits(coroutine: object) -> list[FrameSummary]:

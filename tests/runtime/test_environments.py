@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -219,7 +220,7 @@ def test_a_step_that_never_ends_is_cancelled_and_told_with_the_line_it_waits_at(
     assert f"{HERE}:" in failed.frames[-1]
 
 
-def test_a_step_that_refuses_to_be_cancelled_holds_nobody_up():
+def test_a_step_that_refuses_to_be_cancelled_holds_nobody_up(caplog: pytest.LogCaptureFixture):
     async def step(sample: SampleId, action: Action) -> object:
         while sample == "0/0/0":
             try:
@@ -233,6 +234,10 @@ def test_a_step_that_refuses_to_be_cancelled_holds_nobody_up():
         pool.end(SampleId("0/0/0"))
         begun(pool, "0/1/0")
         assert stepped(pool, "0/1/0") == Outcome(done=True)
+    del pool
+    gc.collect()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["1 task of the environment did not end when cancelled"]
 
 
 def test_a_cancellation_of_its_own_is_a_failure_of_the_step():
@@ -309,6 +314,72 @@ def test_an_answer_that_is_there_already_is_dropped_with_its_episode():
         pool.end(SampleId("0/0/0"))
         assert pool.poll() == []
         assert not pool.wait(0.0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["ended", "begun anew"])
+def test_an_episode_may_end_in_the_moment_in_which_its_answer_is_there(
+    again: bool, caplog: pytest.LogCaptureFixture
+):
+    """The loop hears of the end when the step is done, and before it has looked at the answer."""
+    closed = threading.Event()
+
+    async def step(sample: SampleId, action: Action) -> object:
+        # What is sent from the loop's own thread comes right before what follows from the return.
+        pool.end(sample)
+        if again:
+            pool.start(start(sample))
+        pool.flush()
+        return Outcome(done=True)
+
+    async def close_episode(sample: SampleId) -> None:
+        closed.set()
+
+    game = Scripted(step, close_episode=close_episode)
+    with pool_of(game, room=1) as pool:
+        begun(pool, "0/0/0")
+        pool.submit(SampleId("0/0/0"), action())
+        pool.flush()
+        assert closed.wait(DEADLINE_S)
+        if again:
+            assert [one.answer for one in answers(pool)] == [Observation(content="go")]
+        # Its room is free again.
+        begun(pool, "0/1/0")
+        assert pool.num_pending == 0
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_what_waits_for_room_never_begins_when_the_environment_is_closed(
+    caplog: pytest.LogCaptureFixture,
+):
+    busy = threading.Event()
+
+    async def step(sample: SampleId, action: Action) -> object:
+        busy.set()
+        await asyncio.Event().wait()
+        return Outcome()
+
+    game = Scripted(step)
+    with pool_of(game, room=1) as pool:
+        begun(pool, "0/0/0", "0/1/0")
+        pool.submit(SampleId("0/0/0"), action())
+        pool.submit(SampleId("0/1/0"), action())
+        pool.flush()
+        assert busy.wait(DEADLINE_S)
+    assert game.log[2:] == ["step 0/0/0 0", "close"]
+    assert caplog.records == []
+
+
+def test_episodes_that_are_ended_right_before_the_end_are_closed_first():
+    async def close_episode(sample: SampleId) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        game.log.append("closed")
+
+    game = Scripted(close_episode=close_episode)
+    with pool_of(game) as pool:
+        begun(pool, "0/0/0")
+        pool.end(SampleId("0/0/0"))
+    assert game.log == ["reset 0/0/0", "close 0/0/0", "closed", "close"]
 
 
 def test_an_episode_begins_anew_only_when_the_one_before_is_closed():
