@@ -13,6 +13,7 @@ from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.local import (
     LocalChoice,
     LocalRequest,
+    asked_ahead,
     default_choice,
     local_choices,
     over_budget,
@@ -118,6 +119,8 @@ def _unmeasured(request: LocalRequest, choice: LocalChoice) -> Reason:
     why = "nothing is measured, so it has the fewest moving parts"
     if request.kind != "auto":
         why = f"{request.where} asks for {request.kind}"
+    elif (asked := asked_ahead(request, choice)) is not None:
+        why = f"{asked}, and nothing is measured"
     elif request.fixed:
         why = "num_engines is set, and nothing is measured"
     return Reason(

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol, TextIO
 
-from flowrl.observe.rows import SampleRow, StepMetrics, Summary
+from flowrl.observe.rows import SampleRow, StepMetrics, Summary, drawn_beside
 from flowrl.wording import counted
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "one_line",
     "open_display",
     "pick_samples",
+    "stale_samples",
     "step_line",
     "summary_lines",
     "token_rates",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+_BETWEEN = ("evaluate", "log")
+"""What a run does between the steps of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +172,9 @@ def summary_lines(summary: Summary) -> list[str]:
     """The end of a run as plain lines: steps and times, samples, folder, headline."""
     lines = []
     for stage, steps in summary.steps.items():
-        kinds = dict(summary.seconds.get(stage, {}))
-        whole = kinds.pop("step", None)
-        # Most of the time first; what would read 0.0s says nothing.
-        longest = sorted(kinds.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{kind} {format_seconds(t)}" for kind, t in longest if t >= 0.05)
+        seconds = dict(summary.seconds.get(stage, {}))
+        whole = seconds.pop("step", None)
+        parts = _parts(seconds)
         lines.append(
             f"{stage}: {counted(steps, 'step')}"
             + (f" in {format_seconds(whole)}" if whole is not None else "")
@@ -186,6 +188,21 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def _parts(seconds: Mapping[str, float]) -> str:
+    """`wait 1.5s, update 0.3s; beside: drive 2.0s; between steps: evaluate 1.0s`.
+
+    Only the first ones are parts of the steps, and sum to no more than these.
+    """
+    beside = drawn_beside(seconds)
+    named: dict[str, list[str]] = {"": [], "beside: ": [], "between steps: ": []}
+    # Most of the time first; what would read 0.0s says nothing.
+    for kind, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        if spent >= 0.05:
+            where = "between steps: " if kind in _BETWEEN else "beside: " if kind in beside else ""
+            named[where].append(f"{kind} {format_seconds(spent)}")
+    return "; ".join(where + ", ".join(parts) for where, parts in named.items() if parts)
+
+
 def token_rates(metrics: StepMetrics) -> list[str]:
     """`generate 23.1k`, for each kind of work in which a model reads tokens."""
     return [
@@ -193,6 +210,14 @@ def token_rates(metrics: StepMetrics) -> list[str]:
         for kind in ("generate", "logprobs", "values", "update")
         if (rate := metrics.tokens_per_second(kind)) is not None
     ]
+
+
+def stale_samples(metrics: StepMetrics) -> list[str]:
+    """`staleness 0.5 (max 2)`, where some sample was older than the newest weights."""
+    oldest = metrics.extra.get("staleness/max", 0.0)
+    if not oldest:
+        return []
+    return [f"staleness {metrics.extra['staleness/mean']:.1f} (max {oldest:.0f})"]
 
 
 def logged_numbers(metrics: StepMetrics, logged: Sequence[str]) -> list[str]:
@@ -222,6 +247,7 @@ def step_line(
         parts.append(f"no update, all {counted(metrics.filtered_groups, 'group')} filtered")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
+    parts += stale_samples(metrics)
     parts += logged_numbers(metrics, logged)
     if metrics.skipped_updates:
         parts.append(f"updates skipped {metrics.skipped_updates}")

@@ -25,6 +25,7 @@ from flowrl.observe.display import (
     logged_numbers,
     one_line,
     pick_samples,
+    stale_samples,
     summary_lines,
     token_rates,
     visible,
@@ -210,6 +211,7 @@ def _update_parts(last: StepMetrics) -> list[str]:
         ("kl", last.kl),
     )
     parts = [f"{name} {value:.3g}" for name, value in named if value is not None]
+    parts += stale_samples(last)
     for name, count in (
         ("groups filtered", last.filtered_groups),
         ("samples dropped", last.dropped_samples),

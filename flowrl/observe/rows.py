@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-__all__ = ["EvaluationRow", "SampleRow", "StepMetrics", "Summary"]
+__all__ = ["DRAWING", "EvaluationRow", "SampleRow", "StepMetrics", "Summary", "drawn_beside"]
+
+DRAWING = ("generate", "offer", "drive", "answer")
+"""Kinds of work of a rollout; in steps with a `wait` they are done beside the trainer."""
+
+
+def drawn_beside(seconds: Mapping[str, float]) -> tuple[str, ...]:
+    """Kinds of work that are no part of the steps whose seconds these are, but done beside them."""
+    return DRAWING if "wait" in seconds else ()
 
 
 def _number(value: object) -> float | None:
@@ -43,10 +51,13 @@ class StepMetrics:
         filtered_groups: Groups that a filter removed.
         dropped_samples: Samples that ended as dropped.
         skipped_updates: Optimizer updates not made because the gradient was not finite.
-        seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...;
-            kinds overlap where the plan lets them, so they may sum to more than `wall_s`.
+        seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...,
+            which are parts of `wall_s`. A step that waits for a batch which is drawn all the time
+            has `wait`; its `generate` (of all engines together), `offer`, `drive` and `answer` are
+            done beside it, by other processes and a thread, since the batch before was delivered.
         wall_s: Of the whole step.
-        extra: Further numbers of losses and rewards, by name.
+        extra: Further numbers of losses and rewards, by name. `staleness/max` and `staleness/mean`
+            are of the samples that reached an update: publications since their first token.
     """
 
     stage: str

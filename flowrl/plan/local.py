@@ -47,6 +47,7 @@ __all__ = [
     "LocalEngines",
     "LocalKind",
     "LocalRequest",
+    "asked_ahead",
     "default_choice",
     "engines_of",
     "local_choice",
@@ -132,6 +133,9 @@ class LocalChoice:
 def default_choice(request: LocalRequest) -> LocalChoice:
     """What is taken where nothing was measured: the fewest moving parts of what is asked for.
 
+    Whoever allows older samples asks to draw ahead, unless another kind is asked for: nothing else
+    makes use of them. So it is one process that draws all the time then, and else the main one.
+
     Raises:
         PlanError: what is asked for cannot be.
     """
@@ -172,6 +176,14 @@ def default_choice(request: LocalRequest) -> LocalChoice:
     if ahead and kind != "temporal":
         return _choice(request, ASYNCHRONOUS, 1)
     return _choice(request, "temporal", 0)
+
+
+def asked_ahead(request: LocalRequest, choice: LocalChoice) -> str | None:
+    """Why a choice that nothing was measured for draws ahead; None where that is not the reason."""
+    if choice.kind != ASYNCHRONOUS or request.kind != "auto":
+        return None
+    what = "max_staleness" if request.may_run_ahead else "a policy of the scheduler"
+    return f"{what} asks to draw ahead of the trainer"
 
 
 def _choice(

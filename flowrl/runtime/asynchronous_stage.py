@@ -163,12 +163,8 @@ class AsynchronousStage(Stage):
         self, result: StepResult, ages: Counter[int], collected: Collected, waited_s: float
     ) -> StepResult:
         """The step's rows with what only an asynchronous step has to tell."""
-        total = ages.total()
         extra = dict(result.metrics.extra)
         extra |= {f"age/{age}": float(ages[age]) for age in sorted(ages)}
-        if total:
-            extra["age_mean"] = sum(age * number for age, number in ages.items()) / total
-            extra["age_max"] = float(max(ages))
         extra["surplus"] = float(collected.ready)
         extra["under_way"] = float(collected.under_way)
         seconds = {"wait": waited_s, **result.metrics.seconds}

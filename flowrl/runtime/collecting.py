@@ -95,9 +95,12 @@ def _whose(failure: ScoreFailure | EpisodeFailure) -> str:
 class Seconds:
     """Where the driver's time went; the last three are its own work.
 
+    Of a batch that is drawn beside the trainer: since the one before was delivered.
+
     Attributes:
-        generate: Engines that it drives; waiting for those in other processes.
-        score_wait: Waiting for scorers when everything is drawn.
+        generate: Engines that it drives; waiting for those in other processes. Beside the trainer
+            the time of all engines together.
+        score_wait: Waiting for scorers when everything is drawn; nobody does beside the trainer.
         offer: Prompts offered, and requests sent to engines.
         drive: Ends of samples taken, texts made, scorers asked.
         answer: Scores taken, groups judged, batches delivered.

@@ -246,6 +246,10 @@ class StepReport:
             cut = sum(_is_cut(payload) for _, payload in _scored(one.collected))
             if cut:
                 extra["cut_episodes" if node == self.main else f"{node}/cut_episodes"] = float(cut)
+            extra |= {
+                name if node == self.main else f"{node}/{name}": number
+                for name, number in _staleness(one, ends[node]).items()
+            }
             if node == self.main:
                 removed = {p.item.group for _, p, end, _ in ends[node] if end == "filtered"}
                 stays = {p.item.group for _, p, end, _ in ends[node] if end == "consumed"}
@@ -339,6 +343,21 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
     if len(scores):
         numbers |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std())}
     return numbers
+
+
+def _staleness(one: Drawn, ends: Sequence[_Ended]) -> dict[str, float]:
+    """How many publications a rollout's consumed samples are behind; nothing where there is none.
+
+    A sample is as old as the weights that drew its first token.
+    """
+    ages = [
+        one.version - min(version for version, _ in payload.versions)
+        for _, payload, end, _ in ends
+        if end == "consumed" and payload.versions
+    ]
+    if not ages:
+        return {}
+    return {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages)}
 
 
 def _update_numbers(updates: Sequence[OptimizerStep]) -> dict[str, float]:

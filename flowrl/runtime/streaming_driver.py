@@ -100,11 +100,13 @@ class StreamingDriver(RolloutDriver):
             SchedulerError: a batch is waited for, and nothing moved for the stall timeout.
             FlowError: what `RolloutDriver.collect` raises.
         """
-        spent, began = self._spent, self._clock()
+        spent, began, waited_s = self._spent, self._clock(), self._spent.generate
         moved = self._tell_time() + self._mend_engines() + self._poll_engines(spent)
         moved += self._tell_silence()
-        spent.drive += self._clock() - began
-        answer_s = spent.answer
+        # Episodes are polled with patience: that waits, for engine and environment, and is no work.
+        waited_s = spent.generate - waited_s
+        self._spent.drive += max(0.0, self._clock() - began - waited_s)
+        spent, answer_s = self._spent, self._spent.answer
         moved += self._poll_scoring(spent, wait=False)
         if spent is not self._spent:  # a batch was delivered in there, and the next one counted on
             self._spent.answer += spent.answer - answer_s
@@ -160,7 +162,6 @@ class StreamingDriver(RolloutDriver):
         busy_s = self._fleet.busy_s
         collected.seconds = Seconds(
             generate=busy_s - self._busy_s,
-            score_wait=self._spent.score_wait,
             offer=self._offer_s,
             drive=self._spent.drive,
             answer=self._spent.answer,
@@ -187,9 +188,9 @@ class StreamingDriver(RolloutDriver):
         Raises:
             SchedulerError: they do not within the stall timeout.
         """
-        self._wait_for(
-            lambda: not self._answers.due, lambda: self._poll_scoring(self._spent, wait=True)
-        )
+        # The trainer waits, between two steps: neither drives the batch that is drawn.
+        spent = Seconds()
+        self._wait_for(lambda: not self._answers.due, lambda: self._poll_scoring(spent, wait=True))
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:
         """The scheduler's state and the samples, between two decode steps.

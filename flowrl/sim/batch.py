@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,4 +55,5 @@ def step_row(
         num_filtered=sum(len(group.lengths) for group in filtered),
         num_tokens=sum(lengths),
         length_max=max(lengths, default=0),
+        ages=sum((Counter(batch.ages) for batch in batches), Counter()),
     )

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flowrl.observe.rows import StepMetrics
+from flowrl.observe.rows import StepMetrics, drawn_beside
 from flowrl.sim.report import SimReport, seconds_text
 
 __all__ = ["Beside", "beside", "beside_text", "rest_s"]
-
-_DRAWN = ("generate", "score", "offer", "drive", "answer")
 
 WARM_UP = 3
 """Steps of a run that are left out where it has twice as many: the first allocate and compile."""
@@ -73,7 +71,7 @@ def rest_s(row: StepMetrics) -> float:
 
     Where a step waits for a batch that is drawn all the time (`wait`), drawing is beside it.
     """
-    beside = _DRAWN if "wait" in row.seconds else ()
+    beside = drawn_beside(row.seconds)
     spent = sum(seconds for kind, seconds in row.seconds.items() if kind not in beside)
     return max(0.0, row.wall_s - spent)
 

@@ -7,8 +7,9 @@ Drawing is that of `flowrl.cost.rollout_time`, shared by the engines; a sample t
 draws is sent for `WIRE_S`. Environments and engines wait for each other, turn by turn.
 
 The times are round numbers for a kind of device, so they rank plans and say little about seconds.
-Therefore the plain plan is taken where it fits, whatever is estimated: what a run computes, to the
-last bit, is not to hang on guesses. The others are told beside it, as estimated. `flowrl profile`
+Therefore the plain plan of what is asked for (`default_choice`: with `max_staleness` one that draws
+ahead) is taken where it fits, whatever is estimated: what a run computes, to the last bit, is not
+to hang on guesses. The others are told beside it, as estimated. `flowrl profile`
 measures, and `flowrl.sim.choose_plan` then simulates.
 """
 
@@ -23,7 +24,7 @@ from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths
 from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.graph import Node, Op
-from flowrl.plan.local import LocalChoice, default_choice
+from flowrl.plan.local import ASYNCHRONOUS, LocalChoice, LocalRequest, asked_ahead, default_choice
 from flowrl.plan.many_form import CostSource
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.choose_plan import choices_that_fit, workloads_of
@@ -128,7 +129,8 @@ def _told(
     reason = Reason(
         subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
         choice=f"{chosen.choice.kind}: {chosen.choice}",
-        why=f"{_why(chosen, others, times)}; `flowrl profile` measures what they take",
+        why=f"{_why(stage.local.request, chosen, others, times)}; "
+        "`flowrl profile` measures what they take",
         rejected=(
             *(
                 Rejection(
@@ -164,8 +166,11 @@ def _told(
     )
 
 
-def _why(chosen: _Way, others: Sequence[_Way], times: StageTimes) -> str:
+def _why(request: LocalRequest, chosen: _Way, others: Sequence[_Way], times: StageTimes) -> str:
     step = f"{seconds_text(chosen.found.step_s)} a step, estimated by times {times.source}"
+    asked = asked_ahead(request, chosen.choice)
+    if asked is not None:
+        return f"{step}; {asked}, this is the plainest way to, and nothing is measured"
     if all(way.found.step_s >= chosen.found.step_s for way in others):
         return step
     return f"{step}; it is the plainest, and nothing that was measured speaks for another"
@@ -176,7 +181,8 @@ def _why_not(way: _Way, chosen: _Way) -> str:
     if mine < best:
         return f"estimated {best / mine:.2f} times as fast, but nothing is measured"
     if round(mine, 9) == round(best, 9):
-        return "estimated as fast, with more moving parts"
+        asked = chosen.choice.kind == ASYNCHRONOUS != way.choice.kind
+        return f"estimated as fast, {'and not ahead' if asked else 'with more moving parts'}"
     return f"estimated {mine / best - 1:.0%} longer" if best else "estimated slower"
 
 

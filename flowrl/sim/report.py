@@ -43,6 +43,7 @@ class SimStep:
             `host`, of waiting for a batch that is drawn all the time for `wait`.
         num_samples: Samples that were learned from.
         num_rows: Rows of data that were learned from, where there is no rollout.
+        ages: Samples that were learned from, by how many publications they were behind.
         num_filtered: Samples of groups that a filter took out.
         num_tokens: Response tokens of both.
         length_max: Of the longest of them.
@@ -58,6 +59,15 @@ class SimStep:
     num_tokens: int
     length_max: int
     num_rows: int = 0
+    ages: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def staleness(self) -> tuple[int, float] | None:
+        """The largest and the mean age of samples that were learned from; None without any."""
+        num = sum(self.ages.values())
+        if not num:
+            return None
+        return max(self.ages), sum(age * n for age, n in self.ages.items()) / num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +239,16 @@ def _step_json(step: SimStep) -> dict[str, object]:
         "num_filtered": step.num_filtered,
         "num_tokens": step.num_tokens,
         "length_max": step.length_max,
+        **_staleness_json(step),
     }
+
+
+def _staleness_json(step: SimStep) -> dict[str, object]:
+    """Named as in a run's metrics."""
+    if step.staleness is None:
+        return {}
+    oldest, mean = step.staleness
+    return {"staleness/max": oldest, "staleness/mean": _short(mean)}
 
 
 def _short(value: float) -> float:

@@ -20,6 +20,7 @@ from flowrl.observe.display import (
     open_display,
     pick_samples,
     step_line,
+    summary_lines,
 )
 from flowrl.observe.rich_display import RichDisplay, sparkline
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
@@ -118,6 +119,44 @@ def test_plain_lines_hold_no_control_characters_and_end_with_the_headline():
     assert r"warning: a reward\x1b[31m took long" in lines
     assert "took 1m 32s; everything is in runs/quickstart" in lines
     assert "samples: 20,480 consumed, 300 filtered; 81,920 response tokens" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        (
+            {"step": 45.0, "generate": 12.0, "update": 33.0, "evaluate": 7.0, "log": 0.2},
+            "grpo: 300 steps in 45s (update 33s, generate 12s; between steps: evaluate 7.0s, "
+            "log 0.2s)",
+        ),
+        (
+            {"step": 2.0, "wait": 1.5, "update": 0.25, "drive": 11.0, "generate": 3.0, "log": 0.01},
+            "grpo: 300 steps in 2.0s (wait 1.5s, update 0.2s; beside: drive 11s, generate 3.0s)",
+        ),
+        (
+            {"step": 2.0, "wait": 0.0, "answer": 1.0},
+            "grpo: 300 steps in 2.0s (beside: answer 1.0s)",
+        ),
+        ({"step": 2.0}, "grpo: 300 steps in 2.0s"),
+    ],
+    ids=["in turns", "drawn ahead", "never waited", "nothing"],
+)
+def test_parts_of_the_steps_are_told_apart_from_what_is_done_beside_and_between_them(
+    seconds: dict[str, float], line: str
+):
+    summary = replace(SUMMARY, steps={"grpo": 300}, seconds={"grpo": seconds})
+    assert summary_lines(summary)[0] == line
+
+
+def test_the_age_of_samples_is_shown_where_some_are_old():
+    old = replace(STEP, seconds={}, extra={"staleness/max": 2.0, "staleness/mean": 0.75})
+    assert step_line(old, 20, None).endswith("loss 0.0123  staleness 0.8 (max 2)")
+    panel = RichDisplay(Terminal(), clock=Clock())
+    panel.stage("grpo", 2)
+    panel.step(old)
+    assert "staleness 0.8 (max 2)" in render(panel)
+    fresh = replace(old, extra={"staleness/max": 0.0, "staleness/mean": 0.0})
+    assert step_line(fresh, 20, None).endswith("loss 0.0123")
 
 
 def test_a_supervised_step_shows_no_reward():

@@ -110,8 +110,8 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(tmp_path: Path):
     assert [step for _, step in display.steps] == list(range(1, 7))
     steps = steps_of(run)
     assert [step.version for step in steps] == list(range(6))
-    assert steps[0].extra["age_max"] == 0.0
-    assert steps[-1].extra["age_mean"] > 0.0
+    assert steps[0].extra["staleness/max"] == 0.0
+    assert steps[-1].extra["staleness/mean"] > 0.0
     assert all(step.seconds["wait"] >= 0.0 for step in steps)
     assert any(step.seconds["generate"] > 0.0 for step in steps)
     assert any(step.filtered_groups for step in steps)
@@ -336,7 +336,7 @@ def test_episodes_and_examples_beside_a_rollout_run_ahead_too(tmp_path: Path, pr
     run = api.run(None, config, display=WatchedDisplay()).folder
     steps = steps_of(run)
     assert [step.step for step in steps] == [1, 2, 3]
-    assert all(step.extra["age_max"] <= 1.0 for step in steps)
+    assert all(step.extra["staleness/max"] <= 1.0 for step in steps)
     assert {row["end"] for row in rows_of(run)} == {"consumed"}
 
 

@@ -162,7 +162,7 @@ def test_a_workflow_that_allows_age_runs_asynchronously_or_in_turns(
     folder = ahead.run(display=WatchedDisplay()).folder
     assert [name for name, _ in opened] == ["actor.generate[0]"]
     steps = list(map(StepMetrics.from_json, read_json_lines(folder / "metrics.jsonl")))
-    assert all("age_max" in step.extra for step in steps)
+    assert all("staleness/max" in step.extra for step in steps)
 
     opened.clear()
     turns = compiled_of(tmp_path / "turns", kind="temporal", max_staleness=2)

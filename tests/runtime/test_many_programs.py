@@ -49,6 +49,11 @@ def test_every_step_is_logged_and_every_sample_has_one_end(tmp_path: Path, progr
     }
     assert Counter(rollout for _, rollout, _ in drawn) == each
     assert all(row.num_tokens > 0 and row.version >= row.step - 1 for row in rows)
+    # Of every rollout that a step learned from it is told that its samples were of the newest
+    # weights.
+    learned = {(row.step, row.rollout) for row in folder.samples() if row.end == "consumed"}
+    ages = [n for row in rows for name, n in row.extra.items() if name.endswith("staleness/max")]
+    assert ages == [0.0] * len(learned)
 
 
 def test_a_critic_that_begins_as_a_copy_is_trained_and_exported_beside_the_policy(tmp_path: Path):

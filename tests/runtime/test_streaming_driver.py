@@ -312,6 +312,22 @@ def test_the_engine_s_time_since_the_last_batch_is_told(tmp_path: Path):
     assert rollout.collect().seconds.generate == 0.5
 
 
+def test_the_time_in_which_an_engine_is_waited_for_is_no_time_of_driving(tmp_path: Path):
+    rollout = Rollout(tmp_path)
+    (engine,) = rollout.fleet.engines.values()
+    poll = engine.poll
+
+    def patient(timeout_s: float) -> list[Progress | Finished]:
+        rollout.world.now += 1.0
+        return poll(timeout_s)
+
+    engine.poll = patient  # type: ignore[method-assign]
+    began = rollout.world.now
+    seconds = rollout.collect().seconds
+    assert rollout.world.now - began >= 2.0
+    assert (seconds.drive, seconds.offer, seconds.answer) == (0.0, 0.0, 0.0)
+
+
 # -- standing still ---------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowrl import api
 from flowrl.plan.local import LocalRequest, engines_of, local_choice, local_choices
-from flowrl.sim.choose_plan import predicted_choices, workloads_of
+from flowrl.sim.choose_plan import choose_plan, predicted_choices, workloads_of
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.episodes import EnvironmentTimes
 from flowrl.sim.estimate_plans import WIRE_S, estimate_model, estimated_plan
@@ -68,6 +68,29 @@ def test_what_is_estimated_to_be_faster_is_told_and_not_taken(tmp_path: Path):
     assert {one.source for one in plan.prediction.confidence} == {"assumed"}
     why = next(one for one in plan.reasons if one.subject == "actor.generate")
     assert "nothing that was measured speaks for another" in why.why
+
+
+def test_max_staleness_asks_to_draw_ahead_where_nothing_is_measured(tmp_path: Path):
+    train = tiny_config(tmp_path)["train"] | {"max_staleness": 1}
+    stage = stage_of(tmp_path, train=train)
+    # One engine draws 192 s beside two updates of a moment, two in turns with them half of that.
+    times = times_of(stage, update_s=0.5, export_s=0.0)
+    plan = estimated_plan(stage, LENGTHS, 0, times).plan
+    assert (plan.kind, engines_of(plan, "actor").processes) == ("asynchronous", 1)
+    assert plan.alternatives[0].summary == "2 engine processes"
+    assert plan.alternatives[0].why_not == "estimated 1.98 times as fast, but nothing is measured"
+    why = next(one.why for one in plan.reasons if one.subject == "actor.generate")
+    assert "; max_staleness asks to draw ahead of the trainer, this is the plainest way" in why
+    # The plan of a run for which nothing is even estimated says the same.
+    assert stage.plan.kind == "asynchronous"
+    why = next(one.why for one in stage.plan.reasons if one.subject == "actor.generate")
+    assert why.startswith(
+        "max_staleness asks to draw ahead of the trainer, and nothing is measured"
+    )
+    # What is measured decides: the fastest is taken, whatever it is.
+    assert choose_plan(stage, times, LENGTHS, 0).plan.kind == "temporal"
+    turns = stage_of(tmp_path, train=train, plan={"kind": "temporal"})
+    assert estimated_plan(turns, LENGTHS, 0, times).plan.kind == "temporal"
 
 
 def test_the_estimate_is_near_what_the_simulator_says_of_the_same_times():

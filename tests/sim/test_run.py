@@ -430,6 +430,10 @@ def test_the_json_report_adds_up():
     assert told["format"] == "flowrl simulation"
     assert sum(told["ages"].values()) == told["samples"]["consumed"]
     assert len(told["steps"]) == 4
+    # Drawn ahead, all but the first batch are of the weights before.
+    assert [step["staleness/max"] for step in told["steps"]] == [0, 1, 1, 1]
+    learned = sum(step["staleness/mean"] * step["num_samples"] for step in told["steps"])
+    assert learned == pytest.approx(sum(int(age) * n for age, n in told["ages"].items()))
     assert told["sim_s"] == pytest.approx(sum(step["wall_s"] for step in told["steps"]))
     for device in told["devices"]:
         assert 0 <= device["idle_share"] <= 1
