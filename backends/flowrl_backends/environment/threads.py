@@ -35,6 +35,7 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._idle: list[SimpleQueue[_Job | None]] = []
+        self._closed = False
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """What the function returns or raises (a StopIteration as a RuntimeError).
@@ -55,6 +56,7 @@ class Threads:
 
     def close(self) -> None:
         """Ends threads that have nothing to do; the others end after what they do."""
+        self._closed = True
         for inbox in self._idle:
             inbox.put(None)
         self._idle.clear()
@@ -75,9 +77,14 @@ class Threads:
                     loop.call_soon_threadsafe(done, future, result)
                 except RuntimeError:
                     return  # the loop is closed, and nobody waits any more
+                if self._closed:
+                    return
 
         def done(future: asyncio.Future[_Result], result: _Result) -> None:
-            self._idle.append(inbox)
+            if self._closed:
+                inbox.put(None)  # it may wait for work already
+            else:
+                self._idle.append(inbox)
             if not future.done():
                 future.set_result(result)
 
