@@ -433,6 +433,10 @@ class _Watched:
                 self._loop._inside = None
             try:
                 value, resume = (yield waited_for), self._coroutine.send
+            except GeneratorExit:
+                # One that was left behind is collected, maybe after what it waits for.
+                self._coroutine.close()
+                raise
             except BaseException as reason:
                 value, resume = reason, self._coroutine.throw
 

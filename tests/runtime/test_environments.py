@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from flowrl.backend.environment import (
 )
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import RoleName, SampleId
+from flowrl.runtime.environment_loop import _Watched
 from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure
@@ -238,6 +240,18 @@ def test_a_step_that_refuses_to_be_cancelled_holds_nobody_up(caplog: pytest.LogC
     gc.collect()
     told = [record.getMessage() for record in caplog.records]
     assert told == ["1 task of the environment did not end when cancelled"]
+
+
+def test_a_call_that_is_left_behind_may_be_collected_after_what_it_waits_for():
+    async def wait() -> Outcome:
+        await asyncio.sleep(0)
+        return Outcome()
+
+    waiting = wait()
+    watched = _Watched(waiting, SimpleNamespace(), SimpleNamespace()).__await__()  # type: ignore[arg-type]
+    next(watched)
+    waiting.close()  # as the collector does, in any order
+    watched.close()
 
 
 def test_a_cancellation_of_its_own_is_a_failure_of_the_step():
