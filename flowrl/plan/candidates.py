@@ -95,6 +95,7 @@ class Candidates:
         budget: Bytes of a device that roles may use, the framework's own share taken off.
         host: Bytes of its host's memory that each device may fill; None where nobody knows.
         outside: Devices of another kind that are set aside for environments, by task.
+        short_of_host: Some way was left out because a host's memory does not hold it.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Candidates:
         self.host = host
         self.outside = outside or {}
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
+        self.short_of_host = False
         self._found: dict[tuple[str, int], FoundLayouts] = {}
         self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}
         self._working: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -202,10 +204,17 @@ class Candidates:
                 candidate
                 for candidate in self._ways(task, layout, only)
                 if candidate.peak <= self.budget
-                and (self.host is None or candidate.host <= self.host)
                 and _wanted(candidate, only)
+                and self.host_holds(candidate.host)
             )
         return self._made[key]
+
+    def host_holds(self, nbytes: int) -> bool:
+        """Whether a device's part of its host's memory holds so many; where not, that is noted."""
+        if self.host is None or nbytes <= self.host:
+            return True
+        self.short_of_host = True
+        return False
 
     def _ways(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         if only.micro_tokens is not None and only.micro_tokens < self.request.max_length:

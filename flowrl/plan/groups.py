@@ -150,14 +150,20 @@ def plan_over_groups(
         over_two = search_two_groups(graph, request, (parts, hosts), cost, pins, within)
         beaten = over_two.others
         found += [over_two.best] if over_two.best is not None else []
-    if not found:
+    best = min(found, key=lambda one: one.best.objective, default=None)
+    spared = _with_idle(job, pins, best)
+    if spared is None and best is None:
         raise _telling(errors, pins) if errors else _apart(pins, parts)
-    best = min(found, key=lambda one: one.best.objective)
-    plan = write_plan(graph, request, pool, best, hosted)
+    told = spared or best
+    assert told is not None
+    plan = write_plan(graph, request, pool, told, hosted)
     plan = replace(plan, notes=(*plan.notes, *_not_looked_at(pool, (*parts, *hosts))))
+    if spared is not None:
+        reason = _idle_reason(spared, best, failed)
+        return replace(plan, reasons=(reason, *plan.reasons))
     if len(tried) == 1:
         return plan
-    return replace(plan, reasons=(_group_reason(best, found, beaten, failed), *plan.reasons))
+    return replace(plan, reasons=(_group_reason(told, found, beaten, failed), *plan.reasons))
 
 
 def _not_looked_at(pool: ResourcePool, parts: Sequence[Part]) -> Iterator[str]:
@@ -206,6 +212,33 @@ class _Job:
         """Of the graph, on such devices."""
         return tasks_of(self.graph, self.request, self.parts[0].group.device.type)
 
+    def search(self, part: Part, pins: PinnedTasks) -> Searched | None:
+        """The best plan of one group; None where pins name devices that it does not have.
+
+        Raises:
+            PlanError: nothing fits, or pins that cannot be kept; says what would help.
+        """
+        by_time = self.request.options.objective == "step_time"
+        # Where time counts, none of their devices is better left to nobody.
+        ways = seatings(self.tasks(), part, (), self.hosts, pins)[: 1 if by_time else None]
+        every: list[Searched] = []
+        for seating in ways:
+            if not _names_only(part, pins, seating):
+                return min(every, key=lambda one: one.best.objective, default=None)
+            one = search_group(
+                self.graph,
+                self.request,
+                part.group,
+                self.cost,
+                host=part.host,
+                numbering=part.numbering,
+                pins=pins,
+                outside=seating.outside,
+                pool=self.beside(part),
+            )
+            every.append(one)
+        return min(every, key=lambda one: one.best.objective, default=None)
+
     def beside(self, part: Part) -> Elsewhere:
         """What there is besides one of the groups that are tried."""
         return Elsewhere(
@@ -222,7 +255,7 @@ class _Job:
         except PlanError:
             return False
         others = (one for one in self.tried if one is not part)
-        if any(self._holds(one, pins) for one in others):
+        if any(self.holds(one, pins) for one in others):
             return True
         both = (self.parts, self.hosts)
         return len(self.parts) > 1 and any(
@@ -230,7 +263,8 @@ class _Job:
             for pair in pair_searches(self.graph, self.request, both, self.cost, pins)
         )
 
-    def _holds(self, part: Part, pins: PinnedTasks) -> bool:
+    def holds(self, part: Part, pins: PinnedTasks) -> bool:
+        """Whether there is a plan on one group."""
         return any(
             _names_only(part, pins, seating)
             and can_hold(
@@ -261,34 +295,92 @@ def _alone(
     found: list[Searched] = []
     failed: list[tuple[DeviceGroup, str]] = []
     errors: list[tuple[DeviceGroup, PlanError]] = []
-    by_time = job.request.options.objective == "step_time"
     for part in job.tried:
         try:
-            # Where time counts, none of their devices is better left to nobody.
-            ways = seatings(job.tasks(), part, (), job.hosts, pins)[: 1 if by_time else None]
-            every: list[Searched] = []
-            for seating in ways:
-                if not _names_only(part, pins, seating):
-                    failed.append((part.group, "pins name other devices"))
-                    break
-                one = search_group(
-                    job.graph,
-                    job.request,
-                    part.group,
-                    job.cost,
-                    host=part.host,
-                    numbering=part.numbering,
-                    pins=pins,
-                    outside=seating.outside,
-                    pool=job.beside(part),
-                )
-                every.append(one)
-            if every:
-                found.append(min(every, key=lambda one: one.best.objective))
+            one = job.search(part, pins)
         except PlanError as error:
             failed.append((part.group, error.what))
             errors.append((part.group, error))
+            continue
+        if one is None:
+            failed.append((part.group, "pins name other devices"))
+        else:
+            found.append(one)
     return found, failed, errors
+
+
+def _with_idle(job: _Job, pins: PinnedTasks, best: Searched | None) -> Searched | None:
+    """A plan that leaves some devices of the only node idle, where it is better: then those that
+    are used have all cores and all memory of the host. None where none is.
+
+    So a larger node is never slower than a smaller one with the same host.
+
+    Args:
+        best: The best plan without; None where there is none.
+    """
+    (part, *others), found = job.parts, best
+    if others or part.group.num_nodes != 1 or not _minds_hosts(job, part, pins, best):
+        return None
+    for size in range(part.group.node_size - 1, 0, -1):
+        share = _idle_part(part, size)
+        if not job.holds(share, pins):
+            continue
+        one = job.search(share, pins)
+        assert one is not None, "what has a plan names no devices but those"
+        # As good is enough where the best one leaves them idle too: then it has the cores.
+        spares = best is not None and found is best and best.best.used == size
+        if (
+            found is None
+            or one.best.objective < found.best.objective
+            or (spares and one.best.objective <= found.best.objective)
+        ):
+            found = one
+    return None if found is best else found
+
+
+def _minds_hosts(job: _Job, part: Part, pins: PinnedTasks, best: Searched | None) -> bool:
+    """Whether the part of a host that each device has may bind a plan."""
+    if best is None:  # then it does where there is one with more of it
+        return job.holds(replace(part, host=part.host * part.group.node_size), pins)
+    posed = best.posed
+    regions = (task.region for task in posed.tasks if task.region is not None)
+    if any(not region.environment.accelerated for region in regions):
+        return True
+    made = posed.candidates
+    most = sum(max((way.host for way in ways), default=0) for ways in posed.ways.values())
+    return made.host is not None and (made.short_of_host or most > made.host)
+
+
+def _idle_part(part: Part, size: int) -> Part:
+    """The first devices of a node, with what of the host the others would have."""
+    group = part.group
+    return Part(
+        group=replace(group, node_size=size, addresses=group.addresses[:size]),
+        host=part.host * group.node_size // size,
+        numbering=part.numbering[:size],
+    )
+
+
+def _idle_reason(
+    spared: Searched, best: Searched | None, failed: Sequence[tuple[DeviceGroup, str]]
+) -> Reason:
+    rejected = [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
+    if best is not None:
+        by_time = spared.posed.candidates.options.objective == "step_time"
+        rejected = [
+            Rejection(
+                choice=_groups_name(best),
+                constraint="its best step takes no less" if by_time else "it takes no less of them",
+                found=_took(best),
+                limit=_took(spared),
+            )
+        ]
+    return Reason(
+        subject="devices",
+        choice=_groups_name(spared),
+        why="the others idle, so that all cores and all memory of the host are for these",
+        rejected=tuple(rejected),
+    )
 
 
 def _telling(errors: Sequence[tuple[DeviceGroup, PlanError]], pins: PinnedTasks) -> PlanError:

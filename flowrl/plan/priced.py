@@ -227,8 +227,10 @@ class _Reading:
             for address in used:
                 nodes[node_of[address]] = nodes.get(node_of[address], 0) + 1
             machine = self.plan.pool.machines[kind]
-            # Of nodes that hold unequally many, plans use equal parts: those are the nodes.
-            size = max(nodes.values()) if len(nodes) > 1 else machine.node_size
+            # Of nodes that hold unequally many, plans use equal parts: those are the nodes. Of the
+            # only node, those that idle leave its cores to the others.
+            spares = len(self.pool.nodes) == 1 and any(task.region for task in self.tasks)
+            size = max(nodes.values()) if len(nodes) > 1 or spares else machine.node_size
             groups[kind] = replace(
                 by_address[next(iter(used))],
                 spec=machine.spec,
@@ -287,6 +289,9 @@ class _Reading:
             if any(self.pool.address(node, device) in mine for device in node.devices)
         ]
         least = min(shares, default=0.0)
+        if len(self.pool.nodes) == 1:  # what idles leaves its part to the others
+            used = {one for task in self.tasks for one in self.operation(task.id).devices}
+            least *= len(mine) / max(1, len(mine & used))
         return int(HOST_SHARE * least) if least else None
 
 

@@ -132,7 +132,7 @@ def with_split(
     else:
         resident, peak = resident + split.nbytes, peak + split.nbytes
     host = drawing.host + split.host
-    if peak > made.budget or (made.host is not None and host > made.host):
+    if peak > made.budget or not made.host_holds(host):
         return None
     beside = f", beside {split.own} of its environment" if split.own else ""
     if split.elsewhere:

@@ -5,7 +5,8 @@ policy alone draws on some devices:
 
 - **together**: on the same devices. An environment of accelerators takes turns with the policy on
   them, and both are held there. One of CPUs is on the hosts of these devices: it has its part of
-  their cores, and works while the policy draws for other episodes.
+  their cores (of the only node all of them, where the other devices idle: `flowrl.plan.groups`),
+  and works while the policy draws for other episodes.
 - **apart**: on devices of its own, both at once. An environment of accelerators has some of the
   task's devices, `n = a + b`; or, where it takes another kind of them than its policy is on, those
   of that kind that the planner sets aside for it (`flowrl.plan.elsewhere`), and the task has `n`.
