@@ -15,7 +15,7 @@ Conventions:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -26,7 +26,7 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 
-__all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source"]
+__all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source", "one_after_the_other"]
 
 Source: TypeAlias = Literal["analytic", "measured", "aiconfigurator"]
 
@@ -64,6 +64,24 @@ class Estimate:
             source=source,
             parts=tuple((name, seconds) for name, seconds in parts.items() if seconds),
         )
+
+
+def one_after_the_other(estimates: Sequence[Estimate]) -> Estimate:
+    """Work that follows other work on the same devices; its source is that of most seconds."""
+    if len(estimates) == 1:
+        return estimates[0]
+    parts: dict[str, float] = {}
+    by_source: dict[Source, float] = {}
+    for one in estimates:
+        by_source[one.source] = by_source.get(one.source, 0.0) + one.seconds
+        for name, seconds in one.parts:
+            parts[name] = parts.get(name, 0.0) + seconds
+    return Estimate(
+        seconds=sum(one.seconds for one in estimates),
+        source=max(by_source, key=lambda source: by_source[source]),
+        parts=tuple(parts.items()),
+        notes=tuple(dict.fromkeys(note for one in estimates for note in one.notes)),
+    )
 
 
 class Cost(Protocol):

@@ -24,6 +24,7 @@ from flowrl.plan.search import (
     leaves,
 )
 from flowrl.plan.search.evaluate import arrivals_of, readers, seconds_of
+from flowrl.plan.trainers import in_turns
 
 __all__ = [
     "Bar",
@@ -180,12 +181,18 @@ def bottleneck(problem: Problem, schedule: Schedule) -> str:
             assert_never(schedule)
 
 
-def schedule_step(problem: Problem, schedule: Schedule) -> ScheduleStep:
-    """The schedule as the plan keeps it."""
+def schedule_step(
+    problem: Problem, schedule: Schedule, nodes: Mapping[str, tuple[str, ...]] | None = None
+) -> ScheduleStep:
+    """The schedule as the plan keeps it.
+
+    Args:
+        nodes: The operations of tasks that are several of them, or of all.
+    """
     ready: tuple[float, ...] = ()
     match schedule:
         case Leaf():
-            return ScheduleStep(kind="run", devices=schedule.option.devices, node=schedule.task)
+            return in_turns(schedule.task, schedule.option.devices, nodes or {})
         case Temporal():
             kind, chunks = "temporal", 1
         case Spatial():
@@ -201,7 +208,9 @@ def schedule_step(problem: Problem, schedule: Schedule) -> ScheduleStep:
         devices=block(schedule, problem.block_sizes()),
         chunks=chunks,
         ready=ready,
-        parts=tuple(schedule_step(problem, part) for part in (schedule.first, schedule.second)),
+        parts=tuple(
+            schedule_step(problem, part, nodes) for part in (schedule.first, schedule.second)
+        ),
     )
 
 

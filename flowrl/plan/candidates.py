@@ -43,7 +43,7 @@ from flowrl.cost.role_memory import (
     stage_working,
     working_key,
 )
-from flowrl.cost.source import Cost, Estimate, Recompute
+from flowrl.cost.source import Cost, Estimate, Recompute, one_after_the_other
 from flowrl.plan.candidate import RECOMPUTE, Candidate, Rivals, by_time, pareto
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.fit import RUNTIME_BYTES
@@ -124,15 +124,19 @@ class Candidates:
         dtype = role_dtype(task.role, self.request, self.group.device)
         return task_workload(task, layout, self.request, dtype)
 
-    def memory(self, task: TaskWork, candidate: Candidate) -> PhaseMemory:
-        """Of the fullest device, by parts."""
-        options = self.memory_options(
+    def options_of(self, task: TaskWork, candidate: Candidate) -> MemoryOptions:
+        """What the bytes of a way to run a task follow from besides its layout."""
+        return self.memory_options(
             task,
             recompute=candidate.recompute,
             packed_tokens=candidate.micro_tokens or None,
             kv_tokens=candidate.kv_tokens if task.generates else None,
             offload_optimizer="optimizer" in candidate.offload,
         )
+
+    def memory(self, task: TaskWork, candidate: Candidate) -> PhaseMemory:
+        """Of the fullest device, by parts."""
+        options = self.options_of(task, candidate)
         work = self.work(task, candidate.layout)
         if task.generates:
             work = replace(work, num_slots=candidate.slots)
@@ -522,19 +526,28 @@ class Candidates:
                 return
 
     def train(self, task: TaskWork, layout: Layout, options: MemoryOptions) -> Estimate:
-        """The time of an update."""
-        return self.cost.train(
-            task.shape,
-            layout,
-            self.machine,
-            samples=task.samples,
-            prompt_tokens=self.options.prompt_tokens,
-            lengths=self.options.lengths,
-            mini_batches=self.request.mini_batches,
-            micro_tokens=options.packed_tokens or 0,
-            recompute=options.recompute,
-            shard=options.shard,
-            offload_optimizer=options.offload_optimizer,
+        """The time of a trainer's updates, one after the other."""
+        return one_after_the_other(self.train_each(task, layout, options))
+
+    def train_each(
+        self, task: TaskWork, layout: Layout, options: MemoryOptions
+    ) -> tuple[Estimate, ...]:
+        """The time of each of a trainer's updates."""
+        return tuple(
+            self.cost.train(
+                task.shape,
+                layout,
+                self.machine,
+                samples=one.samples,
+                prompt_tokens=self.options.prompt_tokens,
+                lengths=self.options.lengths,
+                mini_batches=self.request.mini_batches,
+                micro_tokens=options.packed_tokens or 0,
+                recompute=options.recompute,
+                shard=options.shard,
+                offload_optimizer=options.offload_optimizer,
+            )
+            for one in task.updated
         )
 
     def _micro_tokens(self, task: TaskWork, layout: Layout) -> tuple[int, ...]:
@@ -549,12 +562,17 @@ class Candidates:
 def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> LayoutRules:
     """What a task and its library allow."""
     library = task.library
-    rows = task.rows if task.updates else None if task.generates else task.samples
+    rows = task.even_rows if task.updates else None if task.generates else task.samples
+    rows_of, sizes = "a step", sorted({one.rows for one in task.updated})
+    if task.updates:
+        alike = " and ".join(map(str, sizes))
+        most = f" (the most that divides those of {alike})" if rows not in sizes else ""
+        rows_of = f"an update{most}"
     return LayoutRules(
         kinds=library.kinds,
         node_size=node_size,
         rows=rows,
-        rows_of="an update" if task.updates else "a step",
+        rows_of=rows_of,
         samples=task.samples,
         max_length=request.max_length,
         kv_copies=library.kv_copies,

@@ -12,6 +12,7 @@ from flowrl.errors import PlanError
 from flowrl.plan.check_edits import check_edits
 from flowrl.plan.check_numbers import UNDO
 from flowrl.plan.check_schedule import block_devices, check_schedule
+from flowrl.plan.check_trainers import check_trainers
 
 if TYPE_CHECKING:
     from flowrl.plan.schema import DeviceSummary, Operation, PlacementPlan
@@ -36,6 +37,7 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     for i, operation in enumerate(plan.operations):
         _check_layout(operation, f"{where}: operations.{i}")
     check_schedule(plan, where)
+    check_trainers(plan, where)
     _check_prediction(plan, where, known)
     _check_pins(plan, where)
     check_edits(plan, where)

@@ -29,6 +29,7 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.trainers import nodes_in_turn
 from flowrl.wording import counted
 
 __all__ = [
@@ -67,7 +68,9 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
                 why_not=why,
                 kind=str(one.kind),
                 device_s=one.step_s * one.used / samples,
-                schedule=schedule_step(one.posed.problem, one.schedule),
+                schedule=schedule_step(
+                    one.posed.problem, one.schedule, nodes_in_turn(one.posed.tasks)
+                ),
             )
         )
     return tuple(found)
@@ -141,7 +144,7 @@ def _library_notes(best: Chosen) -> Iterator[str]:
         if not task.declared:
             used = _dimensions(best.ways[task.id].layout, task)
             assumed.setdefault((task.role.backend, task.library.name), []).append(
-                f"{task.id} ({used})"
+                f"{task.title} ({used})"
             )
     for (backend, library), tasks in assumed.items():
         yield (
@@ -196,7 +199,7 @@ def summary_of(one: Chosen) -> str:
     parts = []
     for task in one.posed.tasks:
         layout = one.ways[task.id].layout
-        parts.append(f"{task.id} on {layout.num_devices} ({layout.describe()})")
+        parts.append(f"{task.title} on {layout.num_devices} ({layout.describe()})")
     return "; ".join(parts)
 
 
@@ -220,6 +223,8 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
     runners_up = [_runner_up(other, way, ahead=ahead) for other in ways[:MOST_RUNNERS_UP]]
     pinned = [f"{name}={size}" for name, size in only.layout]
     why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways, ahead=ahead)
+    if len(task.operations) > 1:
+        why += f"; one trainer does {task.title}, one after the other"
     return Reason(
         subject=task.id,
         choice=describe(way),

@@ -502,7 +502,7 @@ def _groups_name(one: Searched) -> str:
     names: dict[str, list[str]] = {}
     if posed.parts or posed.outside:
         for task in posed.tasks:
-            names.setdefault(_group_name(posed.group_of(task.id)), []).append(task.id)
+            names.setdefault(_group_name(posed.group_of(task.id)), []).append(task.title)
         for name, group in posed.outside.items():
             region = posed.task(name).region
             assert region is not None

@@ -40,6 +40,11 @@ class ScheduleStep:
     ready: tuple[float, ...] = ()
     parts: tuple[ScheduleStep, ...] = ()
 
+    def nodes(self) -> tuple[str, ...]:
+        """The operations that it runs, first before second."""
+        own = () if self.node is None else (self.node,)
+        return own + tuple(node for part in self.parts for node in part.nodes())
+
     def draw(self) -> tuple[str, ...]:
         """The tree as lines of text."""
         plural = "device" if self.devices == 1 else "devices"

@@ -71,7 +71,7 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
             _note_recompute(pin, value, tasks, again)
         else:
             _check_only_value(pin, value)
-        nodes = tuple(str(task.id) for task in tasks)
+        nodes = tuple(str(node) for task in tasks for node in task.operations)
         decisions.append(
             PinnedDecision(subject=pin.subject, field=pin.field, value=value, nodes=nodes)
         )

@@ -155,7 +155,7 @@ def read_pins(
                 subject=pin.subject,
                 field=pin.field,
                 value=value,
-                nodes=tuple(str(_pinned_node(pin, task)) for task in nodes),
+                nodes=tuple(str(node) for task in nodes for node in _pinned_nodes(pin, task)),
             )
         )
     filters = {name: _filter(own) for name, own in chosen.items()}
@@ -289,10 +289,12 @@ def _field(pin: Pin, task: TaskWork) -> str:
     return OWN if of_environment(pin, task) and pin.field == "devices" else pin.field
 
 
-def _pinned_node(pin: Pin, task: TaskWork) -> str:
-    """The operation that shows what a pin decides."""
+def _pinned_nodes(pin: Pin, task: TaskWork) -> tuple[str, ...]:
+    """The operations that show what a pin decides: of a trainer, all its updates."""
     shows = of_environment(pin, task) or pin.field == "environment"
-    return task.region.node if task.region is not None and shows else task.id
+    if task.region is not None and shows:
+        return (task.region.node,)
+    return task.operations
 
 
 def _tasks(pin: Pin, tasks: Sequence[TaskWork], roles: Sequence[str]) -> list[TaskWork]:
@@ -302,7 +304,7 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork], roles: Sequence[str]) -> list[Ta
     draws = [task for task in tasks if task.generates]
     if pin.subject == "rollout" and draws:
         return draws
-    by_op = [task for task in tasks if task.id.rpartition(".")[2] == pin.subject]
+    by_op = [task for task in tasks if _operation_name(task) == pin.subject]
     of_role = [
         task
         for task in tasks
@@ -329,6 +331,11 @@ def _tasks(pin: Pin, tasks: Sequence[TaskWork], roles: Sequence[str]) -> list[Ta
             hint=one_of_them(pin.subject, names),
         )
     return found
+
+
+def _operation_name(task: TaskWork) -> str:
+    """`update` of `actor.update`, and of what is numbered because a role has several of them."""
+    return task.id.removeprefix(f"{task.role.name}.").partition(".")[0]
 
 
 def values_of(field: str) -> str | None:

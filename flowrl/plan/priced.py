@@ -36,6 +36,7 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Operation, PlacementPlan, PredictedMemory, Reason
 from flowrl.plan.search import Asynchronous, Leaf, Problem, Schedule, Spatial, Temporal, seconds_of
 from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.trainers import turns_of
 from flowrl.plan.write_many import engine_flags_of, prediction_of, steady_seconds, switches_of
 from flowrl.plan.write_regions import environment_use
 
@@ -167,7 +168,11 @@ class _Reading:
         }
         posed = replace(posed, parts=parts)
         assert self.plan.schedule is not None
-        schedule = _schedule(self.plan.schedule, {task.id: task.options[0] for task in tasks})
+        schedule = _schedule(
+            self.plan.schedule,
+            {task.id: task.options[0] for task in tasks},
+            {task.operations: task.id for task in self.tasks},
+        )
         numbers: dict[str, tuple[int, ...]] = {
             task.id: tuple(number[one] for one in self.operation(task.id).devices)
             for task in self.tasks
@@ -325,10 +330,18 @@ def pool_of(plan: PlacementPlan) -> ResourcePool:
     )
 
 
-def _schedule(step: ScheduleStep, options: Mapping[str, object]) -> Schedule:
-    if step.node is not None:
-        return Leaf(task=step.node, option=options[step.node])  # type: ignore[arg-type]
-    first, second = (_schedule(part, options) for part in step.parts)
+def _schedule(
+    step: ScheduleStep, options: Mapping[str, object], tasks: Mapping[tuple[str, ...], str]
+) -> Schedule:
+    """A step of the file as the planner has it.
+
+    Args:
+        tasks: By their operations: a trainer's updates follow each other (`check_trainers`).
+    """
+    task = tasks.get(step.nodes())
+    if task is not None:
+        return Leaf(task=task, option=options[task])  # type: ignore[arg-type]
+    first, second = (_schedule(part, options, tasks) for part in step.parts)
     if step.kind == "temporal":
         return Temporal(first=first, second=second)
     if step.kind == "spatial":
@@ -494,14 +507,17 @@ def _route_seconds(node: str | None, role: str, chosen: Chosen) -> float:
 
 
 def _operation(operation: Operation, chosen: Chosen) -> Operation:
-    way = chosen.ways.get(operation.node)
-    if way is None:
+    task = next((t for t in chosen.posed.tasks if operation.node in t.operations), None)
+    if task is None:
         for task in chosen.posed.tasks:
             region, played = task.region, chosen.ways[task.id].played
             if region is not None and played is not None and region.node == operation.node:
                 tokens = chosen.posed.candidates.options.lengths.mean
                 return replace(operation, environment=environment_use(region, played, tokens))
         return operation
+    way = chosen.ways[task.id]
+    turns = turns_of(task, way, chosen.posed.made(task.id))
+    turn = next(one for one in turns if one.node == operation.node)
     slots = way.slots or operation.slots  # a batch may have no more
     longest = chosen.posed.candidates.request.max_length
     return replace(
@@ -509,9 +525,9 @@ def _operation(operation: Operation, chosen: Chosen) -> Operation:
         chunk=slots if operation.chunk == operation.slots else operation.chunk,
         micro_batch=max(1, way.micro_tokens // longest) if way.micro_tokens else 0,
         slots=slots,
-        seconds=way.seconds,
-        steady_s=steady_seconds(operation.node, way, chosen.schedule),
-        move_s=way.move_s,
+        seconds=turn.seconds,
+        steady_s=steady_seconds(task.id, way, chosen.schedule),
+        move_s=turn.move_s,
     )
 
 

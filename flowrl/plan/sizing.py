@@ -27,6 +27,7 @@ from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
 from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.trainers import nodes_in_turn
 from flowrl.plan.ways_out import Trial
 from flowrl.wording import counted
 
@@ -293,5 +294,5 @@ def _as_size(posed: Posed, found: Found, devices: int) -> Size:
         idle_share=max(0.0, 1 - busy / (step_s * used)),
         kind=str(kind_of(schedule)),
         layouts=tuple((name, way.layout.describe()) for name, way in ways.items()),
-        schedule=schedule_step(posed.problem, schedule),
+        schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),
     )

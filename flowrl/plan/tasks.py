@@ -3,7 +3,9 @@
 Every node that runs a model is a task. What the driver does between them (advantages, filters,
 rules that score on a CPU) takes no device; a task that reads from one of those reads from the tasks
 behind it. The nodes of an `interact` region are one task: its policy's turns, with what the
-environment says between them.
+environment says between them. So are all updates of one role: one trainer does them, one after the
+other in the order of the program, in one layout, with one set of weights, gradients and optimizer
+states.
 
 Weights: tasks of a trained role hold its parameters in the trainer's form, and may hold them once.
 A role that nothing trains keeps what it began with, so it holds the same parameters as any other
@@ -13,8 +15,9 @@ part after the first update. Nor does one that takes over weights now and then (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flowrl.cost.demand import phase_of, response_bound
 from flowrl.cost.episodes import Episodes
@@ -29,7 +32,7 @@ from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.workload import rows_per_update, samples_of
 from flowrl.specs import AdvantageSpec, MapSpec, Sampling
 
-__all__ = ["Region", "TaskWork", "tasks_of", "works_of"]
+__all__ = ["Region", "TaskWork", "UpdateWork", "tasks_of", "works_of"]
 
 ASSUMED_SHARE = 0.5
 """Of the most turns and of the longest observation, where nobody says how many there are."""
@@ -57,11 +60,27 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateWork:
+    """One of the updates that a trainer does in a step.
+
+    Attributes:
+        node: Its node.
+        samples: Of a step.
+        rows: Of an optimizer update.
+    """
+
+    node: NodeId
+    samples: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
     """A task, and all that its time and memory follow from.
 
     Attributes:
-        id: Of the node; of a region, that of its policy's turns.
+        id: Of the node; of a region, that of its policy's turns; of a trainer with several updates,
+            that of the first.
         nodes: What it stands for.
         after: Tasks that must have ended, or must have sent a piece.
         phase: What it does.
@@ -69,8 +88,8 @@ class TaskWork:
         library: What runs it.
         declared: Its backend declares layouts itself; else `library` is what the configuration
             assumes.
-        samples: Of a step.
-        rows: Of an optimizer update; 0 where nothing is trained.
+        samples: Of a step; of several updates, those of the one with most.
+        rows: Of an optimizer update, the largest; 0 where nothing is trained.
         group_size: Samples for each prompt.
         slots: Samples that one replica decodes at once.
         max_tokens: Of the longest response.
@@ -78,6 +97,7 @@ class TaskWork:
         weights: Whose parameters it holds; None for an engine's own copy.
         every: Steps between two times that it is done.
         region: Of a task whose samples are episodes.
+        updated: Of a trainer, its updates in the order of the program.
     """
 
     id: NodeId
@@ -98,6 +118,22 @@ class TaskWork:
     weights: str | None
     every: int = 1
     region: Region | None = None
+    updated: tuple[UpdateWork, ...] = ()
+
+    @property
+    def operations(self) -> tuple[NodeId, ...]:
+        """What a schedule runs of it, one after the other: of a trainer, all its updates."""
+        return tuple(one.node for one in self.updated) or (self.id,)
+
+    @property
+    def title(self) -> str:
+        """For people: its operation, or all the updates that it is."""
+        return " and ".join(self.operations)
+
+    @property
+    def even_rows(self) -> int:
+        """The most that every optimizer update has a multiple of; 0 where nothing is trained."""
+        return math.gcd(*(one.rows for one in self.updated))
 
     @property
     def generates(self) -> bool:
@@ -140,7 +176,41 @@ def works_of(graph: Graph, request: PlanRequest, device_type: str = "cpu") -> tu
         ]
         after = dict.fromkeys((*before[node.id], *earlier))
         found.append(_task(node, tuple(after), node.role in trained, graph, request, device_type))
-    return tuple(found)
+    return _as_trainers(found)
+
+
+def _as_trainers(tasks: Sequence[TaskWork]) -> tuple[TaskWork, ...]:
+    """The tasks, with all updates of a role as one, where the last of them stood.
+
+    Nothing of a step reads a role after its update, so nothing has to be between two of them.
+    """
+    updates: dict[str, list[TaskWork]] = {}
+    for task in tasks:
+        if task.updates:
+            updates.setdefault(task.role.name, []).append(task)
+    several = {own[-1].id: own for own in updates.values() if len(own) > 1}
+    inner = {task.id for own in several.values() for task in own[:-1]}
+    return tuple(
+        _trainer(several[task.id]) if task.id in several else task
+        for task in tasks
+        if task.id not in inner
+    )
+
+
+def _trainer(updates: Sequence[TaskWork]) -> TaskWork:
+    """The updates of a role as one task."""
+    mine = {task.id for task in updates}
+    reads = dict.fromkeys(before for task in updates for before in task.after)
+    return replace(
+        updates[0],
+        nodes=tuple(node for task in updates for node in task.nodes),
+        after=tuple(before for before in reads if before not in mine),
+        samples=max(task.samples for task in updates),
+        rows=max(task.rows for task in updates),
+        group_size=max(task.group_size for task in updates),
+        pieces=1,  # the second begins when the first has seen the whole batch
+        updated=tuple(one for task in updates for one in task.updated),
+    )
 
 
 def _check_regions(graph: Graph) -> None:
@@ -205,6 +275,7 @@ def _task(
             request.max_length,
         )
     samples = samples_of(node, graph, request)
+    rows = rows_per_update(node, graph, request) if phase is Phase.UPDATE else 0
     every = node.attr("every")
     return TaskWork(
         id=node.id,
@@ -217,7 +288,7 @@ def _task(
         library=library,
         declared=declared,
         samples=samples,
-        rows=rows_per_update(node, graph, request) if phase is Phase.UPDATE else 0,
+        rows=rows,
         group_size=max(1, samples // request.prompts_per_step),
         slots=role.num_slots,
         max_tokens=tokens,
@@ -225,6 +296,9 @@ def _task(
         weights=_weights(role, trains, phase, library, graph, request),
         every=every if isinstance(every, int) else 1,
         region=_region(node, graph, request) if phase is Phase.ROLLOUT else None,
+        updated=(UpdateWork(node=node.id, samples=samples, rows=rows),)
+        if phase is Phase.UPDATE
+        else (),
     )
 
 

@@ -48,6 +48,7 @@ from flowrl.plan.schema import (
 )
 from flowrl.plan.search import Asynchronous, Schedule, leaves, seconds_of
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.trainers import Turn, nodes_in_turn, turns_of
 from flowrl.plan.write_regions import (
     environment_costs,
     environment_spans,
@@ -90,7 +91,9 @@ def write_plan(
         prediction=prediction_of(chosen, graph, pool),
         alternatives=alternatives_of(searched),
         reasons=(*reasons_of(searched), *why, *request.reasons),
-        schedule=schedule_step(chosen.posed.problem, chosen.schedule),
+        schedule=schedule_step(
+            chosen.posed.problem, chosen.schedule, nodes_in_turn(chosen.posed.tasks)
+        ),
         kind=str(chosen.kind),
         engine_flags=tuple(engine_flags_of(chosen, request)),
         pins=searched.pins.decisions,
@@ -156,13 +159,15 @@ def _operations(
     pool: ResourcePool,
 ) -> tuple[Operation, ...]:
     cut = pieces(chosen.posed.problem, chosen.schedule)
-    tasks: dict[str, TaskWork] = {task.id: task for task in chosen.posed.tasks}
+    tasks = {
+        turn.node: (task, turn) for task in chosen.posed.tasks for turn in _turns(task, chosen)
+    }
     found = []
     for operation in place_operations(graph, placements, request):
-        task = tasks.get(operation.node)
-        if task is None:
+        if operation.node not in tasks:
             found.append(_of_driver(with_environment(operation, chosen, pool), graph, chosen))
             continue
+        task, turn = tasks[operation.node]
         way = chosen.ways[task.id]
         chunks = cut.get(task.id, 1)
         prompts = -(-request.prompts_per_step // chunks)
@@ -182,12 +187,16 @@ def _operations(
                 micro_tokens=way.micro_tokens,
                 kv_tokens=way.kv_tokens,
                 slots=way.slots,
-                seconds=way.seconds,
+                seconds=turn.seconds,
                 steady_s=steady_seconds(task.id, way, chosen.schedule),
-                move_s=way.move_s,
+                move_s=turn.move_s,
             )
         )
     return tuple(found)
+
+
+def _turns(task: TaskWork, chosen: Chosen) -> tuple[Turn, ...]:
+    return turns_of(task, chosen.ways[task.id], chosen.posed.made(task.id))
 
 
 def steady_seconds(task: str, way: Candidate, schedule: Schedule) -> float | None:
@@ -246,14 +255,14 @@ def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
         apart = chosen.numbers[update] != chosen.numbers[name]
         same = chosen.ways[update].form == chosen.ways[name].form
         in_place = not task.generates and not apart and same
-        own = task.role.name == trained.role.name
+        own, last = task.role.name == trained.role.name, trained.updated[-1].node
         if in_place and own:
             continue
         reads = task.library.in_place and own and not apart
         yield WeightRoute(
             source=trained.role.name,
             destination=task.role.name,
-            after=syncs.get(task.role.name, update) if task.generates else update,
+            after=syncs.get(task.role.name, last) if task.generates else last,
             transport=Transport.IN_PLACE if reads else Transport.COLLECTIVE,
             source_layout=chosen.ways[update].layout,
             destination_layout=chosen.ways[name].layout,
@@ -325,35 +334,55 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
         memory=held_memory(chosen),
         step_s=chosen.step_s,
         timeline=tuple(_timeline(chosen, graph, pool)),
-        bottleneck=bottleneck(problem, chosen.schedule),
+        bottleneck=_longest_turn(bottleneck(problem, chosen.schedule), chosen),
         idle_share=max(0.0, 1 - busy / total) if total else 0.0,
         sync_s=chosen.sync_s,
         device_s=chosen.step_s * chosen.used / samples,
         confidence=(
             *(
                 CostSource(
-                    node=task.id,
-                    seconds=chosen.ways[task.id].seconds,
-                    source=chosen.ways[task.id].estimate.source,
-                    parts=chosen.ways[task.id].estimate.parts,
+                    node=turn.node,
+                    seconds=turn.seconds,
+                    source=turn.estimate.source,
+                    parts=turn.estimate.parts,
                 )
                 for task in chosen.posed.tasks
+                for turn in _turns(task, chosen)
             ),
             *environment_costs(chosen),
         ),
     )
 
 
+def _longest_turn(task: str, chosen: Chosen) -> str:
+    """The longest operation of a task."""
+    return max(_turns(chosen.posed.task(task), chosen), key=lambda turn: turn.seconds).node
+
+
+def _in_turn(bar: Bar, chosen: Chosen) -> Iterator[tuple[str, float, float]]:
+    """The operations of a bar's task, with when each begins and ends."""
+    turns = _turns(chosen.posed.task(bar.task), chosen)
+    whole = sum(turn.seconds for turn in turns)
+    begin_s, done = bar.begin_s, 0.0
+    for turn in turns:
+        done += turn.seconds
+        last = turn is turns[-1] or not whole
+        end_s = bar.end_s if last else bar.begin_s + (bar.end_s - bar.begin_s) * done / whole
+        yield turn.node, begin_s, end_s
+        begin_s = end_s
+
+
 def _timeline(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Iterator[PredictedSpan]:
     end = seconds_of(chosen.posed.problem, chosen.schedule)
     begun = {bar.task: (bar.begin_s, bar.end_s) for bar in _bars(chosen)}
     for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s)):
-        yield PredictedSpan(
-            node=bar.task,
-            device=device_names(_addresses(chosen, chosen.numbers[bar.task])),
-            begin_s=bar.begin_s,
-            end_s=bar.end_s,
-        )
+        for node, begin_s, end_s in _in_turn(bar, chosen):
+            yield PredictedSpan(
+                node=node,
+                device=device_names(_addresses(chosen, chosen.numbers[bar.task])),
+                begin_s=begin_s,
+                end_s=end_s,
+            )
     yield from environment_spans(chosen, begun, pool)
     syncs = {str(node.role): str(node.id) for node in graph.of_op(Op.SYNC)}
     for (_, name), seconds in chosen.syncs.items():

@@ -44,6 +44,7 @@ from flowrl.sim.rollouts_of_plan import (
     samples_read,
     switch_seconds,
     untimed,
+    waits_for,
 )
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 
@@ -359,7 +360,7 @@ class _Maker:
             op=operation.op,
             lanes=self._lanes_of(operation),
             cost=self._sync_cost(operation) if sync else known.cost,
-            after=tuple(before for before in operation.after if before in names),
+            after=waits_for(operation, self.plan, names),
             rollout=read.rollout,
             share=share,
             kept_only=is_filtered(self.plan, operation.node),

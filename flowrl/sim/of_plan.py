@@ -38,6 +38,7 @@ from flowrl.sim.rollouts_of_plan import (
     samples_read,
     switch_seconds,
     untimed,
+    waits_for,
 )
 from flowrl.sim.sharing import Beside
 from flowrl.sim.times import EngineTimes, StageTimes
@@ -255,7 +256,7 @@ class _Maker:
                 dict.fromkeys(lane for replica in self.of_role.get(role, ()) for lane in replica)
             ),
             cost=self.times.ops.get((role, kind or operation.op), LinearCost()),
-            after=tuple(before for before in operation.after if before in names),
+            after=waits_for(operation, self.plan, names),
             rollout=read.rollout,
             share=read.share / replicas,
             kept_only=is_filtered(self.plan, operation.node),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.compiler import CompiledStage
@@ -29,6 +29,7 @@ __all__ = [
     "samples_read",
     "switch_seconds",
     "untimed",
+    "waits_for",
 ]
 
 
@@ -111,6 +112,18 @@ def untimed(role: str, times: StageTimes) -> ConfigError:
         found=times.source,
         hint="measure them with `flowrl profile CONFIG`",
     )
+
+
+def waits_for(operation: Operation, plan: PlacementPlan, names: Collection[str]) -> tuple[str, ...]:
+    """Of some operations, those that must have ended before one begins: what it reads from, and of
+    an update those of its role that the program has before it."""
+    before = [name for name in operation.after if name in names]
+    for other in plan.operations:
+        if operation.op != Op.UPDATE or other.node == operation.node:
+            break
+        if other.op == Op.UPDATE and other.role == operation.role and other.node in names:
+            before.append(other.node)
+    return tuple(dict.fromkeys(before))
 
 
 def is_filtered(plan: PlacementPlan, node: str) -> bool:
