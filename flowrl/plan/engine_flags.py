@@ -35,7 +35,7 @@ def engine_flags(
     Args:
         memory: Of a device while the engine works.
         memory_bytes: Of the device, all of it.
-        sleeps: Others work on its devices between rollouts.
+        sleeps: Others work on its devices, or on some of them, between rollouts.
     """
     layout = candidate.layout
     static = sum(part.nbytes for part in memory.parts if part.name in _STATIC)

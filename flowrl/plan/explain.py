@@ -18,8 +18,10 @@ from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
+from flowrl.plan.explain_room import why_not_all
 from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.held import most_held
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.pin_filter import Filter
@@ -36,6 +38,7 @@ __all__ = [
     "AS_FAST",
     "alternatives_of",
     "beside",
+    "cache_why",
     "describe",
     "notes_of",
     "reasons_of",
@@ -229,7 +232,7 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
         subject=task.id,
         choice=describe(way),
         why=why,
-        rejected=(*runners_up, *rejected, *found.refused),
+        rejected=(*runners_up, *why_not_all(task, best, only), *rejected, *found.refused),
     )
 
 
@@ -311,8 +314,18 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
         yield Reason(
             subject=f"{task.id} kv cache",
             choice=cache_words(way.kv_tokens, way.slots),
-            why=f"at most {format_bytes(way.peak)} of a device while it generates",
+            why=cache_why(task.id, best),
         )
+
+
+def cache_why(task: str, chosen: Chosen) -> str:
+    """What an engine's cache takes of the fullest of its devices, as the memory table has it."""
+    held = most_held(chosen, task)
+    cache = sum(part.nbytes for part in held.parts if part.name == "kv cache")
+    return (
+        f"{format_bytes(cache)} of each device, where all together is at most "
+        f"{format_bytes(held.total)} while it generates"
+    )
 
 
 def _fits_with(task: TaskWork, way: Candidate, best: Chosen) -> str:

@@ -11,7 +11,7 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.schema import PredictedMemory
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["PLAYS", "held_memory", "sharing_sets"]
+__all__ = ["PLAYS", "held_memory", "most_held", "sharing_sets"]
 
 PLAYS = "environment of "
 
@@ -44,20 +44,31 @@ def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
     for tasks, numbers in sharing_sets(chosen).items():
         for active in tasks:
             name = active.removeprefix(PLAYS)
-            kind = _group_of(chosen, active).device.type
-            parts = [MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])]
-            parts += _merged(chosen, tasks, active)
             task = chosen.posed.task(name)
             plays = task.region is not None and name != active
             found.append(
                 PredictedMemory(
                     device=posed.addresses[numbers[0]],
                     active=task.region.role if plays and task.region else task.role.name,
-                    memory=PhaseMemory(phase=task.phase, parts=tuple(parts)),
+                    memory=_held(chosen, tasks, active),
                     num_devices=len(numbers),
                 )
             )
     return tuple(found)
+
+
+def most_held(chosen: Chosen, task: str) -> PhaseMemory:
+    """What the fullest of a task's devices holds while it works, all roles added up."""
+    found = [_held(chosen, tasks, task) for tasks in sharing_sets(chosen) if task in tasks]
+    return max(found, key=lambda one: one.total)
+
+
+def _held(chosen: Chosen, tasks: tuple[str, ...], active: str) -> PhaseMemory:
+    """What a device of some tasks holds while one of them works."""
+    kind = _group_of(chosen, active).device.type
+    runtime = MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])
+    phase = chosen.posed.task(active.removeprefix(PLAYS)).phase
+    return PhaseMemory(phase=phase, parts=(runtime, *_merged(chosen, tasks, active)))
 
 
 def _group_of(chosen: Chosen, name: str) -> DeviceGroup:

@@ -18,7 +18,7 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.plan.candidates import layout_rules
 from flowrl.plan.check_plan import number_ranges
-from flowrl.plan.layouts import check_size, layouts, possible_sizes, refused_combinations
+from flowrl.plan.layouts import check_size, layouts, limit_words, possible_sizes, why_none
 from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
@@ -255,15 +255,10 @@ def _refused(task: TaskWork, pins: PinnedTasks, why: Rejection, fields: Sequence
             f"{task.id} cannot run so: {why.choice} {why.constraint}",
             where=pins.where(task.id, fields) or f"roles.{task.role.name}",
             found=pins.said(task.id, fields),
-            expected=_limit(why),
+            expected=limit_words(why),
         ),
         pins=tuple(dict.fromkeys(own[name] for name in fields if name in own)),
     )
-
-
-def _limit(refused: Rejection) -> str | None:
-    limit = refused.limit
-    return limit if not limit or limit.startswith("at ") else f"at most {limit}"
 
 
 def _sizes_together(
@@ -331,10 +326,9 @@ def _why_none(
         return f"{need} {counted(least, 'device')}, and there {verb} {counts[-1]}"
     rules = layout_rules(task, posed.made(task.id).request, group.node_size)
     for count in counts:
-        for layout, refused in refused_combinations(task.shape, count, rules):
-            if only.takes(layout):
-                leaves = "leave" if several else "leaves"
-                return f"{leaves} {layout.describe()}, where {_in_words(refused)}"
+        left = why_none(task.shape, count, rules, only.takes)
+        if left is not None:
+            return f"{'leave' if several else 'leaves'} {left}"
     fixed = {name for name, _ in only.layout} >= {"tp", "pp", "cp", "dp"}
     if fixed and least not in counts:
         return f"need {least} devices, which are neither part of a node nor whole nodes"
@@ -345,12 +339,6 @@ def _why_none(
         return f"{verb} none of the numbers of devices that are looked at ({some})"
     verb = "leave" if several else "leaves"
     return f"{verb} no layout of the model on a number of devices that is divided so ({some})"
-
-
-def _in_words(refused: Rejection) -> str:
-    numbers = [text for text in (refused.found, _limit(refused)) if text]
-    more = f" ({', '.join(numbers)})" if numbers else ""
-    return f"{refused.choice} {refused.constraint}{more}"
 
 
 def _changes(

@@ -43,9 +43,10 @@ __all__ = [
     "check_layout",
     "check_size",
     "layouts",
+    "limit_words",
     "nearest_divisors",
     "possible_sizes",
-    "refused_combinations",
+    "why_none",
     "with_possible",
 ]
 
@@ -56,6 +57,9 @@ ENGINE_KINDS = frozenset({"tp", "pp", "dp", "ep"})
 MIN_PIECE = 256
 """Tokens of a piece of a sample below which context parallelism exchanges more than it computes."""
 
+
+_MOST_NAMED = 6
+"""Numbers of replicas in a message."""
 
 FAR = 10_000
 """From a size that is refused: nearest ones are not looked for beyond."""
@@ -150,14 +154,49 @@ def _combinations(
                         yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
 
 
-def refused_combinations(
-    shape: ModelShape, num_devices: int, rules: LayoutRules
-) -> Iterator[tuple[Layout, Rejection]]:
-    """Layouts of sizes that are possible one by one, and together are not."""
-    for layout in _combinations(num_devices, _sizes(shape, rules)):
-        problem = _combined_problem(shape, layout, rules)
-        if problem is not None:
-            yield layout, problem
+def why_none(
+    shape: ModelShape,
+    num_devices: int,
+    rules: LayoutRules,
+    takes: Callable[[Layout], bool] = lambda _: True,
+) -> str | None:
+    """What so many devices leave, and what is wrong with it, where no layout is possible on them;
+    None where they are not divided at all.
+
+    Whatever else divides a model, the rest of the devices is its replicas: where no number of them
+    shares the rows evenly, it is that and nothing else that is told.
+
+    Args:
+        takes: Layouts that are asked for.
+    """
+    every = [layout for layout in _combinations(num_devices, _sizes(shape, rules)) if takes(layout)]
+    replicas = sorted({layout.dp for layout in every})
+    if len(replicas) > 1 and rules.rows is not None and all(rules.rows % dp for dp in replicas):
+        *most, last = map(str, replicas[:_MOST_NAMED])
+        some = f"{', '.join(most)} or {last}"
+        if len(replicas) > _MOST_NAMED:
+            some = f"{', '.join((*most, last))} and so on to {replicas[-1]}"
+        return (
+            f"dp {some}, whatever else is divided, and none of these "
+            f"divides {rules.rows} samples of {rules.rows_of}"
+        )
+    for layout in every:
+        found = _combined_problem(shape, layout, rules)
+        if found is not None:
+            return f"{layout.describe()}, where {_in_words(found)}"
+    return None
+
+
+def _in_words(refused: Rejection) -> str:
+    numbers = [text for text in (refused.found, limit_words(refused)) if text]
+    more = f" ({', '.join(numbers)})" if numbers else ""
+    return f"{refused.choice} {refused.constraint}{more}"
+
+
+def limit_words(refused: Rejection) -> str | None:
+    """The limit that a size breaks."""
+    limit = refused.limit
+    return limit if not limit or limit.startswith("at ") else f"at most {limit}"
 
 
 def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple[Rejection, ...]:

@@ -21,7 +21,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.decided import decided_task, decided_way
-from flowrl.plan.explain import AS_FAST, beside, summary_of
+from flowrl.plan.explain import AS_FAST, beside, cache_why, summary_of
 from flowrl.plan.held import held_memory
 from flowrl.plan.many import Chosen
 from flowrl.plan.many_form import ScheduleStep
@@ -460,7 +460,7 @@ def _with_prices(
         prediction=prediction,
         engine_flags=tuple(engine_flags_of(chosen, chosen.posed.made(_first(chosen)).request)),
     )
-    reasons = tuple(_reason(one, new) for one in plan.reasons)
+    reasons = tuple(_reason(one, new, chosen) for one in plan.reasons)
     if _same(plan.prediction.step_s, prediction.step_s):
         return replace(new, reasons=reasons)
     return replace(
@@ -531,7 +531,7 @@ def _operation(operation: Operation, chosen: Chosen) -> Operation:
     )
 
 
-def _reason(reason: Reason, plan: PlacementPlan) -> Reason:
+def _reason(reason: Reason, plan: PlacementPlan, chosen: Chosen) -> Reason:
     """A reason that is not of the file's decisions any more gives way to a plain statement."""
     for one in plan.operations:
         if one.seconds is None or one.environment is not None:
@@ -541,6 +541,7 @@ def _reason(reason: Reason, plan: PlacementPlan) -> Reason:
         if reason.subject == one.node and reason.choice != words:
             return Reason(subject=reason.subject, choice=words, why=took)
         cache = cache_words(one.kv_tokens, one.slots)
-        if reason.subject == f"{one.node} kv cache" and reason.choice != cache:
-            return Reason(subject=reason.subject, choice=cache, why=took)
+        if reason.subject == f"{one.node} kv cache":
+            why = took if reason.choice != cache else cache_why(one.node, chosen)
+            return Reason(subject=reason.subject, choice=cache, why=why)
     return reason

@@ -16,6 +16,7 @@ from flowrl.plan.render_many import (
     many_lists,
     many_tables,
     memory_note,
+    phase_names,
     plain_reasons,
     route_sentence,
     seconds_text,
@@ -115,13 +116,15 @@ def _tables(plan: PlacementPlan) -> list[tuple[str, Rows]]:
         on.setdefault(entry.device, []).append(entry)
     for device in plan.pool.devices:
         entries = on.get(device.address, [])
+        phases = phase_names(entries, plan)
         # A few phases at a time, so that a table fits a terminal.
         for first in range(0, len(entries), _PHASES_ACROSS):
             some = entries[first : first + _PHASES_ACROSS]
             title = _memory_title(device, plan)
             if first:
                 title = f"memory of {device.address}, phases from {first + 1} on"
-            tables.append((title, _memory_rows(some, device)))
+            names = phases[first : first + _PHASES_ACROSS]
+            tables.append((title, _memory_rows(some, names, device)))
     return tables
 
 
@@ -211,7 +214,9 @@ def _is_filled_partly(device: DeviceSummary) -> bool:
     return device.type != "cpu" and device.budget_bytes < device.memory_bytes
 
 
-def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> Rows:
+def _memory_rows(
+    entries: Sequence[PredictedMemory], names: Sequence[str], device: DeviceSummary
+) -> Rows:
     """Each role's parts down, phases across."""
     found = dict.fromkeys(
         (part.role, part.name) for entry in entries for part in entry.memory.parts
@@ -226,9 +231,7 @@ def _memory_rows(entries: Sequence[PredictedMemory], device: DeviceSummary) -> R
             known.get(key[1], len(known)),
         ),
     )
-    rows: list[tuple[str, ...]] = [
-        ("", *(f"{entry.active} {entry.memory.phase}" for entry in entries))
-    ]
+    rows: list[tuple[str, ...]] = [("", *names)]
     for role, name in ordered:
         cells = (_sum(entry.memory.parts, role, name) for entry in entries)
         rows.append((f"{role} {name}" if role else name, *cells))

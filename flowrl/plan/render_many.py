@@ -6,14 +6,24 @@ and time; the flags of inference servers; what is taken for granted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flowrl.plan.names import device_names
-from flowrl.plan.schema import Operation, PlacementPlan, PredictedSpan, Reason, WeightRoute
+from flowrl.plan.schema import (
+    Operation,
+    PlacementPlan,
+    PredictedMemory,
+    PredictedSpan,
+    Reason,
+    WeightRoute,
+)
 from flowrl.wording import HOURS, hours_text
 
 __all__ = [
     "many_lists",
     "many_tables",
     "memory_note",
+    "phase_names",
     "plain_reasons",
     "route_sentence",
     "seconds_text",
@@ -175,6 +185,30 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{1000 * seconds:.0f} ms"
+
+
+_OPS = {"rollout": "generate", "scores": "score"}
+"""Operations of phases that have another name."""
+
+
+def phase_names(entries: Sequence[PredictedMemory], plan: PlacementPlan) -> list[str]:
+    """A name for each phase of a device: role and phase, or the operation where a role has several
+    of them there. Entries come in the order of their operations."""
+    seen: dict[str, int] = {}
+    names = [f"{entry.active} {entry.memory.phase}" for entry in entries]
+    found = []
+    for name, entry in zip(names, entries, strict=True):
+        at = seen[name] = seen.get(name, -1) + 1
+        nodes = [
+            operation.node
+            for operation in plan.operations
+            if operation.role == entry.active
+            and operation.op == _OPS.get(entry.memory.phase, entry.memory.phase)
+            and entry.device in operation.devices
+        ]
+        several = names.count(name)
+        found.append(nodes[at] if several > 1 and len(nodes) == several else name)
+    return found
 
 
 def memory_note(num_devices: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flowrl.cluster.pool import ResourcePool
@@ -273,22 +273,55 @@ def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
         )
 
 
-def switches_of(chosen: Chosen) -> Iterator[ResidencySwitch]:
-    """What is taken before a task and given back before the next one on its devices."""
+def switches_of(chosen: Chosen) -> list[ResidencySwitch]:
+    """What is taken before a task and given back before the next one on its devices; before the
+    same task first what is given back."""
+    return sorted(_switches(chosen), key=lambda switch: switch.action == "take")
+
+
+def _switches(chosen: Chosen) -> Iterator[ResidencySwitch]:
     order = [bar.task for bar in sorted(_bars(chosen), key=lambda bar: (bar.begin_s, bar.end_s))]
     for task in chosen.posed.tasks:
         what = _moves(task, chosen)
-        mine = set(chosen.numbers[task.id])
         place = order.index(task.id)
         turn = order[place + 1 :] + order[:place]
-        following = next((name for name in turn if mine & set(chosen.numbers[name])), None)
-        if what is None or following is None:
-            continue
-        where = device_names(_addresses(chosen, chosen.numbers[task.id]))
-        for action, before in (("take", task.id), ("release", following)):
+        given = {} if what is None else _given_before(task, chosen, turn)
+        taken = sorted(number for numbers in given.values() for number in numbers)
+        switches: list[tuple[str, str, Sequence[int]]] = []
+        if taken:
+            switches.append(("take", task.id, taken))
+        switches += [("release", name, numbers) for name, numbers in given.items()]
+        for action, before, numbers in switches:
             yield ResidencySwitch(
-                role=task.role.name, device=where, what=what, action=action, before=before
+                role=task.role.name,
+                device=device_names(_addresses(chosen, numbers)),
+                what=str(what),
+                action=action,
+                before=before,
             )
+
+
+def _given_before(
+    task: TaskWork, chosen: Chosen, turn: Sequence[str]
+) -> Mapping[str, Sequence[int]]:
+    """The devices that a task gives back before each of those that follow it there.
+
+    A server gives all of its devices back when something follows on one of them; servers that have
+    theirs alone keep what they hold. What is not an engine's moves as a whole.
+
+    Args:
+        turn: The other tasks, in the order in which they come after this one.
+    """
+    numbers = chosen.numbers[task.id]
+    size = chosen.ways[task.id].layout.model_devices if task.generates else len(numbers)
+    given: dict[str, list[int]] = {}
+    for first in range(0, len(numbers), size):
+        server = numbers[first : first + size]
+        here = (name for name in turn if not set(server).isdisjoint(chosen.numbers[name]))
+        following = next(here, None)
+        if following is not None:
+            given.setdefault(following, []).extend(server)
+    return given
 
 
 def _moves(task: TaskWork, chosen: Chosen) -> str | None:
@@ -306,7 +339,7 @@ def _bars(chosen: Chosen) -> list[Bar]:
 
 def engine_flags_of(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlags]:
     """How the engines of a schedule are started."""
-    alone = {task for tasks in sharing_sets(chosen) if len(tasks) == 1 for task in tasks}
+    shared = {task for tasks in sharing_sets(chosen) if len(tasks) > 1 for task in tasks}
     for task in chosen.posed.tasks:
         if task.generates:
             way = chosen.ways[task.id]
@@ -317,7 +350,7 @@ def engine_flags_of(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlag
                 memory_bytes=chosen.posed.group_of(task.id).device.memory_bytes,
                 max_length=request.max_length,
                 dtype=role_dtype(task.role, request, chosen.posed.group_of(task.id).device),
-                sleeps=task.id not in alone,
+                sleeps=task.id in shared,
             )
             if flags is not None:
                 yield flags
