@@ -293,6 +293,10 @@ def _as_size(posed: Posed, found: Found, devices: int) -> Size:
         device_s=step_s * used / samples,
         idle_share=max(0.0, 1 - busy / (step_s * used)),
         kind=str(kind_of(schedule)),
-        layouts=tuple((name, way.layout.describe()) for name, way in ways.items()),
+        layouts=tuple(
+            (node, way.layout.describe())
+            for name, way in ways.items()
+            for node in posed.task(name).operations
+        ),
         schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),
     )
