@@ -7,7 +7,6 @@ from typing import assert_never
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.candidates import layout_rules
 from flowrl.plan.layouts import why_none
 from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
@@ -15,6 +14,7 @@ from flowrl.plan.pin_filter import Filter
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Rejection
 from flowrl.plan.search import Asynchronous, Leaf, Schedule, Spatial, Temporal, block
+from flowrl.plan.task_rules import layout_rules
 from flowrl.plan.tasks import TaskWork
 from flowrl.wording import counted
 

@@ -16,7 +16,6 @@ from typing import TypeAlias
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
-from flowrl.plan.candidates import layout_rules
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.layouts import check_size, layouts, limit_words, possible_sizes, why_none
 from flowrl.plan.options import Pin
@@ -24,6 +23,7 @@ from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
 from flowrl.plan.schema import Rejection
+from flowrl.plan.task_rules import layout_rules
 from flowrl.plan.tasks import TaskWork
 from flowrl.plan.ways_out import Fits, Trial, fewer_pins, with_devices, with_value, without_pins
 from flowrl.wording import counted
