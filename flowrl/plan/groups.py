@@ -22,7 +22,8 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
-from flowrl.plan.many import Elsewhere, Searched, can_hold, search_group
+from flowrl.plan.impossible_pins import Elsewhere
+from flowrl.plan.many import Searched, can_hold, search_group
 from flowrl.plan.mixed import pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 
@@ -15,6 +15,7 @@ from flowrl.plan.candidate import Candidate
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
+from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed
@@ -33,7 +34,7 @@ from flowrl.plan.ways_out import (
 )
 from flowrl.wording import counted
 
-__all__ = ["nothing_fits", "nothing_runs", "nowhere_to_stand"]
+__all__ = ["fewest_left_out", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
 
 MOST_DEVICES = 65536
 
@@ -115,6 +116,16 @@ def _without(asked: Iterable[str], kind: str | None) -> str:
     return f"leave {' or '.join(kept)} out, or {more}" if kept else more
 
 
+def fewest_left_out(some: Sequence[Pin], pins: PinnedTasks, fits: Fits) -> list[str]:
+    """The smallest choices of some pins without which there is a plan, in words."""
+    for number in range(1, len(some) + 1):
+        tried = islice(combinations(some, number), MOST_TRIES)
+        enough = [one for one in tried if fits(Trial(pins=without_pins(pins, one)))]
+        if enough:
+            return [" and ".join(str(pin) for pin in one) for one in enough]
+    return []
+
+
 def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
     """Of pinned devices that no schedule has at once.
 
@@ -129,13 +140,7 @@ def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
         if field in ("devices", OWN)
     )
     said = [str(pin) for pin in placed]
-    helps: list[str] = []
-    for left in range(1, len(placed) + 1):
-        some = islice(combinations(placed, left), MOST_TRIES)
-        enough = [one for one in some if fits(Trial(pins=without_pins(pins, one)))]
-        helps = [" and ".join(str(pin) for pin in one) for one in enough]
-        if helps:
-            break
+    helps = fewest_left_out(list(placed), pins, fits)
     return PlanError(
         f"no schedule has {' and '.join(said)}{' at once' if len(said) > 1 else ''}",
         where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",

@@ -30,6 +30,7 @@ from flowrl.wording import counted
 
 __all__ = [
     "MOST_TRIES",
+    "Elsewhere",
     "Ground",
     "NextError",
     "Refused",
@@ -47,6 +48,19 @@ MOST_OFFERED = 2
 
 NextError: TypeAlias = Callable[[PinnedTasks], PlanError | None]
 """What stands in the way of the job under other pins; None where nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What a job may be placed on besides the devices that are looked at.
+
+    Attributes:
+        groups: All groups of equal devices, these among them.
+        fits: Whether the job has a plan on the others, or on two groups, with other pins.
+    """
+
+    groups: tuple[DeviceGroup, ...]
+    fits: Callable[[PinnedTasks], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

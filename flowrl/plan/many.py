@@ -9,7 +9,7 @@ faster on paper is not worth a pipeline or a recomputation more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrl.cluster.pool import DeviceGroup
@@ -19,8 +19,14 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.impossible import MOST_DEVICES, nothing_fits, nothing_runs, nowhere_to_stand
-from flowrl.plan.impossible_pins import Ground, misplaced, uneven
+from flowrl.plan.impossible import (
+    MOST_DEVICES,
+    fewest_left_out,
+    nothing_fits,
+    nothing_runs,
+    nowhere_to_stand,
+)
+from flowrl.plan.impossible_pins import Elsewhere, Ground, misplaced, uneven
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
@@ -48,7 +54,6 @@ __all__ = [
     "MARGIN",
     "PLAIN",
     "Chosen",
-    "Elsewhere",
     "Searched",
     "can_hold",
     "distinct",
@@ -151,19 +156,6 @@ class Searched:
     thinned: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """What a job may be placed on besides the devices that are looked at.
-
-    Attributes:
-        groups: All groups of equal devices, these among them.
-        fits: Whether the job has a plan on the others, or on two groups, with other pins.
-    """
-
-    groups: tuple[DeviceGroup, ...]
-    fits: Callable[[PinnedTasks], bool]
-
-
 def search_group(
     graph: Graph,
     request: PlanRequest,
@@ -245,7 +237,7 @@ def search_group(
     if not found:
         stands = any(stood(posed, one.schedule) for one in result.best)
         raise (
-            hosts_full(posed, result.best, fits)
+            hosts_full(posed, result.best, pins, fits)
             if stands
             else nowhere_to_stand(len(result.best), pins, fits)
         )
@@ -316,8 +308,9 @@ def can_hold(
     if any(uneven(place, group.node_size) for place in pins.places(numbering).values()):
         return False
     try:
-        posed = _posed(graph, request, group, cost, pins, numbering, host=host, outside=outside)
-        return _fits(posed)
+        return _fits(
+            _posed(graph, request, group, cost, pins, numbering, host=host, outside=outside)
+        )
     except PlanError:
         return False
 
@@ -332,10 +325,8 @@ def _fits(posed: Posed) -> bool:
 
 def _turns_if_alike(best: Chosen, kinds: Sequence[Chosen]) -> Chosen:
     """The best schedule that takes turns, which is simpler, where it loses next to nothing."""
-    turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), None)
-    if turns is None or turns.objective > best.objective * (1 + SIMPLE):
-        return best
-    return turns
+    turns = next((one for one in kinds if one.kind is Kind.TEMPORAL), best)
+    return best if turns.objective > best.objective * (1 + SIMPLE) else turns
 
 
 def _of_other_kinds(told: Sequence[Chosen], more: Sequence[Chosen]) -> list[Chosen]:
@@ -534,7 +525,7 @@ def search_posed(posed: Posed, top: int = 1) -> SearchResult:
         top = min(most, max(32, 8 * top))
 
 
-def hosts_full(posed: Posed, found: Sequence[Found], fits: Fits) -> PlanError:
+def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fits) -> PlanError:
     """Of schedules that fit the devices, and not their hosts.
 
     Args:
@@ -544,12 +535,16 @@ def hosts_full(posed: Posed, found: Sequence[Found], fits: Fits) -> PlanError:
     blocks = [(stood(posed, one.schedule), _picked(posed, one.schedule)) for one in found]
     need = min((_host_bytes(on[0], ways) for on, ways in blocks if on is not None), default=0)
     host, group = posed.candidates.host, posed.group
-    changes = [more_host(host, group, fits, need)]
+    every = list(dict.fromkeys(pin for own in pins.asked.values() for pin in own.values()))
+    without = fewest_left_out(every, pins, fits)
+    changes = [f"leave {' or '.join(without)} out"] if without else []
+    changes.append(more_host(host, group, fits, need))
+    wheres = dict.fromkeys(pin.where for pin in every if without)
     if (more := more_devices(group, MOST_DEVICES, fits)) is not None:
         changes.append(more)
     return PlanError(
         "what fits the devices puts more into the memory of their hosts than these have",
-        where="cluster",
+        where=" and ".join(wheres) or "cluster",
         found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device",
         hint=", or ".join(changes),
     )

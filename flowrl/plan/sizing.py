@@ -241,7 +241,9 @@ def _too_much(job: Job, posed: Posed, pins: PinnedTasks) -> PlanError:
         )
         return nothing_runs(lacking[0], posed, pins, ground)
     why = search(posed.problem).infeasible
-    return hosts_full(posed, (), fits) if why is None else nothing_fits(posed, why, pins, fits)
+    return (
+        hosts_full(posed, (), pins, fits) if why is None else nothing_fits(posed, why, pins, fits)
+    )
 
 
 def sizes(

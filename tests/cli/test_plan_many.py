@@ -487,3 +487,13 @@ def test_a_mistyped_environment_is_told_with_the_roles_that_there_are(flowrl: Ru
         config, *NODE, "plan.environments.world=null", "plan.environments.world.device=cpu"
     )
     assert "'step_s' is missing in plan.environments.world\n" in err
+
+
+def test_pins_without_which_the_hosts_hold_a_job_are_to_be_left_out_before_all_else(flowrl: Run):
+    words = ["configs/grpo_qwen25_32b.yaml", "--cluster", "configs/clusters/a100_1x8.yaml"]
+    pins = ["reference.devices=5-6", "rollout.devices=1-3"]
+    code, _, err = flowrl(*words, *[word for pin in pins for word in ("--pin", pin)])
+    assert code == 2
+    assert "puts more into the memory of their hosts than these have\n" in err
+    assert f"to fix: leave {pins[1]} out, or take hosts with " in err
+    assert flowrl(*words, "--pin", pins[0])[0] == 0
