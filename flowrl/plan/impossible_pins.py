@@ -110,7 +110,7 @@ class Refused:
             beyond = ground.next_error(without_pins(pins, self.pins))
             if beyond is not None:
                 return self._behind(beyond)
-        self.why.hint = ", or ".join(ways) or f"leave {_listed(self.pins)} out"
+        self.why.hint = ", or ".join(ways) or self.why.hint
         return self.why
 
     def _behind(self, other: PlanError) -> PlanError:
@@ -166,6 +166,7 @@ def misplaced(
                     f"{name} cannot run so: {why}",
                     where=pins.where(name, ["devices"]),
                     found=pins.said(name, ["devices"]),
+                    hint=f"leave {pin} out",
                 ),
                 pins=(pin,),
             )
@@ -264,14 +265,16 @@ def _size_alone(
 def _refused(task: TaskWork, pins: PinnedTasks, why: Rejection, fields: Sequence[str]) -> Refused:
     """Nearest values are told where they are offered: only those that were tried are."""
     own = pins.asked.get(task.id, {})
+    asked = tuple(dict.fromkeys(own[name] for name in fields if name in own))
     return Refused(
         why=PlanError(
             f"{task.id} cannot run so: {why.choice} {why.constraint}",
             where=pins.where(task.id, fields) or f"roles.{task.role.name}",
             found=pins.said(task.id, fields),
             expected=limit_words(why),
+            hint=f"leave {_listed(asked)} out" if asked else "take another model, or other devices",
         ),
-        pins=tuple(dict.fromkeys(own[name] for name in fields if name in own)),
+        pins=asked,
     )
 
 
