@@ -106,7 +106,7 @@ class Refused:
         least = _fewest(task, pins, self.pins, ground.fits)
         if least:
             ways.append(f"leave {_listed(least)} out")
-        if not ways:
+        if not ways and self.pins:
             beyond = ground.next_error(without_pins(pins, self.pins))
             if beyond is not None:
                 return self._behind(beyond)
