@@ -11,10 +11,16 @@ import math
 from flowrl.cluster.rates import FIGURES
 from flowrl.errors import PlanError
 
-__all__ = ["UNDO", "check_numbers"]
+__all__ = ["PRICE_ANEW", "UNDO", "check_numbers"]
 
 UNDO = "undo the edit, or make the plan again: flowrl plan CONFIG -o FILE"
 """What to do about a plan whose parts contradict each other."""
+
+PRICE_ANEW = (
+    "undo the edit, or let its decisions be priced anew with their configuration: "
+    "flowrl plan CONFIG --plan FILE --output NEW"
+)
+"""What to do about a prediction that is not of the plan's decisions."""
 
 _SHARES = ("idle_share",)
 

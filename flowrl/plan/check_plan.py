@@ -121,14 +121,6 @@ def _check_layout(operation: Operation, where: str) -> None:
             expected=f"tp x pp x cp x dp = {devices}",
             hint=UNDO,
         )
-    if is_placed and operation.replicas != layout.dp:
-        raise PlanError(
-            f"{operation.node} has {operation.replicas} replicas in a layout of {layout.dp}",
-            where=f"{where}.replicas",
-            found=str(operation.replicas),
-            expected=f"{layout.dp} (dp)",
-            hint=UNDO,
-        )
 
 
 def _check_prediction(plan: PlacementPlan, where: str, known: Known) -> None:

@@ -11,17 +11,13 @@ from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
+from flowrl.plan.check_follows import check_follows
+from flowrl.plan.check_numbers import PRICE_ANEW
 from flowrl.plan.many_form import EngineFlags, ScheduleStep
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["PRICE_ANEW", "check_predicted"]
-
-PRICE_ANEW = (
-    "undo the edit, or let its decisions be priced anew with their configuration: "
-    "flowrl plan CONFIG --plan FILE --output NEW"
-)
-"""What to do about a prediction that is not of the plan's decisions."""
+__all__ = ["check_predicted"]
 
 _NEAR = 1e-6
 """Of a time, what sums in another order may differ by."""
@@ -57,6 +53,7 @@ def check_predicted(plan: PlacementPlan, where: str) -> None:
     _check_times(plan, where)
     _check_timeline(plan, plan.schedule, where)
     _check_reasons(plan, where)
+    check_follows(plan, plan.schedule, where)
 
 
 def _check_memory(plan: PlacementPlan, where: str) -> None:

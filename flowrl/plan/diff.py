@@ -9,6 +9,7 @@ from flowrl.graph.types import Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.many_form import EnvironmentUse
 from flowrl.plan.names import device_names
+from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.wording import counted
@@ -19,10 +20,44 @@ __all__ = ["diff_plans"]
 def diff_plans(old: PlacementPlan, new: PlacementPlan) -> tuple[str, ...]:
     """One line for each thing that differs, as `what: old -> new`; nothing where none does.
 
-    Predictions are told last; reasons, alternatives and notes are not compared, for they follow
-    from the rest.
+    Predictions are told last, in words. Where plans differ and no word says in what, their fields
+    are told by their keys; reasons, alternatives and notes are not compared, for they follow from
+    the rest.
     """
-    return (*_facts(old, new), *_operations(old, new), *_predictions(old, new))
+    lines = (*_facts(old, new), *_operations(old, new), *_predictions(old, new))
+    return (*lines, *_fields(old, new, told=bool(lines)))
+
+
+_IN_WORDS = (
+    "graph",
+    "sizes",
+    "kind",
+    "pins",
+    "prediction",
+    "engine_flags",
+    "schedule",
+    "residency",
+    "weight_routes",
+    "channels",
+    "pool",
+)
+"""Parts of a plan that are told in words, or follow from what is."""
+
+_PLACED = ("backend", "dtype", "process", "replicas", "num_slots", "devices", "layout")
+
+
+def _fields(old: PlacementPlan, new: PlacementPlan, *, told: bool) -> Iterator[str]:
+    """Fields of which no other line tells.
+
+    Args:
+        told: Some line tells of a difference, from which times, routes and channels follow.
+    """
+    for key, one, other in differences(old, new):
+        first, _, rest = key.partition(".")
+        name = rest.partition(".")[2].partition(".")[0]
+        if told and (first in _IN_WORDS or first == "operations" or name in _PLACED):
+            continue
+        yield f"{key}: {field_text(one)} -> {field_text(other)}"
 
 
 def _facts(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:

@@ -43,7 +43,7 @@ from flowrl.plan.schema import (
 )
 from flowrl.plan.workload import phases_of, workload
 
-__all__ = ["make_plan"]
+__all__ = ["hosted_roles", "make_plan"]
 
 _SERVICE_OF = {
     Op.GENERATE: Service.GENERATE,
@@ -78,8 +78,8 @@ def make_plan(
     roles = [request.role(name) for name in graph.roles]
     for node in graph.nodes:
         _check_service(node, request)
-    models = [role for role in roles if _uses_model(role.name, graph)]
-    hosted = [role for role in roles if role not in models]
+    hosted = hosted_roles(graph, request)
+    models = [role for role in roles if role not in hosted]
     groups: tuple[DeviceGroup, ...] = ()
     alone: tuple[DeviceGroup, ...] = ()
     if models and not request.options.single_device:
@@ -107,6 +107,11 @@ def make_plan(
             return plan_over_groups(graph, request, pool, alone, hosted, cost)
     except PlanError as error:
         raise (_without_accelerators(error, pool) or error) from None
+
+
+def hosted_roles(graph: Graph, request: PlanRequest) -> list[RoleRequest]:
+    """The roles of a graph that run on hosts, without a model of flowrl's."""
+    return [request.role(name) for name in graph.roles if not _uses_model(name, graph)]
 
 
 def _plan_for_one(

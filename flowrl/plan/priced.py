@@ -9,7 +9,6 @@ refused, with the numbers. `flowrl.plan.priced_changes` tells what the file said
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -21,24 +20,29 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.decided import decided_task, decided_way
-from flowrl.plan.explain import AS_FAST, beside, cache_why, summary_of
 from flowrl.plan.held import held_memory
 from flowrl.plan.many import Chosen
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.mixed import priced_syncs
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.operations import place_operations
-from flowrl.plan.priced_changes import changes
+from flowrl.plan.priced_changes import is_changed
 from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, option_tasks
 from flowrl.plan.regions import HOST_SHARE
-from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.schema import Alternative, Operation, PlacementPlan, PredictedMemory, Reason
-from flowrl.plan.search import Asynchronous, Leaf, Problem, Schedule, Spatial, Temporal, seconds_of
+from flowrl.plan.schema import Operation, PlacementPlan, PredictedMemory
+from flowrl.plan.search import (
+    Asynchronous,
+    Leaf,
+    Problem,
+    Schedule,
+    Spatial,
+    Temporal,
+    kind_of,
+    seconds_of,
+)
 from flowrl.plan.tasks import TaskWork, tasks_of
-from flowrl.plan.trainers import turns_of
-from flowrl.plan.write_many import engine_flags_of, prediction_of, steady_seconds, switches_of
-from flowrl.plan.write_regions import environment_use
+from flowrl.plan.write_priced import with_prices
 
 __all__ = ["pool_of", "priced"]
 
@@ -62,10 +66,11 @@ def priced(
     if plan.schedule is None:
         return plan
     _check_program(graph, request, plan, where)
-    chosen = _Reading(graph, request, plan, cost, where).chosen()
+    reading = _Reading(graph, request, plan, cost, where)
+    chosen = reading.chosen()
     _check_held(chosen, plan, where)
-    new = _with_prices(plan, chosen, graph, request)
-    return new if any(True for _ in changes(plan, new)) else plan
+    new = with_prices(plan, chosen, graph, reading.request, reading.pool)
+    return new if is_changed(plan, new) else plan
 
 
 _PROGRAM = ("op", "role", "after", "num_samples", "max_tokens", "max_turns", "every", "region")
@@ -181,7 +186,7 @@ class _Reading:
         return Chosen(
             posed=posed,
             schedule=schedule,
-            kind=self.plan.kind,  # type: ignore[arg-type]
+            kind=kind_of(schedule),
             step_s=seconds_of(problem, schedule) + sum(syncs.values()),
             syncs=syncs,
             ways={name: one for name, (one,) in ways.items()},
@@ -434,114 +439,3 @@ def _holds(chosen: Chosen, task: TaskWork, way: Candidate) -> bool:
     budget = chosen.posed.group_of(task.id).budget_bytes
     held = [one.memory.total for one in held_memory(changed) if one.device in mine]
     return max(held, default=0) <= budget
-
-
-def _with_prices(
-    plan: PlacementPlan, chosen: Chosen, graph: Graph, request: PlanRequest
-) -> PlacementPlan:
-    """The plan, with all that follows from its decisions as `chosen` has it."""
-    prediction = prediction_of(chosen, graph, pool_of(plan))
-    operations = tuple(_operation(one, chosen) for one in plan.operations)
-    routes = tuple(
-        replace(route, seconds=_route_seconds(route.node, route.destination, chosen))
-        if route.seconds is not None
-        else route
-        for route in plan.weight_routes
-    )
-    slots = {one.role: one.slots for one in reversed(operations) if one.slots}
-    new = replace(
-        plan,
-        placements=tuple(
-            replace(one, num_slots=slots.get(one.role, one.num_slots)) for one in plan.placements
-        ),
-        operations=operations,
-        residency=tuple(switches_of(chosen)),
-        weight_routes=routes,
-        prediction=prediction,
-        engine_flags=tuple(engine_flags_of(chosen, chosen.posed.made(_first(chosen)).request)),
-    )
-    reasons = tuple(_reason(one, new, chosen) for one in plan.reasons)
-    if _same(plan.prediction.step_s, prediction.step_s):
-        return replace(new, reasons=reasons)
-    return replace(
-        new,
-        reasons=tuple(_of_schedule(one, chosen) for one in reasons),
-        alternatives=tuple(_alternative(one, chosen.step_s) for one in plan.alternatives),
-    )
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return one is not None and other is not None and math.isclose(one, other, rel_tol=1e-9)
-
-
-def _of_schedule(reason: Reason, chosen: Chosen) -> Reason:
-    """The reason of the schedule where its step takes something else than what was chosen."""
-    if reason.subject != "schedule":
-        return reason
-    return Reason(
-        subject=reason.subject,
-        choice=f"{chosen.kind}: {summary_of(chosen)}",
-        why=f"the plan's file decides so; a step takes {seconds_text(chosen.step_s)}",
-    )
-
-
-def _alternative(other: Alternative, step_s: float) -> Alternative:
-    """What came close to the schedule that was chosen, beside that of the file."""
-    if other.step_s is None:
-        return other
-    time = beside(other.step_s, step_s)
-    than = "as" if time == AS_FAST else "than"
-    return replace(other, why_not=f"{time} {than} what the file decides")
-
-
-def _first(chosen: Chosen) -> str:
-    return str(chosen.posed.tasks[0].id)
-
-
-def _route_seconds(node: str | None, role: str, chosen: Chosen) -> float:
-    for (_, name), seconds in chosen.syncs.items():
-        task = chosen.posed.task(name)
-        if name == node or (node is None and task.generates and task.role.name == role):
-            return seconds
-    return 0.0
-
-
-def _operation(operation: Operation, chosen: Chosen) -> Operation:
-    task = next((t for t in chosen.posed.tasks if operation.node in t.operations), None)
-    if task is None:
-        for task in chosen.posed.tasks:
-            region, played = task.region, chosen.ways[task.id].played
-            if region is not None and played is not None and region.node == operation.node:
-                tokens = chosen.posed.candidates.options.lengths.mean
-                return replace(operation, environment=environment_use(region, played, tokens))
-        return operation
-    way = chosen.ways[task.id]
-    turns = turns_of(task, way, chosen.posed.made(task.id))
-    turn = next(one for one in turns if one.node == operation.node)
-    slots = way.slots or operation.slots  # a batch may have no more
-    longest = chosen.posed.candidates.request.max_length
-    return replace(
-        operation,
-        chunk=slots if operation.chunk == operation.slots else operation.chunk,
-        micro_batch=max(1, way.micro_tokens // longest) if way.micro_tokens else 0,
-        slots=slots,
-        seconds=turn.seconds,
-        steady_s=steady_seconds(task.id, way, chosen.schedule),
-        move_s=turn.move_s,
-    )
-
-
-def _reason(reason: Reason, plan: PlacementPlan, chosen: Chosen) -> Reason:
-    """A reason that is not of the file's decisions any more gives way to a plain statement."""
-    for one in plan.operations:
-        if one.seconds is None or one.environment is not None:
-            continue
-        words = way_words(one.layout, one.recompute, one.offload)
-        took = f"the plan's file decides so: {seconds_text(one.seconds)} a step"
-        if reason.subject == one.node and reason.choice != words:
-            return Reason(subject=reason.subject, choice=words, why=took)
-        cache = cache_words(one.kv_tokens, one.slots)
-        if reason.subject == f"{one.node} kv cache":
-            why = took if reason.choice != cache else cache_why(one.node, chosen)
-            return Reason(subject=reason.subject, choice=cache, why=why)
-    return reason

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
+from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["changes"]
+__all__ = ["changes", "is_changed"]
 
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
@@ -22,11 +24,61 @@ in a few kinds (`flowrl.plan.stream_arrivals`), here each has its own."""
 
 
 def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
-    """What a file says otherwise than its decisions have it, a line each."""
+    """What a file says otherwise than its decisions have it, a line each.
+
+    Times, memory and engines are told in words; every other field by its key. Of what is predicted
+    no single number is told where a time or bytes that it follows from are.
+    """
     if old is new:
         return
+    told = list(_prices(old, new))
+    yield from told
+    streams = old.schedule is not None and _streams(old.schedule)
+    for key, before, after in differences(old, new, _NEAR):
+        if streams and _of_arrivals(key, before, after, old.prediction.step_s or 0.0):
+            continue
+        if not any(one.search(key) for one in (_TOLD if told else _TOLD_ALWAYS)):
+            yield (
+                f"{key}: {field_text(after)} by the decisions of the plan, the file says "
+                + field_text(before)
+            )
+
+
+def is_changed(old: PlacementPlan, new: PlacementPlan) -> bool:
+    """Whether a file says anything otherwise than its decisions have it."""
+    return any(True for _ in changes(old, new))
+
+
+_TOLD_ALWAYS = (re.compile(r"^operations\.\d+\.(seconds|steady_s|move_s|slots|micro_batch)$"),)
+"""Fields that are told in words where they differ."""
+
+_TOLD = (
+    *_TOLD_ALWAYS,
+    re.compile(r"^(prediction|engine_flags)\b"),
+    re.compile(r"^operations\.\d+\.environment\."),
+    re.compile(r"^weight_routes\.\d+\.seconds$"),
+)
+"""And those that follow from them."""
+
+
+def _of_arrivals(key: str, old: object, new: object, step_s: float) -> bool:
+    """Of a step whose results pass in uneven chunks, what differs by when they come alone."""
+    if not (key.startswith("prediction.") or key.endswith(".ready")):
+        return False
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return all(_of_arrivals(key, *pair, step_s) for pair in zip(old, new, strict=True))
+    if not (isinstance(old, float) and isinstance(new, float)):
+        return False
+    is_time = key.endswith("_s") and not key.endswith("device_s")
+    scale = step_s if is_time else max(1.0, abs(old)) if key.endswith(".ready") else abs(old)
+    return abs(new - old) <= _STREAMED * scale
+
+
+def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     now = {one.node: one for one in new.operations}
     for one in old.operations:
+        if one.node not in now:
+            continue
         yield from _decided(one, now[one.node])
         seconds, said = now[one.node].seconds, one.seconds
         if seconds is not None and not _alike(seconds, said):
@@ -38,9 +90,9 @@ def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
             )
         use, before = now[one.node].environment, one.environment
         steady_s = now[one.node].steady_s
-        if steady_s is not None and not _alike(steady_s, one.steady_s):
+        if steady_s != one.steady_s and not (steady_s and _alike(steady_s, one.steady_s)):
             yield (
-                f"{one.node}: {seconds_text(steady_s)} from one batch to the next, the file says "
+                f"{one.node}: {_said(steady_s)} from one batch to the next, the file says "
                 f"{_said(one.steady_s)}"
             )
         if use is not None and before is not None and not _alike(use.seconds, before.seconds):
@@ -73,10 +125,9 @@ def _decided(old: Operation, new: Operation) -> Iterator[str]:
             f"file says {old.slots}"
         )
     if old.micro_batch != new.micro_batch:
-        yield (
-            f"{new.node}: {new.micro_batch} samples of the longest in a micro-batch of "
-            f"{new.micro_tokens:,} tokens, the file says {old.micro_batch}"
-        )
+        micro = f"samples of the longest in a micro-batch of {new.micro_tokens:,} tokens"
+        told = f"{new.micro_batch} {micro}" if new.micro_tokens else "no micro-batches"
+        yield f"{new.node}: {told}, the file says {old.micro_batch}"
 
 
 def _streams(step: ScheduleStep) -> bool:

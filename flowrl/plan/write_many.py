@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.layout import ONE_DEVICE
@@ -41,6 +41,7 @@ from flowrl.plan.schema import (
     PoolSummary,
     PredictedSpan,
     Prediction,
+    Reason,
     ResidencySwitch,
     StartUnit,
     Transport,
@@ -56,7 +57,22 @@ from flowrl.plan.write_regions import (
     with_environment,
 )
 
-__all__ = ["engine_flags_of", "prediction_of", "steady_seconds", "switches_of", "write_plan"]
+__all__ = ["Written", "engine_flags_of", "prediction_of", "switches_of", "write_plan", "written"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Of a plan, what stands where and how it is reached.
+
+    Attributes:
+        reasons: Why roles without a model are where they are.
+    """
+
+    placements: tuple[Placement, ...]
+    operations: tuple[Operation, ...]
+    weight_routes: tuple[WeightRoute, ...]
+    channels: tuple[Channel, ...]
+    reasons: tuple[Reason, ...]
 
 
 def write_plan(
@@ -72,25 +88,20 @@ def write_plan(
         hosted: Roles without a model of flowrl's.
     """
     chosen = searched.best
-    models = list(_model_placements(chosen, request))
-    models += place_environments(chosen, request, pool)
-    placed = {placement.role for placement in models}
-    beside, why = place_hosted([role for role in hosted if role.name not in placed], graph, pool)
-    by_role = {placement.role: placement for placement in (*models, *beside)}
-    operations = _operations(graph, by_role, request, chosen, pool)
+    parts = written(graph, request, pool, chosen, hosted)
     plan = PlacementPlan(
         version=PLAN_VERSION,
         graph=graph.name,
         pool=_pool(pool),
         sizes=plan_sizes(request),
-        placements=tuple(by_role.values()),
-        operations=operations,
+        placements=parts.placements,
+        operations=parts.operations,
         residency=tuple(switches_of(chosen)),
-        weight_routes=tuple(_routes(graph, chosen)),
-        channels=tuple(_channels(graph, by_role, operations, request)),
+        weight_routes=parts.weight_routes,
+        channels=parts.channels,
         prediction=prediction_of(chosen, graph, pool),
         alternatives=alternatives_of(searched),
-        reasons=(*reasons_of(searched), *why, *request.reasons),
+        reasons=(*reasons_of(searched), *parts.reasons, *request.reasons),
         schedule=schedule_step(
             chosen.posed.problem, chosen.schedule, nodes_in_turn(chosen.posed.tasks)
         ),
@@ -100,6 +111,29 @@ def write_plan(
         notes=notes_of(searched, request, graph),
     )
     return check_plan(plan)
+
+
+def written(
+    graph: Graph,
+    request: PlanRequest,
+    pool: ResourcePool,
+    chosen: Chosen,
+    hosted: list[RoleRequest],
+) -> Written:
+    """What stands where, by a schedule on devices."""
+    models = list(_model_placements(chosen, request))
+    models += place_environments(chosen, request, pool)
+    placed = {placement.role for placement in models}
+    beside, why = place_hosted([role for role in hosted if role.name not in placed], graph, pool)
+    by_role = {placement.role: placement for placement in (*models, *beside)}
+    operations = _operations(graph, by_role, request, chosen, pool)
+    return Written(
+        placements=tuple(by_role.values()),
+        operations=operations,
+        weight_routes=tuple(_routes(graph, chosen)),
+        channels=tuple(_channels(graph, by_role, operations, request)),
+        reasons=tuple(why),
+    )
 
 
 def _pool(pool: ResourcePool) -> PoolSummary:
@@ -188,7 +222,7 @@ def _operations(
                 kv_tokens=way.kv_tokens,
                 slots=way.slots,
                 seconds=turn.seconds,
-                steady_s=steady_seconds(task.id, way, chosen.schedule),
+                steady_s=_steady_seconds(task.id, way, chosen.schedule),
                 move_s=turn.move_s,
             )
         )
@@ -199,7 +233,7 @@ def _turns(task: TaskWork, chosen: Chosen) -> tuple[Turn, ...]:
     return turns_of(task, chosen.ways[task.id], chosen.posed.made(task.id))
 
 
-def steady_seconds(task: str, way: Candidate, schedule: Schedule) -> float | None:
+def _steady_seconds(task: str, way: Candidate, schedule: Schedule) -> float | None:
     """Of a task that works on later batches than the trainer, from one of them to the next."""
     is_ahead = task in _ahead(schedule) and way.period_s < way.seconds
     return way.period_s if is_ahead else None

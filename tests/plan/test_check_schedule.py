@@ -104,10 +104,6 @@ def move_update(raw: dict[str, Any]) -> None:
             lambda d: d["pool"]["machines"][0]["spec"].update(flops=0.0),
             "a number that cannot be",
         ),
-        (
-            lambda d: operation(d, "actor.generate").update(replicas=3),
-            "actor.generate has 3 replicas in a layout of",
-        ),
     ],
 )
 def test_a_schedule_that_does_not_fit_is_refused(

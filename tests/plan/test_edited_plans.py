@@ -49,6 +49,10 @@ def update(**values: object) -> Change:
     return lambda raw: operation(raw, "actor.update").update(values)
 
 
+def placement(**values: object) -> Change:
+    return lambda raw: raw["placements"][0].update(values)
+
+
 def ten_times_the_cache(raw: dict[str, Any]) -> None:
     operation(raw, "actor.generate")["kv_tokens"] *= 1000
 
@@ -67,15 +71,10 @@ def larger_passes(raw: dict[str, Any]) -> None:
 
 
 def other_layout(tp: int, dp: int) -> Change:
-    """With all that has to be changed beside it."""
+    """The pin that it has is taken out; all else follows."""
 
     def change(raw: dict[str, Any]) -> None:
-        own = operation(raw, "actor.generate")
-        own["layout"].update(tp=tp, dp=dp)
-        own["replicas"] = dp
-        for route in raw["weight_routes"]:
-            if route["node"] == "actor.generate":
-                route["destination_layout"].update(tp=tp, dp=dp)
+        operation(raw, "actor.generate")["layout"].update(tp=tp, dp=dp)
         raw["pins"] = [pin for pin in raw["pins"] if pin["field"] != "tp"]
 
     return change
@@ -145,6 +144,28 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
             "a plan may fill more of",
         ),
         (update(offload=["disk"]), r"operations.\d.offload", "cannot have this"),
+        (generate(replicas=3), r"operations.\d.replicas", "3 replicas in a layout of 4"),
+        (generate(chunk=7), r"operations.\d.slots", "are said differently"),
+        (lambda raw: raw.update(kind="foo"), "kind", "of another kind than the plan says"),
+        (lambda raw: raw.update(kind="spatial"), "kind", "of another kind than the plan says"),
+        (placement(replicas=3), "placements.0.replicas", "another number of replicas"),
+        (placement(num_slots=3), r"operations.\d.slots", "are said differently"),
+        (
+            lambda raw: raw["placements"][0]["layout"].update(tp=7),
+            "placements.0.layout",
+            "another layout than its operations",
+        ),
+        (lambda raw: raw.update(residency=[]), "residency", "does not say when"),
+        (
+            lambda raw: raw["residency"][0].update(action="release"),
+            "residency.0",
+            "memory changes hands otherwise",
+        ),
+        (
+            lambda raw: raw["weight_routes"][0]["source_layout"].update(tp=7),
+            "weight_routes.0.source_layout",
+            "travel by another layout",
+        ),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused_with_key_and_line(
@@ -253,6 +274,10 @@ def test_another_layout_is_priced_as_the_planner_prices_it(
     assert own.kv_tokens == cache
     assert own.seconds != plan.operation("actor.generate").seconds
     assert dict(new.engine_flags[0].flags)["--tp-size"] == "4"
+    assert (own.replicas, new.placement("actor").replicas) == (2, 2)
+    (route,) = (one for one in new.weight_routes if one.node == "actor.generate")
+    assert route.destination_layout == own.layout
+    assert list(priced(grpo, ASKED, new, AnalyticCost()).operations) == list(new.operations)
     total = sum(one.seconds or 0.0 for one in new.operations)
     assert new.kind == "temporal"
     assert new.prediction.step_s == pytest.approx(total + (new.prediction.sync_s or 0.0))

@@ -1,0 +1,110 @@
+"""In which fields two plans differ, one by one; beside texts for people, which follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from flowrl.plan.schema import PlacementPlan
+from flowrl.wording import counted
+
+__all__ = ["FREE_TEXTS", "Difference", "differences", "field_text"]
+
+FREE_TEXTS = ("notes", "reasons", "alternatives", "pool.warnings")
+"""Parts of a plan that are written for people, and that nothing is made of."""
+
+Difference = tuple[str, object, object]
+"""The dotted key in the first plan, and what each of them has there."""
+
+_NOTHING = "nothing"
+
+
+def differences(old: PlacementPlan, new: PlacementPlan, near: float = 0.0) -> Iterator[Difference]:
+    """Each field in which plans differ, in the order of the format.
+
+    Args:
+        near: Of numbers with a fraction: what differs less, relatively, is equal.
+    """
+    one, other = old.to_dict(), new.to_dict()
+    for path in FREE_TEXTS:
+        _without(one, path)
+        _without(other, path)
+    yield from _of("", one, other, near)
+
+
+def _without(raw: dict[str, object], path: str) -> None:
+    first, _, rest = path.partition(".")
+    inner = raw.get(first)
+    if rest and isinstance(inner, dict):
+        _without(inner, rest)
+    else:
+        raw.pop(first, None)
+
+
+def _of(key: str, old: object, new: object, near: float) -> Iterator[Difference]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys((*old, *new)):
+            inner = f"{key}.{name}" if key else str(name)
+            yield from _of(inner, old.get(name, _NOTHING), new.get(name, _NOTHING), near)
+    elif _are_rows(old) and _are_rows(new):
+        yield from _of_rows(key, old, new, near)  # type: ignore[arg-type]
+    elif not _equal(old, new, near):
+        yield key, old, new
+
+
+def _of_rows(
+    key: str, old: list[dict[str, object]], new: list[dict[str, object]], near: float
+) -> Iterator[Difference]:
+    """Rows that have a name are compared by it, others by their place."""
+    names, others = _names(old), _names(new)
+    if names == others or names is None or others is None or set(names) & set(others) == set():
+        for i in range(max(len(old), len(new))):
+            one, other = (rows[i] if i < len(rows) else _NOTHING for rows in (old, new))
+            yield from _of(f"{key}.{i}", one, other, near)
+        return
+    numbers = {name: i for i, name in enumerate(others)}
+    for i, name in enumerate(names):
+        if name in numbers:
+            yield from _of(f"{key}.{i}", old[i], new[numbers[name]], near)
+        else:
+            yield f"{key}.{i}", old[i], _NOTHING
+    for name, i in numbers.items():
+        if name not in names:
+            yield key, _NOTHING, new[i]
+
+
+def _names(rows: list[dict[str, object]]) -> list[str] | None:
+    """What tells rows apart; None where that is not one name a row."""
+    for label in ("address", "role", "node"):
+        names = [row.get(label) for row in rows]
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return [str(name) for name in names]
+    return None
+
+
+def _are_rows(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _equal(old: object, new: object, near: float) -> bool:
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return all(_equal(one, other, near) for one, other in zip(old, new, strict=True))
+    if isinstance(old, int | float) and isinstance(new, int | float) and near:
+        both_whole = isinstance(old, int) and isinstance(new, int)
+        return old == new if both_whole else math.isclose(old, new, rel_tol=near, abs_tol=1e-9)
+    return old == new
+
+
+_MOST_SHOWN = 80
+"""Letters of a value in a line."""
+
+
+def field_text(value: object) -> str:
+    """A field of a plan in a line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | dict) and len(str(value)) > _MOST_SHOWN:
+        return counted(len(value), "entry", "entries")
+    if isinstance(value, list):
+        return f"[{', '.join(map(field_text, value))}]"
+    return "null" if value is None else str(value)
