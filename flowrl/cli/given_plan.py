@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,10 @@ if TYPE_CHECKING:
     from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
 
-__all__ = ["compiled_by"]
+__all__ = ["compiled_by", "lines_of", "run_by"]
+
+_OF_A_PLAN = re.compile(r"^(?:the )?plan of '[^']*'(?:: |$)")
+"""Before the key, in messages about a plan."""
 
 
 def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
@@ -31,22 +37,71 @@ def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
     given = load_plan(path, alone=False)
     if given.schedule is not None:
         return _priced(loaded, given, path)
-    return api.compile(None, loaded).with_plan(load_plan(path))
+    return run_by(api.compile(None, loaded), path)
+
+
+def run_by(compiled: Compiled, path: Path) -> Compiled:
+    """What was compiled for this machine, by a plan's file.
+
+    What follows from edits of it is made anew, and told on standard error.
+
+    Raises:
+        ConfigError: the file is no plan, or of no stage of the configuration.
+        PlanError: its parts contradict each other.
+    """
+    from flowrl.plan import load_plan
+    from flowrl.plan.plan_fields import differences, field_text
+    from flowrl.plan.settle_local import settled
+
+    given = load_plan(path)
+    stages = [stage for stage in compiled.stages if stage.graph.name == given.graph]
+    local = stages[-1].local if stages else None
+    if local is None or given.schedule is not None:
+        return compiled.with_plan(path)
+    plan = settled(given, local.base, stages[-1].graph)
+    told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]
+    # Ways of samples are as many as edges, and follow from what else is told.
+    few = [one for one in told if not one[0].startswith("channels.")] or told
+    for key, said, follows in few:
+        words = f"{field_text(follows)} follows from the rest, the file says {field_text(said)}"
+        print(f"warning: {_at(path, key)}: {words}", file=sys.stderr)
+    return compiled.with_plan(plan)
+
+
+@contextmanager
+def lines_of(path: Path | None) -> Iterator[None]:
+    """Errors about a plan inside name the line of its file; without one, nothing is changed."""
+    try:
+        yield
+    except PlanError as error:
+        found = _OF_A_PLAN.match(error.where or "")
+        if path is not None and found is not None:
+            error.where = _at(path, (error.where or "")[found.end() :])
+        raise
+
+
+def _at(path: Path, key: str) -> str:
+    from flowrl.plan.file_lines import at_line
+
+    return at_line(path, key) if key else str(path)
 
 
 def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
     from flowrl import api
-    from flowrl.plan.file_lines import at_line
     from flowrl.plan.priced_changes import changes
 
-    try:
+    with lines_of(path):
         compiled = api.compile(None, loaded, plan=given)
-    except PlanError as error:
-        said = f"the plan of {given.graph!r}: "
-        if error.where is not None and error.where.startswith(said):
-            error.where = at_line(path, error.where.removeprefix(said))
-        raise
     for stage in compiled.stages:
         for line in changes(given, stage.plan):
-            print(f"warning: {path}: {line}", file=sys.stderr)
+            print(f"warning: {_told(path, line)}", file=sys.stderr)
     return compiled
+
+
+def _told(path: Path, line: str) -> str:
+    """A line of what a file says otherwise, with the line of its key where it begins with one."""
+    from flowrl.plan.file_lines import line_of
+
+    key, colon, rest = line.partition(": ")
+    is_key = colon and line_of(path.read_text(encoding="utf-8"), key) is not None
+    return f"{_at(path, key)}: {rest}" if is_key else f"{path}: {line}"

@@ -40,14 +40,16 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         FlowError: whatever ends the run early.
     """
     from flowrl import api
+    from flowrl.cli.given_plan import lines_of, run_by
     from flowrl.config.load import load_config, locating
 
     loaded = load_config(config, overrides)
     with locating(loaded):
         compiled = api.compile(None, loaded)
         if plan is not None:
-            compiled = compiled.with_plan(plan)
-        _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
+            compiled = run_by(compiled, plan)
+        with lines_of(plan):
+            _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
 
 
 def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> None:

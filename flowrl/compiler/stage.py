@@ -361,10 +361,11 @@ def _by_plan(
         if differ:
             raise PlanError(
                 "the plan was made for other sizes",
-                where=f"the plan of {plan.graph!r}",
+                where=f"the plan of {plan.graph!r}: sizes.{differ[0]}",
                 found=", ".join(f"{name} {getattr(planned, name)}" for name in differ),
                 expected=", ".join(f"{name} {getattr(asked, name)}" for name in differ),
-                hint="make it again with flowrl plan",
+                hint="undo the edit, change the configuration, or make the plan again: "
+                "flowrl plan CONFIG -o FILE",
             )
         config = loaded.config.stage_config(stage.name)
         found.append(

@@ -20,13 +20,14 @@ from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
 from flowrl.plan.explain_streams import stream_notes
+from flowrl.plan.explain_unlike import unlike
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import most_held
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
@@ -60,13 +61,19 @@ _KIND_WORDS = {
 
 def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
     """The other schedules, nearest first."""
-    found = []
+    found: list[Alternative] = []
+    seen = [(summary_of(searched.best), searched.best)]
     for one in sorted(searched.others, key=lambda other: other.objective):
+        summary = summary_of(one)
+        like = next((other for words, other in seen if words == summary), None)
+        if like is not None:
+            summary += f"; {unlike(one, like)}"
+        seen.append((summary_of(one), one))
         why = _why_not(one, searched)
         samples = max(task.samples for task in one.posed.tasks)
         found.append(
             Alternative(
-                summary=summary_of(one),
+                summary=summary,
                 step_s=one.step_s,
                 why_not=why,
                 kind=str(one.kind),
@@ -181,12 +188,11 @@ def _schedule_reason(searched: Searched) -> Reason:
             longer = f"{asked.kind_where} asks for {asked.kind}"
         elif saved > 0:
             longer = f"its moving parts are not worth {seconds_text(saved)}"
+        step, mine = seconds_apart(other.step_s, best.step_s)
         rejected.append(
             Rejection(
                 choice=f"{kind}: {summary_of(other)}",
-                constraint=longer,
-                found=seconds_text(other.step_s),
-                limit=seconds_text(best.step_s),
+                constraint=f"{longer}: {step}, the plan's {mine}",
             )
         )
     return Reason(

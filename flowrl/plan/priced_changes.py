@@ -10,7 +10,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, field_text
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 
 __all__ = ["changes", "is_changed"]
@@ -82,24 +82,17 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         yield from _decided(one, now[one.node])
         seconds, said = now[one.node].seconds, one.seconds
         if seconds is not None and not _alike(seconds, said):
-            yield f"{one.node}: {seconds_text(seconds)} by its layout, the file says {_said(said)}"
+            yield f"{one.node}: {_beside(seconds, said, 'by its layout')}"
         if not _alike(now[one.node].move_s, one.move_s):
             yield (
-                f"{one.node}: {seconds_text(now[one.node].move_s)} to the host and back, the file "
-                f"says {_said(one.move_s)}"
+                f"{one.node}: " + _beside(now[one.node].move_s, one.move_s, "to the host and back")
             )
         use, before = now[one.node].environment, one.environment
         steady_s = now[one.node].steady_s
         if steady_s != one.steady_s and not (steady_s and _alike(steady_s, one.steady_s)):
-            yield (
-                f"{one.node}: {_said(steady_s)} from one batch to the next, the file says "
-                f"{_said(one.steady_s)}"
-            )
+            yield (f"{one.node}: " + _beside(steady_s, one.steady_s, "from one batch to the next"))
         if use is not None and before is not None and not _alike(use.seconds, before.seconds):
-            yield (
-                f"{one.node}: {seconds_text(use.seconds)} by its devices, the file says "
-                f"{_said(before.seconds)}"
-            )
+            yield (f"{one.node}: " + _beside(use.seconds, before.seconds, "by its devices"))
     yield from _memory_changes(old, new)
     flags = {one.node: one.command() for one in old.engine_flags}
     for engine in new.engine_flags:
@@ -110,11 +103,11 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
             )
     sync_s, said_s = new.prediction.sync_s, old.prediction.sync_s
     if sync_s is not None and not _alike(sync_s, said_s):
-        yield f"weights on their way: {seconds_text(sync_s)}, the file says {_said(said_s)}"
+        yield f"weights on their way: {_beside(sync_s, said_s)}"
     step, before_s = new.prediction.step_s, old.prediction.step_s
     streams = old.schedule is not None and _streams(old.schedule)
     if step is not None and not _alike(step, before_s, _STREAMED if streams else _NEAR):
-        yield f"a step: {seconds_text(step)}, the file says {_said(before_s)}"
+        yield f"a step: {_beside(step, before_s)}"
 
 
 def _decided(old: Operation, new: Operation) -> Iterator[str]:
@@ -155,5 +148,10 @@ def _alike(one: float, other: float | None, near: float = _NEAR) -> bool:
     return other is not None and math.isclose(one, other, rel_tol=near, abs_tol=1e-9)
 
 
-def _said(seconds: float | None) -> str:
-    return "nothing" if seconds is None else seconds_text(seconds)
+def _beside(seconds: float | None, said: float | None, why: str = "") -> str:
+    """A time and what the file says, in as many digits as tell them apart."""
+    if seconds is None or said is None:
+        texts = tuple("nothing" if one is None else seconds_text(one) for one in (seconds, said))
+    else:
+        texts = seconds_apart(seconds, said)
+    return f"{texts[0]}{f' {why}' if why else ''}, the file says {texts[1]}"

@@ -26,6 +26,7 @@ __all__ = [
     "phase_names",
     "plain_reasons",
     "route_sentence",
+    "seconds_apart",
     "seconds_text",
 ]
 
@@ -175,11 +176,12 @@ def route_sentence(route: WeightRoute) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`94.2 s`, `410 ms`, `12 min`, `3 h 39 min`."""
+    """`94.2 s`, `410 ms`, `20.4 min`, `3 h 39 min`."""
     if seconds >= HOURS:
         return hours_text(seconds)
     if seconds >= 1000:
-        return f"{seconds / 60:.0f} min"
+        minutes = seconds / 60
+        return f"{minutes:.1f} min" if minutes < 99.95 else f"{minutes:.0f} min"
     if seconds >= 100:
         return f"{seconds:.0f} s"
     if seconds >= 1:
@@ -209,6 +211,20 @@ def phase_names(entries: Sequence[PredictedMemory], plan: PlacementPlan) -> list
         several = names.count(name)
         found.append(nodes[at] if several > 1 and len(nodes) == several else name)
     return found
+
+
+def seconds_apart(one: float, other: float) -> tuple[str, str]:
+    """Both times, in as many digits as tell them apart.
+
+    >>> seconds_apart(93.92, 93.94), seconds_apart(1.0, 2.0)
+    (('93.92 s', '93.94 s'), ('1.0 s', '2.0 s'))
+    """
+    texts = seconds_text(one), seconds_text(other)
+    digits = 2
+    while texts[0] == texts[1] and one != other and digits <= 9:
+        texts = f"{one:,.{digits}f} s", f"{other:,.{digits}f} s"
+        digits += 1
+    return texts
 
 
 def memory_note(num_devices: int) -> str:

@@ -8,9 +8,10 @@ way than the plan says.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 
 from flowrl.compiler import CompiledStage
+from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.host import MAIN_PROCESS
@@ -19,7 +20,12 @@ from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.child_process import core_id
 from flowrl.wording import counted
 
-__all__ = ["require_local_plan"]
+__all__ = ["require_local_plan", "require_plan_for_one"]
+
+_UNDO = (
+    "undo the edit, or say it in the configuration and make the plan again: "
+    "flowrl plan CONFIG -o FILE"
+)
 
 _KINDS = ("temporal", "spatial", ASYNCHRONOUS)
 
@@ -34,32 +40,41 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
         PlanError: names what it cannot do, and what it would.
     """
     plan, where = stage.plan, f"plan of {stage.name!r}"
-    if stage.local is None or plan.schedule is not None:
-        raise PlanError(
-            "the local executor runs plans for one device of its machine",
-            where=where,
-            found=f"a {plan.kind} plan over {counted(len(plan.pool.devices), 'device')}",
-            hint="leave cluster=auto to run here; other plans can be simulated",
-        )
+    require_plan_for_one(stage)
+    assert stage.local is not None
     base = stage.local.base
     _require_kind(stage, where)
-    _require_same("graph", plan.graph, base.graph, where)
+    _require_same(f"{where}: graph", plan.graph, base.graph)
     for name in (field.name for field in fields(plan.sizes)):
-        hint = "change the configuration, or make the plan again"
         _require_same(
-            f"sizes.{name}", getattr(plan.sizes, name), getattr(base.sizes, name), where, hint
+            f"{where}: sizes.{name}", getattr(plan.sizes, name), getattr(base.sizes, name)
         )
-    _require_same("residency", plan.residency, base.residency, where)
+    _require_same(f"{where}: residency", plan.residency, base.residency)
     roles = [placement.role for placement in plan.placements]
-    _require_same("placements", roles, [placement.role for placement in base.placements], where)
-    for placement, mine in zip(plan.placements, base.placements, strict=True):
-        _require_placement(placement, mine, f"{where}: placements of {placement.role}")
+    _require_same(f"{where}: placements", roles, [one.role for one in base.placements])
+    for i, (placement, mine) in enumerate(zip(plan.placements, base.placements, strict=True)):
+        _require_placement(placement, mine, f"{where}: placements.{i}")
     nodes = [operation.node for operation in plan.operations]
-    _require_same("operations", nodes, [operation.node for operation in base.operations], where)
-    for operation, own in zip(plan.operations, base.operations, strict=True):
-        _require_operation(operation, own, plan, f"{where}: operations of {operation.node}")
+    _require_same(f"{where}: operations", nodes, [one.node for one in base.operations])
+    for i, (operation, own) in enumerate(zip(plan.operations, base.operations, strict=True)):
+        _require_operation(operation, own, plan, f"{where}: operations.{i}")
     for role in stage.local.request.roles:
         _require_engines(plan, role, where, in_process=in_process)
+    _require_routes(plan, base, where)
+
+
+def require_plan_for_one(stage: CompiledStage) -> None:
+    """Raises PlanError for a plan over many devices, or for another machine's."""
+    plan = stage.plan
+    if stage.local is None or plan.schedule is not None:
+        devices = [one for one in plan.pool.devices if one.type != "cpu"] or plan.pool.devices
+        raise PlanError(
+            "the local executor runs plans for one device of its machine",
+            where=f"plan of {stage.name!r}",
+            found=f"a {plan.kind} plan over {counted(len(devices), 'device')}",
+            hint="`flowrl run CONFIG` with cluster: auto plans for this machine; this plan can be "
+            "simulated: flowrl simulate CONFIG --plan FILE",
+        )
 
 
 def _require_kind(stage: CompiledStage, where: str) -> None:
@@ -71,6 +86,7 @@ def _require_kind(stage: CompiledStage, where: str) -> None:
             where=f"{where}: kind",
             found=repr(kind),
             expected=f"one of {', '.join(_KINDS)}",
+            hint="write one of them",
         )
     if kind == ASYNCHRONOUS and not (request.may_run_ahead or request.must_run_ahead):
         raise PlanError(
@@ -86,20 +102,30 @@ def _require_kind(stage: CompiledStage, where: str) -> None:
             where=f"{where}: kind",
             found=kind,
             expected=ASYNCHRONOUS,
+            hint=f"write kind: {ASYNCHRONOUS}, or take the policy out of the configuration",
         )
 
 
-def _require_same(
-    key: str, found: object, expected: object, where: str, hint: str | None = None
-) -> None:
+def _require_same(where: str, found: object, expected: object, hint: str = _UNDO) -> None:
     if found != expected:
         raise PlanError(
             "the plan is of another job, or changes what this executor does not take from it",
-            where=f"{where}: {key}",
-            found=str(found),
-            expected=str(expected),
+            where=where,
+            found=_words(found),
+            expected=_words(expected),
             hint=hint,
         )
+
+
+def _words(value: object) -> str:
+    """A part of a plan, as people read it."""
+    if isinstance(value, Layout):
+        return value.describe()
+    if isinstance(value, tuple | list) and any(is_dataclass(one) for one in value):
+        return counted(len(value), "entry", "entries")
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _require_placement(placement: Placement, mine: Placement, where: str) -> None:
@@ -107,7 +133,7 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
     if is_model and (placement.process != MAIN_PROCESS or placement.replicas != 1):
         raise PlanError(
             "models are trained in the executor's own process",
-            where=where,
+            where=f"{where}.process",
             found=f"process {placement.process!r}, {counted(placement.replicas, 'replica')}",
             expected=f"process {MAIN_PROCESS!r}, 1 replica",
             hint="drawing can be in other processes: see the operation that generates",
@@ -115,16 +141,18 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
     if is_model and len(placement.devices) != 1:
         raise PlanError(
             "a model has one device here",
-            where=where,
+            where=f"{where}.devices",
             found=", ".join(placement.devices) or "none",
             expected=", ".join(mine.devices),
+            hint="name one device",
         )
     if placement.replicas < 1 or (placement.num_slots < 1 <= mine.num_slots):
         raise PlanError(
             "too small a number",
-            where=where,
+            where=f"{where}.{'replicas' if placement.replicas < 1 else 'num_slots'}",
             found=f"{placement.replicas} replicas, {placement.num_slots} slots",
             expected="at least 1 of each",
+            hint="write 1 or more",
         )
     # What a run takes from the plan.
     masked = replace(
@@ -135,7 +163,9 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
         replicas=mine.replicas,
     )
     for field in fields(masked):
-        _require_same(field.name, getattr(masked, field.name), getattr(mine, field.name), where)
+        _require_same(
+            f"{where}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
+        )
 
 
 def _require_operation(
@@ -144,47 +174,64 @@ def _require_operation(
     masked = replace(operation, seconds=mine.seconds, devices=mine.devices, replicas=mine.replicas)
     if operation.op == Op.GENERATE:
         slots = plan.placement(operation.role or "").num_slots
-        _require_same("chunk", operation.chunk, slots, where, "it is the placement's num_slots")
+        hint = f"it is num_slots of placement {operation.role}: give both one value"
+        _require_same(f"{where}.chunk", operation.chunk, slots, hint)
         masked = replace(masked, process=mine.process, cores=mine.cores, chunk=mine.chunk)
     elif operation.role is not None:
         replicas = plan.placement(operation.role).replicas
-        _require_same("replicas", operation.replicas, replicas, where)
+        hint = f"it is replicas of placement {operation.role}: give both one value"
+        _require_same(f"{where}.replicas", operation.replicas, replicas, hint)
     for field in fields(masked):
-        _require_same(field.name, getattr(masked, field.name), getattr(mine, field.name), where)
+        _require_same(
+            f"{where}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
+        )
 
 
 def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: bool) -> None:
     engines = engines_of(plan, role)
-    drawing = [one for one in plan.operations if one.op == Op.GENERATE and one.role == role]
-    for one in drawing:
-        at = f"{where}: operations of {one.node}"
+    drawing = [
+        (i, one)
+        for i, one in enumerate(plan.operations)
+        if one.op == Op.GENERATE and one.role == role
+    ]
+    for i, one in drawing:
+        at = f"{where}: operations.{i}"
         if one.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
             raise PlanError(
                 "engines have processes of their own",
-                where=at,
+                where=f"{at}.process",
                 found=f"process {one.process!r}, which another role has",
                 expected=f"{MAIN_PROCESS!r}, or any other name",
+                hint=f"name it {one.node}",
             )
         if engines.processes == 0 and (one.replicas != 1 or one.cores):
             raise PlanError(
                 "the main process draws with one engine, on whatever core it is",
-                where=at,
+                where=f"{at}.process",
                 found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
                 hint=f"give the operation a process of its own, such as {one.node!r}",
             )
         if (one.replicas, one.cores) != (max(1, engines.processes), engines.cores):
-            raise PlanError("the rollouts of one role have the same engines", where=at)
+            raise PlanError(
+                "the rollouts of one role have the same engines",
+                where=f"{at}.replicas",
+                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+                expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
+                f"{list(engines.cores)}",
+                hint=f"give all operations that draw with {role} the same",
+            )
         if len(one.cores) not in (0, one.replicas):
             raise PlanError(
                 "each engine has one core, or none has",
-                where=at,
+                where=f"{at}.cores",
                 found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+                hint=f"name {counted(one.replicas, 'core')}, or write cores: []",
             )
         for core in one.cores:
             if core_id(core) is None:
                 raise PlanError(
                     "there is no such core here that a process could be bound to",
-                    where=at,
+                    where=f"{at}.cores",
                     found=str(core),
                     hint="take `cores` out to leave it to the operating system",
                 )
@@ -197,19 +244,51 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
     if not engines.processes and plan.kind == ASYNCHRONOUS and not in_process:
         raise PlanError(
             "whoever draws ahead of the trainer needs a process of its own",
-            where=where,
+            where=f"{where}: kind",
             found=f"{role} draws in {MAIN_PROCESS!r}",
-            hint="give the operation that generates a process, or make the plan temporal",
+            hint=_own_process(drawing, "temporal"),
         )
-    for route in plan.weight_routes:
-        if (
-            route.destination == role
-            and engines.processes
-            and route.transport == Transport.IN_PLACE
-        ):
+    if drawing and plan.kind == "spatial" and not engines.cores and not in_process:
+        place = "in processes on any core" if engines.processes else f"in {MAIN_PROCESS!r}"
+        raise PlanError(
+            "a spatial plan draws on cores that the trainer leaves free",
+            where=f"{where}: kind",
+            found=f"{role} draws {place}",
+            expected="processes with a core each",
+            hint=_own_process(drawing, "temporal", cores=True),
+        )
+
+
+def _own_process(
+    drawing: list[tuple[int, Operation]], kind: str, *, cores: bool = False
+) -> str | None:
+    """What to write so that others than the main process draw."""
+    if not drawing:
+        return None
+    i, one = drawing[0]
+    core = f" and operations.{i}.cores: [1]" if cores else ""
+    return f"write operations.{i}.process: {one.node}{core}, or kind: {kind}"
+
+
+def _require_routes(plan: PlacementPlan, base: PlacementPlan, where: str) -> None:
+    """Weights travel as who draws needs them."""
+    key = f"{where}: weight_routes"
+    _require_same(key, len(plan.weight_routes), len(base.weight_routes))
+    for i, (route, mine) in enumerate(zip(plan.weight_routes, base.weight_routes, strict=True)):
+        apart = engines_of(plan, route.destination).processes > 0
+        expected = Transport.FOLDER if apart else mine.transport
+        if route.transport != expected:
             raise PlanError(
-                "an engine in a process of its own cannot read the trainer's weights in place",
-                where=f"{where}: weight_routes after {route.after}",
+                "an engine in a process of its own cannot read the trainer's weights in place"
+                if apart
+                else "who draws reads the trainer's own weights",
+                where=f"{key}.{i}.transport",
                 found=str(route.transport),
-                expected=str(Transport.FOLDER),
+                expected=str(expected),
+                hint=f"write transport: {expected}, or let another process draw",
+            )
+        masked = replace(route, transport=mine.transport)
+        for field in fields(masked):
+            _require_same(
+                f"{key}.{i}.{field.name}", getattr(masked, field.name), getattr(mine, field.name)
             )

@@ -13,7 +13,8 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Node, Op
-from flowrl.runtime.local_plans import require_local_plan
+from flowrl.plan.names import device_names
+from flowrl.runtime.local_plans import require_local_plan, require_plan_for_one
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import settings_of, train_key
@@ -31,6 +32,9 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
             or for policies of the scheduler where they cannot be, scores data by rules, has a
             reward without terms, or stops by a policy that it does not train.
     """
+    for stage in stages:
+        if config.cluster == "auto":  # a plan over many devices is of another cluster
+            require_plan_for_one(stage)
     _require_devices(config, stages)
     _require_weights(config)
     use = RoleUse(config, [stage.graph for stage in stages])
@@ -87,15 +91,19 @@ def _require_devices(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     else:
         here = {address for address, _, _ in discover()}
     for stage in stages:
-        for placement in stage.plan.placements:
+        for i, placement in enumerate(stage.plan.placements):
             missing = [device for device in placement.devices if device not in here]
             if missing:
+                edited = config.cluster == "auto"
+                where = f"plan of {stage.name!r}: placements.{i}.devices"
                 raise PlanError(
                     f"the plan places role {placement.role!r} on devices that are not here",
-                    where=f"cluster ({config.cluster})",
-                    found=", ".join(missing),
+                    where=where if edited else f"cluster ({config.cluster})",
+                    found=device_names(missing),
                     expected=f"devices of this machine: {', '.join(sorted(here))}",
-                    hint="leave cluster=auto to run here; `flowrl plan` works for any cluster",
+                    hint="name one of them, or make the plan again: flowrl plan CONFIG -o FILE"
+                    if edited
+                    else "leave cluster=auto to run here; `flowrl plan` works for any cluster",
                 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
+from flowrl.plan.render_many import seconds_text
 from tests.plan.many_cases import h100, request
 
 
@@ -17,7 +18,9 @@ def test_a_shorter_plan_of_another_kind_names_the_kind_that_was_asked_for(grpo: 
     assert turns.why_not.endswith("shorter, but --set plan.kind=spatial asks for spatial")
     (told,) = (one for one in plan.reasons if one.subject == "schedule")
     (reason,) = (one for one in told.rejected if one.choice.startswith("temporal"))
-    assert reason.constraint == "--set plan.kind=spatial asks for spatial"
+    took = [seconds_text(one) for one in (turns.step_s, plan.prediction.step_s)]
+    says = "--set plan.kind=spatial asks for spatial"
+    assert reason.constraint == f"{says}: {took[0]}, the plan's {took[1]}"
 
 
 def test_a_shorter_plan_that_takes_more_device_time_says_so(grpo: Graph):

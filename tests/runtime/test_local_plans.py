@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import api
+from flowrl.cli.given_plan import lines_of, run_by
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.errors import PlanError
@@ -252,6 +254,68 @@ def test_a_program_that_runs_line_by_line_has_no_engine_processes(tmp_path: Path
     plan = routed(with_engines(stage.plan, process="drawing"))
     with pytest.raises(PlanError, match="line by line"):
         require_local_plan(stage.with_plan(plan), in_process=True)
+
+
+def test_what_follows_from_who_draws_is_made_anew_in_an_edited_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    compiled = compiled_of(tmp_path)
+    path, plan = tmp_path / "p.yaml", compiled.plan
+    # One place each, of what is written in two.
+    drawing = with_engines(plan, process="drawing", replicas=2)
+    placed = tuple(
+        replace(one, num_slots=4)
+        if one.role == "actor"
+        else replace(one, replicas=2)
+        if one.role == "verifier"
+        else one
+        for one in plan.placements
+    )
+    save_plan(replace(drawing, placements=placed), path)
+    ran = run_by(compiled, path)
+    require_runnable(ran.config, ran.stages)
+    assert ran.plan.operation("actor.generate").chunk == 4
+    assert ran.plan.operation("verifier.score").replicas == 2
+    assert ran.plan.weight_routes[0].transport == Transport.FOLDER
+    assert {one.transport for one in ran.plan.channels if one.source == "actor.generate"} == {
+        Transport.PIPE
+    }
+    parts = [part.name for part in ran.plan.prediction.memory[0].memory.parts]
+    assert parts.count("engine processes") == 1
+    told = capsys.readouterr().err
+    route = r"p\.yaml:\d+ \(weight_routes\.0\.transport\): folder follows from the rest, "
+    assert re.search(route + "the file says in_place", told)
+    assert re.search(r"\(operations\.\d\.replicas\): 2 follows", told)
+
+    # In both places, and otherwise: nobody knows which is meant.
+    twice = tuple(replace(one, num_slots=5) if one.role == "actor" else one for one in placed)
+    save_plan(replace(with_engines(plan, chunk=4), placements=twice), path)
+    with pytest.raises(PlanError) as caught, lines_of(path):
+        require_runnable(compiled.config, run_by(compiled, path).stages)
+    assert re.fullmatch(
+        rf"{re.escape(str(path))}:\d+ \(operations\.\d\.chunk\)", str(caught.value.where)
+    )
+    assert "placement actor" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["spatial", "asynchronous"])
+def test_a_kind_that_draws_in_the_main_process_is_refused_with_the_fix(tmp_path: Path, kind: str):
+    compiled = compiled_of(tmp_path, max_staleness=1 if kind == "asynchronous" else 0)
+    plan = with_engines(compiled.plan, process="", cores=(), replicas=1)
+    routes = compiled.stages[-1].local
+    assert routes is not None
+    plan = replace(plan, kind=kind, weight_routes=routes.base.weight_routes)
+    message = refused(compiled, plan)
+    assert "kind" in message
+    assert "draws in 'main'" in message
+    assert re.search(r"write operations\.\d\.process: actor\.generate", message)
+
+
+def test_weights_go_through_a_folder_only_where_another_process_draws(tmp_path: Path):
+    compiled = compiled_of(tmp_path)
+    message = refused(compiled, routed(compiled.plan))
+    assert "weight_routes.0.transport" in message
+    assert "in_place" in message
 
 
 def test_a_plan_over_many_devices_is_not_run_here(tmp_path: Path):
