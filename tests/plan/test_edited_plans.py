@@ -157,7 +157,7 @@ def written(plan: PlacementPlan, change: Change, folder: Path, name: str) -> Pat
         ),
         (lambda raw: raw.update(residency=[]), "residency", "does not say when"),
         (
-            lambda raw: raw["residency"][0].update(action="release"),
+            lambda raw: raw["residency"][0].update(action="take"),
             "residency.0",
             "memory changes hands otherwise",
         ),
