@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
@@ -37,6 +38,7 @@ from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
+    Alike,
     Joined,
     Kind,
     Leaf,
@@ -211,6 +213,11 @@ class PairSearch:
         ]
         self.likely = self._likely()
 
+    @cached_property
+    def alike(self) -> tuple[Alike, Alike]:
+        """The problems of both sides, with arrivals that are alike taken as one."""
+        return Alike(self.sides[0].problem), Alike(self.sides[1].problem)
+
     @property
     def kinds(self) -> tuple[str, str]:
         """Of the devices of the first part and the second."""
@@ -264,14 +271,39 @@ class PairSearch:
         return next((one.schedule for one in found if fits_hosts(part, one.schedule)), None)
 
     def _joined(self, limit: float, keep: int) -> list[Joined]:
-        """The best steps of all cuts within a limit, by the search's prices."""
+        """The best steps of all cuts within a limit, by the search's prices.
+
+        Arrivals are parted until the best steps have their own (`flowrl.plan.search.alike`).
+        """
         top = keep * MARGIN * (1 + self.request.options.alternatives)
+        while True:
+            own: list[Joined] = []
+            late: list[Joined] = []
+            for found in self._joined_alike(limit, keep, top):
+                own.append(self._own(found))
+                if own[-1].key > found.key:
+                    late.append(own[-1])
+            sides = zip(*map(_parts, late), strict=True)
+            parted = [one.part(some) for one, some in zip(self.alike, sides, strict=False)]
+            if not any(parted):
+                return sorted(own, key=lambda joined: joined.key)
+
+    def _own(self, found: Joined) -> Joined:
+        """A step with its options' own arrivals."""
+        one, other = self.alike
+        first, second = one.own(found.schedule.first), other.own(found.schedule.second)
+        own = self.pair.joined(replace(found.schedule, first=first, second=second))
+        assert own is not None, "arrivals ask for no memory"
+        return own
+
+    def _joined_alike(self, limit: float, keep: int, top: int) -> list[Joined]:
+        """The best steps with the arrivals of kinds."""
         least = 1 + self.pair.whole.beside
         beside = None if self.request.options.objective == "step_time" else least
         ways = self._within(limit * (1 + ROUNDING), beside)
         one, other = (
             fronts(
-                self.sides[side].problem,
+                self.alike[side].problem,
                 {way[side]: most[side] for way, most in ways.items()},
                 beside=beside,
                 keep=keep,
@@ -292,7 +324,7 @@ class PairSearch:
         """The cuts that a step within a limit may have, with the most seconds of both parts."""
         one, other = (
             least_seconds(side.problem, [way[at] for way in self.ways], beside=beside)
-            for at, side in enumerate(self.sides)
+            for at, side in enumerate(self.alike)
         )
         found = {}
         for first, second in self.ways:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
-from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.render_many import seconds_apart, seconds_text
@@ -17,10 +16,6 @@ __all__ = ["changes", "is_changed"]
 
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
-
-_STREAMED = 0.1
-"""Likewise of a step in which results pass in uneven chunks: the planner tells their arrivals apart
-in a few kinds (`flowrl.plan.stream_arrivals`), here each has its own."""
 
 
 def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
@@ -33,10 +28,7 @@ def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         return
     told = list(_prices(old, new))
     yield from told
-    streams = old.schedule is not None and _streams(old.schedule)
     for key, before, after in differences(old, new, _NEAR):
-        if streams and _of_arrivals(key, before, after, old.prediction.step_s or 0.0):
-            continue
         if not any(one.search(key) for one in (_TOLD if told else _TOLD_ALWAYS)):
             yield (
                 f"{key}: {field_text(after)} by the decisions of the plan, the file says "
@@ -59,19 +51,6 @@ _TOLD = (
     re.compile(r"^weight_routes\.\d+\.seconds$"),
 )
 """And those that follow from them."""
-
-
-def _of_arrivals(key: str, old: object, new: object, step_s: float) -> bool:
-    """Of a step whose results pass in uneven chunks, what differs by when they come alone."""
-    if not (key.startswith("prediction.") or key.endswith(".ready")):
-        return False
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return all(_of_arrivals(key, *pair, step_s) for pair in zip(old, new, strict=True))
-    if not (isinstance(old, float) and isinstance(new, float)):
-        return False
-    is_time = key.endswith("_s") and not key.endswith("device_s")
-    scale = step_s if is_time else max(1.0, abs(old)) if key.endswith(".ready") else abs(old)
-    return abs(new - old) <= _STREAMED * scale
 
 
 def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
@@ -105,8 +84,7 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     if sync_s is not None and not _alike(sync_s, said_s):
         yield f"weights on their way: {_beside(sync_s, said_s)}"
     step, before_s = new.prediction.step_s, old.prediction.step_s
-    streams = old.schedule is not None and _streams(old.schedule)
-    if step is not None and not _alike(step, before_s, _STREAMED if streams else _NEAR):
+    if step is not None and not _alike(step, before_s):
         yield f"a step: {_beside(step, before_s)}"
 
 
@@ -121,11 +99,6 @@ def _decided(old: Operation, new: Operation) -> Iterator[str]:
         micro = f"samples of the longest in a micro-batch of {new.micro_tokens:,} tokens"
         told = f"{new.micro_batch} {micro}" if new.micro_tokens else "no micro-batches"
         yield f"{new.node}: {told}, the file says {old.micro_batch}"
-
-
-def _streams(step: ScheduleStep) -> bool:
-    """Its time follows from arrivals, which the planner tells apart in kinds only."""
-    return bool(step.ready) or any(_streams(part) for part in step.parts)
 
 
 def _memory_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
@@ -144,8 +117,8 @@ def _memory_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
             )
 
 
-def _alike(one: float, other: float | None, near: float = _NEAR) -> bool:
-    return other is not None and math.isclose(one, other, rel_tol=near, abs_tol=1e-9)
+def _alike(one: float, other: float | None) -> bool:
+    return other is not None and math.isclose(one, other, rel_tol=_NEAR, abs_tol=1e-9)
 
 
 def _beside(seconds: float | None, said: float | None, why: str = "") -> str:

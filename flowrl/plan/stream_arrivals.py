@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import rollout_arrivals
 from flowrl.plan.candidate import Candidate
@@ -15,13 +13,6 @@ from flowrl.plan.tasks import TaskWork
 
 __all__ = ["arrivals_of_ways", "waves"]
 
-ALIKE = 0.03
-"""Of a rollout's time or of its groups' tokens: ways whose groups come no more different than this
-have the same arrivals, of the first of them. The search looks at each kind for itself."""
-
-MOST_KINDS = 8
-"""Of arrivals; where there are more, more are taken to be alike."""
-
 
 def arrivals_of_ways(
     task: TaskWork, ways: Sequence[Candidate], request: PlanRequest
@@ -29,26 +20,7 @@ def arrivals_of_ways(
     """For each way to run a task; None where its results come as evenly as its work is done."""
     if not task.generates:
         return (None,) * len(ways)
-    own = [_arrivals(task, way, request) for way in ways]
-    alike, kinds = ALIKE, _kinds(own, ALIKE)
-    while len(set(kinds)) > MOST_KINDS:
-        alike *= 1.5
-        kinds = _kinds(own, alike)
-    return tuple(kinds)
-
-
-def _kinds(own: Sequence[Arrivals], alike: float) -> list[Arrivals]:
-    """For each the first one that is no more different."""
-    table = np.array([(*one.ready, *one.work) for one in own])
-    kinds: list[int] = []
-    found = []
-    for at, one in enumerate(own):
-        far = np.abs(table[kinds] - table[at]).max(axis=1)
-        near = np.flatnonzero(far <= alike)
-        if not len(near):
-            kinds.append(at)
-        found.append(own[kinds[near[0]]] if len(near) else one)
-    return found
+    return tuple(_arrivals(task, way, request) for way in ways)
 
 
 def _arrivals(task: TaskWork, way: Candidate, request: PlanRequest) -> Arrivals:

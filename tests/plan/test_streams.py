@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan.groups import host_share
 from flowrl.plan.problem_of import CHUNK_S, Posed, pose
-from flowrl.plan.search import Leaf, Option, Spatial, Temporal, evaluate
+from flowrl.plan.search import (
+    Alike,
+    Kind,
+    Leaf,
+    Objective,
+    Option,
+    Spatial,
+    Temporal,
+    evaluate,
+    search,
+)
 from tests.plan.many_cases import h100, request
+from tests.plan.test_mixed import cluster, over_two
 
 
 @pytest.fixture
@@ -48,3 +62,34 @@ def test_what_takes_turns_in_a_stream_comes_from_the_host_with_every_chunk(posed
     expected = max(a * first + b * second for a, b in arrivals.chunk_lines(chunks))
     found = evaluate(posed.problem, stream)
     assert found.step_s - found.sync_s == pytest.approx(expected)
+
+
+EVERY = 10**6
+"""More kinds of arrivals than layouts."""
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_stream_takes_what_its_own_layouts_arrivals_make_of_it(
+    posed: Posed, objective: Objective
+):
+    spatial = frozenset({Kind.SPATIAL})
+    problem = replace(posed.problem, kinds=spatial, objective=objective)
+    found = search(problem, top=8).best
+    exact = search(problem, top=8, most_kinds=EVERY).best
+    assert [one.evaluation for one in found] == [one.evaluation for one in exact]
+    for one in found:
+        assert one.evaluation == evaluate(problem, one.schedule)
+    early = search(Alike(problem).problem, top=8, most_kinds=EVERY).best
+    assert early[0].evaluation.objective < found[0].evaluation.objective
+
+
+@pytest.mark.parametrize("changes", [{}, {"objective": "device_time"}])
+def test_over_two_kinds_of_devices_too(
+    grpo: Graph, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    def told(most: int) -> list[tuple[float, ...]]:
+        monkeypatch.setattr("flowrl.plan.mixed.Alike", partial(Alike, most=most))
+        searches = over_two(grpo, request(**changes), cluster(8, 4))
+        return [tuple(one.objective for one in each.best(each.limit)) for each in searches]
+
+    assert told(1) == told(EVERY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowrl.plan.search.alike import Alike
 from flowrl.plan.search.arrivals import Arrivals, stream_lines
 from flowrl.plan.search.best import fewest_devices, search
 from flowrl.plan.search.evaluate import (
@@ -36,6 +37,7 @@ from flowrl.plan.search.two_pools import Joined, Pair, cuts, restricted
 
 __all__ = [
     "EVERY_KIND",
+    "Alike",
     "Arrivals",
     "Asynchronous",
     "Binding",

@@ -5,6 +5,9 @@ lower bound itself: where memory binds nowhere, that is already the answer. Othe
 is found cheaply, on few of the device counts, and the limit grows from the bound towards what that
 one takes, until enough schedules lie within it. Nothing outside of a limit can be better than what
 lies within, so the answer does not depend on these steps, only the time to find it does.
+
+Arrivals are told apart in kinds, which are parted until the best schedules have their own
+(`alike`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from flowrl.plan.search.alike import MOST_KINDS, Alike
 from flowrl.plan.search.bounds import lower_bounds
 from flowrl.plan.search.dynamic import NO_LIMIT, Aim, Outcome, least_objective, run
 from flowrl.plan.search.evaluate import evaluate
@@ -34,7 +38,13 @@ FEW_SIZES = 20
 """Of more block sizes, about a quarter is looked at first, for a ceiling, and so on."""
 
 
-def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> SearchResult:
+def search(
+    problem: Problem,
+    *,
+    top: int = 1,
+    max_counts: int | None = None,
+    most_kinds: int = MOST_KINDS,
+) -> SearchResult:
     """The best schedules of `problem`, in order.
 
     Order: the objective, then the fewest Spatial and Asynchronous nodes, then the fewest forms of
@@ -45,6 +55,7 @@ def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> 
         top: How many distinct schedules.
         max_counts: Look at so many device counts only (`thin`); the result names the rule. None =
             all of them, which is exact.
+        most_kinds: Of a task's arrivals at first; the answer does not depend on it.
 
     Returns:
         The schedules, or the reasons why there is none.
@@ -57,15 +68,15 @@ def search(problem: Problem, *, top: int = 1, max_counts: int | None = None) -> 
     looked_at, rule = problem, None
     if max_counts is not None:
         looked_at, rule = thin(problem, max_counts)
-    best: list[Schedule] = []
+    best: list[Found] = []
     num_states = num_points = 0
     turns = _Turns(looked_at)
     for family in families(looked_at):
-        outcome = _best_of(family, top, turns=turns)
-        best += outcome.schedules
+        own, outcome = _with_own_arrivals(family, top, turns, most_kinds)
+        best += own
         num_states += outcome.num_states
         num_points += outcome.num_points
-    ordered = _in_order(looked_at, best)[:top]
+    ordered = _first(best, top)
     return SearchResult(
         best=tuple(ordered),
         infeasible=None if ordered else explain(looked_at),
@@ -108,10 +119,44 @@ class _Turns:
         return None if self.found is None else self.found.evaluation.objective
 
 
+def _with_own_arrivals(
+    problem: Problem, top: int, turns: _Turns, most_kinds: int
+) -> tuple[list[Found], Outcome]:
+    """The best schedules of one family, and what the last run of the search for them found."""
+    alike = Alike(problem, most_kinds)
+    known: list[Found] = []
+    while True:
+        ceiling = known[top - 1].evaluation.objective if len(known) >= top else None
+        outcome = _best_of(alike.problem, top, turns=turns, ceiling=ceiling)
+        found = _in_order(alike.problem, outcome.schedules)[:top]
+        own = _in_order(problem, (alike.own(one.schedule) for one in found))
+        late = [
+            mine.schedule
+            for one in found
+            for mine in [_measured(problem, alike.own(one.schedule))]
+            if mine.evaluation.key > one.evaluation.key
+        ]
+        if not late or not alike.part(late):
+            return own, outcome
+        known = _first([*known, *own], top)
+
+
+def _measured(problem: Problem, schedule: Schedule) -> Found:
+    return Found(schedule=schedule, evaluation=evaluate(problem, schedule))
+
+
 def _best_of(
-    problem: Problem, top: int, like: Space | None = None, turns: _Turns | None = None
+    problem: Problem,
+    top: int,
+    like: Space | None = None,
+    turns: _Turns | None = None,
+    ceiling: float | None = None,
 ) -> Outcome:
-    """The best schedules of one family."""
+    """The best schedules of one family.
+
+    Args:
+        ceiling: An objective within which there are enough, where one is known.
+    """
     space = compile_space(problem, like)
     bounds = lower_bounds(space)
     aim = Aim(objective=problem.objective, memory_bytes=problem.memory_bytes, keep=top)
@@ -121,7 +166,8 @@ def _best_of(
     outcome = run(space, bounds, least, aim)
     if _num_distinct(outcome) >= top:
         return outcome
-    ceiling = _ceiling(problem, top, space, turns or _Turns(problem))
+    if ceiling is None:
+        ceiling = _ceiling(problem, top, space, turns or _Turns(problem))
     if ceiling is None:
         return NOTHING
     for step in STEPS:
@@ -165,11 +211,15 @@ def _ceiling(problem: Problem, top: int, space: Space, turns: _Turns) -> float |
 
 def _in_order(problem: Problem, schedules: Iterable[Schedule]) -> list[Found]:
     """Distinct schedules, best first."""
-    found: dict[object, Found] = {}
-    for schedule in schedules:
-        new = Found(schedule=schedule, evaluation=evaluate(problem, schedule))
-        name = signature(schedule)
-        if name not in found or new.evaluation.key < found[name].evaluation.key:
-            found[name] = new
-    named = sorted(found.items(), key=lambda item: (item[1].evaluation.key, repr(item[0])))
-    return [item for _, item in named]
+    return _first([_measured(problem, schedule) for schedule in schedules])
+
+
+def _first(found: Iterable[Found], most: int | None = None) -> list[Found]:
+    """The best of distinct schedules in order."""
+    best: dict[object, Found] = {}
+    for new in found:
+        name = signature(new.schedule)
+        if name not in best or new.evaluation.key < best[name].evaluation.key:
+            best[name] = new
+    named = sorted(best.items(), key=lambda item: (item[1].evaluation.key, repr(item[0])))
+    return [one for _, one in named[:most]]
