@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def way(posed: Posed, task: str, *, moved: bool) -> Option:
     )
 
 
-def test_what_takes_turns_in_a_stream_comes_from_the_host_with_every_chunk(posed: Posed):
+def test_what_takes_turns_in_a_stream_comes_from_the_host_with_every_chunk(posed: Posed) -> None:
     generate = Leaf(task="actor.generate", option=way(posed, "actor.generate", moved=False))
     reference = Leaf(
         task="reference.logprobs", option=way(posed, "reference.logprobs", moved=False)
@@ -71,7 +72,7 @@ EVERY = 10**6
 @pytest.mark.parametrize("objective", list(Objective))
 def test_a_stream_takes_what_its_own_layouts_arrivals_make_of_it(
     posed: Posed, objective: Objective
-):
+) -> None:
     spatial = frozenset({Kind.SPATIAL})
     problem = replace(posed.problem, kinds=spatial, objective=objective)
     found = search(problem, top=8).best
@@ -85,8 +86,8 @@ def test_a_stream_takes_what_its_own_layouts_arrivals_make_of_it(
 
 @pytest.mark.parametrize("changes", [{}, {"objective": "device_time"}])
 def test_over_two_kinds_of_devices_too(
-    grpo: Graph, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
-):
+    grpo: Graph, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def told(most: int) -> list[tuple[float, ...]]:
         monkeypatch.setattr("flowrl.plan.mixed.Alike", partial(Alike, most=most))
         searches = over_two(grpo, request(**changes), cluster(8, 4))

@@ -55,7 +55,7 @@ EARLY_OPTION = Option(devices=1, seconds=8.0, arrivals=EARLY, label=0)
 HEAVY_OPTION = Option(devices=1, seconds=7.9, arrivals=HEAVY, label=1)
 
 
-def test_a_kind_is_as_early_as_its_earliest_and_its_schedules_are_found_again():
+def test_a_kind_is_as_early_as_its_earliest_and_its_schedules_are_found_again() -> None:
     problem = rollout(EARLY_OPTION, HEAVY_OPTION)
     alike = Alike(problem, 1)
     shared = Arrivals(ready=(0.25, 1.0), work=(0.75, 1.0))
@@ -76,7 +76,7 @@ def test_a_kind_is_as_early_as_its_earliest_and_its_schedules_are_found_again():
     assert not alike.part([own])
 
 
-def test_the_best_of_a_kind_by_others_arrivals_is_not_taken_for_the_best():
+def test_the_best_of_a_kind_by_others_arrivals_is_not_taken_for_the_best() -> None:
     found = search(rollout(EARLY_OPTION, HEAVY_OPTION), top=2, most_kinds=1).best
     rollouts = [next(leaves(one.schedule)).option for one in found]
     assert rollouts == [EARLY_OPTION, HEAVY_OPTION]
@@ -97,7 +97,7 @@ def profiles(draw: st.DrawFn) -> list[Arrivals]:
 @given(profiles(), st.sampled_from([1, 2, 3, 4, 5, 8]))
 def test_no_chunk_of_a_kind_comes_later_or_with_more_behind_it_than_a_members(
     every: list[Arrivals], chunks: int
-):
+) -> None:
     options = [Option(devices=1, seconds=1.0, arrivals=one) for one in every]
     for option, joined in zip(
         options, Alike(rollout(*options), 1).problem.task("rollout").options, strict=True
@@ -156,7 +156,7 @@ def with_many_arrivals(rng: random.Random) -> Problem:
 @pytest.mark.parametrize(("top", "most", "cases"), [(1, 1, 12), (1, 3, 12), (6, 1, 4), (6, 3, 4)])
 def test_however_few_kinds_there_are_at_first_the_best_schedules_are_as_good(
     top: int, most: int, cases: int
-):
+) -> None:
     rng = random.Random(f"alike {top} {most}")
     parted = 0
     for _ in range(cases):
