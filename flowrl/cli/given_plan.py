@@ -53,10 +53,15 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
     from flowrl.plan.plan_fields import differences, field_text
     from flowrl.plan.settle_local import settled
 
+    given = load_plan(path, alone=False)
+    if given.schedule is not None:
+        from flowrl.runtime.local_plans import require_plan_for_one
+
+        require_plan_for_one(given, str(path))
     given = load_plan(path)
     stages = [stage for stage in compiled.stages if stage.graph.name == given.graph]
     local = stages[-1].local if stages else None
-    if local is None or given.schedule is not None:
+    if local is None:
         return compiled.with_plan(path)
     plan = settled(given, local.base, stages[-1].graph)
     told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flowrl.plan import PlacementPlan
     from flowrl.plan.sizing import Job, Size
 
-__all__ = ["run"]
+__all__ = ["numbers_of", "run"]
 
 
 LARGE = 1024
@@ -255,7 +255,7 @@ def _sizes_of(
     try:
         if options.sweep is None:
             return fewest(job)
-        return sizes(job, _numbers(options.sweep, job.node_size), _tell_of_large)
+        return sizes(job, numbers_of(options.sweep, job.node_size), _tell_of_large)
     except FlowError as error:
         error.where = loaded.located(error.where)
         return error
@@ -380,8 +380,8 @@ def _counts_accelerators(where: str, options: PlanCommand) -> ConfigError:
     )
 
 
-def _numbers(text: str, node_size: int) -> list[int]:
-    """`devices=8:1024` doubles; `devices=8,24,64` is a list."""
+def numbers_of(text: str, node_size: int) -> list[int]:
+    """`devices=8:1024` doubles, up to the last and with it; `devices=8,24,64` is a list."""
     name, equals, value = text.partition("=")
     try:
         if name != "devices" or not equals:
@@ -394,6 +394,8 @@ def _numbers(text: str, node_size: int) -> list[int]:
             while 0 < first <= last and len(numbers) <= 64:
                 numbers.append(first)
                 first *= 2
+            if numbers and numbers[-1] != last and last % node_size == 0:
+                numbers.append(last)
         if not numbers or numbers[0] < 1:
             raise ValueError
     except ValueError:

@@ -167,9 +167,14 @@ def _check_residency(plan: PlacementPlan, where: str) -> None:
         for engine in plan.engine_flags
         if any(name in _SLEEPS for name, _ in engine.flags)
     }
+    flagged = {engine.node for engine in plan.engine_flags}
+    # Of servers that no options are known of, nobody can say it.
+    free = {one.role for one in plan.operations if one.slots and one.node not in flagged}
     moved = [one for one in plan.operations if "all" in one.offload or one.node in sleeping]
     beside = {one.node: _beside(plan, one) for one in moved}
     for i, switch in enumerate(plan.residency):
+        if switch.role in free:
+            continue
         own = [one for one in moved if one.role == switch.role]
         before = {one.node for one in own}
         if switch.action == "release":

@@ -58,8 +58,10 @@ def _of_rows(
     """Rows that have a name are compared by it, others by their place."""
     names, others = _names(old), _names(new)
     if names == others or names is None or others is None or set(names) & set(others) == set():
-        for i in range(max(len(old), len(new))):
-            one, other = (rows[i] if i < len(rows) else _NOTHING for rows in (old, new))
+        if len(old) != len(new):
+            yield key, old, new
+            return
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from _of(f"{key}.{i}", one, other, near)
         return
     numbers = {name: i for i, name in enumerate(others)}

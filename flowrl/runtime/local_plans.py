@@ -40,8 +40,8 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
         PlanError: names what it cannot do, and what it would.
     """
     plan, where = stage.plan, f"plan of {stage.name!r}"
-    require_plan_for_one(stage)
-    assert stage.local is not None
+    require_plan_for_one(plan, where)
+    assert stage.local is not None  # as of every plan for one device
     base = stage.local.base
     _require_kind(stage, where)
     _require_same(f"{where}: graph", plan.graph, base.graph)
@@ -63,14 +63,13 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     _require_routes(plan, base, where)
 
 
-def require_plan_for_one(stage: CompiledStage) -> None:
-    """Raises PlanError for a plan over many devices, or for another machine's."""
-    plan = stage.plan
-    if stage.local is None or plan.schedule is not None:
+def require_plan_for_one(plan: PlacementPlan, where: str) -> None:
+    """Raises PlanError for a plan over many devices."""
+    if plan.schedule is not None:
         devices = [one for one in plan.pool.devices if one.type != "cpu"] or plan.pool.devices
         raise PlanError(
             "the local executor runs plans for one device of its machine",
-            where=f"plan of {stage.name!r}",
+            where=where,
             found=f"a {plan.kind} plan over {counted(len(devices), 'device')}",
             hint="`flowrl run CONFIG` with cluster: auto plans for this machine; this plan can be "
             "simulated: flowrl simulate CONFIG --plan FILE",

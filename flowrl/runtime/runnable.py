@@ -34,7 +34,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     """
     for stage in stages:
         if config.cluster == "auto":  # a plan over many devices is of another cluster
-            require_plan_for_one(stage)
+            require_plan_for_one(stage.plan, f"plan of {stage.name!r}")
     _require_devices(config, stages)
     _require_weights(config)
     use = RoleUse(config, [stage.graph for stage in stages])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
+from flowrl.cli.plan import numbers_of
 from flowrl.cli.plan_options import machine_words
 from flowrl.plan import PlacementPlan, load_plan
 from tests.cli.in_one_process import run_all
@@ -497,3 +498,16 @@ def test_pins_without_which_the_hosts_hold_a_job_are_to_be_left_out_before_all_e
     assert "puts more into the memory of their hosts than these have\n" in err
     assert f"to fix: leave {pins[1]} out, or take hosts with " in err
     assert flowrl(*words, "--pin", pins[0])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("devices=8:48", [8, 16, 32, 48]),
+        ("devices=8:64", [8, 16, 32, 64]),
+        ("devices=4:20", [4, 8, 16]),
+        ("devices=8,24,64", [8, 24, 64]),
+    ],
+)
+def test_a_sweep_ends_with_the_last_number_where_that_is_whole_nodes(text: str, numbers: list[int]):
+    assert numbers_of(text, 8) == numbers
