@@ -195,6 +195,33 @@ def test_the_seconds_of_operations_add_up_to_the_trainers(graph: Graph) -> None:
     assert told[BOTH[1]] == two.seconds
 
 
+@fl.workflow
+def in_a_loop(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Three updates, of the best 2, 4 and 6 of 8."""
+    rollout = actor.generate(prompts, n=8)
+    scores = verifier.score(rollout)
+    for k in (2, 4, 6):
+        best, _ = fl.select.top(rollout, scores, k=k)
+        actor.update(best, loss=fl.loss.cross_entropy())
+
+
+def test_three_updates_of_a_loop_are_in_the_order_of_the_program() -> None:
+    """The way from the host begins the first and ends the last; 32, 64 and 96 rows share 32."""
+    program, wanted = lowered(in_a_loop, mini_batches=4), pinned(request(), "update.offload=all")
+    nodes = ("actor.update", "actor.update.2", "actor.update.3")
+    plan = make_plan(program, wanted, h100(24))
+    assert plan.schedule is not None
+    assert plan.schedule.nodes()[-3:] == nodes
+    first, middle, last = map(plan.operation, nodes)
+    assert middle.move_s == 0.0
+    assert first.move_s == last.move_s > 0.0
+    assert len({layout_of(plan, node) for node in nodes}) == 1
+    assert 32 % first.layout.dp == 0
+    (trainer,) = (task for task in tasks_of(program, wanted) if task.updates)
+    assert trainer.even_rows == 32
+    assert priced(program, wanted, plan, AnalyticCost()) == plan
+
+
 def test_new_weights_leave_after_the_last_update(graph: Graph, plan: PlacementPlan) -> None:
     assert {route.after for route in plan.weight_routes} == {"actor.sync"}
     assert plan.operation("actor.sync").after == ("actor.update.2",)
