@@ -227,6 +227,35 @@ def test_new_weights_leave_after_the_last_update(graph: Graph, plan: PlacementPl
     assert plan.operation("actor.sync").after == ("actor.update.2",)
 
 
+@fl.workflow
+def with_old_logprobs(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward) -> None:
+    rollout = actor.generate(prompts, n=8)
+    scores = verifier.score(rollout)
+    best, _ = fl.select.top(rollout, scores, k=4)
+    actor.update(
+        rollout,
+        advantages=fl.advantage.leave_one_out(scores),
+        loss=fl.loss.policy_clip(0.2, anchor="old"),
+    )
+    actor.update(best, loss=fl.loss.cross_entropy())
+
+
+def test_a_trained_roles_own_logprobs_get_the_weights_of_its_last_update() -> None:
+    """They may have another layout than its trainer; in the same one they read its weights."""
+    program = lowered(with_old_logprobs, mini_batches=4)
+    apart = make_plan(
+        program, pinned(request(), "actor.logprobs.tp=2", "actor.update.tp=4"), h100(8)
+    )
+    (route,) = (one for one in apart.weight_routes if one.node == "actor.logprobs")
+    assert route.after == "actor.update.2"
+    assert (route.source_layout.tp, route.destination_layout.tp) == (4, 2)
+    wanted = pinned(request(), *(f"actor.{name}.tp=2" for name in ("logprobs", "update")))
+    alike = make_plan(program, wanted, h100(8))
+    one, other = map(alike.operation, ("actor.logprobs", "actor.update"))
+    assert (one.devices, one.layout.pp) == (other.devices, other.layout.pp)
+    assert all(route.node != "actor.logprobs" for route in alike.weight_routes)
+
+
 def test_a_pin_on_one_update_is_one_on_the_trainer(graph: Graph) -> None:
     plan = make_plan(graph, pinned(request(), "actor.update.2.tp=4"), h100(16))
     assert [plan.operation(node).layout.tp for node in BOTH] == [4, 4]
