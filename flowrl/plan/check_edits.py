@@ -61,14 +61,17 @@ def _check_pin(plan: PlacementPlan, pin: PinnedDecision, where: str) -> None:
 
 
 def _means(subject: str, operation: Operation, plan: PlacementPlan) -> bool:
-    """Whether a pin of this subject may be about an operation, or the region that it is in."""
+    """Whether a pin of this subject may be about an operation, the region that it is in, or the
+    trainer whose updates are one."""
     near = [
         one
         for one in plan.operations
-        if one is operation or (one.region is not None and one.region == operation.region)
+        if one is operation
+        or (one.region is not None and one.region == operation.region)
+        or (one.op == operation.op == Op.UPDATE and one.role == operation.role)
     ]
     return any(
-        subject in (one.node, one.node.rpartition(".")[2], one.role)
+        subject in (one.node, one.op, one.node.rpartition(".")[2], one.role)
         or (subject == "rollout" and one.op in (Op.GENERATE, Op.INTERACT))
         for one in near
     )
