@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowrl.plan.search import Kind, dynamic, explain, joins, space
+from flowrl.plan.search import Alike, Kind, dynamic, explain, joins, space
 from flowrl.testing import planner_optimality
 from flowrl.testing.planner_optimality import check, main
 
@@ -59,6 +59,10 @@ def with_even_arrivals(problem):
     return tuple(() for _ in problem.tasks)
 
 
+def with_the_earliest_arrivals_of_a_kind(alike, schedules):
+    return False
+
+
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
     [
@@ -67,6 +71,7 @@ def with_even_arrivals(problem):
         (space, "crossing", without_syncs),
         (space, "_streams", without_one_chunk_count),
         (space, "_arrivals", with_even_arrivals),
+        (Alike, "part", with_the_earliest_arrivals_of_a_kind),
         (dynamic, "limits", with_bounds_too_tight),
         (joins, "_made", without_memory),
     ],
@@ -81,7 +86,7 @@ def test_a_fault_in_the_search_is_found(monkeypatch, capsys, module, name, fault
 
 def test_a_search_that_says_that_nothing_fits_is_found(monkeypatch) -> None:
     monkeypatch.setattr(explain, "UNLIMITED", 0)
-    monkeypatch.setattr(planner_optimality, "search", lambda problem: _nothing())
+    monkeypatch.setattr(planner_optimality, "search", lambda problem, **_: _nothing())
     tally = check(0, range(10), most=300)
     assert tally.worst_gap == np.inf
     assert tally.wrong
