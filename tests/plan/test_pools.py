@@ -15,7 +15,7 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
-from flowrl.plan import PlacementPlan, make_plan
+from flowrl.plan import load_plan, make_plan
 from flowrl.plan.groups import even_parts
 from flowrl.plan.many import PLAIN, SIMPLE
 from flowrl.plan.sizing import Job, fewest
@@ -215,31 +215,28 @@ def test_pins_are_for_the_stages_that_have_what_they_name(
         fl.compile(None, "configs/quickstart.yaml", overrides=["plan.pins.critic.tp=1"])
 
 
-def edited(plan: PlacementPlan, *changes: tuple[str, str, int]) -> None:
-    """Reads the plan again with `operations|placements|weight_routes.N.KEY` at other values."""
-    raw = plan.to_dict()
-    for part, key, value in changes:
-        node = raw
-        for step in part.split("."):
-            node = node[int(step) if step.isdecimal() else step]
-        node[key] = value
-    PlacementPlan.from_json(json.dumps(raw))
-
-
-def test_edits_of_one_of_two_places_name_the_other(grpo: Graph):
+def test_edits_of_one_of_two_places_name_the_other(grpo: Graph, tmp_path: Path):
     plan = make_plan(grpo, request(), h100(8))
     number = [one.node for one in plan.operations].index("actor.generate")
-    with pytest.raises(PlanError) as told:
-        edited(plan, ("placements.0", "num_slots", 16))
-    assert f"operations.{number}.chunk" in str(told.value.hint)
-    everywhere = (
-        ("placements.0", "num_slots", 16),
-        (f"operations.{number}", "slots", 16),
-        (f"operations.{number}", "chunk", 16),
-    )
-    edited(plan, *everywhere)
+
+    def read(*changes: tuple[str, str, int]) -> None:
+        """A file with `operations|placements|weight_routes.N.KEY` at other values."""
+        raw = plan.to_dict()
+        for part, key, value in changes:
+            node = raw
+            for step in part.split("."):
+                node = node[int(step) if step.isdecimal() else step]
+            node[key] = value
+        path = tmp_path / "edited.plan.json"
+        path.write_text(json.dumps(raw))
+        load_plan(path)
+
+    for place, key in (("placements.0", "num_slots"), (f"operations.{number}", "chunk")):
+        with pytest.raises(PlanError, match="decodes at once are said differently") as told:
+            read((place, key, 16))
+        assert f"{place}.{key}=16" in str(told.value)
     with pytest.raises(PlanError, match=r"by another layout than actor\.generate has"):
-        edited(plan, ("weight_routes.0.destination_layout", "tp", 2))
+        read(("weight_routes.0.destination_layout", "tp", 2))
 
 
 def test_several_rollouts_are_not_offered_ahead() -> None:
