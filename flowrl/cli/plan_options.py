@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,13 @@ def refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand)
                     where=other,
                     hint=f"leave {one} or {other} out",
                 )
+    _refuse_machines(given, options)
+    if is_plan(config):
+        _refuse_plan(config, given, overrides, options)
+
+
+def _refuse_machines(given: Mapping[str, bool], options: PlanCommand) -> None:
+    """Devices that are named twice, or that no node has."""
     asked = next((one for one in ("--min-devices", "--sweep") if given[one]), None)
     if asked is not None and given["--device"] and given["--cluster"]:
         raise ConfigError(
@@ -105,7 +112,13 @@ def refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand)
             expected=f"at most {MOST_OF_A_NODE:,}",
             hint="give the devices of one node, 8 in most machines",
         )
-    if is_plan(config) and options.plan is not None:
+
+
+def _refuse_plan(
+    config: Path, given: Mapping[str, bool], overrides: Sequence[str], options: PlanCommand
+) -> None:
+    """A plan in the place of the configuration, with what only a configuration takes."""
+    if options.plan is not None:
         raise ConfigError(
             "a plan is priced with the configuration that it was made of",
             where=str(config),
@@ -114,7 +127,7 @@ def refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand)
             hint=f"name the configuration in the place of {config}; or compare two plans with "
             f"flowrl plan {config} --diff {options.plan}",
         )
-    if is_plan(config) and (options.diff is None or is_plan(options.diff)):
+    if options.diff is None or is_plan(options.diff):
         changes = [*(name for name in _CHANGES if given[name]), *overrides]
         if changes:
             raise ConfigError(
@@ -154,6 +167,11 @@ def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
 
 
 def as_overrides(options: PlanCommand) -> list[str]:
+    """`--cluster`, `--pin` and `--top` as overrides.
+
+    Raises:
+        ConfigError: pins as in `machine_words`, or a number of plans that is out of bounds.
+    """
     words = machine_words(options.cluster, options.pins)
     if options.top is not None:
         if options.top < 1:

@@ -191,10 +191,6 @@ class RunFolder:
         """The file of the resolved config."""
         return self.path / _CONFIG
 
-    def read_config(self) -> str:
-        """The resolved config, as YAML text."""
-        return self.config_path.read_text(encoding="utf-8")
-
     def write_graph(self, stage: str, text: str, data: object) -> None:
         """Writes a stage's graph in its canonical text form and as JSON."""
         self._held()

@@ -571,10 +571,7 @@ def save_plan(plan: PlacementPlan, path: Path) -> None:
 
 
 class _PlanFile(BaseModel):
-    """Its settings hold for the plain dataclasses inside it too.
-
-    Its validator is built when the first plan is read, for making one needs none.
-    """
+    """Its settings hold for the dataclasses inside too; only reading a plan needs its validator."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 

@@ -114,10 +114,6 @@ class Placement:
             )
         return [Submit(engine=engine, samples=tuple(items)) for engine, items in batches.items()]
 
-    def has_room(self) -> bool:
-        """Whether any engine could take a sample."""
-        return self._least_loaded() is not None
-
     def _choose(self, sample: Sample) -> Engine | None:
         home = sample.group.home
         if self._affinity and home is not None and home.limit > len(home.held):

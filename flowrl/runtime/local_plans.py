@@ -15,7 +15,7 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.host import MAIN_PROCESS
-from flowrl.plan.local import ASYNCHRONOUS, engines_of
+from flowrl.plan.local import ASYNCHRONOUS, LocalEngines, engines_of
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.child_process import core_id
 from flowrl.wording import counted
@@ -194,46 +194,7 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
         if one.op == Op.GENERATE and one.role == role
     ]
     for i, one in drawing:
-        at = f"{where}: operations.{i}"
-        if one.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
-            raise PlanError(
-                "engines have processes of their own",
-                where=f"{at}.process",
-                found=f"process {one.process!r}, which another role has",
-                expected=f"{MAIN_PROCESS!r}, or any other name",
-                hint=f"name it {one.node}",
-            )
-        if engines.processes == 0 and (one.replicas != 1 or one.cores):
-            raise PlanError(
-                "the main process draws with one engine, on whatever core it is",
-                where=f"{at}.process",
-                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
-                hint=f"give the operation a process of its own, such as {one.node!r}",
-            )
-        if (one.replicas, one.cores) != (max(1, engines.processes), engines.cores):
-            raise PlanError(
-                "the rollouts of one role have the same engines",
-                where=f"{at}.replicas",
-                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
-                expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
-                f"{list(engines.cores)}",
-                hint=f"give all operations that draw with {role} the same",
-            )
-        if len(one.cores) not in (0, one.replicas):
-            raise PlanError(
-                "each engine has one core, or none has",
-                where=f"{at}.cores",
-                found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
-                hint=f"name {counted(one.replicas, 'core')}, or write cores: []",
-            )
-        for core in one.cores:
-            if core_id(core) is None:
-                raise PlanError(
-                    "there is no such core here that a process could be bound to",
-                    where=f"{at}.cores",
-                    found=str(core),
-                    hint="take `cores` out to leave it to the operating system",
-                )
+        _require_engines_of(plan, one, engines, f"{where}: operations.{i}")
     if engines.processes and in_process:
         raise PlanError(
             "a program that runs line by line draws in its own process",
@@ -256,6 +217,51 @@ def _require_engines(plan: PlacementPlan, role: str, where: str, *, in_process: 
             expected="processes with a core each",
             hint=_own_process(drawing, "temporal", cores=True),
         )
+
+
+def _require_engines_of(
+    plan: PlacementPlan, one: Operation, engines: LocalEngines, at: str
+) -> None:
+    """What an operation that draws says of its engines, which are those of its role."""
+    if one.process in {p.process for p in plan.placements} - {MAIN_PROCESS}:
+        raise PlanError(
+            "engines have processes of their own",
+            where=f"{at}.process",
+            found=f"process {one.process!r}, which another role has",
+            expected=f"{MAIN_PROCESS!r}, or any other name",
+            hint=f"name it {one.node}",
+        )
+    if engines.processes == 0 and (one.replicas != 1 or one.cores):
+        raise PlanError(
+            "the main process draws with one engine, on whatever core it is",
+            where=f"{at}.process",
+            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+            hint=f"give the operation a process of its own, such as {one.node!r}",
+        )
+    if (one.replicas, one.cores) != (max(1, engines.processes), engines.cores):
+        raise PlanError(
+            "the rollouts of one role have the same engines",
+            where=f"{at}.replicas",
+            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+            expected=f"{counted(max(1, engines.processes), 'replica')}, cores "
+            f"{list(engines.cores)}",
+            hint=f"give all operations that draw with {one.role} the same",
+        )
+    if len(one.cores) not in (0, one.replicas):
+        raise PlanError(
+            "each engine has one core, or none has",
+            where=f"{at}.cores",
+            found=f"{counted(one.replicas, 'replica')}, cores {list(one.cores)}",
+            hint=f"name {counted(one.replicas, 'core')}, or write cores: []",
+        )
+    for core in one.cores:
+        if core_id(core) is None:
+            raise PlanError(
+                "there is no such core here that a process could be bound to",
+                where=f"{at}.cores",
+                found=str(core),
+                hint="take `cores` out to leave it to the operating system",
+            )
 
 
 def _own_process(

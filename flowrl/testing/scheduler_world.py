@@ -15,7 +15,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flowrl.ids import EngineId, GroupId, SampleId, group_id
@@ -449,10 +449,6 @@ class World:
             there += len(books.dead)
         books.check(8, there < asked, f"batches {books.asked} wait while {there} are there")
         self.offer(asked - there)
-
-    def with_rules(self, **changes: object) -> World:
-        """A new world with other rules."""
-        return World(self.settings, replace(self.rules, **changes))  # type: ignore[arg-type]
 
 
 def runs_of(versions: Sequence[int]) -> tuple[tuple[int, int], ...]:

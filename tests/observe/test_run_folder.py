@@ -96,7 +96,7 @@ def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path):
     with new(tmp_path) as folder:
         with pytest.raises(ConfigError, match=f"found: process {os.getpid()}\n"):
             RunFolder.resume(folder.path)
-        assert RunFolder.open(folder.path).read_config() == "seed: 0\n"
+        assert RunFolder.open(folder.path).config_path.read_text() == "seed: 0\n"
     with RunFolder.resume(folder.path) as again:
         assert again.path == folder.path
 

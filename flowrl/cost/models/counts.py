@@ -68,11 +68,6 @@ class ParameterCounts:
         return self._always_active + self.active_experts
 
     @property
-    def total_with_mtp(self) -> int:
-        """All parameters, with those of the layers that predict further tokens."""
-        return self.total + self.mtp
-
-    @property
     def _always_active(self) -> int:
         return self.embedding + self.attention + self.mlp + self.norm + self.head + self.router
 
