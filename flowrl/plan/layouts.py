@@ -40,7 +40,6 @@ __all__ = [
     "MEGATRON_KINDS",
     "FoundLayouts",
     "LayoutRules",
-    "check_layout",
     "check_size",
     "layouts",
     "limit_words",
@@ -197,17 +196,6 @@ def limit_words(refused: Rejection) -> str | None:
     """The limit that a size breaks."""
     limit = refused.limit
     return limit if not limit or limit.startswith("at ") else f"at most {limit}"
-
-
-def check_layout(shape: ModelShape, layout: Layout, rules: LayoutRules) -> tuple[Rejection, ...]:
-    """Every constraint that one layout breaks; nothing where it is possible."""
-    found = [
-        problem
-        for name in ("tp", "pp", "cp", "ep")
-        for problem in check_size(shape, rules, name, getattr(layout, name))
-    ]
-    combined = _combined_problem(shape, layout, rules)
-    return tuple(found) if combined is None else (*found, combined)
 
 
 def possible_sizes(shape: ModelShape, rules: LayoutRules, name: str) -> tuple[int, ...]:
