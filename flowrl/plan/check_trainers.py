@@ -54,6 +54,7 @@ def _check_alike(
 
 
 _KEYS = ("devices", "layout", "recompute", "offload", "micro_tokens")
+"""What all updates of a trainer have in common."""
 
 
 def _said(operation: Operation, key: str) -> str:

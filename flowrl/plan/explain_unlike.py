@@ -20,7 +20,7 @@ def unlike(one: Chosen, other: Chosen) -> str:
     if list(_chunks(mine)) != list(_chunks(its)):
         words.append(" and ".join(map(str, _chunks(mine))) + " chunks")
     elif _shape(mine) != _shape(its):
-        words.append(f"{_shape(mine)}")
+        words.append(_shape(mine))
     if not words and one.numbers != other.numbers:
         words.append("on other devices")
     return "; ".join(words) or "in another order"

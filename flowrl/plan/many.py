@@ -1,9 +1,8 @@
-"""Plans over many equal devices: poses the problem, has it searched, and writes the plan down.
+"""Plans over many equal devices: poses the problem, has it searched, and chooses the schedule.
 
 The search prices weight sync once for all layouts; the schedules that it finds are priced again
-with their own layouts, and the best of those is taken. In it each task then takes the plainest way
-with which the step is at most `PLAIN` longer: times are estimates, and a layout that is a hundredth
-faster on paper is not worth a pipeline or a recomputation more.
+with their own layouts, and the best of those is taken, in plainer ways where these cost hardly more
+(`flowrl.plan.plain_ways`).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from flowrl.plan.impossible import (
 )
 from flowrl.plan.impossible_pins import Elsewhere, Ground, misplaced, uneven
 from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.plain_ways import plainer, with_option
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
 from flowrl.plan.request import PlanRequest
@@ -36,7 +36,6 @@ from flowrl.plan.search import (
     Found,
     Kind,
     Leaf,
-    Option,
     Schedule,
     SearchResult,
     Spatial,
@@ -52,19 +51,15 @@ from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
 
 __all__ = [
     "MARGIN",
-    "PLAIN",
     "Chosen",
     "Searched",
     "can_hold",
     "distinct",
     "fits_hosts",
     "hosts_full",
-    "plainer",
-    "plainer_options",
     "search_group",
     "search_posed",
     "stood",
-    "with_option",
 ]
 
 MARGIN = 4
@@ -77,11 +72,8 @@ where the step time is to be short."""
 NEIGHBOURS = 2
 """Variants of the best schedule that are told where nobody asks for the next best ones."""
 
-PLAIN = 0.01
-"""Of a step's time, given for a plainer way to run one task."""
-
 SIMPLE = 0.005
-"""Likewise, for a schedule in which all take turns on the same devices."""
+"""Of a step's time, given for a schedule in which all take turns on the same devices."""
 
 HOST_SCHEDULES = 200
 """Schedules looked through for one that the hosts hold, where the best ask too much of them."""
@@ -188,6 +180,55 @@ def search_group(
         tasks = tasks_of(graph, request, group.device.type)
         pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
 
+    ground = _ground(
+        graph, request, group, cost, pins, numbers, host=host, outside=outside, pool=pool
+    )
+    uneven_pins = misplaced(pins, pins.places(numbers), ground)
+    if uneven_pins is not None:
+        raise uneven_pins
+    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
+    for task in posed.tasks:
+        if not posed.ways[task.id]:
+            raise nothing_runs(task, posed, pins, ground)
+    result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
+    if result.infeasible is not None:
+        raise nothing_fits(posed, result.infeasible, pins, ground.fits)
+    ways = weight_ways(graph, posed.tasks)
+    found = _priced(posed, result.best, ways)
+    if not found:
+        stands = any(stood(posed, one.schedule) for one in result.best)
+        raise (
+            hosts_full(posed, result.best, pins, ground.fits)
+            if stands
+            else nowhere_to_stand(len(result.best), pins, ground.fits)
+        )
+    # A plainer way may put more on the hosts than they hold.
+    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
+    kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
+    if request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
+        best = _turns_if_alike(best, kinds)
+    if wanted:
+        others = distinct(found, best, wanted)
+    else:
+        others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
+    others += _of_other_kinds((best, *others), (*kinds, found[0]))
+    return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def _ground(
+    graph: Graph,
+    request: PlanRequest,
+    group: DeviceGroup,
+    cost: Cost,
+    pins: PinnedTasks,
+    numbers: Sequence[int],
+    *,
+    host: int | None,
+    outside: Mapping[str, DeviceGroup] | None,
+    pool: Elsewhere | None,
+) -> Ground:
+    """The devices of a search, and what there is with other pins, or on others, for messages."""
+
     def fits(change: Trial) -> bool:
         """Whether there is a plan with a change; asked only for messages."""
         on, kept = change.group or group, change.pins or pins
@@ -215,43 +256,13 @@ def search_group(
             return error
         return None
 
-    ground = Ground(
+    return Ground(
         group=group,
         numbering=numbers,
         groups=(group,) if pool is None else pool.groups,
         fits=fits,
         next_error=next_error,
     )
-    uneven_pins = misplaced(pins, pins.places(numbers), ground)
-    if uneven_pins is not None:
-        raise uneven_pins
-    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
-    for task in posed.tasks:
-        if not posed.ways[task.id]:
-            raise nothing_runs(task, posed, pins, ground)
-    result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
-    if result.infeasible is not None:
-        raise nothing_fits(posed, result.infeasible, pins, fits)
-    ways = weight_ways(graph, posed.tasks)
-    found = _priced(posed, result.best, ways)
-    if not found:
-        stands = any(stood(posed, one.schedule) for one in result.best)
-        raise (
-            hosts_full(posed, result.best, pins, fits)
-            if stands
-            else nowhere_to_stand(len(result.best), pins, fits)
-        )
-    # A plainer way may put more on the hosts than they hold.
-    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
-    kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
-    if request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
-        best = _turns_if_alike(best, kinds)
-    if wanted:
-        others = distinct(found, best, wanted)
-    else:
-        others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
-    others += _of_other_kinds((best, *others), (*kinds, found[0]))
-    return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
 
 
 def _posed(
@@ -371,50 +382,6 @@ def _neighbours(posed: Posed, best: Chosen, ways: Mapping[tuple[str, str], int])
                 found.append(Found(schedule=changed, evaluation=evaluation))
     found.sort(key=lambda one: one.evaluation.key)
     return _priced(posed, found[: MARGIN * NEIGHBOURS], ways)
-
-
-def plainer(posed: Posed, schedule: Schedule) -> Found:
-    """The same schedule with plainer ways, where the step is hardly longer."""
-    best = evaluate(posed.problem, schedule)
-    limit = best.objective * (1 + PLAIN)
-    for leaf in list(leaves(schedule)):
-        for option in plainer_options(posed, leaf):
-            changed = with_option(schedule, leaf.task, option)
-            found = evaluate(posed.problem, changed)
-            if found.fits and found.objective <= limit:
-                schedule = changed
-                break
-    return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
-
-
-def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
-    """Plainer ways to run a task on as many devices, the plainest first.
-
-    One that is there for batches that overlap is not taken for the sake of plainness.
-    """
-    now = posed.candidate(leaf.task, leaf.option)
-    found = {
-        option: posed.candidate(leaf.task, option)
-        for option in posed.problem.task(leaf.task).options
-        if option.devices == leaf.option.devices
-    }
-    plainer = [
-        option
-        for option, way in found.items()
-        if way.plainness < now.plainness and (now.overlaps or not way.overlaps)
-    ]
-    return sorted(plainer, key=lambda option: found[option].plainness)
-
-
-def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
-    """The same schedule with another way to run one task."""
-    if isinstance(schedule, Leaf):
-        return replace(schedule, option=option) if schedule.task == task else schedule
-    return replace(
-        schedule,
-        first=with_option(schedule.first, task, option),
-        second=with_option(schedule.second, task, option),
-    )
 
 
 def _priced(

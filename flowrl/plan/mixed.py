@@ -24,17 +24,15 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.elsewhere import Part, Seating, seatings
 from flowrl.plan.many import (
     MARGIN,
-    PLAIN,
     Chosen,
     Searched,
     distinct,
     fits_hosts,
-    plainer_options,
     search_posed,
     stood,
-    with_option,
 )
 from flowrl.plan.pins import PinnedTasks
+from flowrl.plan.plain_ways import PLAIN, plainer_options, with_option
 from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (

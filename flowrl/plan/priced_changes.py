@@ -63,15 +63,14 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         if seconds is not None and not _alike(seconds, said):
             yield f"{one.node}: {_beside(seconds, said, 'by its layout')}"
         if not _alike(now[one.node].move_s, one.move_s):
-            yield (
-                f"{one.node}: " + _beside(now[one.node].move_s, one.move_s, "to the host and back")
-            )
+            move = _beside(now[one.node].move_s, one.move_s, "to the host and back")
+            yield f"{one.node}: {move}"
         use, before = now[one.node].environment, one.environment
         steady_s = now[one.node].steady_s
         if steady_s != one.steady_s and not (steady_s and _alike(steady_s, one.steady_s)):
-            yield (f"{one.node}: " + _beside(steady_s, one.steady_s, "from one batch to the next"))
+            yield f"{one.node}: {_beside(steady_s, one.steady_s, 'from one batch to the next')}"
         if use is not None and before is not None and not _alike(use.seconds, before.seconds):
-            yield (f"{one.node}: " + _beside(use.seconds, before.seconds, "by its devices"))
+            yield f"{one.node}: {_beside(use.seconds, before.seconds, 'by its devices')}"
     yield from _memory_changes(old, new)
     flags = {one.node: one.command() for one in old.engine_flags}
     for engine in new.engine_flags:

@@ -13,7 +13,8 @@ from flowrl.cluster import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.many import PLAIN, SIMPLE
+from flowrl.plan.many import SIMPLE
+from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.priced import priced
 from tests.plan.many_cases import QWEN25_7B, h100, request
 

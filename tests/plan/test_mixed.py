@@ -17,10 +17,10 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.groups import host_share
-from flowrl.plan.many import PLAIN
 from flowrl.plan.mixed import PairSearch, pair_searches
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import read_pins
+from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.tasks import tasks_of
 from tests.plan.many_cases import pinned, request

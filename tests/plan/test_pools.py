@@ -17,7 +17,8 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
 from flowrl.plan.groups import even_parts
-from flowrl.plan.many import PLAIN, SIMPLE
+from flowrl.plan.many import SIMPLE
+from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.sizing import Job, fewest
 from tests.plan.many_cases import h100, pinned, request
 from tests.plan.workflows import lowered

@@ -85,7 +85,7 @@ def test_a_stream_takes_what_its_own_layouts_arrivals_make_of_it(
 
 
 @pytest.mark.parametrize("changes", [{}, {"objective": "device_time"}])
-def test_over_two_kinds_of_devices_too(
+def test_parting_kinds_of_arrivals_finds_the_best_steps_over_two_kinds_of_devices(
     grpo: Graph, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(most: int) -> list[tuple[float, ...]]:

@@ -49,7 +49,7 @@ def one(changes, *without):
         ("", {"engine": {**ROW["engine"], "enforce_eager": False, "quantization": "none"}}),
     ],
 )
-def test_the_same_row_in_other_words(without, changes):
+def test_a_row_in_other_words_has_the_same_prediction(without, changes):
     found = one(changes, without)
     assert found.missing == ()
     assert found.counts
@@ -60,7 +60,7 @@ def test_the_same_row_in_other_words(without, changes):
     "given",
     [{"dp": 8, "zero": "3"}, {"dp": 8, "zero_stage": 3}, {"fsdp": -1}, {"strategy": "FSDP2"}],
 )
-def test_everything_divided_among_data_ranks_in_other_words(given):
+def test_all_words_for_everything_divided_among_data_ranks_mean_the_same(given):
     ours = one({"train_parallel": {"fsdp": 8}}).step.predicted_s
     assert one({"train_parallel": given}).step.predicted_s == ours
     assert one({"train_parallel": {"dp": 8}, "train_backend": "fsdp"}).step.predicted_s == ours
@@ -146,7 +146,7 @@ def test_only_rows_whose_file_calls_them_complete_or_nothing_count(changes, flag
         [{"step_s": 346.3, "gen_s": 266.1}],
     ],
 )
-def test_times_in_other_units_and_words(measured):
+def test_times_in_other_units_and_words_are_read_as_seconds(measured):
     found = one({"measured": measured})
     assert found.counts
     assert found.step.measured_s == pytest.approx(346.3)
@@ -189,7 +189,7 @@ def test_an_engine_that_does_not_say_runs_as_many_rows_as_by_default(engine, dev
     assert f"engine.max_running_requests taken for {slots}" in found.notes
 
 
-def test_rows_of_a_file_in_other_forms(tmp_path):
+def test_rows_are_found_in_other_forms_of_a_file(tmp_path):
     nameless = {key: value for key, value in ROW.items() if key not in ("name", "devices")}
     document = {"defaults": {"devices": ROW["devices"]}, "rows": {ROW["name"]: nameless, "b": 7}}
     assert rows_of(document) == [ROW, 7]
@@ -201,7 +201,7 @@ def test_rows_of_a_file_in_other_forms(tmp_path):
     assert rows_of(read_document(alone)) == [ROW]
 
 
-def test_a_weight_sync_in_other_words():
+def test_a_weight_sync_in_other_words_has_the_same_prediction():
     path = MODELS.parents[1] / "benchmarks" / "published" / "weight_sync.yaml"
     first = read_document(path)["weight_syncs"][0]
     devices = f"{first['devices']['num']}x{first['devices']['type']}"

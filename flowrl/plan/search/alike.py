@@ -42,6 +42,7 @@ NEAR = 0.01
 """Of a rollout's time or of its work: arrivals that differ less are parted last."""
 
 WIDER = 1.5
+"""By which factor arrivals of one kind may differ more, while there are too many kinds."""
 
 
 class Alike:

@@ -1,0 +1,62 @@
+"""Plainer ways to run the tasks of a schedule.
+
+Each task takes the plainest way (`Candidate.plainness`) with which the step is at most `PLAIN`
+longer: times are estimates, and a layout that is a hundredth faster on paper is not worth a
+pipeline or a recomputation more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrl.plan.problem_of import Posed
+from flowrl.plan.search import Found, Leaf, Option, Schedule, evaluate, leaves
+
+__all__ = ["PLAIN", "plainer", "plainer_options", "with_option"]
+
+PLAIN = 0.01
+"""Of a step's time, given for a plainer way to run one task."""
+
+
+def plainer(posed: Posed, schedule: Schedule) -> Found:
+    """The same schedule with plainer ways, where the step is hardly longer."""
+    best = evaluate(posed.problem, schedule)
+    limit = best.objective * (1 + PLAIN)
+    for leaf in list(leaves(schedule)):
+        for option in plainer_options(posed, leaf):
+            changed = with_option(schedule, leaf.task, option)
+            found = evaluate(posed.problem, changed)
+            if found.fits and found.objective <= limit:
+                schedule = changed
+                break
+    return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
+
+
+def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
+    """Plainer ways to run a task on as many devices, the plainest first.
+
+    One that is there for batches that overlap is not taken for the sake of plainness.
+    """
+    now = posed.candidate(leaf.task, leaf.option)
+    found = {
+        option: posed.candidate(leaf.task, option)
+        for option in posed.problem.task(leaf.task).options
+        if option.devices == leaf.option.devices
+    }
+    plainer = [
+        option
+        for option, way in found.items()
+        if way.plainness < now.plainness and (now.overlaps or not way.overlaps)
+    ]
+    return sorted(plainer, key=lambda option: found[option].plainness)
+
+
+def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:
+    """The same schedule with another way to run one task."""
+    if isinstance(schedule, Leaf):
+        return replace(schedule, option=option) if schedule.task == task else schedule
+    return replace(
+        schedule,
+        first=with_option(schedule.first, task, option),
+        second=with_option(schedule.second, task, option),
+    )
