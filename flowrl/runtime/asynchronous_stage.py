@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-
-import numpy as np
 
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
@@ -37,7 +35,7 @@ from flowrl.runtime.stage import OpenRollout, Stage, handed_over
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 from flowrl.runtime.streaming_driver import StreamingDriver
 
-__all__ = ["AsynchronousStage", "ages_of"]
+__all__ = ["AsynchronousStage"]
 
 _CLOSE_S = 10.0
 """Seconds that a thread which may hang has to let go of a stage."""
@@ -243,12 +241,3 @@ def _items_of(collected: Collected) -> Sequence[PromptItem]:
     for _, payload, _ in collected.filtered:
         items.setdefault(payload.item.group, payload.item)
     return tuple(items.values())
-
-
-def ages_of(extra: Mapping[str, float]) -> dict[int, int]:
-    """The histogram of ages in a step's further numbers: samples by publications behind."""
-    return {
-        int(name.removeprefix("age/")): int(np.rint(number))
-        for name, number in extra.items()
-        if name.startswith("age/")
-    }

@@ -15,7 +15,7 @@ from flowrl.api import RunResult
 from flowrl.files import read_json_lines
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.rows import StepMetrics
-from flowrl.runtime.asynchronous_stage import ages_of
+from tests.runtime.tiny_runs import ages_of
 
 STEPS = 200
 

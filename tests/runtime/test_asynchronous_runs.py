@@ -22,12 +22,11 @@ from flowrl.observe.rows import StepMetrics
 from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, State, Transition
 from flowrl.rollout.journal import replay
 from flowrl.runtime import engine_process
-from flowrl.runtime.asynchronous_stage import ages_of
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.journal_files import _joined, rollout_journals
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
-from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, tiny_config
+from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, ages_of, tiny_config
 from tests.runtime.warm_processes import WarmProcesses
 
 DEADLINE_S = 240.0

@@ -174,6 +174,15 @@ class Outcome:
     counts: Mapping[str, object]
 
 
+def ages_of(extra: Mapping[str, float]) -> dict[int, int]:
+    """The histogram of ages in a step's further numbers: samples by publications behind."""
+    return {
+        int(name.removeprefix("age/")): round(number)
+        for name, number in extra.items()
+        if name.startswith("age/")
+    }
+
+
 def outcome(run: Path) -> Outcome:
     """What the finished run in folder `run` left."""
     summary = json.loads((run / "summary.json").read_text())
