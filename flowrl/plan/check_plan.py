@@ -36,8 +36,8 @@ def check_plan(plan: PlacementPlan, where: str = "plan") -> PlacementPlan:
     _check_names(plan, where, known)
     for i, operation in enumerate(plan.operations):
         _check_layout(operation, f"{where}: operations.{i}")
-    check_schedule(plan, where)
     check_trainers(plan, where)
+    check_schedule(plan, where)
     _check_prediction(plan, where, known)
     _check_pins(plan, where)
     check_edits(plan, where)

@@ -1,8 +1,8 @@
 """Whether the schedule of a plan fits its operations.
 
 Every operation that has seconds is in it once, on as many devices as the operation and its
-environment have of one kind; what works at once stands on devices of its own; and only parts that
-work at once pass a batch in chunks.
+environment have of one kind; what reads comes after what it reads from; what works at once stands
+on devices of its own; and only parts that work at once pass a batch in chunks.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def check_schedule(plan: PlacementPlan, where: str) -> None:
     for operation in plan.operations:
         if operation.seconds is not None and operation.node not in seen:
             raise PlanError(f"the schedule does not run {operation.node}", where=where, hint=UNDO)
+    _check_order(plan.schedule, nodes, where)
     for step in _steps(plan.schedule):
         if step.kind in ("spatial", "asynchronous"):
             _check_apart(plan, step, nodes, where)
@@ -55,6 +56,38 @@ def _steps(step: ScheduleStep) -> Iterator[ScheduleStep]:
     yield step
     for part in step.parts:
         yield from _steps(part)
+
+
+def _check_order(step: ScheduleStep, nodes: Mapping[str, Operation], where: str) -> None:
+    """Raises PlanError where an operation of a first part reads what the second one makes."""
+    if not step.parts:
+        return
+    for i, part in enumerate(step.parts):
+        _check_order(part, nodes, f"{where}.parts.{i}")
+    first, second = ([one.node for one in _steps(part) if one.node] for part in step.parts)
+    for reader in first:
+        made = _before(reader, nodes)
+        late = next((writer for writer in second if writer in made), None)
+        if late is not None:
+            raise PlanError(
+                f"{reader} reads what {late} makes, and comes before it",
+                where=f"{where}.parts",
+                found=f"{reader} in parts.0, {late} in parts.1",
+                expected=f"{late} in the first part, or in an earlier one",
+                hint="exchange the two parts, or undo the edit",
+            )
+
+
+def _before(node: str, nodes: Mapping[str, Operation]) -> set[str]:
+    """All that an operation waits for in a step, directly or through others."""
+    found: set[str] = set()
+    open_ = [node]
+    while open_:
+        operation = nodes.get(open_.pop())
+        fresh = () if operation is None else [one for one in operation.after if one not in found]
+        found.update(fresh)
+        open_ += fresh
+    return found
 
 
 def _check_form(step: ScheduleStep, where: str, *, root: bool) -> None:

@@ -71,6 +71,8 @@ def _said(operation: Operation, key: str) -> str:
 def _check_turns(role: str, nodes: tuple[str, ...], schedule: ScheduleStep, where: str) -> None:
     """Updates take turns with nothing between them, in the order of the program."""
     mine = [step for step in _steps(schedule) if set(nodes) <= set(step.nodes())]
+    if not mine:
+        return  # `check_schedule` says what is not in it
     least = mine[-1]  # from the whole schedule down to the smallest step with all of them
     turns = all(step.kind in ("run", "temporal") for step in _steps(least))
     if turns and least.nodes() == nodes:

@@ -128,3 +128,33 @@ def test_an_operation_that_is_run_twice_is_refused(plan: PlacementPlan) -> None:
     }
     with pytest.raises(PlanError, match=r"the schedule runs actor\.generate twice"):
         PlacementPlan.from_json(json.dumps(raw))
+
+
+def exchanged(raw: dict[str, Any], *path: int) -> None:
+    """The parts of a step of the schedule in the other order."""
+    step = raw["schedule"]
+    for number in path:
+        step = step["parts"][number]
+    step["parts"].reverse()
+
+
+def inner_steps(step: dict[str, Any], *path: int) -> list[tuple[int, ...]]:
+    found = [path] if step["parts"] else []
+    for number, part in enumerate(step["parts"]):
+        found += inner_steps(part, *path, number)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["temporal", "spatial", "asynchronous"])
+def test_what_reads_comes_after_what_it_reads_from(grpo: Graph, kind: str):
+    """Of a rollout, references and an update each reads from the one before."""
+    plan = make_plan(grpo, request(kind=kind, max_staleness=kind == "asynchronous"), h100(16))
+    paths = inner_steps(plan.to_dict()["schedule"])
+    assert len(paths) == 2
+    for path in paths:
+        raw = plan.to_dict()
+        exchanged(raw, *path)
+        with pytest.raises(PlanError, match=r"reads what .* makes, and comes before it") as told:
+            PlacementPlan.from_json(json.dumps(raw))
+        steps = "".join(f".parts.{number}" for number in path)
+        assert str(told.value.where).endswith(f"schedule{steps}.parts")

@@ -382,6 +382,14 @@ def test_a_file_that_makes_two_trainers_of_one_is_refused(
     assert what in caught.value.what
 
 
+def test_a_schedule_that_lacks_one_of_two_updates_is_told_so(plan: PlacementPlan) -> None:
+    raw = json.loads(plan.to_json().replace(f'"node": "{BOTH[1]}"', '"node": "actor.other"'))
+    for one in raw["operations"]:
+        one["node"] = one["node"].replace("actor.other", BOTH[1])
+    with pytest.raises(PlanError, match="runs what is no operation"):
+        PlacementPlan.from_json(json.dumps(raw))
+
+
 def test_updates_of_two_roles_are_two_trainers(graph: Graph) -> None:
     ppo = lowered(two_policies, mini_batches=4)
     plan = make_plan(ppo, with_second_policy(request()), h100(16))
