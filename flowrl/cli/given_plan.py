@@ -37,7 +37,14 @@ def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
     given = load_plan(path, alone=False)
     if given.schedule is not None:
         return _priced(loaded, given, path)
-    return run_by(api.compile(None, loaded), path)
+    from flowrl.runtime.local_plans import require_local_plan
+
+    compiled = run_by(api.compile(None, loaded), path)
+    with lines_of(path):
+        for stage in compiled.stages:
+            if stage.graph.name == given.graph and stage.local is not None:
+                require_local_plan(stage, in_process=compiled.config.executor == "eager")
+    return compiled
 
 
 def run_by(compiled: Compiled, path: Path) -> Compiled:

@@ -15,7 +15,7 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.host import MAIN_PROCESS
-from flowrl.plan.local import ASYNCHRONOUS, LocalEngines, engines_of
+from flowrl.plan.local import ASYNCHRONOUS, LocalEngines, engines_of, over_budget
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
 from flowrl.runtime.child_process import core_id
 from flowrl.wording import counted
@@ -61,6 +61,13 @@ def require_local_plan(stage: CompiledStage, *, in_process: bool = False) -> Non
     for role in stage.local.request.roles:
         _require_engines(plan, role, where, in_process=in_process)
     _require_routes(plan, base, where)
+    if (lack := over_budget(plan)) is not None:
+        raise PlanError(
+            "this machine does not hold the plan",
+            where=f"{where}: operations",
+            found=lack,
+            hint="take fewer replicas for what generates, or undo the edit",
+        )
 
 
 def require_plan_for_one(plan: PlacementPlan, where: str) -> None:
@@ -152,6 +159,15 @@ def _require_placement(placement: Placement, mine: Placement, where: str) -> Non
             found=f"{placement.replicas} replicas, {placement.num_slots} slots",
             expected="at least 1 of each",
             hint="write 1 or more",
+        )
+    if placement.num_slots > mine.num_slots >= 1:
+        raise PlanError(
+            "more samples at once than memory is planned for",
+            where=f"{where}.num_slots",
+            found=str(placement.num_slots),
+            expected=f"at most {mine.num_slots}, as the configuration has it",
+            hint=f"write fewer, or set roles.{placement.role}.num_slots={placement.num_slots} and "
+            "make the plan again: flowrl plan CONFIG -o FILE",
         )
     # What a run takes from the plan.
     masked = replace(

@@ -232,6 +232,7 @@ def test_what_cannot_be_run_as_it_says_is_refused_with_the_reason(tmp_path: Path
     assert "at least 1" in refused(compiled, placed("actor", num_slots=0))
     assert "backend" in refused(compiled, placed("verifier", backend="torch"))
     assert "chunk" in refused(compiled, placed("actor", num_slots=3))
+    assert "memory is planned for" in refused(compiled, placed("actor", num_slots=10**6))
     apart = with_engines(plan, process="drawing")
     assert "cannot read the trainer's weights in place" in refused(compiled, apart)
     assert "which another role has" in refused(compiled, with_engines(plan, process="verifier"))
