@@ -28,7 +28,7 @@ from flowrl.plan.search.space import Space, compile_space, families
 
 __all__ = ["fewest_devices", "search", "thin"]
 
-STEPS = (0.01, 0.04, 0.15, 0.5, 2.0)
+STEPS = (0.002, 0.01, 0.04, 0.15, 0.5, 2.0)
 """By how much limits lie above the lower bound, one after the other."""
 
 WORTH_A_STEP = 1.03
