@@ -70,6 +70,10 @@ class DeviceSpec:
     source: str
     aliases: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        # Equal figures have equal names; a hash of all of them costs more than what it looks up.
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -81,6 +85,9 @@ class Machine:
 
     spec: DeviceSpec
     node_size: int
+
+    def __hash__(self) -> int:
+        return hash((self.spec.name, self.node_size))
 
 
 def catalogue() -> Mapping[str, DeviceSpec]:

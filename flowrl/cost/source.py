@@ -62,7 +62,7 @@ class Estimate:
         return cls(
             seconds=sum(parts.values()),
             source=source,
-            parts=tuple((name, seconds) for name, seconds in parts.items() if seconds),
+            parts=tuple([part for part in parts.items() if part[1]]),
         )
 
 

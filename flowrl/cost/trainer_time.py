@@ -34,7 +34,7 @@ and no step less than its longest sample.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
@@ -108,25 +108,67 @@ def update_parts(
     Args:
         batch: All of it; each optimizer step takes its share.
     """
-    mini = Batch(
-        samples=batch.samples / mini_batches,
-        prompt_tokens=batch.prompt_tokens,
-        lengths=batch.lengths,
-        micro_tokens=batch.micro_tokens,
-    )
-    number, once = _once(shape, layout, machine, mini)
-    turns = mini_batches * (number + layout.pp - 1) / layout.pp
-    parts = {name: seconds * turns * _worth(name, recompute) for name, seconds in once}
+    step = _step(shape, layout, machine, batch, mini_batches, shard)
+    turns = mini_batches * (step.number + layout.pp - 1) / layout.pp
+    parts = {name: seconds * turns * _worth(name, recompute) for name, seconds in step.once}
     if shard == "full":
-        sharded = 2 * _gather_s(shape, layout, machine) + _reduce_s(shape, layout, machine)
-        exchanged = mini_batches * number * sharded
+        exchanged = mini_batches * step.number * step.exchanged_s
         parts["sharded parameters"] = max(0.0, exchanged - sum(parts.values()))
     else:
-        parts["gradients"] = mini_batches * _gradients_s(shape, layout, machine, shard)
-    parts["optimizer"] = mini_batches * _optimizer_s(
-        shape, layout, machine, shard, offload_optimizer
-    )
+        parts["gradients"] = mini_batches * step.exchanged_s
+    stepped_s = step.stepped_s + (step.streamed_s if offload_optimizer else 0.0)
+    parts["optimizer"] = mini_batches * stepped_s
     return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """An optimizer step, as far as it is the same whatever it computes again or has on the host.
+
+    Attributes:
+        number: Micro-batches of a replica.
+        once: Parts of a pass of one.
+        exchanged_s: Of data ranks: of each micro-batch where parameters are divided, else once.
+        stepped_s: Of the optimizer.
+        streamed_s: Of its states from the host and back, where they are there.
+    """
+
+    number: int
+    once: tuple[tuple[str, float], ...]
+    exchanged_s: float
+    stepped_s: float
+    streamed_s: float
+
+
+@lru_cache(maxsize=4096)
+def _step(
+    shape: ModelShape,
+    layout: Layout,
+    machine: Machine,
+    batch: Batch,
+    mini_batches: int,
+    shard: Shard,
+) -> _Step:
+    number, once = _once(
+        shape, layout, machine, replace(batch, samples=batch.samples / mini_batches)
+    )
+    if shard == "full":
+        gathered = _gather_s(shape, layout, machine)
+        exchanged_s = 2 * gathered + _reduce_s(shape, layout, machine)
+    else:
+        exchanged_s = _gradients_s(shape, layout, machine, shard)
+    experts, dense = _largest_stage(shape, layout)
+    stepped = float(dense + experts)
+    if shard != "none":
+        stepped = dense / layout.shards + experts / layout.expert_replicas
+    link = machine.spec.host_bytes_per_s * efficiency.HOST_LINK_SHARE
+    return _Step(
+        number=number,
+        once=once,
+        exchanged_s=exchanged_s,
+        stepped_s=stepped * OPTIMIZER_BYTES / efficiency.rates(machine.spec).nbytes,
+        streamed_s=stepped * OFFLOADED_BYTES / link,
+    )
 
 
 def _worth(name: str, recompute: Recompute) -> float:
@@ -137,12 +179,10 @@ def _worth(name: str, recompute: Recompute) -> float:
     return 3.0 + (again or (recompute == "selective" and name == "norms"))
 
 
-@lru_cache(maxsize=4096)
 def _once(
     shape: ModelShape, layout: Layout, machine: Machine, batch: Batch
 ) -> tuple[int, tuple[tuple[str, float], ...]]:
-    """Micro-batches of a replica, and the parts of one: whatever an update computes again or has
-    on the host, they are the same."""
+    """Micro-batches of a replica, and the parts of a pass of one."""
     passes = _passes(layout, batch)
     return passes.number, tuple(_pass_parts(shape, layout, machine, passes.tokens).items())
 
@@ -223,17 +263,3 @@ def _gradients_s(shape: ModelShape, layout: Layout, machine: Machine, shard: Sha
         collectives.all_reduce_s(count * GRADIENT_BYTES, ranks, machine)
         for count, ranks in _exchanges(shape, layout)
     )
-
-
-def _optimizer_s(
-    shape: ModelShape, layout: Layout, machine: Machine, shard: Shard, offloaded: bool
-) -> float:
-    experts, dense = _largest_stage(shape, layout)
-    stepped = float(dense + experts)
-    if shard != "none":
-        stepped = dense / layout.shards + experts / layout.expert_replicas
-    seconds = stepped * OPTIMIZER_BYTES / efficiency.rates(machine.spec).nbytes
-    if offloaded:
-        link = machine.spec.host_bytes_per_s * efficiency.HOST_LINK_SHARE
-        seconds += stepped * OFFLOADED_BYTES / link
-    return seconds

@@ -119,6 +119,7 @@ class Candidates:
         self._found: dict[tuple[str, int], FoundLayouts] = {}
         self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}
         self._working: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._options: dict[tuple[object, ...], MemoryOptions] = {}
 
     def work(self, task: TaskWork, layout: Layout) -> Workload:
         """What one replica of a task is asked to do at once."""
@@ -269,14 +270,18 @@ class Candidates:
         offload_optimizer: bool = False,
     ) -> MemoryOptions:
         """What the bytes of a task follow from besides its layout."""
-        return MemoryOptions(
-            recompute=recompute,
-            shard=task.library.shard,
-            offload_optimizer=offload_optimizer,
-            packed_tokens=packed_tokens,
-            kv_tokens=kv_tokens,
-            device_type=_DEVICE_TYPES[self.machine.spec.type],
-        )
+        device, shard = self.machine.spec.type, task.library.shard
+        key = (recompute, shard, offload_optimizer, packed_tokens, kv_tokens, device)
+        if key not in self._options:
+            self._options[key] = MemoryOptions(
+                recompute=recompute,
+                shard=shard,
+                offload_optimizer=offload_optimizer,
+                packed_tokens=packed_tokens,
+                kv_tokens=kv_tokens,
+                device_type=_DEVICE_TYPES[device],
+            )
+        return self._options[key]
 
     def _peak(self, task: TaskWork, layout: Layout, options: MemoryOptions, held: _Held) -> int:
         """`role_peak`; what layouts have alike is computed once."""

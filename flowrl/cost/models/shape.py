@@ -138,6 +138,10 @@ class ModelShape:
     num_mtp_layers: int = 0
     head: Literal["lm", "value"] = "lm"
 
+    def __hash__(self) -> int:
+        # Costs are looked up by shape: these tell most shapes apart, and cost less than all.
+        return hash((self.hidden_size, self.num_layers, self.head))
+
     @classmethod
     def from_hf_config(
         cls,
