@@ -29,6 +29,7 @@ from typing import Literal, TypeAlias
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
+from flowrl.cost.lengths import expected_maximum
 from flowrl.cost.memory import PhaseMemory, Workload
 from flowrl.cost.occupancy import EngineBatch, token_steps
 from flowrl.cost.role_memory import (
@@ -397,9 +398,14 @@ class Candidates:
         }
         rivals, found = Rivals(self.budget), []
         for layout in sorted(least, key=lambda one: least[one](caches[one][-1])):
+            free_s: float | None = None
             seconds = math.inf
             for way in caches[layout]:
                 if rivals.beat(way, least[layout](way)):
+                    continue
+                if free_s is None:
+                    free_s = LEAST * self._free_s(task, way)
+                if rivals.beat(way, free_s):
                     continue
                 timed = replace(way, estimate=self._drawing(task, way))
                 if timed.seconds > NO_FASTER * seconds:
@@ -409,9 +415,15 @@ class Candidates:
                 found.append(timed)
         return found
 
+    def _free_s(self, task: TaskWork, way: Candidate) -> float:
+        """Seconds that a rollout in a layout takes if its cache is never full."""
+        never_full = way.slots * self.request.max_length
+        return self._drawing(task, replace(way, kv_tokens=never_full)).seconds
+
     def _least_s(self, task: TaskWork, largest: Candidate) -> Callable[[Candidate], float]:
-        """Seconds that a rollout in a layout takes at least, by its cache: what it takes if this is
-        never full, and a step for as many tokens as it holds of all that samples hold in theirs."""
+        """Seconds that a rollout in a layout takes at least, by its cache: a step for each token of
+        the longest sample, and for as many tokens as the cache holds of all that samples hold in
+        theirs."""
         options, layout = self.options, largest.layout
         batch = EngineBatch(
             replicas=layout.dp,
@@ -421,16 +433,17 @@ class Candidates:
             slots=largest.slots,
             kv_tokens=largest.slots * self.request.max_length,
         )
-        free_s = self._drawing(task, replace(largest, kv_tokens=batch.kv_tokens)).seconds
         first = options.prompt_tokens + 1
-        step_s = min(
+        one_s, full_s = (
             self.cost.decode_step(
                 task.shape, layout, self.machine, batch=rows, context=first
             ).seconds
-            for rows in {1, batch.slots}
+            for rows in (1, batch.slots)
         )
+        step_s = min(one_s, full_s)
+        longest_s = expected_maximum(options.lengths, task.samples) * step_s
         held_s = token_steps(options.lengths, batch) * step_s
-        return lambda way: LEAST * max(free_s, held_s / way.kv_tokens)
+        return lambda way: LEAST * max(longest_s, held_s / way.kv_tokens)
 
     # Forward passes
 
