@@ -159,28 +159,11 @@ def _problem(
         case "extra_forbidden":
             return _unknown_key(path, values, root, where)
         case "missing":
-            section = ".".join(path[:-1])
-            if path[:2] == ("plan", "environments") and (
-                unknown := _no_role(path[2], values, where)
-            ):
-                return unknown
-            way = f", in the file or as {key}=... on the command line" if root is RunConfig else ""
-            return ConfigError(
-                f"{name!r} is missing" + (f" in {section}" if section else ""),
-                where=where(key),
-                hint=f"set {key}{way}",
-            )
+            return _missing(path, values, root, where)
         case "union_tag_invalid" | "union_tag_not_found":
             return _unknown_kind(key, value, context, _kinds(path, values, root), where)
         case "literal_error":
-            expected = str(context["expected"])
-            choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-            return ConfigError(
-                f"{name} cannot be {value!r}",
-                where=where(key),
-                expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-                hint=one_of_them(str(value), choices),
-            )
+            return _other_choice(key, name, value, str(context["expected"]), where)
         case "value_error":
             text = str(context["error"])
             return ConfigError(
@@ -209,6 +192,37 @@ def _problem(
         case _:
             annotation, _ = declared_at(path, values, root)
             return _wrong_type(key, name, found, annotation, where)
+
+
+def _missing(
+    path: tuple[str, ...],
+    values: object,
+    root: type[BaseModel],
+    where: Callable[[str], str],
+) -> ConfigError:
+    *section, name = path
+    key = ".".join(path)
+    if path[:2] == ("plan", "environments") and (unknown := _no_role(path[2], values, where)):
+        return unknown
+    way = f", in the file or as {key}=... on the command line" if root is RunConfig else ""
+    return ConfigError(
+        f"{name!r} is missing" + (f" in {'.'.join(section)}" if section else ""),
+        where=where(key),
+        hint=f"set {key}{way}",
+    )
+
+
+def _other_choice(
+    key: str, name: str, value: object, expected: str, where: Callable[[str], str]
+) -> ConfigError:
+    """Of a value that is none of some words; `expected` is pydantic's `'a', 'b' or 'c'`."""
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    return ConfigError(
+        f"{name} cannot be {value!r}",
+        where=where(key),
+        expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
+        hint=one_of_them(str(value), choices),
+    )
 
 
 def _no_role(name: str, values: object, where: Callable[[str], str]) -> ConfigError | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from flowrl.cost.efficiency import PREFILL_CHUNK_TOKENS
-from flowrl.cost.episode_time import Pace, play
+from flowrl.cost.episode_time import Pace, PlayedEstimate, play
 from flowrl.cost.episodes import CallSeconds, EnvironmentCost
 from flowrl.cost.layout import Layout
 from flowrl.cost.occupancy import EngineBatch
@@ -97,11 +97,60 @@ def with_split(
 ) -> Candidate | None:
     """A way to draw, with an environment; None where the devices or hosts do not hold both."""
     assert task.region is not None
-    options, cost = made.options, made.cost
-    layout, where = drawing.layout, (task.shape, drawing.layout, made.machine)
-    first, last = options.prompt_tokens + 1, options.prompt_tokens + options.lengths.maximum
+    resident, peak = _bytes_with(drawing, split)
+    host = drawing.host + split.host
+    if peak > made.budget or not made.host_holds(host):
+        return None
     calls = _calls(task.region, made)
-    found = play(
+    found = _play(made, task, task.region, drawing, split, calls)
+    return replace(
+        drawing,
+        estimate=found.estimate,
+        resident=resident,
+        peak=peak,
+        # Beside an environment its parameters are on other devices than a trainer's.
+        weight_bytes=0 if split.own else drawing.weight_bytes,
+        form=f"{drawing.form}{_beside(split)}",
+        host=host,
+        played=Played(
+            split=split,
+            calls=calls,
+            policy_s=found.policy_s,
+            environment_s=found.environment_s,
+            bound=found.bound,
+        ),
+    )
+
+
+def _bytes_with(drawing: Candidate, split: Split) -> tuple[int, int]:
+    """Resident and peak bytes of the fullest device, with the environment where it is."""
+    if split.elsewhere:  # `splits` has looked at those devices
+        return drawing.resident, drawing.peak
+    if split.own:
+        return max(drawing.resident, split.nbytes), max(drawing.peak, split.nbytes)
+    return drawing.resident + split.nbytes, drawing.peak + split.nbytes
+
+
+def _beside(split: Split) -> str:
+    """The devices of an environment alone, in the name of a way's form."""
+    if split.elsewhere:
+        return f", beside {split.elsewhere} {split.kind} of its environment"
+    return f", beside {split.own} of its environment" if split.own else ""
+
+
+def _play(
+    made: Candidates,
+    task: TaskWork,
+    region: Region,
+    drawing: Candidate,
+    split: Split,
+    calls: CallSeconds,
+) -> PlayedEstimate:
+    """What the episodes of a task take where a policy draws so and calls take so long."""
+    options, cost, layout = made.options, made.cost, drawing.layout
+    where = (task.shape, layout, made.machine)
+    first, last = options.prompt_tokens + 1, options.prompt_tokens + options.lengths.maximum
+    return play(
         drawing.estimate,
         EngineBatch(
             replicas=layout.dp,
@@ -119,40 +168,10 @@ def with_split(
         chunk_s=cost.prefill(*where, rows=1, tokens=PREFILL_CHUNK_TOKENS).seconds,
         chunk_tokens=PREFILL_CHUNK_TOKENS,
         lengths=options.lengths,
-        episodes=task.region.episodes,
+        episodes=region.episodes,
         calls=calls,
         at_once=split.at_once,
         takes_turns=split.takes_turns,
-    )
-    resident, peak = drawing.resident, drawing.peak
-    if split.elsewhere:
-        pass  # `splits` has looked at those devices
-    elif split.own:
-        resident, peak = max(resident, split.nbytes), max(peak, split.nbytes)
-    else:
-        resident, peak = resident + split.nbytes, peak + split.nbytes
-    host = drawing.host + split.host
-    if peak > made.budget or not made.host_holds(host):
-        return None
-    beside = f", beside {split.own} of its environment" if split.own else ""
-    if split.elsewhere:
-        beside = f", beside {split.elsewhere} {split.kind} of its environment"
-    return replace(
-        drawing,
-        estimate=found.estimate,
-        resident=resident,
-        peak=peak,
-        # Beside an environment its parameters are on other devices than a trainer's.
-        weight_bytes=0 if split.own else drawing.weight_bytes,
-        form=f"{drawing.form}{beside}",
-        host=host,
-        played=Played(
-            split=split,
-            calls=calls,
-            policy_s=found.policy_s,
-            environment_s=found.environment_s,
-            bound=found.bound,
-        ),
     )
 
 
