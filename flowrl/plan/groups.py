@@ -23,7 +23,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
 from flowrl.plan.impossible_pins import Elsewhere
-from flowrl.plan.many import Searched, can_hold, search_group
+from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.mixed import pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
@@ -226,19 +226,19 @@ class _Job:
         for seating in ways:
             if not _names_only(part, pins, seating):
                 return min(every, key=lambda one: one.best.objective, default=None)
-            one = search_group(
-                self.graph,
-                self.request,
-                part.group,
-                self.cost,
-                host=part.host,
-                numbering=part.numbering,
-                pins=pins,
-                outside=seating.outside,
-                pool=self.beside(part),
-            )
-            every.append(one)
+            every.append(search_group(self.on(part, seating, pins), pool=self.beside(part)))
         return min(every, key=lambda one: one.best.objective, default=None)
+
+    def on(self, part: Part, seating: Seating, pins: PinnedTasks) -> GroupJob:
+        """The job on one group."""
+        return GroupJob(
+            graph=self.graph,
+            request=self.request,
+            cost=self.cost,
+            part=part,
+            pins=pins,
+            outside=seating.outside,
+        )
 
     def beside(self, part: Part) -> Elsewhere:
         """What there is besides one of the groups that are tried."""
@@ -267,17 +267,7 @@ class _Job:
     def holds(self, part: Part, pins: PinnedTasks) -> bool:
         """Whether there is a plan on one group."""
         return any(
-            _names_only(part, pins, seating)
-            and can_hold(
-                self.graph,
-                self.request,
-                part.group,
-                self.cost,
-                pins,
-                part.numbering,
-                host=part.host,
-                outside=seating.outside,
-            )
+            _names_only(part, pins, seating) and self.on(part, seating, pins).has_plan()
             for seating in seatings(self.tasks(), part, (), self.hosts, pins)
         )
 
@@ -365,17 +355,11 @@ def _idle_part(part: Part, size: int) -> Part:
 def _idle_reason(
     spared: Searched, best: Searched | None, failed: Sequence[tuple[DeviceGroup, str]]
 ) -> Reason:
-    rejected = [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
+    rejected = _without_plan(failed)
     if best is not None:
         by_time = spared.posed.candidates.options.objective == "step_time"
-        rejected = [
-            Rejection(
-                choice=_groups_name(best),
-                constraint="its best step takes no less" if by_time else "it takes no less of them",
-                found=_took(best),
-                limit=_took(spared),
-            )
-        ]
+        why = "its best step takes no less" if by_time else "it takes no less of them"
+        rejected = [_no_better(best, spared, why)]
     return Reason(
         subject="devices",
         choice=_groups_name(spared),
@@ -461,26 +445,13 @@ def _group_reason(
     failed: Sequence[tuple[DeviceGroup, str]],
 ) -> Reason:
     by_time = best.posed.candidates.options.objective == "step_time"
+    longer = "its best step takes longer" if by_time else "it takes more device time"
+    over_two = "whatever of a step is on which of these two, it is no better"
     rejected = [
-        Rejection(
-            choice=_groups_name(one),
-            constraint="its best step takes longer" if by_time else "it takes more device time",
-            found=_took(one),
-            limit=_took(best),
-        )
-        for one in found
-        if one is not best
+        *(_no_better(one, best, longer) for one in found if one is not best),
+        *(_no_better(one, best, over_two) for one in beaten),
+        *_without_plan(failed),
     ]
-    rejected += [
-        Rejection(
-            choice=_groups_name(one),
-            constraint="whatever of a step is on which of these two, it is no better",
-            found=_took(one),
-            limit=_took(best),
-        )
-        for one in beaten
-    ]
-    rejected += [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
     return Reason(
         subject="devices",
         choice=_groups_name(best),
@@ -488,6 +459,16 @@ def _group_reason(
         "best",
         rejected=tuple(rejected),
     )
+
+
+def _no_better(one: Searched, best: Searched, why: str) -> Rejection:
+    """Of a plan that takes as much as the best one, or more."""
+    return Rejection(choice=_groups_name(one), constraint=why, found=_took(one), limit=_took(best))
+
+
+def _without_plan(failed: Sequence[tuple[DeviceGroup, str]]) -> list[Rejection]:
+    """Of groups on which there is no plan."""
+    return [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
 
 
 def _took(one: Searched) -> str:

@@ -18,6 +18,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
+from flowrl.plan.elsewhere import Part
 from flowrl.plan.impossible import (
     MOST_DEVICES,
     fewest_left_out,
@@ -26,7 +27,7 @@ from flowrl.plan.impossible import (
     nowhere_to_stand,
 )
 from flowrl.plan.impossible_pins import Elsewhere, Ground, misplaced, uneven
-from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.plain_ways import plainer, with_option
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.regions import split_numbers
@@ -46,14 +47,13 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.search.explain import can_fit
 from flowrl.plan.standing import stand
-from flowrl.plan.tasks import tasks_of
 from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
 
 __all__ = [
     "MARGIN",
     "Chosen",
+    "GroupJob",
     "Searched",
-    "can_hold",
     "distinct",
     "fits_hosts",
     "hosts_full",
@@ -148,52 +148,102 @@ class Searched:
     thinned: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJob:
+    """A job that is to be placed on one group of equal devices.
+
+    Attributes:
+        pins: What they leave of it.
+        outside: Devices of another kind that environments have, by the task that they play with.
+    """
+
+    graph: Graph
+    request: PlanRequest
+    cost: Cost
+    part: Part
+    pins: PinnedTasks
+    outside: Mapping[str, DeviceGroup] = field(default_factory=dict)
+
+    def places(self) -> Mapping[str, frozenset[int]]:
+        """Devices that pins name, by task; counted in the group."""
+        return self.pins.places(self.part.numbering)
+
+    def posed(self) -> Posed:
+        """The problem of the search.
+
+        Raises:
+            PlanError: a role without a model; devices without figures; a kind of schedule that the
+                job cannot have.
+        """
+        group, request = self.part.group, self.request
+        # Where devices are dear rather than time, a small part of a pool may do.
+        soon = request.options.objective == "step_time"
+        return pose(
+            self.graph,
+            request,
+            group,
+            self.cost,
+            filters=self.pins.filters,
+            places=self.places(),
+            environments=self.pins.environments_in(self.part.numbering, self.outside),
+            kinds=kinds_wanted(request),
+            host=self.part.host,
+            engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
+            outside=self.outside,
+        )
+
+    def has_plan(self) -> bool:
+        """Whether there is a plan of the job."""
+        node_size = self.part.group.node_size
+        if any(uneven(place, node_size) for place in self.places().values()):
+            return False
+        try:
+            return _fits(self.posed())
+        except PlanError:
+            return False
+
+    def changed(self, change: Trial) -> GroupJob:
+        """The job with other pins, or on a larger group or one with more of its hosts."""
+        part, group = self.part, change.group or self.part.group
+        after = max(part.numbering) + 1
+        further = range(after, after + len(group.addresses) - len(part.numbering))
+        return replace(
+            self,
+            part=Part(
+                group=group,
+                host=change.host or part.host,
+                numbering=(*part.numbering, *further),
+            ),
+            pins=change.pins or self.pins,
+        )
+
+
 def search_group(
-    graph: Graph,
-    request: PlanRequest,
-    group: DeviceGroup,
-    cost: Cost,
-    *,
-    host: int | None = None,
-    numbering: Sequence[int] | None = None,
-    pins: PinnedTasks | None = None,
-    alternatives: int | None = None,
-    outside: Mapping[str, DeviceGroup] | None = None,
-    pool: Elsewhere | None = None,
+    job: GroupJob, *, alternatives: int | None = None, pool: Elsewhere | None = None
 ) -> Searched:
-    """The best schedule of a graph on a group of equal devices.
+    """The best schedule of a job.
 
     Args:
-        host: Bytes of its host's memory that each device may fill.
-        numbering: Of each device of the group, its number in the cluster; None counts from 0.
-        pins: What pins say; None reads those of the request.
         alternatives: How many others; None takes what the request says.
-        outside: Devices of another kind that environments have, by the task that they play with.
-        pool: What else a job may be placed on, where changes of pins are tried.
+        pool: What else the job may be placed on, where changes of pins are tried.
 
     Raises:
         PlanError: nothing fits, or pins that cannot be kept; says what would help.
     """
-    wanted = request.options.alternatives if alternatives is None else alternatives
-    numbers = range(len(group.addresses)) if numbering is None else numbering
-    if pins is None:
-        tasks = tasks_of(graph, request, group.device.type)
-        pins = read_pins(request.options, tasks, numbers, [role.name for role in request.roles])
-
-    ground = _ground(
-        graph, request, group, cost, pins, numbers, host=host, outside=outside, pool=pool
-    )
-    uneven_pins = misplaced(pins, pins.places(numbers), ground)
+    options, pins = job.request.options, job.pins
+    wanted = options.alternatives if alternatives is None else alternatives
+    ground = _ground(job, pool)
+    uneven_pins = misplaced(pins, job.places(), ground)
     if uneven_pins is not None:
         raise uneven_pins
-    posed = _posed(graph, request, group, cost, pins, numbers, host=host, outside=outside)
+    posed = job.posed()
     for task in posed.tasks:
         if not posed.ways[task.id]:
             raise nothing_runs(task, posed, pins, ground)
     result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
         raise nothing_fits(posed, result.infeasible, pins, ground.fits)
-    ways = weight_ways(graph, posed.tasks)
+    ways = weight_ways(job.graph, posed.tasks)
     found = _priced(posed, result.best, ways)
     if not found:
         stands = any(stood(posed, one.schedule) for one in result.best)
@@ -205,7 +255,7 @@ def search_group(
     # A plainer way may put more on the hosts than they hold.
     best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
     kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
-    if request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
+    if options.kind == "auto" and best.kind is not Kind.TEMPORAL:
         best = _turns_if_alike(best, kinds)
     if wanted:
         others = distinct(found, best, wanted)
@@ -215,115 +265,30 @@ def search_group(
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
 
 
-def _ground(
-    graph: Graph,
-    request: PlanRequest,
-    group: DeviceGroup,
-    cost: Cost,
-    pins: PinnedTasks,
-    numbers: Sequence[int],
-    *,
-    host: int | None,
-    outside: Mapping[str, DeviceGroup] | None,
-    pool: Elsewhere | None,
-) -> Ground:
+def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
     """The devices of a search, and what there is with other pins, or on others, for messages."""
 
     def fits(change: Trial) -> bool:
         """Whether there is a plan with a change; asked only for messages."""
-        on, kept = change.group or group, change.pins or pins
-        numbered = [*numbers, *_further(numbers, on)]
-        spare = change.host or host
-        if can_hold(graph, request, on, cost, kept, numbered, host=spare, outside=outside):
+        if job.changed(change).has_plan():
             return True
         return change.pins is not None and pool is not None and pool.fits(change.pins)
 
     def next_error(kept: PinnedTasks) -> PlanError | None:
         try:
-            search_group(
-                graph,
-                request,
-                group,
-                cost,
-                host=host,
-                numbering=numbers,
-                pins=kept,
-                alternatives=0,
-                outside=outside,
-                pool=pool,
-            )
+            search_group(replace(job, pins=kept), alternatives=0, pool=pool)
         except PlanError as error:
             return error
         return None
 
+    group = job.part.group
     return Ground(
         group=group,
-        numbering=numbers,
+        numbering=job.part.numbering,
         groups=(group,) if pool is None else pool.groups,
         fits=fits,
         next_error=next_error,
     )
-
-
-def _posed(
-    graph: Graph,
-    request: PlanRequest,
-    group: DeviceGroup,
-    cost: Cost,
-    pins: PinnedTasks,
-    numbers: Sequence[int],
-    *,
-    host: int | None,
-    outside: Mapping[str, DeviceGroup] | None,
-) -> Posed:
-    """The problem of a group under its pins."""
-    # Where devices are dear rather than time, a small part of a pool may do.
-    soon = request.options.objective == "step_time"
-    return pose(
-        graph,
-        request,
-        group,
-        cost,
-        filters=pins.filters,
-        places=pins.places(numbers),
-        environments=pins.environments_in(numbers, outside or ()),
-        kinds=kinds_wanted(request),
-        host=host,
-        engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
-        outside=outside,
-    )
-
-
-def _further(numbers: Sequence[int], group: DeviceGroup) -> range:
-    """Numbers of devices that a larger group has beside those of a cluster."""
-    after = max(numbers) + 1
-    return range(after, after + len(group.addresses) - len(numbers))
-
-
-def can_hold(
-    graph: Graph,
-    request: PlanRequest,
-    group: DeviceGroup,
-    cost: Cost,
-    pins: PinnedTasks,
-    numbering: Sequence[int],
-    *,
-    host: int | None,
-    outside: Mapping[str, DeviceGroup] | None,
-) -> bool:
-    """Whether a group of equal devices has a plan of a graph under pins.
-
-    Args:
-        numbering: Of each device of the group, its number in the cluster.
-    """
-    if any(uneven(place, group.node_size) for place in pins.places(numbering).values()):
-        return False
-    try:
-        return _fits(
-            _posed(graph, request, group, cost, pins, numbering, host=host, outside=outside)
-        )
-    except PlanError:
-        return False
 
 
 def _fits(posed: Posed) -> bool:

@@ -8,11 +8,20 @@ from typing import Any
 from flowrl.backend.protocols import Capabilities, Service
 from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.lengths import LognormalLengths
 from flowrl.cost.models import ModelShape
+from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, RoleRequest
+from flowrl.plan.elsewhere import Part
+from flowrl.plan.groups import host_share
+from flowrl.plan.many import GroupJob, Searched, search_group
+from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.options import Pin, PlanOptions
+from flowrl.plan.pins import read_pins
 from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.tasks import tasks_of
+from tests.plan.conftest import VERIFY
 
 QWEN25_7B = ModelShape(
     family="qwen2",
@@ -34,8 +43,6 @@ TORCH = Capabilities(
     sleep=True,
     shares_weights=True,
 )
-
-VERIFY = Capabilities(services=frozenset({Service.SCORE}), devices=frozenset({"cpu"}))
 
 
 def options(**changes: Any) -> PlanOptions:
@@ -81,3 +88,24 @@ def pinned(asked: PlanRequest, *pins: str) -> PlanRequest:
 
 def h100(num_devices: int) -> ResourcePool:
     return pool_of_devices(device_spec("H100-SXM-80GB"), num_devices)
+
+
+def parts_of(pool: ResourcePool) -> list[Part]:
+    """The groups of equal devices of a pool."""
+    order = device_numbers(pool)
+    return [
+        Part(
+            group=group,
+            host=host_share(pool, group),
+            numbering=tuple(order[address] for address in group.addresses),
+        )
+        for group in pool.groups()
+    ]
+
+
+def searched(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> Searched:
+    """What the search of the only group of a pool gives."""
+    (part,) = parts_of(pool)
+    pins = read_pins(wanted.options, tasks_of(graph, wanted), part.numbering)
+    job = GroupJob(graph=graph, request=wanted, cost=AnalyticCost(), part=part, pins=pins)
+    return search_group(job)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.cost.layout import Layout
-from flowrl.cost.models import Experts, ModelShape
+from flowrl.cost.models import Experts
 from flowrl.plan.layouts import (
     ENGINE_KINDS,
     FSDP_KINDS,
@@ -21,19 +21,7 @@ from flowrl.plan.layouts import (
     why_none,
 )
 from flowrl.plan.schema import Rejection
-
-QWEN25_7B = ModelShape(
-    family="qwen2",
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_layers=28,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    tied=False,
-    qkv_bias=True,
-)
+from tests.plan.many_cases import QWEN25_7B
 
 MOE = replace(
     QWEN25_7B,

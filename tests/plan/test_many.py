@@ -18,14 +18,13 @@ from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.diff import diff_plans
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import held_memory
-from flowrl.plan.many import search_group
 from flowrl.plan.names import device_names
 from flowrl.plan.render import plan_text
 from flowrl.plan.routes import expand_plan_route
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.tasks import tasks_of
 from tests.plan.conftest import GraphBuilder
-from tests.plan.many_cases import QWEN25_7B, h100, options, pinned, request
+from tests.plan.many_cases import QWEN25_7B, h100, options, pinned, request, searched
 
 GIB = 1 << 30
 
@@ -52,8 +51,7 @@ def test_every_device_holds_what_it_may_in_every_phase(plan: PlacementPlan):
 
 
 def test_the_named_parts_are_what_the_search_proved(grpo: Graph, sixteen: ResourcePool):
-    (group,) = sixteen.groups()
-    found = search_group(grpo, request(), group, AnalyticCost())
+    found = searched(grpo, request(), sixteen)
     peak = max(entry.memory.total for entry in held_memory(found.best))
     assert peak == found.best.peak + RUNTIME_BYTES["cuda"]
 

@@ -15,15 +15,12 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
-from flowrl.plan.elsewhere import Part
-from flowrl.plan.groups import host_share
 from flowrl.plan.mixed import PairSearch, pair_searches
-from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import read_pins
 from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.tasks import tasks_of
-from tests.plan.many_cases import pinned, request
+from tests.plan.many_cases import parts_of, pinned, request
 from tests.plan.test_several_regions import config
 
 ROOT = Path(__file__).parents[2]
@@ -47,17 +44,9 @@ def asked(**changes: Any) -> PlanRequest:
 
 def over_two(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> list[PairSearch]:
     """A search for each ordered pair of groups."""
-    groups, order = pool.groups(), device_numbers(pool)
-    parts = [
-        Part(
-            group=group,
-            host=host_share(pool, group),
-            numbering=tuple(order[address] for address in group.addresses),
-        )
-        for group in groups
-    ]
-    tasks = tasks_of(graph, wanted)
-    pins = read_pins(wanted.options, tasks, range(len(order)))
+    parts = parts_of(pool)
+    numbers = [number for part in parts for number in part.numbering]
+    pins = read_pins(wanted.options, tasks_of(graph, wanted), numbers)
     return list(pair_searches(graph, wanted, (parts, ()), AnalyticCost(), pins))
 
 

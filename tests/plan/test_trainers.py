@@ -17,14 +17,13 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.held import held_memory
 from flowrl.plan.layouts import LayoutRules, why_none
-from flowrl.plan.many import search_group
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.priced import priced
 from flowrl.plan.render import plan_text
 from flowrl.plan.search import leaves
 from flowrl.plan.tasks import tasks_of
 from flowrl.sim.rollouts_of_plan import waits_for
-from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
+from tests.plan.many_cases import QWEN25_7B, h100, pinned, request, searched
 from tests.plan.test_mixed import cluster
 from tests.plan.workflows import lowered
 
@@ -109,10 +108,9 @@ def test_a_trainer_holds_no_more_for_its_second_update(graph: Graph) -> None:
         request(), "actor.update.tp=2", "actor.update.pp=1", "actor.update.offload=none"
     )
     once = lowered(only_once, mini_batches=4)
-    (group,) = h100(16).groups()
     held = []
     for program in (once, graph):
-        best = search_group(program, wanted, group, AnalyticCost()).best
+        best = searched(program, wanted, h100(16)).best
         way = best.ways["actor.update"]
         memory = next(one.memory for one in held_memory(best) if one.memory.phase == "update")
         kept = ("parameters", "master weights", "optimizer", "gradients")
@@ -147,8 +145,7 @@ def test_what_both_take_is_told_of_each_and_decides_the_layout(graph: Graph) -> 
         ("actor.update.2", 192, 48),
     ]
     assert trainer.even_rows == 16  # of 128 and 48
-    (group,) = h100(16).groups()
-    found = search_group(graph, request(), group, AnalyticCost())
+    found = searched(graph, request(), h100(16))
     posed = found.posed
     made, cost = posed.candidates, AnalyticCost()
     for option in posed.problem.task("actor.update").options:
@@ -181,8 +178,7 @@ def test_what_both_take_is_told_of_each_and_decides_the_layout(graph: Graph) -> 
 def test_the_seconds_of_operations_add_up_to_the_trainers(graph: Graph) -> None:
     """Whose way from the host begins the first and ends the last."""
     wanted = pinned(request(), "actor.update.offload=all")
-    (group,) = h100(8).groups()
-    best = search_group(graph, wanted, group, AnalyticCost()).best
+    best = searched(graph, wanted, h100(8)).best
     plan = make_plan(graph, wanted, h100(8))
     way, (one, two) = best.ways["actor.update"], map(plan.operation, BOTH)
     assert one.seconds is not None
