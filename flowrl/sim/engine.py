@@ -4,10 +4,10 @@
                  ^                       |
                  +---- preempted --------+   memory is full: tokens kept, keys and values made anew
 
-Between two things that change its batch an engine makes decode steps that only make its rows
-longer. Such a stretch is one call of the clock, whatever its length, and costs the logarithm of the
-batch: rows wait in a heap for the step in which they end. What comes from outside (a request that
-finds room, an abort, new weights) ends the stretch at the step that is being made.
+Between two things that change its batch (`flowrl.sim.rows`) an engine makes decode steps that only
+make its rows longer. Such a stretch is one call of the clock, whatever its length. What comes from
+outside (a request that finds room, an abort, new weights) ends the stretch at the step that is
+being made.
 
 An embedded engine is driven by polls (`PollRule`) and shares its lane with whoever polls it; it
 reports at the end of a poll. An engine on its own reports each end at once.
@@ -15,25 +15,20 @@ reports at the end of a poll. An engine on its own reports each end at once.
 
 from __future__ import annotations
 
-import heapq
-import math
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId
+from flowrl.ids import EngineId, SampleId
 from flowrl.sim.clock import Clock
 from flowrl.sim.lanes import Lane, LaneGroup
+from flowrl.sim.rows import Ended, Request, Rows
 from flowrl.sim.sharing import Sharing
 from flowrl.sim.step_time import StepTime, decode_run_s
 
-__all__ = ["Ended", "EngineTotals", "PollRule", "Request", "RowRecorder", "SimEngine", "Spans"]
-
-Spans = tuple[tuple[int, int], ...]
-"""`((version, tokens), ...)`, in order."""
+__all__ = ["EngineTotals", "PollRule", "RowRecorder", "SimEngine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,55 +44,6 @@ class PollRule:
     steps: int
     after_end: int
     overhead_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Request:
-    """One attempt at a sample.
-
-    Attributes:
-        prompt: Names the prompt; fresh rows that enter together compute it once.
-        context: Tokens before the next one to draw: prompt, and response so far.
-        left: Response tokens still to draw; at least 1.
-        fresh: It begins from the prompt alone.
-        shared: Tokens of the context that all of its prompt have, the prompt's own.
-        cached: Tokens of the context that need not be computed again.
-        drawn: Tokens of this attempt that were drawn before it was last put back.
-        spans: Versions of those.
-    """
-
-    sample: SampleId
-    attempt: int
-    prompt: GroupId
-    context: int
-    left: int
-    fresh: bool = True
-    shared: int = 0
-    cached: int = 0
-    drawn: int = 0
-    spans: Spans = ()
-    # On a row; `row` is the number of its entrance, -1 off the rows.
-    row: int = -1
-    began_at: int = 0  # decode steps that the engine had made before its first token there
-    ends_at: int = 0  # steps made when it has drawn its last token
-    key: int = 0  # its context is `key` plus the steps made
-    version: int = 0  # of the weights that drew its first token there
-    entered_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request that is over.
-
-    Attributes:
-        drawn: Response tokens of the attempt.
-        spans: Their versions.
-    """
-
-    request: Request
-    aborted: bool
-    drawn: int
-    spans: Spans
 
 
 class RowRecorder(Protocol):
@@ -157,7 +103,6 @@ class SimEngine:
         recorder: Is told of rows; None records nothing.
         slow: Everything takes so many times as long.
         sharing: What it shares cores with, where it is a process among others.
-        drawn_s: When it last ended a stretch.
     """
 
     id: EngineId
@@ -174,21 +119,8 @@ class SimEngine:
     recorder: RowRecorder | None = None
     slow: float = 1.0
     sharing: Sharing | None = None
-    drawn_s: float = 0.0
     totals: EngineTotals = field(default_factory=EngineTotals)
-    _live: dict[SampleId, Request] = field(default_factory=dict)  # every request not ended
-    _waiting: deque[Request] = field(default_factory=deque)  # and ended ones, which are skipped
-    _rows: list[tuple[int, int, Request]] = field(default_factory=list)  # heap (ends_at, row, ...)
-    _by_length: list[tuple[int, int, Request]] = field(default_factory=list)  # heap (-key, row, ..)
-    # Entries of both heaps are current while their request is on that very row.
-    _num_waiting: int = 0
-    _num_rows: int = 0
-    _kv: int = 0  # tokens of all rows, prompts with each
-    _saved: int = 0  # of those, what rows hold together with others of their prompt
-    _of_prompt: dict[GroupId, int] = field(default_factory=dict)  # rows; of engines that save
-    _decoded: int = 0  # steps made, since the engine was made
-    _entered: int = 0  # rows ever entered
-    _marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # (steps, version)
+    _rows: Rows = field(init=False)
     _ended: list[Ended] = field(default_factory=list)  # not reported yet
     _aborting: list[SampleId] = field(default_factory=list)  # of the next boundary
     _published: list[tuple[int, float]] = field(default_factory=list)  # (version, load seconds)
@@ -200,12 +132,28 @@ class SimEngine:
     _poll_left: int = 0  # steps left in this poll; 0 between polls
     _pace: float = 1.0  # beside `slow`: of one that shares cores
 
+    def __post_init__(self) -> None:
+        self._rows = Rows(
+            num_slots=self.num_slots,
+            kv_tokens=self.kv_tokens,
+            admit_at=self.admit_at,
+            keeps_prefixes=self.keeps_prefixes,
+            reserve=self.reserve,
+            leaves=self._leaves,
+        )
+
+    def _leaves(self, request: Request, why: str) -> None:
+        if self.recorder is not None:
+            self.recorder.row(self, request, why)
+        if why == "preempted":
+            self.totals.preempted += 1
+
     # From outside
 
     @property
     def num_rows(self) -> int:
         """Rows in use."""
-        return self._num_rows
+        return self._rows.num
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they enter as soon as there is room.
@@ -222,14 +170,12 @@ class SimEngine:
                     expected=f"at most {self.kv_tokens} (kv_tokens)",
                     hint="give the role more memory, or lower train.sampling.max_tokens",
                 )
-            self._waiting.append(request)
-            self._live[request.sample] = request
-            self._num_waiting += 1
-        self._stir(wants=self._admits())
+            self._rows.wait(request)
+        self._stir(wants=self._rows.admits)
 
     def abort(self, samples: Iterable[SampleId]) -> None:
         """Ends requests with the tokens they have; unknown ones are ignored."""
-        self._aborting.extend(sample for sample in samples if sample in self._live)
+        self._aborting.extend(sample for sample in samples if sample in self._rows.live)
         self._stir(wants=True)
 
     def publish(self, version: int, load_s: float = 0.0) -> None:
@@ -254,19 +200,14 @@ class SimEngine:
 
     def progress(self) -> list[tuple[SampleId, int, int]]:
         """`(sample, attempt, tokens of the attempt)` of every row, after the last whole step."""
-        steps = self._decoded
-        stretch = self._stretch
+        steps, stretch = 0, self._stretch
         if stretch is not None and self.clock.now >= stretch.end_s:
-            steps += stretch.steps
+            steps = stretch.steps
         elif stretch is not None and self.clock.now > stretch.prefill_end_s:
             share = self.clock.now - stretch.prefill_end_s
             share /= stretch.end_s - stretch.prefill_end_s
-            steps += int(share * stretch.steps)
-        return [
-            (request.sample, request.attempt, request.drawn + steps - request.began_at + 1)
-            for request in self._live.values()
-            if request.row >= 0
-        ]
+            steps = int(share * stretch.steps)
+        return self._rows.progress(steps)
 
     def give_way(self) -> None:
         """Ends what it does with the current step, for someone who wants its lane."""
@@ -301,13 +242,9 @@ class SimEngine:
         self._stamp += 1
         self._stretch, self._away, self._poll_left = None, False, 0
         self._paused = self._mute = False
-        for request in self._live.values():
-            request.row = -1
-        for held in (self._live, self._waiting, self._rows, self._by_length, self._ended):
-            held.clear()
+        self._rows.clear()
+        self._ended.clear()
         self._aborting.clear()
-        self._of_prompt.clear()
-        self._num_rows = self._num_waiting = self._kv = self._saved = 0
         self._leave_if_idle()
 
     # From one stretch to the next
@@ -333,12 +270,12 @@ class SimEngine:
             self._away = True
             self.report(self, ends)
             self._away = False
-        if load_s or (self._live and not self._paused):
+        if load_s or (self._rows.live and not self._paused):
             self._join_others()
         if load_s:
             self.lane.work("load weights", self.clock.now, load_s * self._pace)
             self.clock.at(self.lane.free_s, self._leave_if_idle)
-        if not self._live or self._paused:
+        if not self._rows.live or self._paused:
             self._poll_left = 0
             self._leave_if_idle()
         elif self.lane.free_s > self.clock.now:
@@ -352,7 +289,7 @@ class SimEngine:
             self.sharing.enter(self)
 
     def _leave_if_idle(self) -> None:
-        idle = not self._live or self._paused
+        idle = not self._rows.live or self._paused
         if self.sharing is not None and idle and self.lane.free_s <= self.clock.now:
             self.sharing.leave(self)
 
@@ -365,13 +302,13 @@ class SimEngine:
         """Publications and aborts that waited for a boundary; seconds that loading takes."""
         load_s = 0.0
         for version, seconds in self._published:
-            self._marks.append((self._decoded, version))
+            self._rows.serve(version)
             load_s += seconds
         self._published.clear()
         for sample in self._aborting:
-            request = self._live.get(sample)
+            request = self._rows.live.get(sample)
             if request is not None:
-                self._end(request, aborted=True)
+                self._ended.append(self._rows.end(request, aborted=True))
         if self._aborting:
             self._aborting.clear()
             self._poll_left = 0  # a driver that aborts looks for the ends at once
@@ -379,18 +316,18 @@ class SimEngine:
 
     def _run(self) -> None:
         """Begins a stretch: the lane is free, and something is there."""
-        now, poll = self.clock.now, self.poll
+        now, poll, rows = self.clock.now, self.poll, self._rows
         first_s = 0.0
         if poll is not None and self._poll_left <= 0:
             self._poll_left, first_s = poll.steps, poll.overhead_s
-        if self._admits():
+        if rows.admits:
             first_s += self._admit(now)
-        steps = self._steps_to_next()
-        batch = self._num_rows
-        context = self._kv / batch if batch else 0.0
-        longest = self._longest_key() + self._decoded if batch else 0
+        steps = rows.steps_to_next()
+        if poll is not None:
+            steps = min(steps, self._poll_left)
+        batch, context, longest = rows.num, rows.mean_context, rows.longest
         decode_s = decode_run_s(self.times, batch, context, longest, steps)
-        if batch and self._rows[0][0] == self._decoded + steps:
+        if rows.some_end_in(steps):
             decode_s += self.times.leave_s()
         slow = self.slow * self._pace
         begin, end = self.lane.take(now, (first_s + decode_s) * slow)
@@ -405,6 +342,12 @@ class SimEngine:
             slow=slow,
         )
         self.clock.at(stretch.end_s, self._finish, self._stamp)
+
+    def _admit(self, now: float) -> float:
+        """Waiting requests enter; seconds of their prefill, which draws the first token of each."""
+        rows, tokens = self._rows.admit(now)
+        self.totals.tokens += rows
+        return self.times.prefill_s(rows, tokens) if rows else 0.0
 
     def _cut(self, stretch: _Stretch) -> None:
         """Ends the stretch with the step that is being made."""
@@ -430,170 +373,17 @@ class SimEngine:
         if stamp != self._stamp or stretch is None:
             return
         self._stretch = None
-        self.drawn_s = stretch.end_s
         self.lane.done("generate", stretch.begin_s, stretch.end_s)
-        steps = stretch.steps
-        self._decoded += steps
-        self._kv += steps * self._num_rows
-        totals = self.totals
+        steps, rows, totals = stretch.steps, self._rows, self.totals
+        over = rows.advance(steps)
         totals.steps += steps
-        totals.tokens += steps * self._num_rows
-        totals.kv_peak = max(totals.kv_peak, self._kv - self._saved)
-        rows, num_ended = self._rows, len(self._ended)
-        while rows and rows[0][0] <= self._decoded:
-            _, row, request = heapq.heappop(rows)
-            if request.row == row:
-                self._end(request, aborted=False)
+        totals.tokens += steps * rows.num
+        totals.kv_peak = max(totals.kv_peak, rows.held)
+        self._ended += [rows.end(request, aborted=False) for request in over]
         if self.poll is not None:
             self._poll_left -= max(steps, 1)
-            if len(self._ended) > num_ended:
+            if over:
                 self._poll_left = min(self._poll_left, self.poll.after_end)
-            if not self._live:
+            if not self._rows.live:
                 self._poll_left = 0
         self._begin()
-
-    # Rows
-
-    def _admits(self) -> bool:
-        free = self.num_slots - self._num_rows
-        return 0 < min(self._num_waiting, self.admit_at) <= free
-
-    def _admit(self, now: float) -> float:
-        """Waiting requests enter while there is room; seconds of their prefill."""
-        rows = tokens = 0
-        prompts: set[GroupId] = set()
-        while self._num_waiting and self._num_rows < self.num_slots:
-            request = self._waiting[0]
-            if self._live.get(request.sample) is not request:
-                self._waiting.popleft()
-                continue
-            there = request.shared if request.prompt in self._of_prompt else 0
-            # Room for the row, and for what all rows have to find free.
-            needed = request.context - there + 1 + (self._num_rows + 1) * self.reserve
-            if self._num_rows and needed > self._free:
-                break
-            self._waiting.popleft()
-            self._num_waiting -= 1
-            if not (request.fresh and request.prompt in prompts):
-                tokens += request.context - max(request.cached, there)
-            if request.fresh:
-                prompts.add(request.prompt)
-            self._enter(request, now)
-            rows += 1
-        self.totals.tokens += rows
-        return self.times.prefill_s(rows, tokens) if rows else 0.0
-
-    @property
-    def _free(self) -> float:
-        """Tokens that there is still room for."""
-        return math.inf if self.kv_tokens is None else self.kv_tokens - self._kv + self._saved
-
-    def _enter(self, request: Request, now: float) -> None:
-        self._entered += 1
-        request.row, request.entered_s = self._entered, now
-        request.began_at = self._decoded
-        request.ends_at = self._decoded + request.left - 1
-        request.key = request.context + 1 - self._decoded
-        request.version = self._marks[-1][1]
-        self._num_rows += 1
-        self._kv += request.context + 1
-        if self.keeps_prefixes and request.shared:
-            others = self._of_prompt.get(request.prompt, 0)
-            self._of_prompt[request.prompt] = others + 1
-            if others:
-                self._saved += request.shared
-        heapq.heappush(self._rows, (request.ends_at, request.row, request))
-        heapq.heappush(self._by_length, (-request.key, request.row, request))
-
-    def _steps_to_next(self) -> int:
-        """Decode steps until a row ends, memory is full, or the poll is over."""
-        rows = self._rows
-        while rows and rows[0][2].row != rows[0][1]:
-            heapq.heappop(rows)
-        if not rows:
-            return 0
-        steps = rows[0][0] - self._decoded
-        if self.kv_tokens is not None and steps:
-            while (room := int(self._free) // self._num_rows) < 1:
-                self._preempt()
-            steps = min(rows[0][0] - self._decoded, room)
-        return steps if self.poll is None else min(steps, self._poll_left)
-
-    def _longest_key(self) -> int:
-        heap = self._by_length
-        while heap[0][2].row != heap[0][1]:
-            heapq.heappop(heap)
-        return heap[0][2].key
-
-    def _preempt(self) -> None:
-        """Puts the row that entered last back to the front of the queue, with its tokens."""
-        request = max((r for _, row, r in self._rows if r.row == row), key=lambda r: r.row)
-        drawn = self._decoded - request.began_at + 1
-        request.spans = self._spans(request, drawn)
-        self._leave(request, "preempted")
-        request.drawn += drawn
-        request.left -= drawn
-        request.context += drawn
-        request.fresh, request.cached = False, 0
-        self._waiting.appendleft(request)
-        self._num_waiting += 1
-        self.totals.preempted += 1
-        rows = self._rows
-        while rows[0][2].row != rows[0][1]:
-            heapq.heappop(rows)
-
-    def _end(self, request: Request, *, aborted: bool) -> None:
-        if request.row < 0:
-            drawn, spans = 0, request.spans
-            self._num_waiting -= 1
-        else:
-            drawn = self._decoded - request.began_at + 1
-            spans = self._spans(request, drawn)
-            self._leave(request, "aborted" if aborted else "ended")
-        del self._live[request.sample]
-        self._ended.append(
-            Ended(request=request, aborted=aborted, drawn=request.drawn + drawn, spans=spans)
-        )
-
-    def _leave(self, request: Request, why: str) -> None:
-        if self.recorder is not None:
-            self.recorder.row(self, request, why)
-        self._kv -= request.key + self._decoded
-        others = self._of_prompt.pop(request.prompt, 0) - 1
-        if others > 0:
-            self._of_prompt[request.prompt] = others
-            self._saved -= request.shared
-        self._num_rows -= 1
-        request.row = -1
-
-    def _spans(self, request: Request, drawn: int) -> Spans:
-        """Versions of all tokens of the attempt, the last `drawn` of them on this row."""
-        marks = self._marks
-        if marks[-1][1] == request.version:  # versions only rise
-            return join_spans(request.spans, ((request.version, drawn),))
-        spans: list[tuple[int, int]] = []
-        end = self._decoded
-        # Step s is drawn by the last publication before it; the first token by `version`.
-        for made, version in reversed(marks):
-            begin = max(made, request.began_at)
-            if begin < end:
-                spans.append((version, end - begin))
-                end = begin
-            if made <= request.began_at:
-                break
-        return join_spans(request.spans, ((request.version, 1), *reversed(spans)))
-
-
-def join_spans(first: Spans, second: Spans) -> Spans:
-    """Spans one after the other; neighbours of one version become one.
-
-    >>> join_spans(((0, 2),), ((0, 1), (1, 5)))
-    ((0, 3), (1, 5))
-    """
-    joined: list[tuple[int, int]] = list(first)
-    for version, count in second:
-        if joined and joined[-1][0] == version:
-            joined[-1] = (version, joined[-1][1] + count)
-        else:
-            joined.append((version, count))
-    return tuple(joined)

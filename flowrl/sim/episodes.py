@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 
 from flowrl.ids import EngineId, SampleId
 from flowrl.sim.clock import Clock
-from flowrl.sim.engine import Ended, Request, SimEngine, Spans, join_spans
+from flowrl.sim.engine import SimEngine
 from flowrl.sim.lanes import Lane, LaneGroup
+from flowrl.sim.rows import Ended, Request, Spans, join_spans
 
 __all__ = ["EnvironmentTimes", "EpisodeShape", "SimEnvironment", "SimEpisodes"]
 

@@ -60,8 +60,9 @@ from flowrl.sim.batch import Batch
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import HostCost
 from flowrl.sim.driver import SimDriver
-from flowrl.sim.engine import Ended, Request, SimEngine
+from flowrl.sim.engine import SimEngine
 from flowrl.sim.episodes import SimEnvironment, SimEpisodes
+from flowrl.sim.rows import Ended, Request
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.workload import GroupDraw, Workload
 from flowrl.specs import FinishReason

@@ -25,7 +25,7 @@ from flowrl.sim.batch import Batch, step_row
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import BatchWork, HostCost, batch_work
 from flowrl.sim.driver import SimDriver
-from flowrl.sim.engine import Ended, SimEngine
+from flowrl.sim.engine import SimEngine
 from flowrl.sim.episodes import SimEnvironment
 from flowrl.sim.faults import Faults, chance
 from flowrl.sim.lanes import Lane, LaneGroup
@@ -40,6 +40,7 @@ from flowrl.sim.model import (
 from flowrl.sim.model_lanes import lanes_of
 from flowrl.sim.report import SimReport, SimStep
 from flowrl.sim.rollout import RolloutFaults, SimRollout
+from flowrl.sim.rows import Ended
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.sharing import Sharing
 from flowrl.sim.streams import SimStreams

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowrl.files import write_text_atomic
-from flowrl.sim.engine import Request, SimEngine
+from flowrl.sim.engine import SimEngine
 from flowrl.sim.lanes import Lane, LaneGroup
+from flowrl.sim.rows import Request
 
 __all__ = ["Trace"]
 

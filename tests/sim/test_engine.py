@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
 from flowrl.sim.clock import Clock
-from flowrl.sim.engine import Ended, PollRule, Request, SimEngine, join_spans
+from flowrl.sim.engine import PollRule, SimEngine
 from flowrl.sim.lanes import Lane
+from flowrl.sim.rows import Ended, Request, join_spans
 from flowrl.sim.step_time import ConstantStep
 from tests.sim.worlds import LinearStep
 
