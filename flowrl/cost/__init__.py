@@ -1,4 +1,7 @@
-"""What a job costs: the sizes of a model and the memory of a role."""
+"""What a job costs: the sizes of a model, its operations, and the memory of a role.
+
+Times have modules of their own, which are asked through `flowrl.cost.source.Cost`.
+"""
 
 from __future__ import annotations
 

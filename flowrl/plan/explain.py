@@ -65,9 +65,9 @@ def alternatives_of(searched: Searched) -> tuple[Alternative, ...]:
     seen = [(summary_of(searched.best), searched.best)]
     for one in sorted(searched.others, key=lambda other: other.objective):
         summary = summary_of(one)
-        like = next((other for words, other in seen if words == summary), None)
-        if like is not None:
-            summary += f"; {unlike(one, like)}"
+        alike = next((other for words, other in seen if words == summary), None)
+        if alike is not None:
+            summary += f"; {unlike(one, alike)}"
         seen.append((summary_of(one), one))
         why = _why_not(one, searched)
         samples = max(task.samples for task in one.posed.tasks)
@@ -179,20 +179,20 @@ def _schedule_reason(searched: Searched) -> Reason:
             continue
         other = min(of_kind, key=lambda one: one.objective)
         saved = best.step_s - other.step_s
-        longer = "its step takes longer" if saved < 0 else "its step takes as long"
+        why = "its step takes longer" if saved < 0 else "its step takes as long"
         asked = searched.posed.candidates.options
         dearer = asked.objective == "device_time" and other.objective > best.objective
         if dearer:
-            longer = f"it takes more device time on {counted(other.used, 'device')}"
+            why = f"it takes more device time on {counted(other.used, 'device')}"
         elif saved > 0 and asked.kind not in ("auto", str(kind)):
-            longer = f"{asked.kind_where} asks for {asked.kind}"
+            why = f"{asked.kind_where} asks for {asked.kind}"
         elif saved > 0:
-            longer = f"its moving parts are not worth {seconds_text(saved)}"
+            why = f"its moving parts are not worth {seconds_text(saved)}"
         step, mine = seconds_apart(other.step_s, best.step_s)
         rejected.append(
             Rejection(
                 choice=f"{kind}: {summary_of(other)}",
-                constraint=f"{longer}: {step}, the plan's {mine}",
+                constraint=f"{why}: {step}, the plan's {mine}",
             )
         )
     return Reason(
@@ -255,8 +255,7 @@ def _why(way: Candidate, others: Sequence[Candidate], *, ahead: bool) -> str:
 
 
 def _devices(way: Candidate) -> str:
-    number = way.layout.num_devices
-    return counted(number, "device")
+    return counted(way.layout.num_devices, "device")
 
 
 def _runner_up(other: Candidate, way: Candidate, *, ahead: bool) -> Rejection:

@@ -1,6 +1,6 @@
 """Every parallel layout of a role on so many devices, and why the others are none.
 
-    rules = LayoutRules(kinds=TRAINER_KINDS, node_size=8, rows=512, max_length=4096)
+    rules = LayoutRules(kinds=MEGATRON_KINDS, node_size=8, rows=512, max_length=4096)
     found = layouts(shape, 16, rules)
     found.possible            # (Layout(dp=16), Layout(tp=2, dp=8), ...)
     found.refused[0]          # tp=8 does not divide 28 query heads; nearest 4

@@ -1,6 +1,7 @@
-"""Makes the plan for the machine that a run is on.
+"""Makes the plan of a graph on a pool.
 
-The rules, in order:
+Over several devices of known speed it is searched for (`flowrl.plan.groups`). What runs on one
+device, or on devices of which no time is known, is planned here. The rules, in order:
 1. Models take turns on one device: an accelerator if there is one that their backends support, the
    CPU otherwise. Of several accelerators the one with most free memory; ties go to the first.
 2. Scorers run in processes of their own on the CPU, so that a reward that hangs or breaks cannot

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from flowrl.cost.demand import phase_of, response_bound
 from flowrl.graph.ir import Graph, Node
 from flowrl.graph.types import Op
+from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import (
     Channel,
@@ -100,7 +101,7 @@ def place_channels(graph: Graph, placements: Mapping[str, Placement]) -> tuple[C
 
 def _process(node: Node, placements: Mapping[str, Placement]) -> str:
     placement = placements.get(node.role) if node.role is not None else None
-    return placement.process if placement else "main"
+    return placement.process if placement else MAIN_PROCESS
 
 
 def place_routes(

@@ -2,6 +2,7 @@
 
 Names are those of Hugging Face checkpoints. A part is a box: where it begins and ends in each
 dimension.
+
 What tensor parallelism divides (Shoeybi et al. 2019, arXiv 1909.08053, section 3): rows of the
 vocabulary, heads, and MLP columns; norms are whole on every device. Stages have layers as
 `flowrl.cost.sharding` says; the first has the embedding, the last the final norm and the output

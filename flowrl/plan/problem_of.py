@@ -1,6 +1,6 @@
 """A graph, what is asked of it and a group of equal devices, as a problem of the search.
 
-    posed = pose(graph, request, group, cost, filters)
+    posed = pose(graph, request, group, cost, filters=filters)
     found = search(posed.problem, top=4)
     posed.candidate("actor.generate", option.label).layout
 

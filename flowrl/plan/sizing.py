@@ -1,8 +1,10 @@
 """How many devices a job needs, and what it takes on more of them.
 
-job = Job(graph=graph, request=request, spec=spec, cost=cost, node_size=8)
-fewest(job).devices
-sizes(job, [8, 16, 32])
+    job = Job(graph=graph, request=request, spec=spec, cost=cost, node_size=8)
+    fewest(job).devices
+    sizes(job, [8, 16, 32])
+
+Each size is searched for itself, on a pool of equal devices.
 """
 
 from __future__ import annotations
