@@ -63,6 +63,39 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file.")]
 
+# Of plans, as several commands make or take them.
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="WHAT=VALUE", help="Keep a decision: rollout.tp=2."),
+]
+GivenPlan = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="FILE", help="Take the decisions of this plan; make none."),
+]
+
+# What `flowrl plan` tells in the place of a plan.
+Top = Annotated[int | None, typer.Option("--top", metavar="N", help="List the N best plans.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="A device of the catalogue.")
+]
+NodeSize = Annotated[
+    int | None, typer.Option("--node-size", help="With --device: devices of a node.", min=1)
+]
+MinDevices = Annotated[
+    bool, typer.Option("--min-devices", help="Tell how many devices the job needs.")
+]
+Sweep = Annotated[
+    str | None,
+    typer.Option("--sweep", metavar="devices=A:B", help="Step time on more and more devices."),
+]
+Routes = Annotated[
+    str | None,
+    typer.Option("--routes", metavar="GLOB", help="Where slices of parameters go: '*layers.0.*'."),
+]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -154,40 +187,22 @@ def plan(
         Path, typer.Argument(metavar="CONFIG", help="A config file, or a plan that was written.")
     ],
     overrides: Overrides = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="FILE", help="The machines to plan for.")
-    ] = None,
+    cluster: Cluster = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell every choice that was not made, and why.")
     ] = False,
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", help="List the N best plans.")
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option("--pin", metavar="WHAT=VALUE", help="Keep a decision: rollout.tp=2."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="A device of the catalogue.")
-    ] = None,
-    node_size: Annotated[
-        int | None, typer.Option("--node-size", help="With --device: devices of a node.", min=1)
-    ] = None,
-    min_devices: Annotated[
-        bool, typer.Option("--min-devices", help="Tell how many devices the job needs.")
-    ] = False,
-    sweep: Annotated[
-        str | None,
-        typer.Option("--sweep", metavar="devices=A:B", help="Step time on more and more devices."),
-    ] = None,
+    top: Top = None,
+    pin: Pins = None,
+    device: Device = None,
+    node_size: NodeSize = None,
+    min_devices: MinDevices = False,
+    sweep: Sweep = None,
     diff: Annotated[
         Path | None,
         typer.Option("--diff", metavar="OTHER", help="Show what the plan OTHER does otherwise."),
     ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Price the decisions of this plan instead."),
-    ] = None,
+    plan: GivenPlan = None,
+    routes: Routes = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the plan: .json or .yaml."),
@@ -212,6 +227,7 @@ def plan(
         pins=pin or (),
         diff=diff,
         plan=plan,
+        routes=routes,
     )
     command.run(_config_file(config, "plan"), overrides or [], options)
 
@@ -223,10 +239,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run folder.")
     ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Run a plan as it is written there."),
-    ] = None,
+    plan: GivenPlan = None,
     debug: Debug = False,
 ) -> None:
     """Run a config, or go on with a run that was stopped."""
@@ -280,18 +293,9 @@ def simulate(
         Path | None,
         typer.Option("--against", metavar="RUN", help="A run to put beside the prediction."),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="FILE", help="Devices to plan for and simulate."),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option("--pin", metavar="WHAT=VALUE", help="A decision to keep: rollout.tp=2."),
-    ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Simulate a plan as it is written there."),
-    ] = None,
+    cluster: Cluster = None,
+    pin: Pins = None,
+    plan: GivenPlan = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

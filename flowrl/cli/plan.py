@@ -14,6 +14,7 @@ from flowrl.cli.plan_options import PlanCommand, as_overrides, is_plan, refuse_i
 from flowrl.errors import ConfigError, FlowError
 
 if TYPE_CHECKING:
+    from flowrl.api import Compiled
     from flowrl.cluster.hardware import DeviceSpec
     from flowrl.cluster.pool import DeviceGroup, ResourcePool
     from flowrl.config.load import LoadedConfig
@@ -35,7 +36,9 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     """
     refuse_ignored(config, overrides, options)
     words = [*overrides, *as_overrides(options)]
-    if options.plan is not None:
+    if options.routes is not None:
+        _print_routes(config, words, options.routes, options)
+    elif options.plan is not None:
         _print_priced(config, options.plan, words, options)
     elif options.diff is not None:
         _print_diff(*_plans_of(config, options.diff, words), options)
@@ -108,16 +111,32 @@ def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
 
 def _print_priced(config: Path, written: Path, words: Sequence[str], options: PlanCommand) -> None:
     """A plan's file by its decisions, or what another plan does otherwise than it."""
+    compiled = _compiled_by(config, written, words)
+    if options.diff is not None:
+        _print_diff(compiled.plan, _plan_of(options.diff, words), options)
+    else:
+        _tell([compiled.plan], options)
+
+
+def _compiled_by(config: Path, written: Path, words: Sequence[str]) -> Compiled:
     from flowrl.cli.given_plan import compiled_by
     from flowrl.config.load import load_config, locating
 
     loaded = load_config(config, words)
     with locating(loaded):
-        compiled = compiled_by(loaded, written)
-    if options.diff is not None:
-        _print_diff(compiled.plan, _plan_of(options.diff, words), options)
+        return compiled_by(loaded, written)
+
+
+def _print_routes(config: Path, words: Sequence[str], names: str, options: PlanCommand) -> None:
+    """The ways of the last stage's parameters, by a plan's file or a new plan."""
+    from flowrl import api
+    from flowrl.cli.routes import print_routes
+
+    if options.plan is not None:
+        stages = _compiled_by(config, options.plan, words).stages
     else:
-        _tell([compiled.plan], options)
+        stages = api.compile(None, config, overrides=words).stages
+    print_routes(stages[-1], names, options)
 
 
 def _warn_of_name(plan: PlacementPlan, path: Path) -> None:

@@ -28,6 +28,7 @@ class PlanCommand:
         pins: Decisions to keep, `rollout.tp=2`.
         diff: A plan that is compared with the first one.
         plan: One that was written and perhaps edited: its decisions are priced, none is made.
+        routes: A pattern of parameters whose ways from device to device are printed.
     """
 
     output: Path | None = None
@@ -42,12 +43,17 @@ class PlanCommand:
     pins: Sequence[str] = ()
     diff: Path | None = None
     plan: Path | None = None
+    routes: str | None = None
 
 
 MOST_OF_A_NODE = 1024
 """Devices that `--node-size` may ask for; searching takes the longer the more there are."""
 
 _EXCLUDES = {
+    "--routes": (
+        *("--sweep", "--min-devices", "--device"),
+        *("--diff", "--output", "--top", "--explain"),
+    ),
     "--sweep": ("--min-devices", "--diff", "--output", "--top", "--explain"),
     "--min-devices": ("--diff", "--output", "--top", "--explain"),
     "--diff": ("--device", "--output", "--top", "--explain"),
@@ -73,6 +79,7 @@ def refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand)
         "--cluster": options.cluster is not None,
         "--pin": bool(options.pins),
         "--plan": options.plan is not None,
+        "--routes": options.routes is not None,
         "--json": options.as_json,
     }
     for one, others in _EXCLUDES.items():
@@ -126,6 +133,14 @@ def _refuse_plan(
             expected="flowrl plan CONFIG --plan FILE",
             hint=f"name the configuration in the place of {config}; or compare two plans with "
             f"flowrl plan {config} --diff {options.plan}",
+        )
+    if options.routes is not None:
+        raise ConfigError(
+            "a plan has no sizes of parameters, which the configuration's models say",
+            where=str(config),
+            found="a plan that was written",
+            expected="flowrl plan CONFIG --plan FILE --routes GLOB",
+            hint=f"write flowrl plan CONFIG --plan {config} --routes '{options.routes}'",
         )
     if options.diff is None or is_plan(options.diff):
         changes = [*(name for name in _CHANGES if given[name]), *overrides]

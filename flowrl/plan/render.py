@@ -38,7 +38,7 @@ from flowrl.wording import counted
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["plan_renderable", "plan_text", "step_sentences"]
+__all__ = ["plan_renderable", "plan_text", "route_line", "step_sentences"]
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -132,7 +132,7 @@ def _lists(plan: PlacementPlan, explain: bool) -> list[tuple[str, list[str]]]:
     numbered = [f"{i}. {sentence}" for i, sentence in enumerate(step_sentences(plan), start=1)]
     lists = [
         ("a step", numbered),
-        ("weights", [_route(route) for route in plan.weight_routes]),
+        ("weights", [route_line(route) for route in plan.weight_routes]),
         *many_lists(plan)[2:],
         (
             "why",
@@ -338,7 +338,8 @@ def _every(steps: int) -> str:
     return "" if steps == 1 else f" every {steps} steps"
 
 
-def _route(route: WeightRoute) -> str:
+def route_line(route: WeightRoute) -> str:
+    """How a role's weights get to who uses them."""
     classes = ", ".join(route.parameter_classes)
     if route.transport is Transport.IN_PLACE:
         how = "the engine reads the trainer's parameters in place; nothing is copied"

@@ -2,19 +2,21 @@
 
 A plan keeps a rule, the two layouts of a route and the classes of parameters. `expand_route` turns
 it into transfers when somebody needs them; a plan for a thousand devices would be millions of
-lines otherwise.
+lines otherwise. `flowrl plan CONFIG --routes GLOB` prints them.
 
     for transfer in expand_route(shape, source, destination):
         transfer.parameter, transfer.source, transfer.source_slice, ...
 
 Every element that a destination rank holds comes from exactly one source rank. Among those that
-have it, destinations are spread over replicas, and one that has it already is its own source.
+have it, destinations are served in turn, and one that has it already is its own source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import cycle
 
 from flowrl.cost.models import ModelShape
 from flowrl.errors import PlanError
@@ -22,7 +24,7 @@ from flowrl.plan.options import ENGINES, TRAINERS
 from flowrl.plan.parameters import Box, Holding, Parameter, parameters_of, part_of
 from flowrl.plan.schema import Operation, PlacementPlan, WeightRoute
 
-__all__ = ["Transfer", "expand_plan_route", "expand_route", "holding_of"]
+__all__ = ["Transfer", "expand_plan_route", "expand_route", "holding_of", "route_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,35 +57,53 @@ def expand_route(
     destination: Holding,
     *,
     classes: tuple[str, ...] | None = None,
-    together: bool = False,
+    names: str = "*",
+    own: Mapping[int, int] | None = None,
 ) -> Iterator[Transfer]:
     """Every transfer of a route.
 
     Args:
         classes: Of parameters; None for all.
-        together: Equal ranks are the same device, and keep what they have.
+        names: A pattern, as of files, that parameters must match.
+        own: The source rank on the device of a destination rank, where it has one: it keeps what
+            it has. None where all devices differ.
 
     Raises:
         PlanError: the source does not hold all that the destination needs.
     """
-    for parameter in parameters_of(shape):
-        if classes is not None and parameter.kind not in classes:
-            continue
-        held = [
-            (rank, box)
-            for rank in range(source.layout.num_devices)
-            if (box := part_of(parameter, rank, source, shape)) is not None
-        ]
+    for parameter in route_parameters(shape, classes, names):
+        held: dict[int, Box] = {}
+        holders: dict[Box, list[int]] = {}
+        for rank in range(source.layout.num_devices):
+            box = part_of(parameter, rank, source, shape)
+            if box is not None:
+                held[rank] = box
+                holders.setdefault(box, []).append(rank)
+        senders = {box: cycle(ranks) for box, ranks in holders.items()}
         for rank in range(destination.layout.num_devices):
             wanted = part_of(parameter, rank, destination, shape)
             if wanted is not None:
-                yield from _gather(parameter, rank, wanted, held, together)
+                itself = None if own is None else own.get(rank)
+                has = (itself, held[itself]) if itself is not None and itself in held else None
+                yield from _gather(parameter, rank, wanted, senders, has)
+
+
+def route_parameters(
+    shape: ModelShape, classes: tuple[str, ...] | None = None, names: str = "*"
+) -> Iterator[Parameter]:
+    """The parameters of a route: of these classes (None for all), with names that match."""
+    for parameter in parameters_of(shape):
+        if (classes is None or parameter.kind in classes) and fnmatchcase(parameter.name, names):
+            yield parameter
 
 
 def expand_plan_route(
-    plan: PlacementPlan, route: WeightRoute, shape: ModelShape
+    plan: PlacementPlan, route: WeightRoute, shape: ModelShape, *, names: str = "*"
 ) -> Iterator[tuple[str, str, Transfer]]:
     """`(from address, to address, transfer)` of a plan's route over many devices.
+
+    Args:
+        names: A pattern that parameters must match: `*layers.0.*`.
 
     Raises:
         PlanError: a route that names no operation: it travels by other means than slices.
@@ -96,13 +116,16 @@ def expand_plan_route(
         )
     update = next(one for one in plan.operations if one.role == route.source and one.op == "update")
     user = plan.operation(route.node)
-    together = update.devices == user.devices
+    trains = {address: rank for rank, address in enumerate(update.devices)}
     transfers = expand_route(
         shape,
         holding_of(update),
         holding_of(user),
         classes=route.parameter_classes,
-        together=together,
+        names=names,
+        own={
+            rank: trains[address] for rank, address in enumerate(user.devices) if address in trains
+        },
     )
     for transfer in transfers:
         yield update.devices[transfer.source], user.devices[transfer.destination], transfer
@@ -123,20 +146,22 @@ def _gather(
     parameter: Parameter,
     rank: int,
     wanted: Box,
-    held: list[tuple[int, Box]],
-    together: bool,
+    senders: Mapping[Box, Iterator[int]],
+    has: tuple[int, Box] | None,
 ) -> Iterator[Transfer]:
-    """The transfers that together bring one rank its part."""
-    by_box: dict[Box, list[int]] = {}
-    for source, box in held:
-        by_box.setdefault(box, []).append(source)
+    """The transfers that together bring one rank its part.
+
+    Args:
+        senders: Of each part, the source ranks that hold it, in turn and without an end.
+        has: The source rank on the same device, and what it holds.
+    """
     missing = _volume(wanted)
     # Layouts hold equal parts or such that have nothing in common.
-    for box, ranks in by_box.items():
+    for box, sender in senders.items():
         common = _intersection(box, wanted)
         if common is None:
             continue
-        source = rank if together and rank in ranks else ranks[rank % len(ranks)]
+        source = has[0] if has is not None and has[1] == box else next(sender)
         missing -= _volume(common)
         yield Transfer(
             parameter=parameter.name,

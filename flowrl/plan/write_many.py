@@ -296,7 +296,8 @@ def _routes(graph: Graph, chosen: Chosen) -> Iterator[WeightRoute]:
         yield WeightRoute(
             source=trained.role.name,
             destination=task.role.name,
-            after=syncs.get(task.role.name, last) if task.generates else last,
+            # What scores with the weights that its own role trains waits for no sync.
+            after=last if own and not task.generates else syncs.get(task.role.name, last),
             transport=Transport.IN_PLACE if reads else Transport.COLLECTIVE,
             source_layout=chosen.ways[update].layout,
             destination_layout=chosen.ways[name].layout,

@@ -1,0 +1,209 @@
+"""`flowrl plan CONFIG --routes GLOB`: which slice of which parameter goes from where to where.
+
+Transfers are printed as they are found: of a thousand devices they are millions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from flowrl.config.nearest import listing, nearest
+from flowrl.cost.activations import DTYPE_BYTES
+from flowrl.cost.memory import format_bytes
+from flowrl.errors import ConfigError
+from flowrl.plan.routes import Transfer, expand_plan_route, route_parameters
+
+if TYPE_CHECKING:
+    from flowrl.cli.plan_options import PlanCommand
+    from flowrl.compiler import CompiledStage
+    from flowrl.plan.parameters import Box, Parameter
+    from flowrl.plan.schema import PlacementPlan, WeightRoute
+
+__all__ = ["print_routes"]
+
+HEAD = "  parameter (its size) [slice of it]: from [slice there] -> to [slice there], bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """A route with what it is written out of.
+
+    Attributes:
+        parameters: That match, by name.
+        width: Bytes of an element, in the type that the destination holds.
+        transfers: `(from address, to address, transfer)`, once; none of what is read in place.
+    """
+
+    route: WeightRoute
+    parameters: Mapping[str, Parameter]
+    width: int
+    transfers: Iterator[tuple[str, str, Transfer]]
+
+
+def print_routes(stage: CompiledStage, names: str, options: PlanCommand) -> None:
+    """Prints every transfer of a stage's plan.
+
+    Args:
+        names: A pattern that parameters must match.
+
+    Raises:
+        ConfigError: weights that travel as a whole, or a pattern that matches no parameter.
+        PlanError: a model whose tensors are not listed.
+    """
+    if stage.plan.schedule is None:
+        raise _travels_whole(stage.plan, options)
+    written = [_written(stage, route, names) for route in stage.plan.weight_routes]
+    if written and not any(one.parameters for one in written):
+        raise _no_match(stage, names)
+    if options.as_json:
+        _print_json(written)
+    else:
+        _print_text(written)
+
+
+def _written(stage: CompiledStage, route: WeightRoute, names: str) -> _Written:
+    # What the planner took: the configuration's model, or that of what the role copies.
+    shape = stage.context.costs[route.source].shape
+    plan = stage.plan
+    user = next(one for one in plan.placements if one.role == route.destination)
+    parameters = route_parameters(shape, route.parameter_classes, names)
+    return _Written(
+        route=route,
+        parameters={one.name: one for one in parameters},
+        width=DTYPE_BYTES[user.dtype],
+        transfers=iter(())
+        if route.node is None
+        else expand_plan_route(plan, route, shape, names=names),
+    )
+
+
+def _print_text(written: Sequence[_Written]) -> None:
+    from flowrl.plan.render import route_line
+
+    if not written:
+        print("no weights travel: all are used where they are trained")
+        return
+    count = stay = nbytes = stay_bytes = 0
+    for one in written:
+        if not one.parameters:
+            continue
+        print(route_line(one.route))
+        if one.route.node is None:
+            continue
+        print(HEAD)
+        for source, destination, transfer in one.transfers:
+            size = transfer.elements * one.width
+            itself = source == destination
+            count, nbytes = count + 1, nbytes + size
+            stay, stay_bytes = stay + itself, stay_bytes + itself * size
+            whole = " x ".join(map(str, one.parameters[transfer.parameter].size))
+            sys.stdout.write(
+                f"  {transfer.parameter} ({whole}) {_slice(transfer.box)}: "
+                f"{source} {_slice(transfer.source_slice)} -> "
+                f"{destination} {_slice(transfer.destination_slice)}, {size:,} bytes"
+                + (", stays\n" if itself else "\n")
+            )
+    print(
+        f"total: {count:,} {'transfer' if count == 1 else 'transfers'}, {_bytes(nbytes)}; "
+        f"{stay:,} of them, {_bytes(stay_bytes)}, stay on their own device"
+    )
+
+
+def _print_json(written: Sequence[_Written]) -> None:
+    """A list, an object a line; nothing of it is kept."""
+    lead = "["
+    for one in written:
+        for source, destination, transfer in one.transfers:
+            plain = {
+                "source": one.route.source,
+                "node": one.route.node,
+                "after": one.route.after,
+                "every": one.route.every,
+                "parameter": transfer.parameter,
+                "size": one.parameters[transfer.parameter].size,
+                "slice": transfer.box,
+                "from": source,
+                "to": destination,
+                "source_slice": transfer.source_slice,
+                "destination_slice": transfer.destination_slice,
+                "elements": transfer.elements,
+                "bytes": transfer.elements * one.width,
+            }
+            sys.stdout.write(f"{lead}\n{json.dumps(plain)}")
+            lead = ","
+    sys.stdout.write("[]\n" if lead == "[" else "\n]\n")
+
+
+def _slice(box: Box) -> str:
+    return "[" + ", ".join(f"{begin}:{end}" for begin, end in box) + "]"
+
+
+def _bytes(number: int) -> str:
+    return f"{number:,} bytes" + (f" ({format_bytes(number)})" if number >= 1 << 20 else "")
+
+
+def _travels_whole(plan: PlacementPlan, options: PlanCommand) -> ConfigError:
+    """Of a plan for one device, which has no slices."""
+    ways = [f"{one.source} {one.transport.replace('_', ' ')}" for one in plan.weight_routes]
+    other = options.plan or options.cluster
+    return ConfigError(
+        "weights of this plan travel as a whole, and there are no slices to write out",
+        where="--routes",
+        found=f"a plan for one device ({', '.join(ways) or 'no weights travel'})",
+        expected="a plan over several devices",
+        hint=f"name {'one' if options.plan else 'a cluster of several accelerators'} in the place "
+        f"of {other}"
+        if other
+        else "add --cluster FILE (configs/clusters has examples), or --plan FILE of such a plan",
+    )
+
+
+def _no_match(stage: CompiledStage, names: str) -> ConfigError:
+    """Of a pattern that no parameter of a route matches."""
+    routes = stage.plan.weight_routes
+    there = [
+        parameter.name
+        for route in routes
+        for parameter in route_parameters(
+            stage.context.costs[route.source].shape, route.parameter_classes
+        )
+    ]
+    alike = _alike(names, there)
+    meant = [name for name in there if alike is None or fnmatchcase(name, alike)]
+    return ConfigError(
+        "no parameter that travels has such a name",
+        where="--routes",
+        found=repr(names),
+        expected=f"of {', '.join(dict.fromkeys(route.source for route in routes))}: "
+        f"{listing(dict.fromkeys(map(_any_number, meant)))}",
+        hint=f"did you mean '{alike}'?"
+        if alike
+        else "take one of them; '*' is all, '*layers.0.*' is a layer",
+    )
+
+
+def _alike(names: str, there: Sequence[str]) -> str | None:
+    """The nearest pattern that matches something: with names of parts in the place of mistyped
+    ones, any number in the place of one that is too large, any text around it."""
+    parts = {part for name in there for part in name.split(".")}
+
+    def spelled(found: re.Match[str]) -> str:
+        return found[0] if found[0] in parts else nearest(found[0], parts) or found[0]
+
+    corrected = re.sub(r"[A-Za-z_]+", spelled, names)
+    for pattern in (names, corrected, re.sub(r"\d+", "*", names), re.sub(r"\d+", "*", corrected)):
+        for one in (pattern, f"*{pattern.strip('*')}*" if pattern else "*"):
+            if any(fnmatchcase(name, one) for name in there):
+                return one
+    return None
+
+
+def _any_number(name: str) -> str:
+    """With a `*` for the number of its layer, and of its expert."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
