@@ -24,7 +24,8 @@ from functools import lru_cache
 import numpy as np
 
 from flowrl.cost.lengths import Lengths, quantiles
-from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch, Occupancy
+from flowrl.cost.replicas import on_replicas
 from flowrl.cost.spread import Floats
 
 __all__ = ["POINTS", "clock_of", "rollout_arrivals"]
@@ -98,7 +99,7 @@ def rollout_arrivals(
         slots=slots,
         kv_tokens=kv_tokens,
     )
-    engine = occupancy_of_batch(lengths, batch)
+    engine = on_replicas(lengths, batch).pieces
     steps, tokens = _completions(engine, lengths, group_size, float(prompt_tokens))
     parts = np.linspace(0.0, 1.0, len(clock))
     ready = np.maximum.accumulate(np.interp(steps, parts, clock))

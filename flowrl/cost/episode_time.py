@@ -32,7 +32,8 @@ from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import EngineBatch, occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch
+from flowrl.cost.replicas import on_replicas
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import full_engine
@@ -151,8 +152,8 @@ def play(
         at_once: Calls that the environment serves at once, on all that it has.
         takes_turns: Policy and environment compute on the same devices.
     """
-    flight = replace(engines, slots=GIVEN_PER_SLOT * engines.slots)
-    pieces, full = occupancy_of_batch(lengths, flight), full_engine(lengths, flight)
+    flight = replace(engines, slots=GIVEN_PER_SLOT * engines.slots, given_per_slot=1)
+    pieces, full = on_replicas(lengths, flight).pieces, full_engine(lengths, flight)
     # Behind the pieces of one batch, an engine with one episode and a full one: no steps of it.
     steps = pieces.steps * (pieces.total_steps / float(pieces.steps.sum()))
     steps = np.append(steps, (0.0, 0.0))

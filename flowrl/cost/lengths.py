@@ -225,8 +225,10 @@ def lognormal_before_cut(*, mean: float, sigma: float, maximum: float) -> Length
 
 
 @lru_cache(maxsize=1024)
-def expected_maximum(lengths: Lengths, num: int) -> float:
+def expected_maximum(lengths: Lengths, num: float) -> float:
     """Mean of the longest of `num` independent lengths: the integral of `1 - (1 - S(t))^num`.
+
+    A number with a fraction lies between its neighbours.
 
     With U uniform the longest is the quantile at `U^(1 / num)`, so the mean is that of the
     quantile at `((j + 1/2) / 256)^(1 / num)` over j.

@@ -28,6 +28,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.lengths import Lengths, expected_maximum
 from flowrl.cost.spread import Floats, spread
 from flowrl.errors import PlanError
@@ -37,7 +38,6 @@ __all__ = [
     "Occupancy",
     "RowPieces",
     "occupancy",
-    "occupancy_of_batch",
     "reserve_tokens",
     "run_rows",
     "token_steps",
@@ -92,6 +92,8 @@ class EngineBatch:
         samples: Of all replicas.
         slots: Rows that one replica decodes at once.
         kv_tokens: Tokens whose keys and values one replica holds.
+        given_per_slot: Samples that one replica is given for each of its slots: those above one
+            wait in it.
     """
 
     replicas: int
@@ -100,6 +102,7 @@ class EngineBatch:
     prompt_tokens: float
     slots: int
     kv_tokens: int
+    given_per_slot: int = GIVEN_PER_SLOT
 
 
 def reserve_tokens(mean: float) -> float:
@@ -109,25 +112,6 @@ def reserve_tokens(mean: float) -> float:
         mean: Of responses.
     """
     return max(RESERVE_TOKENS, RESERVE_SHARE * mean)
-
-
-def occupancy_of_batch(lengths: Lengths, batch: EngineBatch) -> Occupancy:
-    """What each engine does of a batch.
-
-    Raises:
-        PlanError: see `occupancy`.
-    """
-    mine = math.ceil(batch.samples / batch.replicas)
-    prompts = math.ceil(batch.samples / batch.group_size / batch.replicas)
-    return occupancy(
-        lengths,
-        samples=mine,
-        of_samples=batch.samples,
-        prompt_tokens=batch.prompt_tokens,
-        group_size=mine / prompts,
-        slots=min(batch.slots, mine),
-        kv_tokens=batch.kv_tokens,
-    )
 
 
 def token_steps(lengths: Lengths, batch: EngineBatch) -> float:
@@ -148,7 +132,7 @@ def occupancy(
     samples: int,
     of_samples: int,
     prompt_tokens: float,
-    group_size: float,
+    held_tokens: float,
     slots: int,
     kv_tokens: int,
 ) -> Occupancy:
@@ -157,6 +141,7 @@ def occupancy(
     Args:
         samples: Of this replica.
         of_samples: Of all replicas: the longest of them decides when the batch is complete.
+        held_tokens: Of its prompt, that a row holds besides what it has drawn.
 
     Raises:
         PlanError: the cache does not hold the longest sample, or there are no slots.
@@ -171,14 +156,13 @@ def occupancy(
             where="rollout",
         )
     slots = min(slots, samples)
-    each = prompt_tokens / group_size
     # All that is above what fits in any case is the same; so is what three digits do not tell.
-    most = math.ceil(slots * (each + longest + RESERVE_TOKENS))
+    most = math.ceil(slots * (held_tokens + longest + RESERVE_TOKENS))
     room = most if kv_tokens >= most else float(f"{kv_tokens:.3g}")
-    room = max(room, each + longest)
-    if room >= _enough(lengths, samples, slots, each, longest):
+    room = max(room, held_tokens + longest)
+    if room >= _enough(lengths, samples, slots, held_tokens, longest):
         room = math.inf
-    return _occupancy(lengths, samples, slots, each, longest, room)
+    return _occupancy(lengths, samples, slots, held_tokens, longest, room)
 
 
 @lru_cache(maxsize=256)

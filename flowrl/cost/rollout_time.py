@@ -23,7 +23,6 @@ for themselves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -33,7 +32,8 @@ import numpy.typing as npt
 from flowrl.cost import efficiency
 from flowrl.cost.arrivals import clock_of
 from flowrl.cost.lengths import Lengths
-from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy_of_batch
+from flowrl.cost.occupancy import EngineBatch, Occupancy
+from flowrl.cost.replicas import on_replicas
 from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import Full, full_engine
@@ -65,7 +65,6 @@ def rollout_estimate(
     Args:
         contexts: How many contexts a step is asked at; 2 where it is linear in them.
     """
-    prompts = math.ceil(samples / group_size / replicas)
     batch = EngineBatch(
         replicas=replicas,
         samples=samples,
@@ -74,15 +73,15 @@ def rollout_estimate(
         slots=slots,
         kv_tokens=kv_tokens,
     )
-    pieces, full = occupancy_of_batch(lengths, batch), full_engine(lengths, batch)
-    entering = _prefill_s(prefill, prompts, prompt_tokens)
-    again = _again_s(prefill, pieces.again)
-    longest = prompt_tokens + lengths.maximum
+    found, full = on_replicas(lengths, batch), full_engine(lengths, batch)
+    pieces, longest = found.pieces, prompt_tokens + lengths.maximum
+    entering = _prefill_s(prefill, found.prompts, prompt_tokens)
+    one = prefill(1, max(1, round(prompt_tokens))).seconds
+    later = found.later * one + _again_s(prefill, pieces.again)
     # Without a gap, rows enter one by one.
-    singly = full.prompts * prefill(1, max(1, round(prompt_tokens))).seconds
-    singly += _again_s(prefill, max(full.again, pieces.again))
+    singly = full.prompts * one + _again_s(prefill, max(full.again, pieces.again))
     return _of_pieces(
-        decode, pieces, full, prompt_tokens, longest, contexts, entering, again, singly
+        decode, pieces, full, prompt_tokens, longest, contexts, entering, later, singly
     )
 
 
@@ -95,7 +94,7 @@ def _of_pieces(
     longest: float,
     contexts: int,
     entering: Estimate,
-    again: float,
+    later: float,
     singly: float,
 ) -> Estimate:
     """Computed once for caches that are never filled, which have the same pieces."""
@@ -103,7 +102,7 @@ def _of_pieces(
     steps = _step_table(decode, top, prompt_tokens + 1, longest, contexts)
     seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
-    total = decoding + entering.seconds + again
+    total = decoding + entering.seconds + later
     one, most = steps.at(np.array([1.0, full.rows]), np.full(2, prompt_tokens + full.own))
     followed = full.steps * float(most) + singly
     steady = min(total, followed)
@@ -113,7 +112,7 @@ def _of_pieces(
         parts=(
             ("decode", decoding),
             ("tail of it", float(seconds[thin].sum())),
-            ("prefill", entering.seconds + again),
+            ("prefill", entering.seconds + later),
         ),
         notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
         clock=clock_of(pieces, seconds, entering.seconds / total),
@@ -123,7 +122,7 @@ def _of_pieces(
 
 
 def _prefill_s(prefill: Prefill, prompts: int, prompt_tokens: float) -> Estimate:
-    """All prompts of a replica, some of them in each pass."""
+    """Prompts that a replica computes together, some of them in each pass."""
     tokens = max(1, round(prompt_tokens))
     rows = max(1, min(prompts, efficiency.PREFILL_CHUNK_TOKENS // tokens))
     once = prefill(rows, tokens)

@@ -1,0 +1,256 @@
+"""A batch on all replicas: what one of them does, until the last one ends.
+
+`flowrl.cost.occupancy` has one replica, with samples that stand for its share. From it come the
+steps s_1 ... s_n at which samples start; which of them are long, and on which replica, is chance.
+With F the distribution of lengths, the chance that all of R replicas have ended at step t is
+
+    P(t) = (F(t - s_1) ... F(t - s_n))^R
+
+for lengths are independent of each other and, nearly, of when samples start (the largest of
+independent numbers: David and Nagaraja 2003, Order Statistics, section 5.2). So the batch ends
+after
+
+    the integral of 1 - P(t)                                                   steps on average
+
+and more replicas end later, for each has last ones that may be long. Beside that it adds little
+that replicas have unequal work, where slots decide: samples are handed out as others end.
+
+Where the cache decides, so that fewer rows run than there are slots, a sample takes of it what it
+holds at each of its steps, w = L (L / 2 + held) in all. That varies far more than L, and of those
+that a replica was given ahead none goes elsewhere. Of m that it still has to do, the work is about
+X times its mean, X lognormal with mean 1 and variance var[w] / (m E[w]^2), as sums of lognormal
+numbers nearly are (Fenton 1960, IRE Transactions on Communications Systems 8, 57). m is what it was
+given ahead, but for half of the rows that run. On such a replica samples start
+
+    (X - 1) m / n s_n                                                              steps later
+
+in proportion to s, and are sqrt(X) times as long, for work grows with the square. P is then the
+mean over X for one replica (by the rule of Gauss and Hermite), to the power of R.
+
+The replica that ends last has its rows as long as samples start, that much longer; after that it
+has the rows of any other, and at the end of them its last row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from statistics import NormalDist
+
+import numpy as np
+
+from flowrl.cost.lengths import Lengths, quantiles
+from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy
+from flowrl.cost.prompts import held_tokens, shared_by
+from flowrl.cost.spread import Floats, spread
+
+__all__ = ["OnReplicas", "on_replicas"]
+
+POINTS = 32
+"""Steps at which it is asked whether all have ended."""
+
+FULL = 0.97
+"""Of the slots: where fewer rows run while samples start, the cache decides."""
+
+LENGTHS = 256
+"""That the variance of samples' work is taken from."""
+
+_NODES, _SHARES = np.polynomial.hermite_e.hermegauss(9)
+_SHARES = _SHARES / _SHARES.sum()
+
+_DEVIATIONS = tuple(step / 16 for step in range(-64, 85))
+"""Of a normal number: where the distribution of lengths is asked for."""
+
+_SAME = 1e-9
+
+_NEVER = -700.0
+"""The logarithm of no chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnReplicas:
+    """A batch on all replicas.
+
+    Attributes:
+        pieces: Of the replica that ends last; its `starts` are those of any replica.
+        prompts: That each replica computes together, before the first samples start.
+        later: That it computes one by one, as samples end.
+    """
+
+    pieces: Occupancy
+    prompts: int
+    later: float
+
+
+def on_replicas(lengths: Lengths, batch: EngineBatch) -> OnReplicas:
+    """What each engine does of a batch.
+
+    Raises:
+        PlanError: see `occupancy`.
+    """
+    given, mean = batch.given_per_slot * batch.slots, batch.samples / batch.replicas
+    mine = math.ceil(mean)
+    if mine <= given:
+        # Whole groups: some replicas may have one more than others, and end last.
+        groups = math.ceil(batch.samples / batch.group_size / batch.replicas)
+        mine = max(mine, min(given, groups * batch.group_size, batch.samples))
+    slots = min(batch.slots, mine)
+    shared = shared_by(
+        replicas=batch.replicas, samples=mine, group_size=batch.group_size, at_first=given
+    )
+    held = held_tokens(lengths, prompt_tokens=batch.prompt_tokens, shared=shared, rows=slots)
+    pieces = occupancy(
+        lengths,
+        samples=mine,
+        of_samples=batch.samples,
+        prompt_tokens=batch.prompt_tokens,
+        held_tokens=held,
+        slots=slots,
+        kv_tokens=batch.kv_tokens,
+    )
+    return OnReplicas(
+        pieces=_until_last(pieces, lengths, batch.replicas, mean, slots, given, held),
+        prompts=math.ceil(slots / min(batch.group_size, mine)),
+        later=(mine - slots) / shared,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _until_last(
+    pieces: Occupancy,
+    lengths: Lengths,
+    replicas: int,
+    samples: float,
+    slots: int,
+    given: int,
+    held: float,
+) -> Occupancy:
+    """Pieces of the replica that ends last.
+
+    Args:
+        samples: Of each replica.
+        given: Of these, before the first ends.
+    """
+    starts = np.sort(np.concatenate(pieces.starts))[::-1]
+    if starts[0] <= 0 or lengths.mean_square <= lengths.mean**2 * (1 + _SAME):
+        return pieces  # all at once, or as long as each other: nothing is left to chance
+    dense = [
+        int(pieces.steps[run].cumsum().searchsorted(own.max() * (1 + _SAME), side="right"))
+        for run, own in zip(pieces.runs, pieces.starts, strict=True)
+    ]
+    rows = _rows(pieces, dense)
+    waiting = min(samples, given - rows / 2) if rows < FULL * slots else 0.0
+    variation = _variation(lengths, held) / math.sqrt(waiting) if waiting else 0.0
+    end, late = _end(
+        starts, samples / len(starts), lengths, replicas, (variation, waiting / samples)
+    )
+    tables = []
+    for run, num in zip(pieces.runs, dense, strict=True):
+        table = np.array((pieces.steps[run], pieces.batch[run], pieces.own[run]))
+        table[0, :num] *= 1 + late
+        tables.append(_ending(table, end))
+    steps, batch, own = np.concatenate(tables, axis=1)
+    edges = [0, *accumulate(table.shape[1] for table in tables)]
+    runs = tuple(slice(low, high) for low, high in pairwise(edges))
+    return replace(pieces, steps=steps, batch=batch, own=own, runs=runs)
+
+
+def _rows(pieces: Occupancy, dense: list[int]) -> float:
+    """That run while samples start.
+
+    Args:
+        dense: Pieces of each alternative in which they do.
+    """
+    first = [slice(run.start, run.start + num) for run, num in zip(pieces.runs, dense, strict=True)]
+    steps = sum(float(pieces.steps[part].sum()) for part in first)
+    tokens = sum(float(pieces.steps[part] @ pieces.batch[part]) for part in first)
+    return tokens / steps if steps else float(pieces.batch.max())
+
+
+def _ending(table: Floats, end: float) -> Floats:
+    """Pieces, `[3, pieces]`, that end after so many steps, the last row by itself."""
+    steps, rows, own = table
+    ends = steps.cumsum()
+    if end > ends[-1]:
+        left = end - ends[-1]
+        return np.append(table, [[left], rows[-1:], own[-1:] + (steps[-1] + left) / 2], axis=1)
+    steps -= np.minimum(steps, np.maximum(0.0, ends - end))
+    kept: Floats = table[:, steps > 0]
+    return kept
+
+
+def _end(
+    starts: Floats,
+    each: float,
+    lengths: Lengths,
+    replicas: int,
+    work: tuple[float, float],
+) -> tuple[float, float]:
+    """Steps until all replicas have ended; and by which share of the steps so far samples start
+    later on the one that ends last.
+
+    Args:
+        starts: Of rows, last one first.
+        each: Samples of a replica that a row stands for.
+        work: Coefficient of variation of X, and m / n.
+    """
+    variation, ahead = work
+    at, weight = _last_ones(starts, each)
+    scale = math.sqrt(math.log1p(variation**2))
+    nodes, shares = (_NODES, _SHARES) if variation else (np.zeros(1), np.ones(1))
+    more = np.exp(scale * nodes - scale**2 / 2)
+    late = ahead * (more - 1)
+    total = replicas * float(weight.sum())
+    # Outside of these hardly any batch ends; nearly nothing has the two largest X.
+    first = max(
+        starts[0] * (1 + late[0]) + lengths.quantile(0.001) * math.sqrt(more[0]),
+        lengths.quantile(0.001 ** (1 / total)) * math.sqrt(more[0]),
+    )
+    far = min(lengths.maximum, lengths.quantile(1 - 0.01 / total) * math.sqrt(more[-1]))
+    steps = np.linspace(first, starts[0] * (1 + late[-2 if variation else 0]) + far, POINTS)
+    age = (steps[:, None, None] - at * (1 + late[:, None])) / np.sqrt(more)[:, None]
+    one = np.exp(np.maximum(_log_ended(lengths, age) @ weight, _NEVER))
+    mean = one @ shares
+    every = mean**replicas
+    end = float(first + np.trapezoid(1 - every, steps))
+    if not variation:
+        return end, 0.0
+    # The last one ends in an interval with a chance that each X has its part of.
+    risen = (np.diff(one, axis=0) * shares) @ late
+    last = replicas * ((mean[1:] + mean[:-1]) / 2) ** (replicas - 1)
+    return end, float(risen @ last) / max(1e-9, float(every[-1] - every[0]))
+
+
+def _last_ones(starts: Floats, each: float) -> tuple[Floats, Floats]:
+    """Some starts that stand for all, the last ones by themselves; and the samples of each."""
+    edges = [0]
+    while edges[-1] < len(starts):
+        edges.append(min(len(starts), edges[-1] + max(1, edges[-1] // 3)))
+    size = np.diff(np.array(edges, np.float64))
+    sums = np.concatenate(([0.0], starts.cumsum()))
+    at: Floats = np.diff(sums[edges]) / size
+    return at, size * each
+
+
+def _log_ended(lengths: Lengths, age: Floats) -> Floats:
+    """Of samples of an age, the logarithm of the share that has ended."""
+    ages, logs = _ended(lengths)
+    return np.interp(age, ages, logs, left=_NEVER, right=0.0)
+
+
+@lru_cache(maxsize=64)
+def _ended(lengths: Lengths) -> tuple[Floats, Floats]:
+    """Ages that rise, and the logarithm of the share that has ended at each."""
+    shares = [NormalDist().cdf(one) for one in _DEVIATIONS]
+    logs = [math.log(share) for share in shares]
+    return np.array(quantiles(lengths, shares), np.float64), np.array(logs, np.float64)
+
+
+@lru_cache(maxsize=64)
+def _variation(lengths: Lengths, held: float) -> float:
+    """Coefficient of variation of what a sample takes of a cache."""
+    values = spread(lengths, LENGTHS)
+    work = values * (values / 2 + held)
+    return float(work.std() / work.mean())
