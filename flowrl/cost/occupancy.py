@@ -7,8 +7,9 @@ that came last is put back with what it has, and comes first again when there is
 vLLM do so, and compute its keys and values again then).
 
 Nothing is drawn: lengths are those that stand for drawn ones (`flowrl.cost.spread`), in an
-order that mixes long and short ones (steps of the golden ratio), and the longest is the expected
-longest of the whole batch.
+order that mixes long and short ones (steps of the golden ratio). Where all start at once, the
+longest is the expected longest of the whole batch; where samples wait, `flowrl.cost.replicas` says
+when the last of all ends.
 Where samples wait, which of them come last matters, so some rotations of the order are averaged.
 
 Batches of more than `MOST_SAMPLES`, and with samples that wait of more than `MOST_WAITING`, are
@@ -187,7 +188,7 @@ def _occupancy(
         return _at_once(values, scale)
     scale = max(1, min(samples // MOST_WAITING, slots // 16))
     stretch = max(1.0, samples / scale / MOST_SAMPLES)
-    values = _values(lengths, round(samples / stretch), scale, longest)
+    values = spread(lengths, max(1, round(samples / stretch / scale)))
     num = len(values)
     order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
     tables: list[Floats] = []

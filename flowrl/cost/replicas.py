@@ -41,7 +41,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from flowrl.cost.lengths import Lengths, quantiles
+from flowrl.cost.lengths import Lengths, expected_maximum, quantiles
 from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy
 from flowrl.cost.prompts import held_tokens, shared_by
 from flowrl.cost.spread import Floats, spread
@@ -134,18 +134,21 @@ def _until_last(
         given: Of these, before the first ends.
     """
     starts = np.sort(np.concatenate(pieces.starts))[::-1]
-    if starts[0] <= 0 or lengths.mean_square <= lengths.mean**2 * (1 + _SAME):
-        return pieces  # all at once, or as long as each other: nothing is left to chance
-    dense = [
-        int(pieces.steps[run].cumsum().searchsorted(own.max() * (1 + _SAME), side="right"))
-        for run, own in zip(pieces.runs, pieces.starts, strict=True)
-    ]
-    rows = _rows(pieces, dense)
-    waiting = min(samples, given - rows / 2) if rows < FULL * slots else 0.0
-    variation = _variation(lengths, held) / math.sqrt(waiting) if waiting else 0.0
-    end, late = _end(
-        starts, samples / len(starts), lengths, replicas, (variation, waiting / samples)
-    )
+    if lengths.mean_square <= lengths.mean**2 * (1 + _SAME):
+        return pieces  # as long as each other: nothing is left to chance
+    dense, late, end = [0] * len(pieces.runs), 0.0, 0.0
+    if starts[0] > 0:
+        dense = [
+            int(pieces.steps[run].cumsum().searchsorted(own.max() * (1 + _SAME), side="right"))
+            for run, own in zip(pieces.runs, pieces.starts, strict=True)
+        ]
+        rows = _rows(pieces, dense)
+        waiting = min(samples, given - rows / 2) if rows < FULL * slots else 0.0
+        variation = _variation(lengths, held) / math.sqrt(waiting) if waiting else 0.0
+        work = (variation, waiting / samples)
+        end, late = _end(starts, samples / len(starts), lengths, replicas, work)
+    # Lengths times sqrt(X) have nearly the same mean, not quite.
+    end = max(end, expected_maximum(lengths, samples * replicas))
     tables = []
     for run, num in zip(pieces.runs, dense, strict=True):
         table = np.array((pieces.steps[run], pieces.batch[run], pieces.own[run]))
