@@ -7,8 +7,8 @@
 
 The formulas stand where they are computed: kernels (`flowrl.cost.kernels`), a pass through a model
 (`forward_pass`), collectives (`collectives`), an engine's steps (`engine_steps`) and its rollout
-(`occupancy`, `rollout_time`), a trainer (`trainer_time`), moves and weight sync (`switching`); all
-constants in `efficiency`.
+(`occupancy`, `replicas`, `prompts`, `rollout_time`), a trainer (`trainer_time`), moves and weight
+sync (`switching`); all constants in `efficiency`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ those. With C(x) the mean of a length where it is at most x, and 0 where it is n
     P(t) sum_i (C(t - s_i) / F(t - s_i) + prompt)                    tokens
 
 at t. The mean of P over the groups is the share of them that is there, the mean of the tokens their
-part of the reader's work. Starts and steps are those of `flowrl.cost.occupancy`; steps become
-seconds by `Estimate.clock`, so the profile is of the same engine as the rollout's time.
+part of the reader's work. Starts are those of any replica (`flowrl.cost.occupancy`), and steps go
+on until the last one ends (`flowrl.cost.replicas`); they become seconds by `Estimate.clock`, so the
+profile is of the same engine as the rollout's time.
 """
 
 from __future__ import annotations

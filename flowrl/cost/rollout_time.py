@@ -4,7 +4,7 @@
             + passes in which prompts enter, in chunks
             + tokens that rows put back compute again, at the rate of a full chunk
 
-Pieces are those of `flowrl.cost.occupancy`. A step's time is asked of the cost at a few batches
+Pieces are those of `flowrl.cost.replicas`. A step's time is asked of the cost at a few batches
 (doubling) and contexts and is linear in between: exact in the context for a roofline, and within a
 percent or so in the batch.
 
@@ -16,9 +16,9 @@ get (`flowrl.cost.steady`), and there is no tail:
 
 Of these, what every row adds to a step, and prompts, are the batch's own (`Estimate.dense_s`).
 
-Samples are given to replicas as these have room, so all replicas are equally full, and the batch is
-complete with its longest sample. A prompt is computed once a group and replica; rows read it each
-for themselves.
+The batch is complete when the last replica is (`flowrl.cost.replicas`). A prompt is computed once a
+group and replica, those of the first rows together, and later ones one by one as rows get free
+(`flowrl.cost.prompts` says on how many replicas a group is); rows read it each for themselves.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def simulated(planned: Planned, *, steps: int = 2, lengths: str | None = None) -
     return simulate(model_of_stage(stage, times), steps=steps, workloads=workloads)
 
 
-def steady_s(report: SimReport, skip: int = 0) -> float:
-    """Mean seconds of a step, the first ones aside."""
-    walls = [step.wall_s for step in report.steps[skip:]]
+def steady_s(report: SimReport, first: int = 0, last: int = 0) -> float:
+    """Mean seconds of a step, some of the first ones and of the last ones aside."""
+    walls = [step.wall_s for step in report.steps[first : len(report.steps) - last]]
     return sum(walls) / len(walls)

@@ -3,15 +3,15 @@
 What the planner prices in closed form and the simulator plays sample by sample differs, and each
 kind of plan has bounds that follow from why:
 
-- Where devices take turns, a step is its parts, and only the rollout is played otherwise: responses
-  come in a random order to replicas that are not equally full. Simulated steps are 1 % shorter to
-  4 % longer.
+- Where devices take turns, a step is its parts, and only the rollout is played otherwise: it is
+  drawn, where plans have what is expected. Simulated steps are 1 % shorter to 4 % longer.
 - Where operations stream, also from one that waits for its batch, the simulation has groups and
   samples complete as they are, and the longest ones last; the plan has them by expectations, chunk
   by chunk. Simulated steps are 3 % shorter to 7 % longer.
 - Asynchronous steps are priced as the steady state of batches that overlap as far as ages let them
   (`flowrl.plan.search.overlap`), evenly apart. In truth long and short steps take turns, and the
-  longest response of a batch meets crowds. Simulated steps are 4 % shorter to 7 % longer. Where
+  longest response of a batch meets crowds. Simulated steps are 1 % shorter to 7 % longer, but for
+  the last one of a run, which is left out: nothing is drawn ahead of it any more. Where
   engines are more than half busy with one batch, batches may fall into pairs that are drawn
   together, which takes up to 26 % longer; the planner's best plans on 8 to 256 devices do not.
 """
@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 
-from flowrl.plan.many_form import ScheduleStep
 from tests.sim.cluster_jobs import Planned, best_plans, simulated, steady_s
 
 MIXED, ASCEND = "h100_2x8_h20_4x8", "ascend_a2_1x8"
@@ -61,21 +60,12 @@ def bounds(planned: Planned, *, fall_into_pairs: bool = False) -> tuple[float, f
     Args:
         fall_into_pairs: Batches may do so.
     """
-    step_s, schedule = planned.step_s, planned.stage.plan.schedule
-    assert schedule is not None
+    step_s = planned.step_s
     if planned.kind == "asynchronous":
-        least, most = 0.96, 1.22 if fall_into_pairs else 1.08
+        least, most = 0.98, 1.22 if fall_into_pairs else 1.08
     else:
         least, most = (0.96, 1.08) if planned.streams else (0.98, 1.04)
-        if reads_early(schedule):
-            least = 0.88
     return least * step_s, most * step_s
-
-
-def reads_early(step: ScheduleStep) -> bool:
-    """Whether a part may begin when some of what feeds it is done: the plan waits for all of it."""
-    several = step.kind == "spatial" and step.parts[0].node is None
-    return several or any(reads_early(part) for part in step.parts)
 
 
 def check(job: str, cluster: str, top: int, **changes: object) -> None:
@@ -83,14 +73,14 @@ def check(job: str, cluster: str, top: int, **changes: object) -> None:
     assert len(plans) >= 1
     for planned in plans:
         ahead = planned.kind == "asynchronous"
-        report = simulated(planned, steps=8 if ahead else 2)
+        report = simulated(planned, steps=9 if ahead else 2)
         assert report.notes == ()
         ends = {end: number for end, number in report.samples.items() if end != "admitted"}
         assert sum(ends.values()) == report.samples["admitted"]
         per_step = planned.stage.plan.operation("actor.generate").num_samples
         assert report.samples["consumed"] == len(report.steps) * per_step
         low, high = bounds(planned, fall_into_pairs=top > 1)
-        seconds = steady_s(report, 4 if ahead else 0)
+        seconds = steady_s(report, 4, 1) if ahead else steady_s(report)
         assert low <= seconds <= high, (planned.stage.plan.schedule, planned.step_s, seconds)
 
 
@@ -133,7 +123,7 @@ def test_so_is_a_plan_whose_batches_overlap(cluster: str, staleness: int):
     assert drawn > planned.step_s
     steps = 8 * (staleness + 1)
     low, high = bounds(planned)
-    assert low <= steady_s(simulated(planned, steps=steps), steps // 2) <= high
+    assert low <= steady_s(simulated(planned, steps=steps + 1), steps // 2, 1) <= high
 
 
 @pytest.mark.parametrize(
