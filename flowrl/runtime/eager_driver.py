@@ -94,7 +94,7 @@ class HeldDriver(RolloutDriver):
             self._score(action)
         self._settle()
         self._run(lambda: self._is_delivered(batch), self._spent)
-        collected = self._batches.pop(batch)
+        collected = self._outcomes.batches.pop(batch)
         collected.seconds = self._spent
         return collected
 

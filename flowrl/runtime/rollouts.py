@@ -30,7 +30,7 @@ from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest,
 from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, RoleName, SampleId, sample_id
+from flowrl.ids import EngineId, RoleName, SampleId, sample_id
 from flowrl.rollout import (
     Abort,
     Action,
@@ -77,6 +77,7 @@ from flowrl.runtime.collecting import (
 from flowrl.runtime.engine_deaths import EngineDeaths, described
 from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.judge import GroupJudge
+from flowrl.runtime.outcomes import Outcomes
 from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.readiness import Waitable, wait_for_any
@@ -177,35 +178,20 @@ class RolloutDriver:
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
         told = next(iter(scorers), None) if reported is None else reported
         self._answers = ScorerAnswers(self._scorers, told, self.store)
-        self._batches: dict[int, Collected] = {}
-        self._dropped: list[tuple[SampleId, Payload, str]] = []
-        self._verdicts: dict[GroupId, str] = {}
-        self._judged: dict[GroupId, tuple[SampleId, ...]] = {}  # of those groups
+        self._outcomes = Outcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler is to be told the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
-        self._further: list[PromptItem] = []  # offered in their place
         self._deaths = EngineDeaths(self._engines)
         self._offer_s = 0.0  # since the last batch was collected
         self._journal = journal
         if unused is not None:
-            self.store.restore(unused.payloads)
-            self._verdicts = dict(unused.verdicts)
-            self._judged = dict(unused.judged)
-            self._dropped = list(unused.dropped)
-            self._batches = dict(unused.batches)
             self._emit(Resumed(**self._stamp()))
         for engine_id in self._engines:
             self._join(engine_id)
 
     def unused(self) -> UnusedSamples:
         """Samples that no batch has used yet, and what no batch has reported."""
-        return UnusedSamples(
-            payloads=self.store.all(),
-            verdicts=self._verdicts,
-            judged=self._judged,
-            dropped=self._dropped,
-            batches=self._batches,
-        ).copy()
+        return self._outcomes.unused()
 
     def _join(self, engine_id: EngineId) -> None:
         capacity = self._capacity(engine_id)
@@ -259,7 +245,7 @@ class RolloutDriver:
             # The rollout is given up. Made anew by a resumed run, its rewards fail anew.
             self._failures.failed = failed
             raise
-        collected = self._batches.pop(batch)
+        collected = self._outcomes.batches.pop(batch)
         seconds.offer, self._offer_s = self._offer_s, 0.0
         others_s = (
             seconds.generate + seconds.score_wait + seconds.answer + seconds.offer - offered_s
@@ -269,7 +255,7 @@ class RolloutDriver:
         return collected
 
     def _is_delivered(self, batch: int) -> bool:
-        return batch in self._batches and not self._is_busy_with_dropped()
+        return batch in self._outcomes.batches and not self._is_busy_with_dropped()
 
     def _run(self, done: Callable[[], bool], seconds: Seconds) -> None:
         """Polls engines and scorers until `done`."""
@@ -356,7 +342,7 @@ class RolloutDriver:
         for source, short in list(self._short.items()):
             items = self._supply.further(short, source)
             self._short -= Counter({source: len(items)})
-            self._further += items
+            self._outcomes.offered(items)
             self.offer(items)
             number += len(items)
         return number
@@ -496,9 +482,9 @@ class RolloutDriver:
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
                 if self._supply is not None and reason != DropReason.INCOMPLETE_GROUP:
                     self._supply.note(payload.item.group, str(action.reason))
-                self._dropped.append((sample, payload, reason))
+                self._outcomes.dropped(sample, payload, reason)
             case NeedPrompts():
-                self._need_prompts(action)
+                self._short[action.source] += action.groups
             case Wake():
                 self._wake_s = action.at_s
             case UpdateEngine():
@@ -510,9 +496,6 @@ class RolloutDriver:
                 pass  # an engine makes no token without a request, and is told of each by itself
             case _:
                 assert_never(action)
-
-    def _need_prompts(self, action: NeedPrompts) -> None:
-        self._short[action.source] += action.groups
 
     def _update_engine(self, engine_id: EngineId) -> None:
         """The engine is empty, and may load new weights; here it has them already."""
@@ -550,7 +533,7 @@ class RolloutDriver:
                 self._pending.append(self._failed(payload.broken, payload))
         self._decode([payload for _, payload in payloads if not payload.is_episode])
         if self._scorers:
-            self._ask_scorers(payloads)
+            self._answers.ask(payloads)
         elif payloads:
             # A sample is scored when the scheduler is told so; nobody reads the 0.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)
@@ -563,9 +546,6 @@ class RolloutDriver:
         for payload, text in zip(payloads, texts, strict=True):
             payload.text = text
 
-    def _ask_scorers(self, payloads: Sequence[tuple[SampleId, Payload]]) -> None:
-        self._answers.ask(payloads)
-
     def _judge_groups(self, action: Judge) -> None:
         if self._judge is None:
             raise SchedulerError("a group is to be judged, but the workflow has no filter")
@@ -575,25 +555,11 @@ class RolloutDriver:
             for group, samples in members.items()
         ]
         verdicts = tuple(zip(action.groups, self._judge(groups), strict=True))
-        for group, reason in verdicts:
-            if reason is not None:
-                self._verdicts[group] = reason
-                self._judged[group] = members[group]
+        self._outcomes.judged(members, verdicts)
         if self._supply is not None:
             for group, reason in verdicts:
                 self._supply.note(group, reason)
         self._pending.append(GroupsJudged(**self._stamp(), verdicts=verdicts))
 
     def _deliver(self, action: Deliver) -> None:
-        collected = Collected(dropped=self._dropped, further=self._further, version=action.version)
-        self._dropped, self._further = [], []
-        for delivered in action.groups:
-            collected.groups.append((delivered.group, self.store.take(delivered.samples)))
-        for group in action.filtered:
-            reason = self._verdicts.pop(group, None)
-            if reason is None:
-                continue  # the group was dropped; its samples are among those already
-            collected.num_filtered_groups += 1
-            for sample, payload in self.store.take(self._judged.pop(group)):
-                collected.filtered.append((sample, payload, reason))
-        self._batches[action.batch] = collected
+        self._outcomes.deliver(action)

@@ -62,18 +62,18 @@ class StreamingDriver(RolloutDriver):
 
     def ask(self, batch: int) -> None:
         """The trainer is free, and waits for a batch."""
-        if batch in self._batches:
+        if batch in self._outcomes.batches:
             return  # delivered to a process that was stopped before it took it
         self._asked = (batch, self._clock())
         self._emit(BatchAsked(**self._stamp(), batch=batch, groups=self._batch_groups))
 
     def is_delivered(self, batch: int) -> bool:
         """Whether `take` gives it. May be asked in any thread."""
-        return batch in self._batches
+        return batch in self._outcomes.batches
 
     def take(self, batch: int) -> Collected:
         """A delivered batch."""
-        return self._batches.pop(batch)
+        return self._outcomes.batches.pop(batch)
 
     def load(self, version: int, folder: Path) -> None:
         """Has the engines serve new weights.
@@ -156,7 +156,7 @@ class StreamingDriver(RolloutDriver):
 
     def _deliver(self, action: Deliver) -> None:
         super()._deliver(action)
-        collected, counts = self._batches[action.batch], self.scheduler.counts
+        collected, counts = self._outcomes.batches[action.batch], self.scheduler.counts
         collected.ready = counts.ready
         collected.under_way = counts.live - counts.ready
         busy_s = self._fleet.busy_s

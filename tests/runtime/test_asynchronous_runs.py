@@ -19,7 +19,7 @@ from flowrl.cli import why
 from flowrl.errors import ConfigError, WorkerDied
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
-from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, State, Transition
+from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, State, Transition
 from flowrl.rollout.journal import replay
 from flowrl.runtime import engine_process
 from flowrl.runtime.engine_process import EngineProcess
@@ -214,17 +214,17 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
     from flowrl.runtime.streaming_driver import StreamingDriver
 
     displays: list[CtrlC] = []
-    ask = StreamingDriver._ask_scorers
+    score = StreamingDriver._score
 
-    def watched(driver: StreamingDriver, payloads: Any) -> None:
-        ask(driver, payloads)
+    def watched(driver: StreamingDriver, action: Score) -> None:
+        score(driver, action)
         for display in displays:
             if display.armed:
                 # Signals reach the main thread, wherever they are raised.
                 display.armed = False
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(StreamingDriver, "_ask_scorers", watched)
+    monkeypatch.setattr(StreamingDriver, "_score", watched)
     return displays
 
 
