@@ -19,13 +19,11 @@ class Batch:
     Attributes:
         delivered: Groups to learn from, in order.
         filtered: Groups that were filtered.
-        num_dropped: Groups that were dropped.
         ages: Publications that each delivered sample is behind, counted.
     """
 
     delivered: Sequence[GroupDraw]
     filtered: Sequence[GroupDraw]
-    num_dropped: int
     ages: Mapping[int, int]
 
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from dataclasses import dataclass, field
+from typing import assert_never
 
 from flowrl.errors import SchedulerError
-from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
+from flowrl.ids import EngineId, GroupId, SampleId, group_id
 from flowrl.rollout import (
     Abort,
     Action,
@@ -55,33 +55,19 @@ from flowrl.rollout import (
     Wake,
     WeightsPublished,
 )
-from flowrl.rollout.states import GroupPhase
 from flowrl.sim.batch import Batch
 from flowrl.sim.clock import Clock
 from flowrl.sim.costs import HostCost
 from flowrl.sim.driver import SimDriver
 from flowrl.sim.engine import SimEngine
 from flowrl.sim.episodes import SimEnvironment, SimEpisodes
+from flowrl.sim.live_groups import GroupListener, LiveGroups
 from flowrl.sim.rows import Ended, Request
 from flowrl.sim.scorers import SimScorers
-from flowrl.sim.workload import GroupDraw, Workload
+from flowrl.sim.workload import Workload
 from flowrl.specs import FinishReason
 
-__all__ = ["Batch", "GroupListener", "RolloutFaults", "SimRollout"]
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """What the simulation knows of a live sample."""
-
-    group: GroupId
-    draw: GroupDraw
-    length: int
-    attempt: int = -1
-    tokens: int = 0  # of ended attempts
-    first_version: int | None = None  # of those tokens
-    due: int = 0  # scorers that have not answered
-    num_scored: int = 0  # times that all of them have answered
+__all__ = ["RolloutFaults", "SimRollout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,32 +76,6 @@ class RolloutFaults:
 
     attempt_fails: Callable[[SampleId, int], bool]
     reward_fails: Callable[[SampleId, int], bool]
-
-
-class GroupListener(Protocol):
-    """Is told of samples, groups and batches as they are there (`flowrl.sim.streams`)."""
-
-    def sample(self, rollout: str, sample: SampleId, draw: GroupDraw) -> None:
-        """A sample is scored; `draw` is it alone."""
-        ...
-
-    def complete(
-        self,
-        rollout: str,
-        group: GroupId,
-        samples: tuple[SampleId, ...],
-        draw: GroupDraw,
-        *,
-        kept: bool,
-    ) -> None:
-        """A group is complete, or a filter has taken it out; told once."""
-        ...
-
-    def delivered(
-        self, rollout: str, batch: int, kept: Iterable[GroupId], filtered: Iterable[GroupId]
-    ) -> None:
-        """A batch is whole; each of its groups was told before."""
-        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -135,7 +95,7 @@ class SimRollout:
         listener: Is told of groups; None where nobody begins on them before the batch.
         batches: Delivered ones that nobody has taken yet, by number.
         dropped: Samples that ended unused, by reason.
-        filtered: Samples of filtered groups, by reason.
+        live: Groups that no batch has yet, and their samples.
     """
 
     name: str
@@ -156,15 +116,11 @@ class SimRollout:
     scorers: list[SimScorers] = field(default_factory=list)
     num_offered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    filtered: Counter[str] = field(default_factory=Counter)
+    live: LiveGroups = field(init=False)
     num_events: int = 0
     num_offering: int = 0  # groups that the driver is about to offer
     _last_end: tuple[float, float] = (0.0, 0.0)  # when samples last ended, and its seconds by then
-    _lives: dict[SampleId, _Life] = field(default_factory=dict)
-    _draws: dict[GroupId, GroupDraw] = field(default_factory=dict)
     _pending: deque[Event] = field(default_factory=deque)
-    _judged: dict[GroupId, GroupDraw] = field(default_factory=dict)  # filtered, not yet named
-    _told: set[GroupId] = field(default_factory=set)  # complete ones, not yet delivered
     _fronts: dict[EngineId, SimEngine | SimEpisodes] = field(default_factory=dict)  # ever joined
     _in_hand: list[tuple[SimEngine, Sequence[Ended]]] = field(default_factory=list)  # the driver's
     _event: int = -1
@@ -172,13 +128,14 @@ class SimRollout:
 
     def __post_init__(self) -> None:
         self.scheduler = RolloutScheduler(self.settings)
+        self.live = LiveGroups(rollout=self.name, listener=self.listener)
         if self.settings.patience.stall_s:
             self._tell_progress()
 
     def _tell_progress(self) -> None:
         """Says how far samples are, often enough for the scheduler's patience."""
         for engine in list(self.engines.values()):
-            lives = self._lives
+            lives = self.live.lives
             told = tuple(
                 (sample, attempt, lives[sample].tokens + drawn)
                 for sample, attempt, drawn in engine.progress()
@@ -209,9 +166,8 @@ class SimRollout:
         self.num_offering -= num_groups
         for number in range(self.num_offered, self.num_offered + num_groups):
             group = group_id(0, number)
-            draw = self._draws[group] = self.workload.group(number, size)
-            for member, length in enumerate(draw.lengths):
-                self._lives[sample_id(group, member)] = _Life(group, draw, length)
+            draw = self.workload.group(number, size)
+            self.live.offer(group, draw)
             groups.append(group)
             expected.append(sum(draw.lengths) / size)
         self.num_offered += num_groups
@@ -322,7 +278,7 @@ class SimRollout:
         told = []
         for end in ends:
             request = end.request
-            life = self._lives.get(request.sample)
+            life = self.live.lives.get(request.sample)
             if life is None or life.attempt != request.attempt:
                 continue  # dropped meanwhile
             if (
@@ -367,7 +323,7 @@ class SimRollout:
         scores: list[tuple[SampleId, float]] = []
         failed: list[SampleId] = []
         for sample in samples:
-            life = self._lives.get(sample)
+            life = self.live.lives.get(sample)
             if life is None:
                 continue  # dropped meanwhile
             life.due -= 1
@@ -379,7 +335,7 @@ class SimRollout:
             else:
                 scores.append((sample, 0.0))
         for sample in failed:
-            if sample in self._lives:  # or it was dropped with one that failed before it
+            if sample in self.live.lives:  # or it was dropped with one that failed before it
                 self._emit(
                     RewardFailed(
                         id=self._next(), at_s=self.clock.now, sample=sample, error="simulated"
@@ -406,47 +362,10 @@ class SimRollout:
             event = pending.popleft()
             actions = step(event)
             if self.listener is not None:
-                self._tell_complete(event, self.listener)
+                self.live.tell_complete(event, self.scheduler.state.groups)
             for action in actions:
                 self._perform(action)
         self._settling = False
-
-    def _tell_complete(self, event: Event, listener: GroupListener) -> None:
-        """Tells of samples that are scored, and of groups that an event has made ready.
-
-        A group that is delivered with the event is told there.
-        """
-        match event:
-            case SamplesScored():
-                names = []
-                for sample, _ in event.scores:
-                    life = self._lives.get(sample)
-                    if life is not None:
-                        names.append(life.group)
-                        alone = replace(life.draw, lengths=(life.length,))
-                        listener.sample(self.name, sample, alone)
-            case GroupsJudged():
-                names = [name for name, _ in event.verdicts]
-            case _:
-                return
-        groups = self.scheduler.state.groups
-        for name in dict.fromkeys(names):
-            group = groups.get(name)
-            if group is not None and group.phase is GroupPhase.READY and name not in self._told:
-                self._told.add(name)
-                samples = tuple(member.id for member in group.members)
-                self._tell_group(listener, name, samples, self._draws[name])
-
-    def _tell_group(
-        self,
-        listener: GroupListener,
-        name: GroupId,
-        samples: tuple[SampleId, ...],
-        draw: GroupDraw,
-    ) -> None:
-        if len(samples) != len(draw.lengths):  # redundant members were drawn
-            draw = replace(draw, lengths=tuple(self._lives[s].length for s in samples))
-        listener.complete(self.name, name, samples, draw, kept=True)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -502,7 +421,7 @@ class SimRollout:
     def _submit(self, action: Submit) -> None:
         requests = []
         for dispatch in action.samples:
-            life = self._lives[dispatch.sample]
+            life = self.live.lives[dispatch.sample]
             life.attempt = dispatch.attempt
             kept = dispatch.kept_tokens
             if kept != life.tokens:
@@ -531,7 +450,7 @@ class SimRollout:
             self._scored_at_once(samples)
             return
         for sample in samples:
-            self._lives[sample].due = len(self.scorers)
+            self.live.lives[sample].due = len(self.scorers)
         for scorers in self.scorers:
             scorers.submit(samples)
 
@@ -540,54 +459,14 @@ class SimRollout:
         self._pending.append(SamplesScored(id=self._next(), at_s=self.clock.now, scores=scores))
 
     def _judge(self, groups: Sequence[GroupId]) -> None:
-        verdicts = []
-        for group in groups:
-            draw = self._draws[group]
-            if draw.filtered is not None:
-                self._judged[group] = draw
-                self.filtered[draw.filtered] += len(draw.lengths)
-                if self.listener is not None:
-                    members = range(len(draw.lengths))
-                    samples = tuple(sample_id(group, member) for member in members)
-                    self.listener.complete(self.name, group, samples, draw, kept=False)
-            verdicts.append((group, draw.filtered))
+        verdicts = [(group, self.live.judge(group)) for group in groups]
         self._pending.append(
             GroupsJudged(id=self._next(), at_s=self.clock.now, verdicts=tuple(verdicts))
         )
 
     def _deliver(self, action: Deliver) -> None:
-        version, ages = action.version, Counter[int]()
-        delivered: dict[GroupId, GroupDraw] = {}
-        for group in action.groups:
-            if self.listener is not None and group.group not in self._told:
-                draw = self._draws[group.group]
-                self._tell_group(self.listener, group.group, group.samples, draw)
-            self._told.discard(group.group)
-            lives = [self._lives.pop(sample) for sample in group.samples]
-            draw = self._draws.pop(group.group)
-            if len(lives) != len(draw.lengths):  # redundant members were drawn
-                draw = replace(draw, lengths=tuple(life.length for life in lives))
-            delivered[group.group] = draw
-            for life in lives:
-                first = life.first_version
-                ages[version - (version if first is None else first)] += 1
-        filtered: dict[GroupId, GroupDraw] = {}
-        for name in action.filtered:
-            judged = self._judged.pop(name, None)
-            if judged is not None:
-                filtered[name] = judged
-                for member in range(len(judged.lengths)):
-                    self._lives.pop(sample_id(name, member), None)
-            self._draws.pop(name, None)
-        self.batches[action.batch] = Batch(
-            delivered=list(delivered.values()),
-            filtered=list(filtered.values()),
-            num_dropped=len(action.filtered) - len(filtered),
-            ages=ages,
-        )
-        if self.listener is not None:
-            self.listener.delivered(self.name, action.batch, list(delivered), list(filtered))
+        self.batches[action.batch] = self.live.deliver(action)
 
     def _drop(self, action: Drop) -> None:
         self.dropped[action.reason] += 1
-        self._lives.pop(action.sample, None)
+        self.live.lives.pop(action.sample, None)

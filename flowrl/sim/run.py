@@ -535,7 +535,7 @@ class _Simulation:
         reasons: Counter[str] = Counter()
         for rollout in self.rollouts:
             reasons.update({f"dropped: {why}": n for why, n in rollout.dropped.items()})
-            reasons.update({f"filtered: {why}": n for why, n in rollout.filtered.items()})
+            reasons.update({f"filtered: {why}": n for why, n in rollout.live.filtered.items()})
         totals = [engine.totals for engine in self.engines]
         return SimReport(
             name=self.model.name,
