@@ -16,7 +16,7 @@ from flowrl.config.plan import PlanConfig
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.errors import ConfigError, DataError
-from flowrl.files import read_json_lines
+from flowrl.observe.lengths_file import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
 from flowrl.wording import counted
@@ -227,11 +227,7 @@ def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
             expected="the folder of a run, or a file of JSON lines such as its samples.jsonl",
             hint="name one of them, or set plan.mean_response_tokens in its place",
         ) from error
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if all(line.isdecimal() for line in lines):
-        values = [int(line) for line in lines]
-    else:
-        values = [_num_tokens(row, path, i) for i, row in enumerate(read_json_lines(path), 1)]
+    values = lengths_in(path, text)
     if not any(values):
         raise DataError(
             "there are no lengths",
@@ -241,19 +237,6 @@ def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
             hint="name samples.jsonl of a run, or set plan.mean_response_tokens in its place",
         )
     return EmpiricalLengths(values=tuple(float(min(max(1, v), longest)) for v in values))
-
-
-def _num_tokens(row: Mapping[str, object], path: Path, number: int) -> int:
-    tokens = row.get("num_tokens")
-    if not isinstance(tokens, int) or tokens < 0:
-        raise DataError(
-            "this row has no length",
-            where=f"{path}:{number}",
-            found=repr(tokens),
-            expected="num_tokens, a whole number",
-            hint="mend or leave out the line; samples.jsonl of a run is such a file",
-        )
-    return tokens
 
 
 def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:

@@ -17,7 +17,6 @@ been longer is there with `maximum` tokens. `mean` is the mean after this cut, a
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -59,10 +58,6 @@ class Lengths(Protocol):
         """No response is longer."""
         ...
 
-    def survival(self, tokens: float) -> float:
-        """The share of responses that are longer than `tokens`."""
-        ...
-
     def quantile(self, share: float) -> float:
         """The length that a share of responses does not exceed; 0 <= share <= 1."""
         ...
@@ -91,10 +86,6 @@ class ConstantLengths:
     def maximum(self) -> float:
         """See `Lengths`."""
         return self.tokens
-
-    def survival(self, tokens: float) -> float:
-        """See `Lengths`."""
-        return float(tokens < self.tokens)
 
     def quantile(self, share: float) -> float:
         """See `Lengths`."""
@@ -150,14 +141,6 @@ class LognormalLengths:
         """See `Lengths`."""
         return _cut_moment(self.mu, self.sigma, self.maximum, 2)
 
-    def survival(self, tokens: float) -> float:
-        """See `Lengths`."""
-        if tokens <= 0:
-            return 1.0
-        if tokens >= self.maximum:
-            return 0.0
-        return 1.0 - _NORMAL.cdf((math.log(tokens) - self.mu) / self.sigma)
-
     def quantile(self, share: float) -> float:
         """See `Lengths`."""
         if share <= 0:
@@ -206,10 +189,6 @@ class EmpiricalLengths:
         """See `Lengths`."""
         return self._sorted[-1]
 
-    def survival(self, tokens: float) -> float:
-        """See `Lengths`."""
-        return 1.0 - bisect_right(self._sorted, tokens) / len(self.values)
-
     def quantile(self, share: float) -> float:
         """See `Lengths`."""
         index = math.ceil(share * len(self.values) - 1e-9) - 1
@@ -226,7 +205,8 @@ def lognormal_before_cut(*, mean: float, sigma: float, maximum: float) -> Length
 
 @lru_cache(maxsize=1024)
 def expected_maximum(lengths: Lengths, num: float) -> float:
-    """Mean of the longest of `num` independent lengths: the integral of `1 - (1 - S(t))^num`.
+    """Mean of the longest of `num` independent lengths: the integral of `1 - (1 - S(t))^num`, with
+    S(t) the share of lengths that are longer than t.
 
     A number with a fraction lies between its neighbours.
 

@@ -113,11 +113,6 @@ class Tokenizer:
             alphabet_key=alphabet_key,
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the folder brings a chat template."""
-        return self._chat is not None
-
     def encode_prompt(self, text: str, chat: ChatMode = "auto") -> Ints:
         """int64 `[P]`, a prompt with the special tokens that the model expects in front of it.
 

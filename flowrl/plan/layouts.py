@@ -300,16 +300,20 @@ def _undivided(name: str, size: int, number: int, what: str) -> Rejection | None
     )
 
 
-def _tp_in_node(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
-    if tp <= rules.node_size:
+def _in_node(name: str, size: int, rules: LayoutRules) -> Rejection | None:
+    if size <= rules.node_size:
         return None
     return Rejection(
-        choice=f"tp={tp}",
+        choice=f"{name}={size}",
         constraint="would leave the node with its exchanges in every layer",
-        found=f"{tp} devices",
+        found=f"{size} devices",
         limit=f"{rules.node_size} of a node",
         nearest=str(rules.node_size),
     )
+
+
+def _tp_in_node(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
+    return _in_node("tp", tp, rules)
 
 
 def _tp_heads(shape: ModelShape, rules: LayoutRules, tp: int) -> Rejection | None:
@@ -370,15 +374,7 @@ def _cp_heads(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | Non
 
 
 def _cp_in_node(shape: ModelShape, rules: LayoutRules, cp: int) -> Rejection | None:
-    if cp <= rules.node_size:
-        return None
-    return Rejection(
-        choice=f"cp={cp}",
-        constraint="would leave the node with its exchanges in every layer",
-        found=f"{cp} devices",
-        limit=f"{rules.node_size} of a node",
-        nearest=str(rules.node_size),
-    )
+    return _in_node("cp", cp, rules)
 
 
 def _ep_experts(shape: ModelShape, rules: LayoutRules, ep: int) -> Rejection | None:

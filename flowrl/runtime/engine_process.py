@@ -40,7 +40,7 @@ from flowrl.runtime.engine_wire import (
     unpack_ends,
     unpack_progress,
 )
-from flowrl.runtime.scoring_wire import FrameReader, Message, pack
+from flowrl.runtime.frames import FrameReader, Message, pack, send_some
 
 __all__ = ["EngineProcess"]
 
@@ -232,14 +232,7 @@ class EngineProcess:
             self._send()
 
     def _send(self) -> None:
-        try:
-            while self._outgoing:
-                del self._outgoing[: self._sock.send(self._outgoing)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            # It is dead; the next poll finds out and says so.
-            self._outgoing.clear()
+        send_some(self._sock, self._outgoing)  # of one that is dead the next poll says so
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._sock, wanted)
 

@@ -1,8 +1,7 @@
 """What an engine's process and its client say to each other.
 
-Frames are those of `flowrl.runtime.scoring_wire`. Requests and ends cross as plain tuples and whole
+Messages are framed by `flowrl.runtime.frames`. Requests and ends cross as plain tuples and whole
 arrays of many samples, because hundreds of them cross at once and each object costs microseconds.
-Both ends are one program in one run; nothing here reads a file.
 
     client -> engine    ("open", plugin, PolicyContext, core or None), once
                         ("submit", [request, ...])   ("abort", (sample, ...))

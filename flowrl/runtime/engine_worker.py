@@ -31,7 +31,7 @@ from flowrl.runtime.engine_wire import (
     pack_progress,
     unpack_requests,
 )
-from flowrl.runtime.scoring_wire import FrameReader, Message, pack
+from flowrl.runtime.frames import FrameReader, Message, pack
 from flowrl.specs import Sampling
 
 __all__ = ["main"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError
+from flowrl.observe.libraries import installed_versions
 from flowrl.observe.rows import EvaluationRow, Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.step_report import StepResult
@@ -127,7 +127,7 @@ class Ledger:
             steps=self._steps,
             samples=self._samples,
             num_tokens=self._num_tokens,
-            libraries=_libraries(),
+            libraries=installed_versions(_LIBRARIES),
         )
 
     def _metric(self) -> str:
@@ -141,13 +141,3 @@ class Ledger:
 
     def _elapsed(self) -> float:
         return self._wall_s + time.monotonic() - self._started
-
-
-def _libraries() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -41,7 +41,8 @@ from flowrl.runtime.child_process import (
     standard_error,
     start_module,
 )
-from flowrl.runtime.scoring_wire import FrameReader, Message, Status, pack, request_tuple
+from flowrl.runtime.frames import FrameReader, Message, pack, send_some
+from flowrl.runtime.scoring_wire import Status, request_tuple
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
@@ -326,14 +327,7 @@ class ScoringPool:
             self._send(worker)
 
     def _send(self, worker: _Worker) -> None:
-        try:
-            while worker.outgoing:
-                del worker.outgoing[: worker.sock.send(worker.outgoing)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            # It is dead; `_turn` finds out and queues its batch again.
-            worker.outgoing.clear()
+        send_some(worker.sock, worker.outgoing)  # `_turn` finds out about one that is dead
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
         self._selector.modify(worker.sock, wanted, worker)
 

@@ -1,8 +1,7 @@
 """What a scoring pool and its workers say to each other.
 
-Frames: a 4-byte big-endian length, then a pickled message. Requests and scores cross as plain
-tuples, because dataclasses cost several times as much to pickle and hundreds of samples cross at
-once. Both ends are one program in one run; nothing here reads a file.
+Messages are framed by `flowrl.runtime.frames`. Requests and scores cross as plain tuples, because
+dataclasses cost several times as much to pickle and hundreds of samples cross at once.
 
     pool -> worker    ("open", plugin, context, timeout_s), once
                       ("score", [RequestTuple, ...])
@@ -16,51 +15,16 @@ monotonic clock that the processes of a machine share.
 
 from __future__ import annotations
 
-import pickle
 import struct
 from mmap import mmap
 from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreRequest
 
-__all__ = ["FrameReader", "Message", "RequestTuple", "Status", "pack", "request_tuple"]
-
-Message: TypeAlias = tuple[object, ...]
+__all__ = ["RequestTuple", "Status", "request_tuple"]
 
 RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int]
 """Ticket, then the fields of a `ScoreRequest` in their order."""
-
-_LENGTH = struct.Struct(">I")
-
-
-def pack(message: Message) -> bytes:
-    """A frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Cuts a byte stream into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes."""
-        self._buffer += data
-        messages: list[Message] = []
-        position = 0
-        while len(self._buffer) - position >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, position)
-            begin = position + _LENGTH.size
-            if len(self._buffer) < begin + size:
-                break
-            # The other end is a process of this run; see the module.
-            messages.append(pickle.loads(self._buffer[begin : begin + size]))  # noqa: S301
-            position = begin + size
-        if position:
-            del self._buffer[:position]
-        return messages
 
 
 def request_tuple(ticket: int, request: ScoreRequest) -> RequestTuple:

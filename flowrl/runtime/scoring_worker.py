@@ -26,7 +26,8 @@ from flowrl.backend.protocols import Plugin, ScoreBackend, ScoreContext, ScoreRe
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.child_process import die_with, named_plugin, received
-from flowrl.runtime.scoring_wire import FrameReader, Message, RequestTuple, Status, pack
+from flowrl.runtime.frames import FrameReader, Message, pack
+from flowrl.runtime.scoring_wire import RequestTuple, Status
 from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.errors import ConfigError, DataError
-from flowrl.files import read_json_lines
+from flowrl.observe.lengths_file import lengths_in
 
 __all__ = ["Constant", "Lengths", "Listed", "Lognormal", "parse_lengths", "read_lengths"]
 
@@ -165,9 +165,8 @@ def read_lengths(path: Path) -> Listed:
             expected=_FORMS,
             hint="for example --lengths lognormal:mean=300,sigma=1, or --lengths RUN/samples.jsonl",
         )
-    values = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "lengths cannot be read",
@@ -175,20 +174,7 @@ def read_lengths(path: Path) -> Listed:
             found=str(error),
             hint="name samples.jsonl of a run, or --lengths lognormal:mean=300,sigma=1",
         ) from error
-    if all(line.strip().isdecimal() for line in lines if line.strip()):
-        values = [int(line) for line in lines if line.strip()]
-    else:
-        for number, row in enumerate(read_json_lines(path), start=1):
-            tokens = row.get("num_tokens")
-            if not isinstance(tokens, int) or tokens < 0:
-                raise DataError(
-                    "this row has no length",
-                    where=f"{path}:{number}",
-                    found=repr(tokens),
-                    expected="num_tokens, a whole number",
-                    hint="mend or leave out the line; samples.jsonl of a run is such a file",
-                )
-            values.append(tokens)
+    values = lengths_in(path, text)
     if not values:
         raise DataError(
             "there are no lengths",

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,6 +35,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.data import PromptSet, Tokenizer, encode_prompts, load_rows, prepare_model_folder
 from flowrl.graph import Node, Op
 from flowrl.ids import RoleName, SampleId
+from flowrl.observe.libraries import installed_versions
 from flowrl.plan.schema import Placement
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.measure import EngineQuestion, Timer, measure_engine, repeated, timed
@@ -147,7 +147,7 @@ class _Stage:
                 devices=tuple(d.name for d in self.plan.pool.devices),
                 num_cores=os.cpu_count() or 0,
                 load=(round(load, 2), round(os.getloadavg()[0], 2)),
-                libraries=_libraries(),
+                libraries=installed_versions(_LIBRARIES),
             ),
         )
 
@@ -452,13 +452,3 @@ def _picked(lengths: object) -> tuple[int, ...]:
 def _short(seconds: float) -> float:
     """Six digits: no measurement has more."""
     return float(f"{seconds:.6g}")
-
-
-def _libraries() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

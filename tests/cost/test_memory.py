@@ -8,28 +8,7 @@ import pytest
 
 from flowrl.cost import ModelShape, Phase, PhaseMemory, Workload, format_bytes
 from flowrl.cost.memory import activation_bytes, phase_memory, resident_memory, working_memory
-
-SHAPE = ModelShape(
-    family="llama",
-    vocab_size=100,
-    hidden_size=8,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=2,
-    tied=True,
-)
-WORK = Workload(
-    num_slots=3,
-    max_length=10,
-    max_prompt_tokens=6,
-    max_response_tokens=4,
-    micro_batch=5,
-    num_samples=20,
-    dtype="float32",
-    trainable=True,
-)
+from tests.cost.tiny import SHAPE, WORK
 
 
 def named(memory: PhaseMemory) -> dict[str, int]:

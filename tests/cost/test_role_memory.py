@@ -18,7 +18,6 @@ from flowrl.cost import (
     ModelShape,
     Phase,
     PhaseMemory,
-    Workload,
 )
 from flowrl.cost.activations import mlp_kept
 from flowrl.cost.layout import Layout
@@ -34,30 +33,10 @@ from flowrl.cost.role_memory import (
     working_key,
 )
 from flowrl.cost.sharding import stage_layers, stage_parameters
+from tests.cost.tiny import SHAPE, WORK
 
 MIB = 1 << 20
 MODELS = Path(__file__).parents[2] / "configs" / "models"
-SHAPE = ModelShape(
-    family="llama",
-    vocab_size=100,
-    hidden_size=8,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=2,
-    tied=True,
-)
-WORK = Workload(
-    num_slots=3,
-    max_length=10,
-    max_prompt_tokens=6,
-    max_response_tokens=4,
-    micro_batch=5,
-    num_samples=20,
-    dtype="float32",
-    trainable=True,
-)
 ON_CPU = MemoryOptions(device_type="cpu")
 
 

@@ -24,7 +24,6 @@ def test_lognormal_lengths_have_the_moments_of_drawn_ones():
     drawn = np.minimum(np.exp(lengths.mu + rng.standard_normal((200_000, 4))), 4096)
     assert drawn.mean() == pytest.approx(1400, rel=0.005)
     assert (drawn**2).mean() == pytest.approx(lengths.mean_square, rel=0.01)
-    assert (drawn > 1000).mean() == pytest.approx(lengths.survival(1000), abs=0.005)
     assert np.median(drawn) == pytest.approx(lengths.quantile(0.5), rel=0.01)
     assert drawn.max(axis=1).mean() == pytest.approx(expected_maximum(lengths, 4), rel=0.01)
 
@@ -33,7 +32,6 @@ def test_empirical_lengths_by_hand():
     lengths = EmpiricalLengths(values=(30, 10, 20, 40))
     assert lengths.mean == 25
     assert lengths.mean_square == (900 + 100 + 400 + 1600) / 4
-    assert lengths.survival(20) == 0.5
     assert [lengths.quantile(share) for share in (0.0, 0.25, 0.26, 1.0)] == [10, 10, 20, 40]
     # The longest of two: 40 in 7 of 16 pairs, 30 in 5, 20 in 3, 10 in 1.
     assert expected_maximum(lengths, 2) == pytest.approx((7 * 40 + 5 * 30 + 3 * 20 + 10) / 16)
@@ -43,8 +41,6 @@ def test_constant_lengths_have_one_quantile():
     lengths = ConstantLengths(tokens=7)
     assert spread(lengths, 3).tolist() == [7, 7, 7]
     assert expected_maximum(lengths, 100) == 7
-    assert lengths.survival(6.9) == 1
-    assert lengths.survival(7) == 0
 
 
 def test_a_mean_before_the_cut_is_above_the_one_after():

@@ -320,7 +320,6 @@ def test_a_template_that_does_not_parse_is_a_data_error(tmp_path):
 
 def test_always_without_a_template_says_what_to_set(tmp_path):
     tokenizer = Tokenizer.load(foreign_folder(tmp_path / "m"))
-    assert not tokenizer.has_chat_template
     with pytest.raises(DataError, match=r"data\.chat_template=auto"):
         tokenizer.encode_prompt("x", "always")
 

@@ -14,7 +14,8 @@ import pytest
 
 from flowrl.backend.protocols import ScoreContext
 from flowrl.ids import RoleName
-from flowrl.runtime.scoring_wire import Status, pack
+from flowrl.runtime.frames import pack
+from flowrl.runtime.scoring_wire import Status
 
 REWARDS = Path(__file__).parent / "rewards.py"
 DEADLINE_S = 60.0

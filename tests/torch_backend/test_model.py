@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from flowrl.backend.protocols import PolicyContext
 from flowrl.errors import BackendError
-from flowrl.ids import RoleName
 from flowrl_backends.torch.model import (
     load_model,
     move_tensor,
@@ -21,6 +18,7 @@ from flowrl_backends.torch.model import (
     tokenizer_files,
 )
 from flowrl_backends.torch.packed_forward import supports_packing
+from tests.torch_backend.trainer_fixtures import context
 
 
 @pytest.fixture
@@ -39,22 +37,6 @@ def folder(tmp_path: Path) -> Path:
     )
     config.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def context(folder: Path, **changes: object) -> PolicyContext:
-    made = PolicyContext(
-        role=RoleName("actor"),
-        model=folder,
-        fresh=True,
-        device="cpu",
-        dtype="float32",
-        seed=3,
-        num_slots=4,
-        max_length=64,
-        trainable=True,
-        stop_token_ids=(1,),
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def numbers(model: torch.nn.Module) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,12 @@ import transformers
 from safetensors import SafetensorError
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
-from flowrl.backend.protocols import OptimizerStep, PolicyContext, UpdateSpec
+from flowrl.backend.protocols import OptimizerStep, UpdateSpec
 from flowrl.errors import CheckpointError
-from flowrl.ids import RoleName, SampleId
+from flowrl.ids import SampleId
 from flowrl.specs import AdamW, CrossEntropy
 from flowrl_backends.torch.trainer import TorchTrainer
+from tests.torch_backend.trainer_fixtures import context
 
 SCHEDULE = AdamW(learning_rate=1e-2, warmup_updates=2, schedule="cosine", weight_decay=0.01)
 
@@ -45,19 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def trainer_of(folder: Path, **changes: object) -> TorchTrainer:
-    context = PolicyContext(
-        role=RoleName("actor"),
-        model=folder,
-        fresh=True,
-        device="cpu",
-        dtype="float32",
-        seed=3,
-        num_slots=4,
-        max_length=64,
-        trainable=True,
-        stop_token_ids=(1,),
-    )
-    return TorchTrainer(replace(context, **changes))  # type: ignore[arg-type]
+    return TorchTrainer(context(folder, **changes))
 
 
 def train(trainer: TorchTrainer, seeds: range) -> list[OptimizerStep]:

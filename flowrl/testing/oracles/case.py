@@ -168,11 +168,6 @@ class Case:
         """The second part of the name, in lower case; may name a flavour (`verl_vectorized`)."""
         return self._part(1).lower()
 
-    @property
-    def scenario(self) -> str:
-        """The last part of the name, or nothing."""
-        return self._part(2)
-
     def _part(self, number: int) -> str:
         parts = self.name.split("__", 2)
         return parts[number] if len(parts) > number else ""
