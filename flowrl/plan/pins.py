@@ -5,12 +5,13 @@
     actor.update.dp=16      one node
 
     rollout.environment=apart   the environment of episodes has devices of its own (or: together)
-    game.devices=48-63      and it has these, of those of its rollout
+    game.devices=48-63      and it has these, of those of its rollout or of its own kind
 
 A subject is a node (`actor.update`), an operation (`update`, `logprobs`), `rollout` (all that
 generate), or a role: its own nodes, without its rollout where it has others. An environment has
-`devices` and `environment`; a rollout's devices are those of its environment too. Devices are
-numbered in the cluster's order: its accelerators, or its CPUs where it has none.
+`devices` and `environment`; a rollout's devices are those of its environment too, unless that is on
+another kind of them. Devices are numbered in the cluster's order: its accelerators, or its CPUs
+where it has none.
 """
 
 from __future__ import annotations

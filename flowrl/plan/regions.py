@@ -1,7 +1,7 @@
 """A task whose samples are episodes: where its environment is, and what both take together.
 
-A region (`interact`) is one task of the search. Its ways are made here, from the ways in which its
-policy alone draws on some devices:
+A region (`interact`) is one task of the search. Its ways (`flowrl.plan.region_ways`) are those in
+which its policy alone draws on some devices, each with the places of its environment:
 
 - **together**: on the same devices. An environment of accelerators takes turns with the policy on
   them, and both are held there. One of CPUs is on the hosts of these devices: it has its part of

@@ -173,7 +173,7 @@ def _model_placements(chosen: Chosen, request: PlanRequest) -> Iterator[Placemen
             role=name,
             backend=role.backend,
             devices=_addresses(chosen, numbers),
-            # On CPUs the executor of today runs them, with its models in one process.
+            # On CPUs the local executor runs them, with its models in one process.
             process=MAIN_PROCESS if chosen.posed.group_of(main.id).device.type == "cpu" else name,
             dtype=role_dtype(role, request, chosen.posed.group_of(main.id).device),
             layout=layout if layout.num_devices == len(numbers) else ONE_DEVICE,
