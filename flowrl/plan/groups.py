@@ -24,7 +24,7 @@ from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
 from flowrl.plan.impossible_pins import Elsewhere
 from flowrl.plan.many import GroupJob, Searched, search_group
-from flowrl.plan.mixed import pair_searches, search_two_groups
+from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
@@ -35,7 +35,7 @@ from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.tasks import TaskWork, tasks_of
 from flowrl.plan.write_many import write_plan
 
-__all__ = ["cost_of", "groups_for", "host_share", "plan_over_groups"]
+__all__ = ["cost_of", "groups_for", "host_parts", "host_share", "plan_over_groups"]
 
 
 def groups_for(
@@ -89,18 +89,22 @@ def _shares(alike: Sequence[DeviceGroup], size: int) -> DeviceGroup:
 
 
 def host_share(pool: ResourcePool, group: DeviceGroup) -> int:
-    """Bytes of its host's memory that each device of a group may fill.
+    """Bytes of its host's memory that each device of a group may fill."""
+    return int(HOST_SHARE * min(host_parts(pool, group)))
+
+
+def host_parts(pool: ResourcePool, group: DeviceGroup) -> list[float]:
+    """Bytes of each host's memory that are a device's part, of the hosts of a group.
 
     All accelerators of a host share it evenly, the reserved ones and those of other kinds too.
     """
     mine = set(group.addresses)
-    shares = [
+    return [
         node.memory_bytes
         / sum((one.type == "cpu") == (group.device.type == "cpu") for one in node.devices)
         for node in pool.nodes
         if any(pool.address(node, device) in mine for device in node.devices)
     ]
-    return int(HOST_SHARE * min(shares))
 
 
 def cost_of(request: PlanRequest) -> Cost:
@@ -148,7 +152,7 @@ def plan_over_groups(
     beaten: tuple[Searched, ...] = ()
     if len(parts) > 1:
         within = min((one.best.objective for one in found), default=math.inf)
-        over_two = search_two_groups(graph, request, (parts, hosts), cost, pins, within)
+        over_two = search_two_groups(job.on_two(pins), within)
         beaten = over_two.others
         found += [over_two.best] if over_two.best is not None else []
     best = min(found, key=lambda one: one.best.objective, default=None)
@@ -240,6 +244,17 @@ class _Job:
             outside=seating.outside,
         )
 
+    def on_two(self, pins: PinnedTasks) -> PairJob:
+        """The job on two groups."""
+        return PairJob(
+            graph=self.graph,
+            request=self.request,
+            cost=self.cost,
+            pins=pins,
+            parts=self.parts,
+            hosts=self.hosts,
+        )
+
     def beside(self, part: Part) -> Elsewhere:
         """What there is besides one of the groups that are tried."""
         return Elsewhere(
@@ -258,10 +273,9 @@ class _Job:
         others = (one for one in self.tried if one is not part)
         if any(self.holds(one, pins) for one in others):
             return True
-        both = (self.parts, self.hosts)
         return len(self.parts) > 1 and any(
             pair.likely is not None or pair.best(math.inf)
-            for pair in pair_searches(self.graph, self.request, both, self.cost, pins)
+            for pair in pair_searches(self.on_two(pins))
         )
 
     def holds(self, part: Part, pins: PinnedTasks) -> bool:

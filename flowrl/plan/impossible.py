@@ -37,6 +37,7 @@ from flowrl.wording import counted
 __all__ = ["fewest_left_out", "nothing_fits", "nothing_runs", "nowhere_to_stand"]
 
 MOST_DEVICES = 65536
+"""Of a larger pool that is suggested."""
 
 
 def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks, ground: Ground) -> PlanError:

@@ -56,6 +56,7 @@ __all__ = [
     "Searched",
     "distinct",
     "fits_hosts",
+    "host_bytes",
     "hosts_full",
     "search_group",
     "search_posed",
@@ -363,7 +364,7 @@ def _priced(
             continue
         numbers, played = where
         picked = _picked(posed, one.schedule)
-        if _host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
+        if host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
             continue
         syncs = {
             (update, task): sync_seconds(
@@ -419,7 +420,7 @@ def _split_regions(
     return own, played
 
 
-def _host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:
+def host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:
     """That all tasks of the fullest device have on its host."""
     on: dict[int, int] = {}
     for name, way in picked.items():
@@ -435,7 +436,7 @@ def fits_hosts(posed: Posed, schedule: Schedule) -> bool:
     if where is None:
         return False
     picked = _picked(posed, schedule)
-    return _host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
+    return host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
 
 
 def _picked(posed: Posed, schedule: Schedule) -> dict[str, Candidate]:
@@ -465,7 +466,7 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
         fits: Whether there is a plan with a change.
     """
     blocks = [(stood(posed, one.schedule), _picked(posed, one.schedule)) for one in found]
-    need = min((_host_bytes(on[0], ways) for on, ways in blocks if on is not None), default=0)
+    need = min((host_bytes(on[0], ways) for on, ways in blocks if on is not None), default=0)
     host, group = posed.candidates.host, posed.group
     every = list(dict.fromkeys(pin for own in pins.asked.values() for pin in own.values()))
     without = fewest_left_out(every, pins, fits)

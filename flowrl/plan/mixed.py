@@ -53,7 +53,14 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.tasks import tasks_of
 
-__all__ = ["OverTwo", "PairSearch", "pair_searches", "priced_syncs", "search_two_groups"]
+__all__ = [
+    "OverTwo",
+    "PairJob",
+    "PairSearch",
+    "pair_searches",
+    "priced_syncs",
+    "search_two_groups",
+]
 
 ROUNDING = 1e-9
 """Of a limit, so that nothing is lost by it."""
@@ -61,6 +68,23 @@ ROUNDING = 1e-9
 KEEPS = (1, 8, 64)
 """Schedules of a part that must beat one for it to be left out: more where the hosts or pins do not
 let the best ones stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairJob:
+    """A job that is to be placed on two groups of equal devices.
+
+    Attributes:
+        parts: Groups for tasks.
+        hosts: Groups for environments that ask for them.
+    """
+
+    graph: Graph
+    request: PlanRequest
+    cost: Cost
+    pins: PinnedTasks
+    parts: Sequence[Part]
+    hosts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,60 +100,47 @@ class OverTwo:
     others: tuple[Searched, ...]
 
 
-def search_two_groups(
-    graph: Graph,
-    request: PlanRequest,
-    parts: tuple[Sequence[Part], Sequence[Part]],
-    cost: Cost,
-    pins: PinnedTasks,
-    within: float,
-) -> OverTwo:
+def search_two_groups(job: PairJob, within: float) -> OverTwo:
     """The best plan over all ordered pairs of groups, and all ways to set devices aside for
     environments.
 
     Args:
-        parts: Groups for tasks, and those for environments that ask for them.
         within: An objective that plans over one group reach: worse ones are of no use.
     """
-    searches = list(pair_searches(graph, request, parts, cost, pins))
-    searches.sort(key=lambda search: search.limit)
+    searches = sorted(pair_searches(job), key=lambda search: search.limit)
     best: Searched | None = None
     told: dict[tuple[str, str], Searched] = {}
     for search in searches:
         found = search.best(min(search.limit, within))
         if found and found[0].objective <= within:
-            new = Searched(posed=found[0].posed, best=found[0], others=tuple(found[1:]), pins=pins)
-            within, best, beaten = found[0].objective, new, best
+            first, *more = found
+            new = Searched(posed=first.posed, best=first, others=tuple(more), pins=job.pins)
+            within, best, beaten = first.objective, new, best
             if beaten is not None:
                 told.setdefault(_kinds(beaten), beaten)
         elif search.likely is not None:
             one = search.chosen(search.likely)
-            told.setdefault(search.kinds, Searched(posed=one.posed, best=one, others=(), pins=pins))
+            alone = Searched(posed=one.posed, best=one, others=(), pins=job.pins)
+            told.setdefault(search.kinds, alone)
     others = [one for kinds, one in told.items() if best is None or kinds != _kinds(best)]
     return OverTwo(best=best, others=tuple(others))
 
 
-def pair_searches(
-    graph: Graph,
-    request: PlanRequest,
-    parts: tuple[Sequence[Part], Sequence[Part]],
-    cost: Cost,
-    pins: PinnedTasks,
-) -> Iterator[PairSearch]:
+def pair_searches(job: PairJob) -> Iterator[PairSearch]:
     """One for each ordered pair of groups and each way to set devices aside for environments."""
-    if request.options.kind == "temporal":
+    if job.request.options.kind == "temporal":
         return
-    tasks = tasks_of(graph, request)
-    seats = _Seats(graph, request, cost, pins)
-    for part in parts[0]:
+    tasks = tasks_of(job.graph, job.request)
+    seats = _Seats(job)
+    for part in job.parts:
         try:
-            ways = seatings(tasks, part, *parts, pins)
+            ways = seatings(tasks, part, job.parts, job.hosts, job.pins)
         except PlanError:
             continue  # whoever looks at the part alone tells it
         for seating in ways:
             for other in seating.left:
                 sides = (seats.posed(part, seating), seats.posed(other, seating))
-                yield PairSearch(graph, request, sides, seating)
+                yield PairSearch(job.graph, job.request, sides, seating)
 
 
 def _kinds(searched: Searched) -> tuple[str, str]:
@@ -143,11 +154,8 @@ def _kinds(searched: Searched) -> tuple[str, str]:
 class _Seats:
     """All tasks on one group of devices, each made once."""
 
-    def __init__(self, graph: Graph, request: PlanRequest, cost: Cost, pins: PinnedTasks) -> None:
-        self._graph = graph
-        self._request = request
-        self._cost = cost
-        self._pins = pins
+    def __init__(self, job: PairJob) -> None:
+        self._job = job
         self._made: dict[object, Posed] = {}
 
     def posed(self, part: Part, seating: Seating) -> Posed:
@@ -160,8 +168,8 @@ class _Seats:
 
     def _pose(self, part: Part, outside: Mapping[str, DeviceGroup]) -> Posed:
         """Tasks that pins put on other devices have no way to run here."""
-        here, pins = set(part.numbering), self._pins
-        tasks = tasks_of(self._graph, self._request)
+        job, here, pins = self._job, set(part.numbering), self._job.pins
+        tasks = tasks_of(job.graph, job.request)
         mine = frozenset[str](
             task.id
             for task in tasks
@@ -169,12 +177,12 @@ class _Seats:
             and (task.id in outside or here.issuperset(pins.environments.get(task.id, ())))
         )
         own = pins.of_tasks(mine)
-        spatial = self._request.options.kind == "spatial"
+        spatial = job.request.options.kind == "spatial"
         posed = pose(
-            self._graph,
-            self._request,
+            job.graph,
+            job.request,
             part.group,
-            self._cost,
+            job.cost,
             filters=own.filters,
             places=own.places(part.numbering),
             environments=own.environments_in(part.numbering, outside),

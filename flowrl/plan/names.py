@@ -11,7 +11,7 @@ from flowrl.cost.layout import Layout
 from flowrl.plan.check_plan import number_ranges
 from flowrl.wording import counted
 
-__all__ = ["RATES", "cache_words", "device_names", "way_words"]
+__all__ = ["RATES", "cache_words", "device_names", "offload_words", "way_words"]
 
 RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
 """Of a device, without which no time is known of it."""
@@ -66,11 +66,13 @@ def way_words(layout: Layout, recompute: str, offload: Sequence[str]) -> str:
     words = [layout.describe()]
     if recompute != "none":
         words.append(f"{recompute} recompute")
-    if "optimizer" in offload:
-        words.append("optimizer on the host")
-    if "all" in offload:
-        words.append("on the host between turns")
-    return ", ".join(words)
+    return ", ".join((*words, *offload_words(offload)))
+
+
+def offload_words(offload: Sequence[str]) -> list[str]:
+    """What is on the host, and when."""
+    words = {"optimizer": "optimizer on the host", "all": "on the host between turns"}
+    return [words[what] for what in words if what in offload]
 
 
 def cache_words(kv_tokens: int, slots: int) -> str:

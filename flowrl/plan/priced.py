@@ -20,8 +20,9 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.decided import decided_task, decided_way
+from flowrl.plan.groups import host_parts
 from flowrl.plan.held import held_memory
-from flowrl.plan.many import Chosen
+from flowrl.plan.many import Chosen, host_bytes
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.mixed import priced_syncs
 from flowrl.plan.names import cache_words, way_words
@@ -290,15 +291,7 @@ class _Reading:
     def _host(self, group: DeviceGroup) -> int | None:
         """As the planner shares a host's memory; None of hosts that the plan does not describe."""
         mine = set(group.addresses)
-        shares = [
-            node.memory_bytes
-            / max(
-                1, sum((one.type == "cpu") == (group.device.type == "cpu") for one in node.devices)
-            )
-            for node in self.pool.nodes
-            if any(self.pool.address(node, device) in mine for device in node.devices)
-        ]
-        least = min(shares, default=0.0)
+        least = min(host_parts(self.pool, group), default=0.0)
         if len(self.pool.nodes) == 1:  # what idles leaves its part to the others
             used = {one for task in self.tasks for one in self.operation(task.id).devices}
             least *= len(mine) / max(1, len(mine & used))
@@ -372,12 +365,8 @@ def _check_held(chosen: Chosen, plan: PlacementPlan, where: str) -> None:
             expected=f"at most {format_bytes(budget)}",
             hint=_nearest(chosen, task, entry, budget),
         )
-    used: dict[int, int] = {}
-    for name, way in chosen.ways.items():
-        for number in chosen.numbers[name]:
-            used[number] = used.get(number, 0) + way.host
     host = chosen.posed.candidates.host
-    most = max(used.values(), default=0)
+    most = host_bytes(chosen.numbers, chosen.ways)
     if host is not None and most > host:
         raise PlanError(
             "what the file puts on the hosts is more than they hold",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.plan.names import device_names
+from flowrl.plan.names import device_names, offload_words
 from flowrl.plan.schema import (
     Operation,
     PlacementPlan,
@@ -134,11 +134,7 @@ def _details(operation: Operation) -> str:
         words.append(f"{operation.recompute} recompute")
     if operation.micro_tokens:
         words.append(f"micro-batches of {operation.micro_tokens:,} tokens")
-    if "optimizer" in operation.offload:
-        words.append("optimizer on the host")
-    if "all" in operation.offload:
-        words.append("on the host between turns")
-    return ", ".join(words) or "-"
+    return ", ".join((*words, *offload_words(operation.offload))) or "-"
 
 
 def _times(plan: PlacementPlan) -> Rows:

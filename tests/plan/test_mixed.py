@@ -15,7 +15,7 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
-from flowrl.plan.mixed import PairSearch, pair_searches
+from flowrl.plan.mixed import PairJob, PairSearch, pair_searches
 from flowrl.plan.pins import read_pins
 from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.sizing import pool_of_devices
@@ -47,7 +47,8 @@ def over_two(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> list[Pair
     parts = parts_of(pool)
     numbers = [number for part in parts for number in part.numbering]
     pins = read_pins(wanted.options, tasks_of(graph, wanted), numbers)
-    return list(pair_searches(graph, wanted, (parts, ()), AnalyticCost(), pins))
+    job = PairJob(graph=graph, request=wanted, cost=AnalyticCost(), pins=pins, parts=parts)
+    return list(pair_searches(job))
 
 
 @pytest.mark.parametrize(
