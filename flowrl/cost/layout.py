@@ -76,6 +76,16 @@ class Layout:
         return self.tp * self.pp * self.cp
 
     @property
+    def server_replicas(self) -> int:
+        """Replicas of an inference server: those over which its experts are divided."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def server_devices(self) -> int:
+        """Devices of an inference server."""
+        return self.model_devices * self.server_replicas
+
+    @property
     def shards(self) -> int:
         """Devices that hold the same part of the model: what ZeRO and FSDP divide over."""
         return self.cp * self.dp

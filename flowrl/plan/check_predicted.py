@@ -34,6 +34,10 @@ _OPERATION_FLAGS = {
     "--max-num-seqs": "slots",
     "--max-total-tokens": "kv_tokens",
 }
+_OF_A_SERVER = {"--tp-size", "--max-running-requests"}
+"""Of all replicas of a server together, where its experts are divided over several."""
+_REPLICAS = {"sglang": "--dp-size", "vllm": "--data-parallel-size"}
+"""How many these are, by engine; 1 where it is left out."""
 _LENGTH_FLAGS = ("--context-length", "--max-model-len")
 
 
@@ -84,15 +88,19 @@ def _check_flags(
 ) -> None:
     """How engines are started, beside the operation that they are for."""
     given = dict(flags.flags)
+    together = operation.layout.server_replicas
     for name, key in _LAYOUT_FLAGS.items():
         if name in given:
             of = f"operations.{number}.layout.{key}"
-            _check_flag(name, given[name], getattr(operation.layout, key), of, where)
+            size = getattr(operation.layout, key) * (together if name in _OF_A_SERVER else 1)
+            _check_flag(name, given[name], size, of, where)
+    if (name := _REPLICAS.get(flags.engine)) is not None:
+        of = f"operations.{number}.layout.ep"
+        _check_flag(name, given.get(name, "1"), together, of, where)
     for name, key in _OPERATION_FLAGS.items():
         if name in given:
-            _check_flag(
-                name, given[name], getattr(operation, key), f"operations.{number}.{key}", where
-            )
+            amount = getattr(operation, key) * (together if name in _OF_A_SERVER else 1)
+            _check_flag(name, given[name], amount, f"operations.{number}.{key}", where)
     for name in _LENGTH_FLAGS:
         if name in given:
             _check_flag(name, given[name], plan.sizes.max_length, "sizes.max_length", where)

@@ -1,4 +1,10 @@
-"""The options that SGLang and vLLM servers are started with, one server a replica.
+"""The options that SGLang and vLLM servers are started with.
+
+One server is one replica, or, where experts are divided over the devices of several, these together
+(`Layout.server_replicas`). In SGLang `--ep-size` divides `--tp-size`, which counts all devices of a
+stage then; attention is divided over those of a replica (`--enable-dp-attention`), and
+`--max-running-requests` is shared out among replicas. In vLLM experts are divided over all devices
+of a stage, and every other number is that of a replica.
 
 Names are those of `python -m sglang.launch_server` (SGLang, docs "Server Arguments") and of
 `vllm serve` (vLLM, docs "Engine Arguments"). Their memory fractions mean different things: SGLang's
@@ -38,18 +44,21 @@ def engine_flags(
         sleeps: Others work on its devices, or on some of them, between rollouts.
     """
     layout = candidate.layout
+    together = layout.server_replicas
     static = sum(part.nbytes for part in memory.parts if part.name in _STATIC)
     match task.library.name:
         case "sglang":
-            flags = [("--tp-size", str(layout.tp))]
+            flags = [("--tp-size", str(layout.tp * together))]
             if layout.pp > 1:
                 flags.append(("--pp-size", str(layout.pp)))
+            if together > 1:
+                flags += [("--dp-size", str(together)), ("--enable-dp-attention", "")]
             if layout.ep > 1:
                 flags.append(("--ep-size", str(layout.ep)))
             flags += [
                 ("--dtype", dtype),
                 ("--context-length", str(max_length)),
-                ("--max-running-requests", str(candidate.slots)),
+                ("--max-running-requests", str(candidate.slots * together)),
                 ("--max-total-tokens", str(candidate.kv_tokens)),
                 ("--mem-fraction-static", _fraction(static, memory_bytes)),
             ]
@@ -59,6 +68,8 @@ def engine_flags(
             flags = [("--tensor-parallel-size", str(layout.tp))]
             if layout.pp > 1:
                 flags.append(("--pipeline-parallel-size", str(layout.pp)))
+            if together > 1:
+                flags.append(("--data-parallel-size", str(together)))
             if layout.ep > 1:
                 flags.append(("--enable-expert-parallel", ""))
             flags += [

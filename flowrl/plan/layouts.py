@@ -14,7 +14,8 @@ What must divide, with t, p, c, d, e for tp, pp, cp, dp, ep:
 - p: layers.
 - c: a sample is cut into 2 c pieces (one early and one late piece a rank balances the causal mask);
   where heads travel instead of keys (`cp_splits_heads`), query heads per tensor rank.
-- e: experts, and t c d, for an expert group lies inside a stage; and t, or t divides it.
+- e: experts, and t c d, for an expert group lies inside a stage; and t, or t divides it, which it
+  must where a library does not divide experts twice (`cuts_experts`).
 - d: rows of an optimizer update, or of a forward pass. A rollout has no such rule: samples are
   routed one by one, so replicas need not get equal numbers, and a replica without one is all that
   is refused.
@@ -81,6 +82,7 @@ class LayoutRules:
             0 pads to whatever a layout needs.
         cp_splits_heads: Context-parallel ranks exchange heads (Ulysses) instead of keys (ring).
         max_pp: Stages at most.
+        cuts_experts: An expert group may lie inside a tensor group, whose ranks divide its experts.
     """
 
     kinds: frozenset[str]
@@ -93,6 +95,7 @@ class LayoutRules:
     vocabulary_step: int = 64
     cp_splits_heads: bool = False
     max_pp: int = 16
+    cuts_experts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +411,12 @@ def _combined_problem(shape: ModelShape, layout: Layout, rules: LayoutRules) -> 
         return Rejection(
             choice=f"tp={layout.tp} cp={layout.cp}",
             constraint=f"cp does not divide the {shape.num_heads // layout.tp} heads of a rank",
+        )
+    if layout.ep > 1 and layout.ep % layout.tp and not rules.cuts_experts:
+        return Rejection(
+            choice=f"tp={layout.tp} ep={layout.ep}",
+            constraint="would divide experts twice, which the library does not",
+            limit=f"at least ep={layout.tp}",
         )
     return _dp_problem(rules, layout.dp)
 

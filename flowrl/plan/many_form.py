@@ -64,7 +64,8 @@ class ScheduleStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """How an inference server is started for one replica of an operation.
+    """How an inference server is started: for one replica of an operation, or for those over which
+    its experts are divided.
 
     Attributes:
         flags: `(option, value)` as its command line has them; an empty value of a switch.

@@ -40,6 +40,7 @@ class Library:
         cp_splits_heads: See `LayoutRules`.
         sleeps: An engine gives its memory back while others work.
         in_place: An engine reads the parameters of the trainer on its device.
+        cuts_experts: See `LayoutRules`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Library:
     cp_splits_heads: bool = False
     sleeps: bool = True
     in_place: bool = False
+    cuts_experts: bool = True
 
 
 TRAINERS = {
@@ -61,7 +63,8 @@ TRAINERS = {
 
 ENGINES = {
     "sglang": Library(name="sglang", kinds=ENGINE_KINDS, shard="none"),
-    "vllm": Library(name="vllm", kinds=ENGINE_KINDS, shard="none"),
+    # With `--enable-expert-parallel` it divides experts over all devices of a stage, none twice.
+    "vllm": Library(name="vllm", kinds=ENGINE_KINDS, shard="none", cuts_experts=False),
 }
 """Likewise an engine."""
 

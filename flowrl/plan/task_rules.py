@@ -30,6 +30,7 @@ def layout_rules(task: TaskWork, request: PlanRequest, node_size: int) -> Layout
         kv_copies=library.kv_copies,
         vocabulary_step=library.vocabulary_step,
         cp_splits_heads=library.cp_splits_heads,
+        cuts_experts=library.cuts_experts,
     )
 
 

@@ -348,7 +348,7 @@ def _given_before(
         turn: The other tasks, in the order in which they come after this one.
     """
     numbers = chosen.numbers[task.id]
-    size = chosen.ways[task.id].layout.model_devices if task.generates else len(numbers)
+    size = chosen.ways[task.id].layout.server_devices if task.generates else len(numbers)
     given: dict[str, list[int]] = {}
     for first in range(0, len(numbers), size):
         server = numbers[first : first + size]
