@@ -54,7 +54,9 @@ __all__ = [
     "Chosen",
     "GroupJob",
     "Searched",
+    "best_of_group",
     "distinct",
+    "engine_least",
     "fits_hosts",
     "host_bytes",
     "hosts_full",
@@ -177,8 +179,6 @@ class GroupJob:
                 job cannot have.
         """
         group, request = self.part.group, self.request
-        # Where devices are dear rather than time, a small part of a pool may do.
-        soon = request.options.objective == "step_time"
         return pose(
             self.graph,
             request,
@@ -189,7 +189,7 @@ class GroupJob:
             environments=self.pins.environments_in(self.part.numbering, self.outside),
             kinds=kinds_wanted(request),
             host=self.part.host,
-            engine_least=len(group.addresses) // ENGINE_SHARE if soon else 1,
+            engine_least=engine_least(len(group.addresses), request),
             outside=self.outside,
         )
 
@@ -246,16 +246,18 @@ def search_group(
         raise nothing_fits(posed, result.infeasible, pins, ground.fits)
     ways = weight_ways(job.graph, posed.tasks)
     found = _priced(posed, result.best, ways)
-    if not found:
+    best = _plain(posed, found, ways)
+    if best is None:
         stands = any(stood(posed, one.schedule) for one in result.best)
         raise (
             hosts_full(posed, result.best, pins, ground.fits)
             if stands
             else nowhere_to_stand(len(result.best), pins, ground.fits)
         )
-    # A plainer way may put more on the hosts than they hold.
-    best = (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
-    kinds = _of_kinds(posed, result, ways) if len(posed.tasks) > 1 else []
+    every = [Kind.TEMPORAL, Kind.SPATIAL]
+    if posed.problem.staleness:
+        every += [Kind.HYBRID, Kind.ASYNCHRONOUS]
+    kinds = _of_kinds(posed, result, ways, every) if len(posed.tasks) > 1 else []
     if options.kind == "auto" and best.kind is not Kind.TEMPORAL:
         best = _turns_if_alike(best, kinds)
     if wanted:
@@ -264,6 +266,32 @@ def search_group(
         others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+
+
+def best_of_group(graph: Graph, request: PlanRequest, posed: Posed) -> Chosen | None:
+    """The schedule that `search_group` takes, without all that it tells of others; None where
+    nothing fits."""
+    result, ways = search_posed(posed), weight_ways(graph, posed.tasks)
+    best = _plain(posed, _priced(posed, result.best, ways), ways)
+    if best is None or request.options.kind != "auto" or best.kind is Kind.TEMPORAL:
+        return best
+    return _turns_if_alike(best, _of_kinds(posed, result, ways, [Kind.TEMPORAL]))
+
+
+def engine_least(devices: int, request: PlanRequest) -> int:
+    """The fewest devices that rollouts are tried on, in a pool of so many."""
+    # Where devices are dear rather than time, a small part of a pool may do.
+    return devices // ENGINE_SHARE if request.options.objective == "step_time" else 1
+
+
+def _plain(
+    posed: Posed, found: Sequence[Chosen], ways: Mapping[tuple[str, str], int]
+) -> Chosen | None:
+    """The first schedule, in plainer ways where these cost hardly more."""
+    if not found:
+        return None
+    # A plainer way may put more on the hosts than they hold.
+    return (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
 
 
 def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
@@ -316,12 +344,12 @@ def _of_other_kinds(told: Sequence[Chosen], more: Sequence[Chosen]) -> list[Chos
 
 
 def _of_kinds(
-    posed: Posed, result: SearchResult, ways: Mapping[tuple[str, str], int]
+    posed: Posed,
+    result: SearchResult,
+    ways: Mapping[tuple[str, str], int],
+    kinds: Sequence[Kind],
 ) -> list[Chosen]:
     """The best schedule of each kind, in plain ways; `result` has that of all, so of its own."""
-    kinds = [Kind.TEMPORAL, Kind.SPATIAL]
-    if posed.problem.staleness:
-        kinds += [Kind.HYBRID, Kind.ASYNCHRONOUS]
     known = {kind_of(one.schedule): one for one in (result.best[0], result.turns) if one}
     # The others are told even where only one kind is asked for.
     posed = replace(posed, problem=replace(posed.problem, kinds=EVERY_KIND))

@@ -21,13 +21,20 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
-from flowrl.plan.many import fits_hosts, hosts_full, search_posed
+from flowrl.plan.many import (
+    Chosen,
+    best_of_group,
+    engine_least,
+    fits_hosts,
+    hosts_full,
+    search_posed,
+)
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.search import Found, fewest_devices, kind_of, leaves, search
+from flowrl.plan.search import fewest_devices, search
 from flowrl.plan.tasks import TaskWork, tasks_of
 from flowrl.plan.trainers import nodes_in_turn
 from flowrl.plan.ways_out import Trial
@@ -151,12 +158,20 @@ class Job:
             [role.name for role in self.request.roles],
         )
 
-    def posed(self, devices: int, *, numbered: int, pins: PinnedTasks | None = None) -> Posed:
+    def posed(
+        self,
+        devices: int,
+        *,
+        numbered: int,
+        pins: PinnedTasks | None = None,
+        engine_least: int = 1,
+    ) -> Posed:
         """The problem of so many devices alone.
 
         Args:
             numbered: Devices that pins may name.
             pins: What they say; None reads those of the request.
+            engine_least: The fewest devices that rollouts are tried on.
         """
         pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
         (group,) = pool.filled_to(self.request.options.memory_share).groups()
@@ -175,16 +190,17 @@ class Job:
             environments=pins.environments_in(range(numbered)),
             kinds=kinds_wanted(self.request),
             host=host,
+            engine_least=engine_least,
         )
 
     def size(self, devices: int, *, numbered: int) -> Size | None:
-        """What it takes on so many devices; None where it does not fit."""
-        posed = self.posed(devices, numbered=numbered)
+        """What the plan of so many devices takes; None where it does not fit."""
+        least = engine_least(devices, self.request)
+        posed = self.posed(devices, numbered=numbered, engine_least=least)
         if _lacking(posed):
             return None
-        held = (one for one in search_posed(posed).best if fits_hosts(posed, one.schedule))
-        best = next(held, None)
-        return None if best is None else _as_size(posed, best, devices)
+        best = best_of_group(self.graph, self.request, posed)
+        return None if best is None else _as_size(best, devices)
 
 
 def fewest(job: Job) -> Size:
@@ -283,23 +299,22 @@ def _lacking(posed: Posed) -> list[TaskWork]:
     return [task for task in posed.tasks if not posed.ways[task.id]]
 
 
-def _as_size(posed: Posed, found: Found, devices: int) -> Size:
-    schedule, step_s = found.schedule, found.evaluation.step_s
+def _as_size(best: Chosen, devices: int) -> Size:
+    posed, schedule = best.posed, best.schedule
     samples = max(task.samples for task in posed.tasks)
-    used = found.evaluation.devices
-    ways = {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(schedule)}
-    played = {name: way.played for name, way in ways.items() if way.played is not None}
+    played = {name: way.played for name, way in best.ways.items() if way.played is not None}
     busy = busy_seconds(posed.problem, schedule, played)
+    total = best.step_s * best.used
     return Size(
         devices=devices,
-        used=used,
-        step_s=step_s,
-        device_s=step_s * used / samples,
-        idle_share=max(0.0, 1 - busy / (step_s * used)),
-        kind=str(kind_of(schedule)),
+        used=best.used,
+        step_s=best.step_s,
+        device_s=total / samples,
+        idle_share=max(0.0, 1 - busy / total) if total else 0.0,
+        kind=str(best.kind),
         layouts=tuple(
             (node, way.layout.describe())
-            for name, way in ways.items()
+            for name, way in best.ways.items()
             for node in posed.task(name).operations
         ),
         schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
 from flowrl.plan.groups import even_parts
-from flowrl.plan.many import SIMPLE
+from flowrl.plan.many import SIMPLE, search_posed
 from flowrl.plan.plain_ways import PLAIN
-from flowrl.plan.sizing import Job, fewest
+from flowrl.plan.request import PlanRequest
+from flowrl.plan.sizing import Job, Size, fewest, sizes
 from tests.plan.many_cases import h100, pinned, request
 from tests.plan.workflows import lowered
 
@@ -261,3 +263,25 @@ def test_a_kind_for_fresh_samples_takes_no_longer_where_they_may_be_stale(
     for kind in ("temporal", "spatial"):
         fresh, stale = (step_s(grpo, h100(number), kind=kind, max_staleness=old) for old in (0, 2))
         assert stale <= fresh * (1 + 1e-9)
+
+
+def as_job(graph: Graph, asked: PlanRequest) -> Job:
+    spec = device_spec("H100-SXM-80GB")
+    return Job(graph=graph, request=asked, spec=spec, cost=AnalyticCost())
+
+
+def test_a_sweep_tells_of_each_number_of_devices_what_its_plan_takes(grpo: Graph):
+    plainer = False
+    for staleness, number in product((0, 1), (4, 8, 32)):
+        asked = request(max_staleness=staleness, alternatives=0)
+        plan = make_plan(grpo, asked, h100(number))
+        (size,) = sizes(as_job(grpo, asked), [number])
+        assert isinstance(size, Size)
+        told = (plan.prediction.step_s, plan.prediction.device_s, plan.prediction.idle_share)
+        assert (size.step_s, size.device_s, size.idle_share) == pytest.approx(told, rel=1e-12)
+        assert size.kind == plan.kind
+        layouts = {one.node: one.layout.describe() for one in plan.operations}
+        assert all(layouts[node] == layout for node, layout in size.layouts)
+        best = search_posed(as_job(grpo, asked).posed(number, numbered=number)).best[0]
+        plainer |= best.evaluation.step_s < 0.999 * size.step_s
+    assert plainer  # in one of them at least, the fastest ways are not the plan's
