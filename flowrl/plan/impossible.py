@@ -78,7 +78,7 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
         where=" and ".join(dict.fromkeys(wheres)) or "cluster",
         found=" and ".join(one for one in (*asked, kind) if one) or None,
         hint="; or ".join(changes)
-        or more_devices(posed.group, MOST_DEVICES, fits)
+        or more_devices(posed.group, MOST_DEVICES, fits, posed.candidates.host)
         or _without(asked, kind),
     )
 
@@ -261,7 +261,8 @@ def _way_out(task: TaskWork, posed: Posed, need: int, fits: Fits, *, pinned: boo
     """A larger pool on which the job fits, or the memory that it needs."""
     group = posed.group_of(task.id)
     memory = more_memory(need, group, fits)
-    more = None if pinned else more_devices(group, MOST_DEVICES, fits)
+    host = posed.candidates.host
+    more = None if pinned else more_devices(group, MOST_DEVICES, fits, host)
     if more is not None:
         return f"{more}, or {memory}"
     return f"{memory}, or take a smaller model, or shorter samples (train.sampling.max_tokens)"

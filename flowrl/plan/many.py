@@ -501,7 +501,7 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
     changes = [f"leave {' or '.join(without)} out"] if without else []
     changes.append(more_host(host, group, fits, need))
     wheres = dict.fromkeys(pin.where for pin in every if without)
-    if (more := more_devices(group, MOST_DEVICES, fits)) is not None:
+    if (more := more_devices(group, MOST_DEVICES, fits, host)) is not None:
         changes.append(more)
     return PlanError(
         "what fits the devices puts more into the memory of their hosts than these have",

@@ -1,9 +1,9 @@
 """What makes an impossible job possible: changes that are tried before they are suggested.
 
 A size is looked for on a ladder, on each step of which the whole job is placed anew, and then
-halfway between the last that was not enough and the first that was. How many are tried depends on
-the number of devices alone, so that messages are the same everywhere; where none was enough, or the
-pool is too large to try any, no number is told.
+between the last that was not enough and the first that was: memory halfway, nodes by round numbers.
+How many are tried depends on the number of devices alone, so that messages are the same everywhere;
+where none was enough, or the pool is too large to try any, no number is told.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)
 """Of what is needed at least: sizes that are tried. Other tasks need some more beside."""
 
 _HALVINGS = 3
+
+FULL_NODE = 8
+"""Devices that a node may have: a smaller one may get more of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +106,40 @@ def more_host(host: int | None, group: DeviceGroup, fits: Fits, need: int = 0) -
     return f"take hosts with {found} GiB of memory (memory_gib)"
 
 
-def more_devices(group: DeviceGroup, most: int, fits: Fits) -> str | None:
-    """Twice as many devices, or four times; None where that is not enough."""
-    devices = len(group.addresses)
-    for more in (2 * devices, 4 * devices):
-        if more <= most and tries_on(more) and fits(Trial(group=_wider(group, more))):
-            return f"take {more} devices ({counted(more // group.node_size, 'node')})"
+def more_devices(group: DeviceGroup, most: int, fits: Fits, host: int | None = None) -> str | None:
+    """The fewest devices that are enough, of the numbers that are tried; None where none is.
+
+    Those are more devices in a node that is the only one and has few, twice as many nodes and four
+    times as many, and then round numbers below.
+
+    Args:
+        host: Bytes of its host's memory that each device may fill now.
+    """
+    devices, size = len(group.addresses), group.node_size
+    alone = devices == size and group.device.type != "cpu"
+    for more in range(devices + 1, FULL_NODE + 1) if alone else ():
+        # They share the host that there is.
+        part = None if host is None else host * size // more
+        if fits(Trial(group=_fuller(group, more), host=part)):
+            return f"take {more} devices in the node"
+
+    def enough(nodes: int) -> bool:
+        return fits(Trial(group=_wider(group, nodes * size)))
+
+    low = devices // size
+    for nodes in (2 * low, 4 * low):
+        if nodes * size <= most and tries_on(nodes * size) and enough(nodes):
+            fewer = next(filter(enough, _round_numbers(low, nodes, tries_on(nodes * size))), nodes)
+            return f"take {fewer * size} devices ({counted(fewer, 'node')})"
+        low = nodes
     return None
+
+
+def _round_numbers(low: int, high: int, most: int) -> list[int]:
+    """Between two numbers those of the highest powers of two, ascending: what can be divided most
+    often. Not every number of nodes has a layout, so they are not halved."""
+    between = sorted(range(low + 1, high), key=lambda one: (-(one & -one), one))
+    return sorted(between[:most])
 
 
 def _smallest(
@@ -150,6 +180,12 @@ def _larger(group: DeviceGroup, gib: int) -> DeviceGroup:
     device = replace(group.device, memory_bytes=gib * GIB, available_bytes=None)
     spec = None if group.spec is None else replace(group.spec, memory_bytes=gib * GIB)
     return replace(group, device=device, spec=spec, budget_bytes=device.budget_bytes)
+
+
+def _fuller(group: DeviceGroup, devices: int) -> DeviceGroup:
+    """The only node with more devices."""
+    more = tuple(f"more/{one}" for one in range(devices - len(group.addresses)))
+    return replace(group, addresses=group.addresses + more, node_size=devices)
 
 
 def _wider(group: DeviceGroup, devices: int) -> DeviceGroup:

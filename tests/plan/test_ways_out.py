@@ -121,6 +121,45 @@ def test_sizes_are_looked_for_in_few_steps_and_in_none_on_very_large_pools():
     assert tried == [40, 42, 41]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "needed", "told"),
+    [(11, 16, 16), (6, 16, 16), (3, 4, 4), (3, 5, 5), (11, 17, 18), (4, 8, 8), (4, 13, 13)],
+)
+def test_no_more_nodes_are_told_than_are_enough_by_round_numbers(
+    nodes: int, needed: int, told: int
+):
+    (group,) = h100(8 * nodes).groups()
+
+    def enough(change: Trial) -> bool:
+        return change.group is not None and change.group.num_nodes >= needed
+
+    # Of more than 128 devices six numbers are tried, 18 nodes of those from 17 to 21.
+    said = f"take {8 * told} devices ({told} nodes)"
+    assert more_devices(group, 65536, enough) == said
+
+
+def test_a_node_with_few_devices_may_get_more_of_them(grpo: Graph):
+    big = replace(QWEN25_7B, num_layers=56)
+    told = number_in(r"take (\d+) devices in the node", refusal(grpo, request(big), h100(1)).hint)
+    hosts = h100(1).nodes[0].memory_bytes // GIB
+    assert make_plan(grpo, request(big), with_hosts(h100(told), hosts)).prediction.step_s
+    for fewer in range(2, told):
+        refusal(grpo, request(big), with_hosts(h100(fewer), hosts))
+
+
+def test_devices_beside_each_other_share_the_host_that_there_is():
+    (group,) = h100(2).groups()
+    tried: list[tuple[int, int | None]] = []
+
+    def enough(change: Trial) -> bool:
+        assert change.group is not None
+        tried.append((change.group.node_size, change.host))
+        return change.group.node_size == 4
+
+    assert more_devices(group, 65536, enough, host=120) == "take 4 devices in the node"
+    assert tried == [(3, 80), (4, 60)]
+
+
 def test_pins_and_a_kind_that_go_together_nowhere_are_what_is_to_be_left_out(grpo: Graph):
     pins = ("rollout.devices=0-7", "actor.devices=4-7")
     error = refusal(grpo, pinned(request(kind="spatial"), *pins), h100(16))
