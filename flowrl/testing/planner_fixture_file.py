@@ -22,14 +22,29 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import networkx as nx
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from flowrl.errors import ConfigError
 
 __all__ = ["Fixture", "SourcePlanner", "read_fixtures"]
+
+
+MOST_DEVICES = 4096
+"""Of a fixture: a search looks at every number of them."""
+
+
+def _no_truth(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_no_truth), Field(gt=0, allow_inf_nan=False)]
 
 
 class SourcePlanner(BaseModel):
@@ -37,10 +52,10 @@ class SourcePlanner(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    temporal_s: PositiveFloat | None = None
-    spatial_s: PositiveFloat | None = None
-    spatial_devices: dict[str, PositiveInt] = Field(default_factory=dict)
-    devices: dict[str, PositiveInt] = Field(default_factory=dict)
+    temporal_s: Seconds | None = None
+    spatial_s: Seconds | None = None
+    spatial_devices: dict[str, Count] = Field(default_factory=dict)
+    devices: dict[str, Count] = Field(default_factory=dict)
 
 
 class Fixture(BaseModel):
@@ -49,16 +64,16 @@ class Fixture(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
-    devices: PositiveInt
-    batch: PositiveInt | None = None
-    group_size: PositiveInt = 1
-    num_minibatches: PositiveInt | None = None
+    devices: Annotated[Count, Field(le=MOST_DEVICES)]
+    batch: Count | None = None
+    group_size: Count = 1
+    num_minibatches: Count | None = None
     graph: list[tuple[str, str]] = Field(default_factory=list)
-    tp: dict[str, PositiveInt] = Field(default_factory=dict)
-    max_running_requests: PositiveInt | None = None
-    whole_pool_cost_s: dict[str, PositiveFloat] = Field(default_factory=dict)
-    num_envs: PositiveInt | None = None
-    cost_by_envs_s: dict[str, dict[PositiveInt, PositiveFloat]] = Field(default_factory=dict)
+    tp: dict[str, Count] = Field(default_factory=dict)
+    max_running_requests: Count | None = None
+    whole_pool_cost_s: dict[str, Seconds] = Field(default_factory=dict)
+    num_envs: Count | None = None
+    cost_by_envs_s: dict[str, dict[Count, Seconds]] = Field(default_factory=dict)
     source_planner: SourcePlanner = Field(default_factory=SourcePlanner)
     measured_on_cluster: dict[str, object] = Field(default_factory=dict)
     note: str = ""
@@ -90,7 +105,7 @@ class Fixture(BaseModel):
         graph.add_nodes_from(([named] if named else []) + list(self.whole_pool_cost_s))
         for edge in self.graph:
             source, target = (named if name in self.cost_by_envs_s else name for name in edge)
-            if source != target:
+            if source != target or source != named:
                 graph.add_edge(source, target)
         if named and not self.graph:
             order = [named, *self.whole_pool_cost_s]
@@ -99,7 +114,7 @@ class Fixture(BaseModel):
             cycle = " -> ".join(str(edge[0]) for edge in nx.find_cycle(graph))
             raise ConfigError(
                 f"The graph has a cycle: {cycle}",
-                where=self.name,
+                where="graph",
                 hint="give its two roles in cost_by_envs_s",
             )
         return tuple(
@@ -191,4 +206,8 @@ def _check(fixture: Fixture, where: str) -> None:
                     where=f"{where}: {key}",
                     expected=f"one of {', '.join(sorted(costs))}",
                 )
-    fixture.stages()
+    try:
+        fixture.stages()
+    except ConfigError as error:
+        error.where = f"{where}: {error.where}"
+        raise

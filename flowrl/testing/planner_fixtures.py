@@ -60,9 +60,11 @@ __all__ = ["Answer", "answer", "main", "problem_of", "seconds_of", "theirs_of"]
 
 _ROLLOUTS = ("rollout", "generat", "gen_", "sampl")
 
-SCORED = 8
-"""Schedules of each kind that are scored by the published model, which differs by about 1 / B from
-the search's own where pipelines are nested."""
+SCORED, MOST_SCORED, FEW_TASKS, LARGEST = 8, (32, 128), 4, 128
+"""Schedules of each kind that are scored by the published model first; and at most, of many and of
+few tasks, on no more than so many devices. The search's own seconds are never more than those of
+that model, and less by about 1 / B where pipelines are nested, so the best is found when the
+search's last schedule takes as long. Of many tasks another may be better, by less than 1e-4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +92,28 @@ def answer(fixture: Fixture) -> Answer:
     """Searches the fixture."""
     ours: dict[Kind, tuple[float, Schedule]] = {}
     for kind in (Kind.TEMPORAL, Kind.SPATIAL, Kind.HYBRID):
-        problem = problem_of(fixture, kind)
-        found = search(problem, top=SCORED).best
-        scored = [(seconds_of(fixture, item.schedule), at) for at, item in enumerate(found)]
-        if scored:
-            seconds, at = min(scored)
-            ours[kind] = (seconds, found[at].schedule)
+        best = _best(fixture, problem_of(fixture, kind))
+        if best is not None:
+            ours[kind] = best
     if not ours:
-        raise ConfigError("No schedule fits the fixture", where=fixture.name)
+        raise ConfigError("No schedule fits the fixture")
     ours[Kind.HYBRID] = min(ours.values(), key=lambda item: item[0])
     return Answer(ours=ours, theirs=theirs_of(fixture))
+
+
+def _best(fixture: Fixture, problem: Problem) -> tuple[float, Schedule] | None:
+    """The best of a problem by the published model, and what it takes by that."""
+    top, most = SCORED, MOST_SCORED[len(problem.tasks) <= FEW_TASKS]
+    while True:
+        found = search(problem, top=top).best
+        scored = [(seconds_of(fixture, item.schedule), at) for at, item in enumerate(found)]
+        if not scored:
+            return None
+        seconds, at = min(scored)
+        proven = len(found) < top or found[-1].evaluation.step_s >= seconds
+        if proven or top == most or fixture.devices > LARGEST:
+            return seconds, found[at].schedule
+        top *= 4  # 8, 32, 128
 
 
 def problem_of(fixture: Fixture, kind: Kind) -> Problem:
@@ -110,13 +124,13 @@ def problem_of(fixture: Fixture, kind: Kind) -> Problem:
         if region is not None and name == fixture.region_name:
             tasks.append(Task(id=name, after=reads, options=_region_options(fixture)))
             continue
-        options = tuple(
+        options = [
             Option(devices=count, seconds=seconds)
             for count in range(1, fixture.devices + 1)
             if (seconds := _stage_s(fixture, name, count)) is not None
-        )
+        ]
         most = fixture.batch or 1
-        tasks.append(Task(id=name, after=reads, options=options, max_chunks=most))
+        tasks.append(Task(id=name, after=reads, options=_worth(options), max_chunks=most))
     return Problem(
         tasks=tuple(tasks),
         num_devices=fixture.devices,
@@ -124,6 +138,15 @@ def problem_of(fixture: Fixture, kind: Kind) -> Problem:
         chunks=(fixture.batch or 1,),
         kinds=frozenset({kind}),
     )
+
+
+def _worth(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Without those that take as long as one on fewer devices; they come by devices, ascending."""
+    kept: list[Option] = []
+    for option in options:
+        if not kept or option.seconds < kept[-1].seconds:
+            kept.append(option)
+    return tuple(kept)
 
 
 def seconds_of(fixture: Fixture, schedule: Schedule) -> float:
@@ -211,7 +234,8 @@ def _stage_s(fixture: Fixture, name: str, count: int) -> float | None:
             at_once = count // parallel * math.ceil(0.9 * running)
             waits = at_once < fixture.batch * fixture.group_size
         return whole * share if waits else whole
-    published = fixture.source_planner.spatial_devices.get(name) == count
+    source = fixture.source_planner
+    published = count in (source.spatial_devices.get(name), source.devices.get(name))
     if fixture.num_minibatches and fixture.batch and not published:
         prompts = fixture.batch * fixture.group_size / fixture.num_minibatches
         if prompts % (count // parallel * fixture.group_size):
@@ -234,7 +258,7 @@ def _region_options(fixture: Fixture) -> tuple[Option, ...]:
                 best = (seconds, form)
         if best is not None:
             options.append(Option(devices=count, seconds=best[0], form=best[1]))
-    return tuple(options)
+    return _worth(options)
 
 
 def _region_ways(fixture: Fixture, count: int) -> list[tuple[float, str]]:
@@ -287,7 +311,11 @@ def _published_region_s(fixture: Fixture, devices: dict[str, int]) -> float:
     sides = [_side_s(fixture, name, devices[name]) for name in region]
     after = [_stage_s(fixture, name, devices[name]) for name in fixture.whole_pool_cost_s]
     if None in (*sides, *after):
-        raise ConfigError("source_planner.devices cannot run", where=fixture.name)
+        raise ConfigError(
+            "no whole replicas fit the published planner's devices",
+            where="source_planner.devices",
+            hint="mend source_planner, or the fixture's tp",
+        )
     numbers = [seconds for seconds in sides if seconds is not None]
     apart = sum(devices[name] for name in region) <= fixture.devices
     return (max(numbers) if apart else sum(numbers)) + sum(s for s in after if s is not None)
@@ -300,7 +328,7 @@ def _published_spatial_s(fixture: Fixture, devices: dict[str, int]) -> float:
     if sum(devices.values()) > fixture.devices:
         raise ConfigError(
             f"the published planner's {sum(devices.values())} devices are more than there are",
-            where=fixture.name,
+            where="source_planner",
             expected=f"at most {fixture.devices}",
             hint="mend source_planner, or the fixture's devices",
         )
@@ -312,7 +340,7 @@ def _published_spatial_s(fixture: Fixture, devices: dict[str, int]) -> float:
         if seconds is None:
             raise ConfigError(
                 f"{name} cannot run on the published planner's {devices[name]} devices",
-                where=fixture.name,
+                where="source_planner",
                 hint="mend source_planner, or the fixture's tp",
             )
         done[name] = max((done[read] for read in reads), default=0.0) + seconds / batch
@@ -325,7 +353,7 @@ def _check_named(names: Sequence[str], devices: dict[str, int], fixture: Fixture
     if missing:
         raise ConfigError(
             f"the published planner's devices lack {missing[0]!r}",
-            where=fixture.name,
+            where="source_planner",
             hint="give source_planner.temporal_s and spatial_s",
         )
 
@@ -379,6 +407,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise fixture
             found = answer(fixture)
         except FlowError as error:
+            if not isinstance(fixture, FlowError):
+                error.where = ": ".join(filter(None, (asked.file, fixture.name, error.where)))
             print(error, file=sys.stderr)
             unreadable += 1
             continue
