@@ -94,8 +94,8 @@ def _check_flags(
             of = f"operations.{number}.layout.{key}"
             size = getattr(operation.layout, key) * (together if name in _OF_A_SERVER else 1)
             _check_flag(name, given[name], size, of, where)
-    if (name := _REPLICAS.get(flags.engine)) is not None:
-        of = f"operations.{number}.layout.ep"
+    if flags.engine in _REPLICAS:
+        name, of = _REPLICAS[flags.engine], f"operations.{number}.layout.ep"
         _check_flag(name, given.get(name, "1"), together, of, where)
     for name, key in _OPERATION_FLAGS.items():
         if name in given:
