@@ -91,11 +91,12 @@ def on_replicas(lengths: Lengths, batch: EngineBatch) -> OnReplicas:
         PlanError: see `occupancy`.
     """
     given, mean = batch.given_per_slot * batch.slots, batch.samples / batch.replicas
-    mine = math.ceil(mean)
+    mine, every = math.ceil(mean), 0
     if mine <= given:
         # Whole groups: some replicas may have one more than others, and end last.
-        groups = math.ceil(batch.samples / batch.group_size / batch.replicas)
-        mine = max(mine, min(given, groups * batch.group_size, batch.samples))
+        groups = mean / batch.group_size
+        mine = max(mine, min(given, math.ceil(groups) * batch.group_size, batch.samples))
+        every = min(mine - 1, math.floor(groups) * batch.group_size)
     slots = min(batch.slots, mine)
     shared = shared_by(
         replicas=batch.replicas, samples=mine, group_size=batch.group_size, at_first=given
@@ -111,7 +112,9 @@ def on_replicas(lengths: Lengths, batch: EngineBatch) -> OnReplicas:
         kv_tokens=batch.kv_tokens,
     )
     return OnReplicas(
-        pieces=_until_last(pieces, lengths, batch.replicas, mean, slots, given, held),
+        pieces=_until_last(
+            pieces, lengths, batch.replicas, (mine, every, mean), slots, given, held
+        ),
         prompts=math.ceil(slots / min(batch.group_size, mine)),
         later=(mine - slots) / shared,
     )
@@ -122,7 +125,7 @@ def _until_last(
     pieces: Occupancy,
     lengths: Lengths,
     replicas: int,
-    samples: float,
+    samples: tuple[int, int, float],
     slots: int,
     given: int,
     held: float,
@@ -130,12 +133,14 @@ def _until_last(
     """Pieces of the replica that ends last.
 
     Args:
-        samples: Of each replica.
+        samples: Of a replica with the most, of every replica, and of each on average.
         given: Of these, before the first ends.
     """
     starts = np.sort(np.concatenate(pieces.starts))[::-1]
-    if lengths.mean_square <= lengths.mean**2 * (1 + _SAME):
-        return pieces  # as long as each other: nothing is left to chance
+    at_once = starts[0] <= 0 and len(pieces.runs) == 1
+    if at_once or lengths.mean_square <= lengths.mean**2 * (1 + _SAME):
+        return pieces  # the longest is there, or nothing is left to chance
+    most, every, mean = samples
     dense, late, end = [0] * len(pieces.runs), 0.0, 0.0
     if starts[0] > 0:
         dense = [
@@ -143,12 +148,15 @@ def _until_last(
             for run, own in zip(pieces.runs, pieces.starts, strict=True)
         ]
         rows = _rows(pieces, dense)
-        waiting = min(samples, given - rows / 2) if rows < FULL * slots else 0.0
+        waiting = min(most, given - rows / 2) if rows < FULL * slots else 0.0
         variation = _variation(lengths, held) / math.sqrt(waiting) if waiting else 0.0
-        work = (variation, waiting / samples)
-        end, late = _end(starts, samples / len(starts), lengths, replicas, work)
+        # Not all replicas have those that start last.
+        weight = np.full(len(starts), most / len(starts))
+        weight[: round((most - every) / weight[0])] *= (mean - every) / (most - every)
+        work = (variation, waiting / most)
+        end, late = _end(_last_ones(starts, weight), lengths, replicas, work)
     # Lengths times sqrt(X) have nearly the same mean, not quite.
-    end = max(end, expected_maximum(lengths, samples * replicas))
+    end = max(end, expected_maximum(lengths, mean * replicas))
     tables = []
     for run, num in zip(pieces.runs, dense, strict=True):
         table = np.array((pieces.steps[run], pieces.batch[run], pieces.own[run]))
@@ -185,8 +193,7 @@ def _ending(table: Floats, end: float) -> Floats:
 
 
 def _end(
-    starts: Floats,
-    each: float,
+    starts: tuple[Floats, Floats],
     lengths: Lengths,
     replicas: int,
     work: tuple[float, float],
@@ -195,12 +202,11 @@ def _end(
     later on the one that ends last.
 
     Args:
-        starts: Of rows, last one first.
-        each: Samples of a replica that a row stands for.
+        starts: Last one first, and the samples of a replica that have each.
         work: Coefficient of variation of X, and m / n.
     """
     variation, ahead = work
-    at, weight = _last_ones(starts, each)
+    at, weight = starts
     scale = math.sqrt(math.log1p(variation**2))
     nodes, shares = (_NODES, _SHARES) if variation else (np.zeros(1), np.ones(1))
     more = np.exp(scale * nodes - scale**2 / 2)
@@ -208,11 +214,11 @@ def _end(
     total = replicas * float(weight.sum())
     # Outside of these hardly any batch ends; nearly nothing has the two largest X.
     first = max(
-        starts[0] * (1 + late[0]) + lengths.quantile(0.001) * math.sqrt(more[0]),
+        at[0] * (1 + late[0]) + lengths.quantile(0.001) * math.sqrt(more[0]),
         lengths.quantile(0.001 ** (1 / total)) * math.sqrt(more[0]),
     )
     far = min(lengths.maximum, lengths.quantile(1 - 0.01 / total) * math.sqrt(more[-1]))
-    steps = np.linspace(first, starts[0] * (1 + late[-2 if variation else 0]) + far, POINTS)
+    steps = np.linspace(first, at[0] * (1 + late[-2 if variation else 0]) + far, POINTS)
     age = (steps[:, None, None] - at * (1 + late[:, None])) / np.sqrt(more)[:, None]
     one = np.exp(np.maximum(_log_ended(lengths, age) @ weight, _NEVER))
     mean = one @ shares
@@ -226,15 +232,26 @@ def _end(
     return end, float(risen @ last) / max(1e-9, float(every[-1] - every[0]))
 
 
-def _last_ones(starts: Floats, each: float) -> tuple[Floats, Floats]:
-    """Some starts that stand for all, the last ones by themselves; and the samples of each."""
+def _last_ones(starts: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Some starts that stand for all, the last ones by themselves; and the samples of each.
+
+    Args:
+        starts: Of rows, last one first.
+        weight: Samples of each.
+    """
+    edges = _edges(len(starts))
+    each: Floats = np.add.reduceat(weight, edges)
+    at: Floats = np.add.reduceat(starts * weight, edges) / each
+    return at, each
+
+
+@lru_cache(maxsize=64)
+def _edges(rows: int) -> list[int]:
+    """Where parts begin that are larger the earlier rows start."""
     edges = [0]
-    while edges[-1] < len(starts):
-        edges.append(min(len(starts), edges[-1] + max(1, edges[-1] // 3)))
-    size = np.diff(np.array(edges, np.float64))
-    sums = np.concatenate(([0.0], starts.cumsum()))
-    at: Floats = np.diff(sums[edges]) / size
-    return at, size * each
+    while edges[-1] < rows:
+        edges.append(edges[-1] + max(1, edges[-1] // 3))
+    return edges[:-1]
 
 
 def _log_ended(lengths: Lengths, age: Floats) -> Floats:
