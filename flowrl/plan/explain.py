@@ -16,6 +16,7 @@ from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
+from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
@@ -226,7 +227,7 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
         if fitting:
             ways.append(min(fitting, key=lambda one: one.seconds))
         else:
-            rejected.append(_too_large(task, layout, best))
+            rejected.append(_too_large(task, layout, best, replace(only, layout=())))
     ways.sort(key=lambda one: one.seconds)
     ahead = task.generates and best.kind is Kind.ASYNCHRONOUS
     runners_up = [_runner_up(other, way, ahead=ahead) for other in ways[:MOST_RUNNERS_UP]]
@@ -272,17 +273,36 @@ def _runner_up(other: Candidate, way: Candidate, *, ahead: bool) -> Rejection:
     return Rejection(choice=describe(other), constraint=constraint)
 
 
-def _too_large(task: TaskWork, layout: Layout, best: Chosen) -> Rejection:
-    """A layout in which even the thriftiest way needs more than a device has."""
+def _too_large(task: TaskWork, layout: Layout, best: Chosen, only: Filter) -> Rejection:
+    """A layout in which even the thriftiest way needs more than a device has, or its host."""
     made, group = best.posed.made(task.id), best.posed.group_of(task.id)
-    need, options, work = made.needs(task, layout, Filter())
+    need, options, work = made.needs(task, layout, only)
+    need += RUNTIME_BYTES[group.device.type]
+    if need <= group.budget_bytes:
+        return Rejection(choice=layout.describe(), constraint=_only_so(task, layout, made, only))
     memory = role_memory(task.role.name, task.shape, layout, work, task.phase, options)
-    total = format_bytes(need + RUNTIME_BYTES[group.device.type])
-    even = "recomputed and offloaded" if task.updates else "with one sample at a time"
+    total = format_bytes(need)
+    even = "even recomputed and offloaded" if task.updates else "even with one sample at a time"
+    if only.recompute or only.offload or only.micro_tokens:
+        even = "as it is pinned"
     return Rejection(
         choice=layout.describe(),
-        constraint=f"needs {total} of {format_bytes(group.budget_bytes)} even {even}: "
+        constraint=f"needs {total} of {format_bytes(group.budget_bytes)} {even}: "
         + memory.describe(),
+    )
+
+
+def _only_so(task: TaskWork, layout: Layout, made: Candidates, only: Filter) -> str:
+    """How a task fits the device in a layout in which no way was tried that does."""
+    longest = made.request.max_length
+    if task.region is not None and made.of_layout(task, layout, only):
+        return "leaves its environment no room on its devices or their hosts"
+    small = replace(only, micro_tokens=longest)
+    if not task.generates and made.of_layout(task, layout, small):
+        return f"fits alone only in micro-batches of {longest:,} tokens, which a pin may ask for"
+    return (
+        "fits the device only with more in the memory of its host than the "
+        f"{format_bytes(made.host or 0)} that each device has there"
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
 from flowrl.plan.render_many import seconds_text
 from tests.plan.many_cases import h100, request
+from tests.plan.test_ways_out import of_gib, with_hosts
 
 
 def test_a_shorter_plan_of_another_kind_names_the_kind_that_was_asked_for(grpo: Graph):
@@ -37,3 +42,19 @@ def test_a_shorter_plan_that_takes_more_device_time_says_so(grpo: Graph):
         assert "less plain" not in one.why_not
     (told,) = (one for one in plan.reasons if one.subject == "schedule")
     assert not any("not worth" in one.constraint for one in told.rejected)
+
+
+@pytest.mark.parametrize(("gib", "host_gib"), [(18, 2048), (20, 2048), (24, 400)])
+def test_a_layout_that_is_said_to_need_too_much_needs_more_than_there_is(
+    grpo: Graph, gib: int, host_gib: int
+):
+    plan = make_plan(grpo, request(), with_hosts(of_gib(gib), host_gib))
+    needs = r"needs ([\d.]+) (MiB|GiB|TiB) of ([\d.]+) GiB even"
+    of = {"MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
+    told = 0
+    for reason in plan.reasons:
+        for other in reason.rejected:
+            if found := re.search(needs, other.constraint):
+                told += 1
+                assert float(found[1]) * of[found[2]] >= float(found[3]), other
+    assert told
