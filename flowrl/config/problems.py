@@ -22,7 +22,7 @@ from flowrl.config.declared import (
 )
 from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.schema import RunConfig
-from flowrl.config.synonyms import called_here
+from flowrl.config.synonyms import called_here, meant_word
 from flowrl.errors import ConfigError
 
 __all__ = ["Problems", "combine", "describe_value", "homes_of", "validation_error", "wrong_type"]
@@ -221,7 +221,7 @@ def _other_choice(
         f"{name} cannot be {value!r}",
         where=where(key),
         expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-        hint=one_of_them(str(value), choices),
+        hint=meant_word(str(value), choices) or one_of_them(str(value), choices),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["called_here"]
+__all__ = ["called_here", "meant_word"]
 
 _RATE = "train.optimizer.learning_rate"
 _PROMPTS = "train.prompts_per_step (prompts; each has train.group_size samples)"
@@ -147,3 +147,23 @@ def called_here(section: Sequence[str], name: str, allowed: Collection[str]) -> 
     # A role's own optimizer has the keys of `train.optimizer`.
     here = ".".join([*section, last]) if last in allowed else key
     return f"it is called {here}{' ' + more if more else ''}"
+
+
+_WORDS: Mapping[str, str] = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "ascend": "npu",
+    "infiniband": "network",
+    "ib": "network",
+    "roce": "network",
+    "rdma": "network",
+    "ethernet": "network",
+    "nvswitch": "nvlink",
+}
+"""Words of descriptions of machines, and what they are here."""
+
+
+def meant_word(word: str, choices: Collection[str]) -> str | None:
+    """What a word is among the choices; None where nothing is known of it."""
+    meant = _WORDS.get(word.lower())
+    return f"it is called {meant}" if meant in choices else None

@@ -70,6 +70,8 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
         ("cores: 96", "cores: 0", 5, "nodes.0.cores", "must be at least 1"),
         ("cores: 96", "cores: 100001", 5, "nodes.0.cores", "must be at most 100000"),
         ("type: cuda, c", "type: gpu, c", 7, "nodes.0.devices.0.type", "one of cuda, npu, cpu"),
+        ("type: cuda, c", "type: gpu, c", 7, "nodes.0.devices.0.type", "it is called cuda"),
+        ("kind: nvlink", "kind: infiniband", 10, "nodes.0.links.0.kind", "it is called network"),
         ("reserved: true", "reserved: yes", 8, "nodes.0.devices.1.reserved", "true or false"),
         ("memory_gib: 1024", "memory_gib: .inf", 4, "nodes.0.memory_gib", "finite number"),
         ("memory_gib: 80", "memory_gib: .inf", 7, "nodes.0.devices.0.memory_gib", "finite number"),

@@ -353,6 +353,25 @@ def test_an_unknown_family_says_what_is_known_and_what_it_would_need() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "more", "nearest"),
+    [
+        ("Qwen3", {}, "qwen3"),
+        ("lama", {}, "llama"),
+        ("mixtral", {"num_local_experts": 8}, None),  # no misspelt mistral
+        ("qwen3_next", {"num_experts": 512}, None),
+        ("mamba", {}, None),
+    ],
+)
+def test_only_a_family_that_is_another_misspelt_is_taken_for_it(
+    family: str, more: dict[str, object], nearest: str | None
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        ModelShape.from_hf_config({"model_type": family, **TINY, **more}, where="m/config.json")
+    said = f"write model_type {nearest}" in (caught.value.hint or "")
+    assert said or (nearest is None and "model_type" not in (caught.value.hint or ""))
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"vocab_size": None}, "vocab_size must be a whole number"),

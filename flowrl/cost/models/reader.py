@@ -16,6 +16,9 @@ MOST = 1 << 31
 MOST_LAYERS = 10_000
 """The deepest model that is known has some hundred; layers are counted one by one."""
 
+ALIKE = 0.75
+"""Of two names, where one may be the other misspelt: qwen3_next is no qwen3_moe."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReader:
@@ -36,7 +39,10 @@ class ConfigReader:
         """
         name = self.config.get("model_type")
         if not isinstance(name, str) or name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
+            experts = any("expert" in key for key in self.config)
+            if near and experts and "moe" not in near[0]:
+                near = []  # mixtral is no misspelt mistral
             raise PlanError(
                 "no memory model for this model family",
                 where=self.where,
