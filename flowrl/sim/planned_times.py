@@ -120,7 +120,8 @@ def _engine(stage: CompiledStage, operation: Operation, cost: Cost, reserve: int
     step = AnalyticStep(
         cost,
         _shape(stage, operation),
-        replace(operation.layout, dp=1),
+        # Alone, but for those over which its experts are divided.
+        replace(operation.layout, dp=operation.layout.server_replicas),
         _machine(stage.plan, operation),
     )
     return EngineTimes(step=step, kv_tokens=operation.kv_tokens or None, reserve=reserve)

@@ -26,11 +26,14 @@ from flowrl.sim.workload import open_workload
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
+EXPERTS = {"model": str(CONFIGS / "models" / "qwen3-30b-a3b.json"), "num_slots": 256}
+
 JOBS = {
     "grpo": ("grpo_qwen25_7b", {}),
     "ppo": ("ppo_qwen25_7b", {}),
     "dapo": ("grpo_qwen25_7b", {"stages": ["dapo"], "args": None, "train.refill": True}),
     "async": ("grpo_qwen25_7b", {"train.max_staleness": 1}),
+    "experts": ("grpo_qwen25_7b", {"roles.actor": EXPERTS}),
 }
 """By name: a config, and what is changed in it."""
 

@@ -98,6 +98,13 @@ def test_a_plan_is_simulated_near_what_it_predicts(job, cluster):
     check(job, cluster, 1)
 
 
+def test_so_is_one_whose_engines_divide_experts_over_several_replicas():
+    [planned, *_] = best_plans("experts", "h100_16", 1)
+    layout = planned.stage.plan.operation("actor.generate").layout
+    assert layout.ep > layout.tp
+    check("experts", "h100_16", 1)
+
+
 @pytest.mark.parametrize(("job", "cluster"), grid(["grpo", "ppo", "dapo", "async"], CLUSTERS, PART))
 def test_so_are_the_next_best_ones_and_the_best_of_every_kind(job, cluster):
     check(job, cluster, 5)
