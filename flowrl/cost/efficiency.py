@@ -103,19 +103,34 @@ class Generation:
         start_scale: On all starts of kernels and collectives.
         matmul_bytes_share: Of the memory rate, for matrix products.
         decode_attention_bytes_share: For attention over the cache.
+        trainer_attention_share: Of the rate of operations, for a trainer's attention; on a CPU
+            both have the same kernels.
     """
 
     start_scale: float
     matmul_bytes_share: float
     decode_attention_bytes_share: float
+    trainer_attention_share: float
 
 
-CURRENT = Generation(start_scale=1.0, matmul_bytes_share=0.93, decode_attention_bytes_share=1.0)
-"""Hopper (K), and devices of which nothing else is known."""
+CURRENT = Generation(
+    start_scale=1.0,
+    matmul_bytes_share=0.93,
+    decode_attention_bytes_share=1.0,
+    trainer_attention_share=0.42,
+)
+"""Hopper (K), and devices of which nothing else is known. Trainers have FlashAttention 2, which
+reaches up to 335 TFLOP/s there, forward and backward (Dao 2023, arXiv 2307.08691, section 4.1);
+engines have its successor."""
 
-EARLIER = Generation(start_scale=1.8, matmul_bytes_share=0.87, decode_attention_bytes_share=0.58)
-"""Ampere (A), whose attention kernels are those of FlashAttention 2. Taken for Ascend too, of which
-there are no rows."""
+EARLIER = Generation(
+    start_scale=1.8,
+    matmul_bytes_share=0.87,
+    decode_attention_bytes_share=0.58,
+    trainer_attention_share=0.82,
+)
+"""Ampere (A), whose attention kernels are those of FlashAttention 2: 73 % of the data sheet's rate
+forward and 63 % backward (the same paper). Taken for Ascend too, of which there are no rows."""
 
 _EARLIER_NAMES = ("A100", "A800", "Ascend")
 
@@ -143,9 +158,9 @@ Published kernel times leave it out."""
 PREFILL_CHUNK_TOKENS = 8192
 """Of a pass in which prompts enter: the default of SGLang on such devices, and of vLLM."""
 
-TRAINER_SHARE = 0.50
-"""What the kernels of a trainer's passes take of its time (S): the rest are unfused elementwise
-work, gaps between launches, padding and uneven micro-batches."""
+TRAINER_SHARE = 0.52
+"""What the kernels of a trainer's passes take of its time, but for attention (S): the rest are
+unfused elementwise work, gaps between launches, padding and uneven micro-batches."""
 
 TRAINER_EXPERTS_S = 1.5e-3
 """A layer's routed experts in a trainer's pass (N: the 30B), before `TRAINER_SHARE`: the host finds
@@ -192,6 +207,7 @@ class Rates:
     start_scale: float
     decode_attention_bytes: float
     prefill_attention_flops: float
+    trainer_attention_flops: float
     expert_flops: float
     expert_bytes: float
 
@@ -213,6 +229,8 @@ def rates(spec: DeviceSpec) -> Rates:
         start_scale=kind.start_scale,
         decode_attention_bytes=nbytes * kind.decode_attention_bytes_share,
         prefill_attention_flops=flops * PREFILL_ATTENTION_FLOPS_SHARE,
+        trainer_attention_flops=flops
+        * (PREFILL_ATTENTION_FLOPS_SHARE if spec.type == "cpu" else kind.trainer_attention_share),
         expert_flops=flops * EXPERT_FLOPS_SHARE,
         expert_bytes=nbytes * EXPERT_BYTES_SHARE,
     )

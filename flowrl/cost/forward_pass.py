@@ -150,9 +150,9 @@ def _attention_s(
     operations = 2.0 * pairs * heads * (shape.head_dim + shape.value_head_dim)
     sizes = heads * (shape.head_dim + shape.value_head_dim)
     keys = kv_heads * (shape.head_dim + shape.value_head_dim)
-    start = efficiency.MATMUL_S if tokens.training else efficiency.PREFILL_ATTENTION_S
+    nbytes = m * (sizes + keys) * width
     return kernels.prefill_attention_s(
-        rates, operations=operations, nbytes=m * (sizes + keys) * width, start_s=start
+        rates, operations=operations, nbytes=nbytes, training=tokens.training
     )
 
 

@@ -34,17 +34,11 @@ def decode_attention_s(rates: Rates, *, nbytes: float, operations: float) -> flo
     )
 
 
-def prefill_attention_s(rates: Rates, *, operations: float, nbytes: float, start_s: float) -> float:
-    """Whole sequences over themselves, in one layer.
-
-    Args:
-        start_s: Of an engine `efficiency.PREFILL_ATTENTION_S`; of a trainer that of a product.
-    """
-    return (
-        rates.start_scale * start_s
-        + operations / rates.prefill_attention_flops
-        + nbytes / rates.nbytes
-    )
+def prefill_attention_s(rates: Rates, *, operations: float, nbytes: float, training: bool) -> float:
+    """Whole sequences over themselves, in one layer, of an engine or of a trainer."""
+    start_s = efficiency.MATMUL_S if training else efficiency.PREFILL_ATTENTION_S
+    flops = rates.trainer_attention_flops if training else rates.prefill_attention_flops
+    return rates.start_scale * start_s + operations / flops + nbytes / rates.nbytes
 
 
 def experts_s(

@@ -3,13 +3,14 @@
 With R samples a replica of mean length s and mean squared length s2, packed without padding into n
 micro-batches of at most `micro_tokens`:
 
-    pass       kernels of R s / n tokens and R s2 / (2 n) pairs, over `efficiency.TRAINER_SHARE`,
-               and what tensor, context and expert ranks exchange
+    pass       kernels of R s / n tokens, over `efficiency.TRAINER_SHARE`, attention of
+               R s2 / (2 n) pairs, and what tensor, context and expert ranks exchange
     forward    (n + pp - 1) / pp passes                    (pipeline: Narayanan et al. 2021, arXiv
                2104.04473, section 2.2: (pp - 1) / n of the time is a bubble)
     update     that, with each pass worth 3 (a backward pass computes gradients of inputs and of
-               weights), and where all activations are computed again 4 for the layers; with
-               `selective` 4 for norms (what `flowrl.cost.activations` keeps nothing of)
+               weights; of attention 3.5), and where all activations are computed again one more
+               for the layers; with `selective` for norms (what `flowrl.cost.activations` keeps
+               nothing of)
 
 What tensor ranks exchange is as much in a backward pass as in a forward pass.
 
@@ -54,6 +55,12 @@ __all__ = ["Batch", "forward_batch_parts", "update_parts"]
 OPTIMIZER_BYTES = 30
 OFFLOADED_BYTES = 24
 GRADIENT_BYTES = 4
+
+EXCHANGES = frozenset({"tensor parallel", "expert parallel", "context parallel"})
+
+ATTENTION_BACKWARD = 2.5
+"""Operations of attention's backward pass over those of its forward pass: five products of matrices
+for two, the scores being computed again (Dao 2023, arXiv 2307.08691, section 4.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +181,9 @@ def _step(
 def _worth(name: str, recompute: Recompute) -> float:
     """Forward passes that forward and backward of a part are worth together."""
     again = recompute == "full" and name not in ("head", "embedding", "pipeline")
-    if name in ("tensor parallel", "expert parallel", "context parallel", "pipeline"):
+    if name == "attention":
+        return 1.0 + ATTENTION_BACKWARD + again
+    if name in EXCHANGES or name == "pipeline":
         return 2.0 + again
     return 3.0 + (again or (recompute == "selective" and name == "norms"))
 
@@ -215,7 +224,7 @@ def _pass_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: Tok
         # Blocks of keys and values travel while others are multiplied.
         ring = ring_s(shape, layout, machine, tokens.count)
         parts["context parallel"] = max(0.0, ring - parts["attention"])
-    for name in parts.keys() - {"tensor parallel", "expert parallel", "context parallel"}:
+    for name in parts.keys() - EXCHANGES - {"attention"}:
         parts[name] /= efficiency.TRAINER_SHARE
     # Replicas of a stage are neighbours, so that gradients travel less far than hidden states.
     apart = layout.tp * layout.cp * layout.dp
