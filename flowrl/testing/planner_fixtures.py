@@ -130,7 +130,7 @@ def problem_of(fixture: Fixture, kind: Kind) -> Problem:
             if (seconds := _stage_s(fixture, name, count)) is not None
         ]
         most = fixture.batch or 1
-        tasks.append(Task(id=name, after=reads, options=_worth(options), max_chunks=most))
+        tasks.append(Task(id=name, after=reads, options=_worth(options, fixture), max_chunks=most))
     return Problem(
         tasks=tuple(tasks),
         num_devices=fixture.devices,
@@ -140,8 +140,14 @@ def problem_of(fixture: Fixture, kind: Kind) -> Problem:
     )
 
 
-def _worth(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Without those that take as long as one on fewer devices; they come by devices, ascending."""
+def _worth(options: Sequence[Option], fixture: Fixture) -> tuple[Option, ...]:
+    """Without those that take as long as one on fewer devices; they come by devices, ascending.
+
+    Then schedules that differ in nothing else leave room for others among those that are scored.
+    Of large pools they are few anyway, and are found sooner where several are as good.
+    """
+    if fixture.devices > LARGEST:
+        return tuple(options)
     kept: list[Option] = []
     for option in options:
         if not kept or option.seconds < kept[-1].seconds:
@@ -258,7 +264,7 @@ def _region_options(fixture: Fixture) -> tuple[Option, ...]:
                 best = (seconds, form)
         if best is not None:
             options.append(Option(devices=count, seconds=best[0], form=best[1]))
-    return _worth(options)
+    return _worth(options, fixture)
 
 
 def _region_ways(fixture: Fixture, count: int) -> list[tuple[float, str]]:
