@@ -93,16 +93,18 @@ def _levels(space: Space) -> list[range]:
 def _lower_streams(bounds: Floats, rows: StreamRows, level: range) -> None:
     """Lowers the bounds of a level's sets to what the best of some streams take."""
     own = bounds[level.start : level.stop]
-    rows = rows.faster(bounds)
-    if rows.owner.size:
-        np.minimum.at(bounds, rows.owner, rows.at_crossing())
+    for some in rows.in_parts():
+        part = some.faster(bounds)
+        if part.owner.size:
+            np.minimum.at(bounds, part.owner, part.at_crossing())
     np.minimum.accumulate(own, axis=1, out=own)
     # The crossing was the best of streams in which nothing passes.
-    rows = rows.in_chunks().faster(bounds)
-    if rows.owner.size:
-        row, block, first, second = rows.within(np.where(np.isfinite(bounds), bounds, -np.inf))
-        np.minimum.at(bounds, (rows.owner[row], block), rows.seconds(row, first, second))
-        np.minimum.accumulate(own, axis=1, out=own)
+    for some in rows.in_chunks().in_parts():
+        part = some.faster(bounds)
+        if part.owner.size:
+            row, block, first, second = part.within(np.where(np.isfinite(bounds), bounds, -np.inf))
+            np.minimum.at(bounds, (part.owner[row], block), part.seconds(row, first, second))
+            np.minimum.accumulate(own, axis=1, out=own)
 
 
 def _lower_ahead(bounds: Floats, row: AheadRow) -> None:
@@ -195,24 +197,26 @@ def _raise_in_turns(space: Space, at: int, lower: Bounds, most: Floats) -> None:
 
 def _wanted(rows: StreamRows, most: Floats, splits: list[list[Splits | None]]) -> None:
     """Notes the splits within the limits of their owners; raises the limits of their parts."""
-    if not rows.owner.size:
+    found: list[tuple[Ints, ...]] = []
+    for some in rows.in_parts():
+        row, block, first, second = some.within(most)
+        limit = most[some.owner[row], block]
+        for part, at, room in zip(
+            some.parts, (first, second), some.rooms(row, limit, first, second), strict=True
+        ):
+            np.maximum.at(most, (part[row], at), room)
+        found.append((some.owner[row], some.number[row], block, first, second, some.chunks[row]))
+    if not found:
         return
-    row, block, first, second = rows.within(most)
-    if not len(row):
+    owner, number, block, first, second, chunks = (
+        np.concatenate(column) for column in zip(*found, strict=True)
+    )
+    if not len(owner):
         return
-    limit = most[rows.owner[row], block]
-    for part, at, room in zip(
-        rows.parts, (first, second), rows.rooms(row, limit, first, second), strict=True
-    ):
-        np.maximum.at(most, (part[row], at), room)
-    cuts = np.stack([rows.owner[row], rows.number[row]])  # those of a cut follow each other
-    starts = 1 + np.flatnonzero((np.diff(cuts) != 0).any(axis=0))
-    for low, high in pairwise([0, *starts.tolist(), len(row)]):
+    # Those of a cut follow each other.
+    starts = 1 + np.flatnonzero((np.diff(owner) != 0) | (np.diff(number) != 0))
+    for low, high in pairwise([0, *starts.tolist(), len(owner)]):
         here = slice(low, high)
-        owner, number = int(rows.owner[row[low]]), int(rows.number[row[low]])
-        splits[owner][number] = Splits(
-            block=block[here],
-            first=first[here],
-            second=second[here],
-            chunks=rows.chunks[row[here]],
+        splits[int(owner[low])][int(number[low])] = Splits(
+            block=block[here], first=first[here], second=second[here], chunks=chunks[here]
         )

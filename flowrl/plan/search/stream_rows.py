@@ -6,7 +6,7 @@ chunks included. Both fall with the size. Rows of many sets are looked at togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,9 @@ __all__ = ["AheadRow", "StreamRows"]
 
 BEYOND = 1e300
 """Seconds that stand for infinitely many, for no share of those is nothing."""
+
+AT_A_TIME = 1 << 12
+"""Blocks of all rows that are looked at together."""
 
 NEVER = 1e100
 """Sums with a share of them are above this, whose square is a number."""
@@ -101,6 +104,18 @@ class StreamRows:
     def in_chunks(self) -> StreamRows:
         """Those in which something passes."""
         return self.only(self.chunks > 0)
+
+    def in_parts(self) -> Iterator[StreamRows]:
+        """So many at a time that they do not take much memory, and that what the first ones find
+        spares later ones where there are many sizes."""
+        most = max(1, AT_A_TIME // len(self.space.sizes))
+        if len(self.owner) <= most:
+            yield self
+            return
+        for first in range(0, len(self.owner), most):
+            rows = np.zeros(len(self.owner), dtype=np.bool_)
+            rows[first : first + most] = True
+            yield self.only(rows)
 
     def at_once(self) -> StreamRows:
         """As if nothing passed between the sides, which take their chunks' time."""
