@@ -449,11 +449,14 @@ class Candidates:
 
     def _forwards(self, task: TaskWork, layout: Layout, only: Filter) -> Iterator[Candidate]:
         work = self.work(task, layout)
-        micro = only.micro_tokens or self._micro_tokens(task, layout)[-1]
-        options = self.memory_options(task, packed_tokens=micro)
-        residents = stage_residents(task.shape, layout, work, options)
-        peak = self._peak(task, layout, options, (work, residents))
-        if peak > self.budget:
+        sizes = (only.micro_tokens,) if only.micro_tokens else self._micro_tokens(task, layout)
+        for micro in reversed(sizes):
+            options = self.memory_options(task, packed_tokens=micro)
+            residents = stage_residents(task.shape, layout, work, options)
+            peak = self._peak(task, layout, options, (work, residents))
+            if peak <= self.budget:
+                break
+        else:
             return
         resident = max(residents)
         weights = parameter_bytes(task.shape, layout, work, options)

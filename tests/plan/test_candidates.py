@@ -189,6 +189,19 @@ def test_what_is_on_the_host_is_moved_and_counted(grpo: Graph):
     assert all(one.offload != ("all",) for one in full.of_layout(work, layout, Filter()))
 
 
+def test_a_forward_pass_takes_smaller_micro_batches_where_large_ones_do_not_fit(grpo: Graph):
+    asked, layout = task(grpo, "reference.logprobs"), Layout(dp=8)
+    large, _ = candidates().of_layout(asked, layout, Filter())
+    tight = candidates()
+    tight.budget = large.peak - 1
+    small, _ = tight.of_layout(asked, layout, Filter())
+    assert small.micro_tokens < large.micro_tokens
+    assert small.peak <= tight.budget
+    tight = candidates()
+    tight.budget = small.peak - 1
+    assert tight.of_layout(asked, layout, Filter()) == ()
+
+
 def test_a_frozen_model_is_fetched_and_not_brought_back(grpo: Graph):
     made, work = candidates(), task(grpo, "reference.logprobs")
     kept, fetched = made.of_layout(work, Layout(dp=16), Filter())
