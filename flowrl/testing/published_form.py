@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast, get_args
@@ -168,9 +168,8 @@ class _Reader:
         passes = self._assumed("logprob_passes", 1, "one pass, or as many as were measured")
         offload = self._offload(apart=pools is not None and pools[2])
         if shape is not None and pools is not None:
-            deepest = max(pool.layout.pp for pool in pools[:2])
-            if deepest > shape.num_layers:
-                self._missing.append(f"pp {deepest} is more than the {shape.num_layers} layers")
+            for key, pool in zip(("train_parallel", "rollout_parallel"), pools[:2], strict=True):
+                self._missing += [f"{key}: {why}" for why in _undivided(shape, pool.layout)]
         if self._missing or not (shape and pools and lengths):
             raise Unusable(*self._missing)
         train, rollout, apart = pools
@@ -550,3 +549,13 @@ def _kv_tokens(shape: ModelShape, rollout: Pool, share: float) -> int:
             f"rollout_parallel leaves no room for a cache: {gib:.1f} GiB of weights a device"
         )
     return kv_capacity(shape, layout, free_bytes=free)
+
+
+def _undivided(shape: ModelShape, layout: Layout) -> Iterator[str]:
+    """Why a layout cannot have a model."""
+    if layout.pp > shape.num_layers:
+        yield f"pp {layout.pp} is more than the {shape.num_layers} layers"
+    if shape.num_heads % layout.tp:
+        yield f"tp {layout.tp} does not divide {shape.num_heads} attention heads"
+    if shape.experts is not None and shape.experts.num_experts % layout.ep:
+        yield f"ep {layout.ep} does not divide {shape.experts.num_experts} experts"

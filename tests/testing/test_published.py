@@ -127,10 +127,17 @@ def test_wrong_inputs_are_told_and_not_counted(models, rlinf, key, value, messag
     assert message in "\n".join(found.missing)
 
 
-def test_a_pipeline_deeper_than_the_model_is_told(models, rlinf):
-    row = {**rlinf, "train_parallel": {"pp": 32}, "devices": {"type": "H100", "num": 32}}
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        ({"pp": 32}, "train_parallel: pp 32 is more than the 28 layers"),
+        ({"tp": 8, "dp": 4}, "train_parallel: tp 8 does not divide 12 attention heads"),
+    ],
+)
+def test_a_layout_that_the_model_cannot_have_is_told(models, rlinf, layout, why):
+    row = {**rlinf, "train_parallel": layout, "devices": {"type": "H100", "num": 32}}
     (found,) = predict_row({**row, "rollout_parallel": {"dp": 32}}, models)
-    assert found.missing == ("pp 32 is more than the 28 layers",)
+    assert found.missing == (why,)
 
 
 def test_a_model_that_leaves_no_room_for_a_cache_is_told(models, rlinf):
