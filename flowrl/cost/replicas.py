@@ -12,20 +12,23 @@ after
 
     the integral of 1 - P(t)                                                   steps on average
 
-and more replicas end later, for each has last ones that may be long. Beside that it adds little
-that replicas have unequal work, where slots decide: samples are handed out as others end.
+and more replicas end later, for each has last ones that may be long.
 
-Where the cache decides, so that fewer rows run than there are slots, a sample takes of it what it
-holds at each of its steps, w = L (L / 2 + held) in all. That varies far more than L, and of those
-that a replica was given ahead none goes elsewhere. Of m that it still has to do, the work is about
-X times its mean, X lognormal with mean 1 and variance var[w] / (m E[w]^2), as sums of lognormal
-numbers nearly are (Fenton 1960, IRE Transactions on Communications Systems 8, 57). m is what it was
-given ahead, but for half of the rows that run. On such a replica samples start
+Replicas have unequal work too, of what they were given ahead, for none of that goes elsewhere: all
+else is handed out where samples end. Of m samples that a replica still has to start, the work is
+about X times its mean, X lognormal with mean 1 and variance var[w] / (m E[w]^2), w being what one
+sample takes, as sums of lognormal numbers nearly are (Fenton 1960, IRE Transactions on
+Communications Systems 8, 57). So samples start
 
     (X - 1) m / n s_n                                                              steps later
 
-in proportion to s, and are sqrt(X) times as long, for work grows with the square. P is then the
-mean over X for one replica (by the rule of Gauss and Hermite), to the power of R.
+in proportion to s, and P is the mean over X for one replica (by the rule of Gauss and Hermite), to
+the power of R. Where slots decide, w is L, and m what a replica is given ahead of its slots.
+
+Where the cache decides, so that fewer rows run than there are slots, w = L (L / 2 + held) is what a
+sample holds of it at all of its steps together, which varies far more; and m is all that a replica
+is given, but for half of the rows that run. Much of such work is in few long samples: where it is X
+times the mean, all samples are taken to be sqrt(X) times as long, for work grows with the square.
 
 The replica that ends last has its rows as long as samples start, that much longer; after that it
 has the rows of any other, and at the end of them its last row alone.
@@ -57,7 +60,7 @@ FULL = 0.97
 LENGTHS = 256
 """That the variance of samples' work is taken from."""
 
-_NODES, _SHARES = np.polynomial.hermite_e.hermegauss(9)
+_NODES, _SHARES = np.polynomial.hermite_e.hermegauss(7)
 _SHARES = _SHARES / _SHARES.sum()
 
 _DEVIATIONS = tuple(step / 16 for step in range(-64, 85))
@@ -148,13 +151,21 @@ def _until_last(
             for run, own in zip(pieces.runs, pieces.starts, strict=True)
         ]
         rows = _rows(pieces, dense)
-        waiting = min(most, given - rows / 2) if rows < FULL * slots else 0.0
-        variation = _variation(lengths, held) / math.sqrt(waiting) if waiting else 0.0
+        if rows < FULL * slots:
+            waiting, power = min(most, given - rows / 2), 0.5
+            variation = _variation(lengths, held)
+        else:
+            waiting, power = max(0, min(most, given) - slots), 0.0
+            variation = math.sqrt(lengths.mean_square / lengths.mean**2 - 1)
         # Not all replicas have those that start last.
         weight = np.full(len(starts), most / len(starts))
         weight[: round((most - every) / weight[0])] *= (mean - every) / (most - every)
-        work = (variation, waiting / most)
-        end, late = _end(_last_ones(starts, weight), lengths, replicas, work)
+        unequal = _Unequal(
+            variation=variation / math.sqrt(waiting) if waiting else 0.0,
+            ahead=waiting / most,
+            power=power,
+        )
+        end, late = _end(_last_ones(starts, weight), lengths, replicas, unequal)
     # Lengths times sqrt(X) have nearly the same mean, not quite.
     end = max(end, expected_maximum(lengths, mean * replicas))
     tables = []
@@ -166,6 +177,29 @@ def _until_last(
     edges = [0, *accumulate(table.shape[1] for table in tables)]
     runs = tuple(slice(low, high) for low, high in pairwise(edges))
     return replace(pieces, steps=steps, batch=batch, own=own, runs=runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unequal:
+    """How unequal the work of replicas is.
+
+    Attributes:
+        variation: Coefficient of variation of X.
+        ahead: m / n.
+        power: Samples are X to this power times as long.
+    """
+
+    variation: float
+    ahead: float
+    power: float
+
+    def work(self) -> tuple[Floats, Floats]:
+        """Some X that rise, and the share of replicas that each stands for."""
+        if not self.variation:
+            return np.ones(1), np.ones(1)
+        scale = math.sqrt(math.log1p(self.variation**2))
+        found: Floats = np.exp(scale * _NODES - scale**2 / 2)
+        return found, _SHARES
 
 
 def _rows(pieces: Occupancy, dense: list[int]) -> float:
@@ -196,35 +230,31 @@ def _end(
     starts: tuple[Floats, Floats],
     lengths: Lengths,
     replicas: int,
-    work: tuple[float, float],
+    unequal: _Unequal,
 ) -> tuple[float, float]:
     """Steps until all replicas have ended; and by which share of the steps so far samples start
     later on the one that ends last.
 
     Args:
         starts: Last one first, and the samples of a replica that have each.
-        work: Coefficient of variation of X, and m / n.
     """
-    variation, ahead = work
     at, weight = starts
-    scale = math.sqrt(math.log1p(variation**2))
-    nodes, shares = (_NODES, _SHARES) if variation else (np.zeros(1), np.ones(1))
-    more = np.exp(scale * nodes - scale**2 / 2)
-    late = ahead * (more - 1)
+    more, shares = unequal.work()
+    late, scaled = unequal.ahead * (more - 1), more**unequal.power
     total = replicas * float(weight.sum())
     # Outside of these hardly any batch ends; nearly nothing has the two largest X.
     first = max(
-        at[0] * (1 + late[0]) + lengths.quantile(0.001) * math.sqrt(more[0]),
-        lengths.quantile(0.001 ** (1 / total)) * math.sqrt(more[0]),
+        at[0] * (1 + late[0]) + lengths.quantile(0.001) * scaled[0],
+        lengths.quantile(0.001 ** (1 / total)) * scaled[0],
     )
-    far = min(lengths.maximum, lengths.quantile(1 - 0.01 / total) * math.sqrt(more[-1]))
-    steps = np.linspace(first, at[0] * (1 + late[-2 if variation else 0]) + far, POINTS)
-    age = (steps[:, None, None] - at * (1 + late[:, None])) / np.sqrt(more)[:, None]
+    far = min(lengths.maximum, lengths.quantile(1 - 0.01 / total) * scaled[-1])
+    steps = np.linspace(first, at[0] * (1 + late[-2:][0]) + far, POINTS)
+    age = (steps[:, None, None] - at * (1 + late[:, None])) / scaled[:, None]
     one = np.exp(np.maximum(_log_ended(lengths, age) @ weight, _NEVER))
     mean = one @ shares
     every = mean**replicas
     end = float(first + np.trapezoid(1 - every, steps))
-    if not variation:
+    if len(more) == 1:
         return end, 0.0
     # The last one ends in an interval with a chance that each X has its part of.
     risen = (np.diff(one, axis=0) * shares) @ late
