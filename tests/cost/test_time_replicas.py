@@ -11,7 +11,7 @@ import pytest
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
 from flowrl.cost.occupancy import EngineBatch, run_rows, token_steps
 from flowrl.cost.prompts import held_tokens, shared_by
-from flowrl.cost.replicas import OnReplicas, on_replicas
+from flowrl.cost.replicas import _NODES, _SHARES, OnReplicas, on_replicas
 
 MEAN, MOST = 1000.0, 8000.0
 
@@ -35,6 +35,13 @@ def handed_out(lengths: list[float], slots: int) -> float:
     for length in lengths:
         heapq.heapreplace(ends, ends[0] + length)
     return max(ends)
+
+
+def test_points_of_a_normal_number_have_its_moments():
+    moments = [float(_SHARES @ _NODES**power) for power in range(14)]
+    assert moments == pytest.approx(
+        [1, 0, 1, 0, 3, 0, 15, 0, 105, 0, 945, 0, 10395, 0], rel=1e-9, abs=1e-6
+    )
 
 
 def test_a_slot_with_two_samples_by_hand():
