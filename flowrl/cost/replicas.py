@@ -70,8 +70,9 @@ _NORMAL = (
     (3.7504397177257425, 0.000548268855972217),
 )
 _NODES, _SHARES = np.array(_NORMAL).T
-"""Points of a normal number and their shares, by the rule of Gauss and Hermite (Abramowitz and Stegun
-1964, table 25.10). NumPy has the rule too, but importing it takes longer than a plan's rollouts."""
+"""Points of a normal number and their shares, by the rule of Gauss and Hermite (Abramowitz and
+Stegun 1964, table 25.10). NumPy has the rule too, but importing it takes longer than the rollouts
+of a plan."""
 
 _DEVIATIONS = tuple(step / 16 for step in range(-64, 85))
 """Of a normal number: where the distribution of lengths is asked for."""
