@@ -21,7 +21,7 @@ from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
 from flowrl.wording import counted
 
-__all__ = ["lengths_of", "mean_prompt", "plan_options"]
+__all__ = ["assumed_lengths", "lengths_of", "mean_prompt", "plan_options"]
 
 ASSUMED_SHARE = 0.5
 """Of the longest, where nobody says how long prompts or responses are on average."""
@@ -178,25 +178,35 @@ def _environments(
     return found
 
 
+def assumed_lengths(plan: PlanConfig, longest: int) -> list[str]:
+    """What plans take of responses because nobody said it, a sentence each."""
+    if plan.lengths is not None:
+        return []
+    found = []
+    mean = plan.mean_response_tokens
+    if mean is None:
+        mean = max(1.0, ASSUMED_SHARE * longest)
+        found.append(
+            f"responses of {counted(mean, 'token')} on average, half of the longest; "
+            "plan.mean_response_tokens says better, or plan.lengths=RUN/samples.jsonl"
+        )
+    if plan.sigma is None and mean < longest:
+        found.append(
+            f"response lengths spread lognormally with sigma {ASSUMED_SIGMA:g}; "
+            "plan.sigma says better"
+        )
+    return found
+
+
 def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Lengths:
     """The same, with what nobody said."""
     plan = loaded.config.plan
     if plan.lengths is not None:
         return lengths_of(plan, longest, where=loaded.where("plan.lengths"))
     mean = plan.mean_response_tokens
-    if mean is None:
-        mean = max(1.0, ASSUMED_SHARE * longest)
-        assumptions.append(
-            f"responses of {counted(mean, 'token')} on average, half of the longest; "
-            "plan.mean_response_tokens says better, or plan.lengths=RUN/samples.jsonl"
-        )
-    elif mean > longest:
+    if mean is not None and mean > longest:
         raise _above(loaded, "plan.mean_response_tokens", mean, longest)
-    if plan.sigma is None and mean < longest:
-        assumptions.append(
-            f"response lengths spread lognormally with sigma {ASSUMED_SIGMA:g}; "
-            "plan.sigma says better"
-        )
+    assumptions += assumed_lengths(plan, longest)
     return lengths_of(plan, longest)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler import CompiledStage
+from flowrl.compiler.planning import assumed_lengths
 from flowrl.config.plan import PlanConfig
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
@@ -89,9 +90,19 @@ def choose_plan(
         rejected=(*(_slower(one, chosen) for one in others), *too_large),
     )
     made = stage.local.plan(stage.graph, chosen.choice, (reason,))
-    prediction = replace(made.prediction, step_s=chosen.step_s)
-    alternatives = tuple(_alternative(one, chosen) for one in others)
-    return stage.with_plan(replace(made, prediction=prediction, alternatives=alternatives))
+    assumed = [
+        note
+        for node in rollout_nodes(stage.graph)
+        for note in assumed_lengths(plan, longest_response(stage, node))
+    ]
+    return stage.with_plan(
+        replace(
+            made,
+            prediction=replace(made.prediction, step_s=chosen.step_s),
+            alternatives=tuple(_alternative(one, chosen) for one in others),
+            notes=(*made.notes, *dict.fromkeys(assumed)),
+        )
+    )
 
 
 def best_of(found: Sequence[Predicted]) -> Predicted:

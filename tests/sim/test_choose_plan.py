@@ -216,6 +216,10 @@ def test_lengths_that_nobody_names_are_those_of_all_plans(tmp_path: Path):
     found = workloads_of(stage, times, PlanConfig(), 0)["actor.generate"]
     assert str(found) == planned_lengths(PlanConfig(), 6)
     assert lengths_of(PlanConfig(), 6).mean == 3.0
+    guessed, said = (choose_plan(stage, times, plan, 0).plan for plan in (PlanConfig(), LENGTHS))
+    assert guessed.notes[-2].startswith("responses of 3 tokens on average, half of the longest; ")
+    assert guessed.notes[-1].startswith("response lengths spread lognormally with sigma 0.7; ")
+    assert said.notes == guessed.notes[:-2]
 
 
 def test_the_only_plan_there_is_has_its_price_too(tmp_path: Path):
