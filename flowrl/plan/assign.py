@@ -23,7 +23,7 @@ from flowrl.plan.search import (
     block,
     leaves,
 )
-from flowrl.plan.search.evaluate import arrivals_of, readers, seconds_of
+from flowrl.plan.search.evaluate import arrivals_of, chunked_seconds, readers, seconds_of
 from flowrl.plan.trainers import in_turns
 
 __all__ = [
@@ -40,11 +40,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """When a task works, in seconds from the start of the step."""
+    """When a task works, in seconds from the start of the step.
+
+    Attributes:
+        first_s: Seconds of its first piece, from `begin_s`; all of it where it works in one.
+        last_s: Of its last piece, until `end_s`.
+    """
 
     task: str
     begin_s: float
     end_s: float
+    first_s: float
+    last_s: float
 
 
 def slots(schedule: Schedule, sizes: tuple[int, ...], node_size: int) -> Mapping[str, range]:
@@ -83,22 +90,30 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
     """When each task works.
 
     What runs ahead begins with the step, and may end after it: the next batch begins meanwhile. Of
-    a pipeline in chunks the reader's bar begins with its first chunk and ends with its last; it is
-    not busy all the time between.
+    a pipeline in chunks each bar of the reading part begins with its first chunk and ends with its
+    last; it is not busy all the time between. Tasks of that part that take turns do so in each
+    chunk, so their bars overlap.
     """
     match schedule:
         case Leaf():
-            yield Bar(task=schedule.task, begin_s=begin_s, end_s=begin_s + schedule.option.seconds)
+            seconds = schedule.option.seconds
+            yield Bar(
+                task=schedule.task,
+                begin_s=begin_s,
+                end_s=begin_s + seconds,
+                first_s=seconds,
+                last_s=seconds,
+            )
         case Temporal():
             yield from bars(problem, schedule.first, begin_s)
             middle = begin_s + seconds_of(problem, schedule.first)
             yield from bars(problem, schedule.second, middle)
         case Spatial():
-            end_s = begin_s + seconds_of(problem, schedule)
             yield from bars(problem, schedule.first, begin_s)
-            there = chunk_shares(problem, schedule)
-            lag = there[0][0] * seconds_of(problem, schedule.first) if there else 0.0
-            yield from _stretched(problem, schedule.second, begin_s + lag, end_s)
+            if readers(problem, schedule):
+                yield from _streamed(problem, schedule, begin_s)
+            else:
+                yield from bars(problem, schedule.second, begin_s)
         case Asynchronous():
             yield from bars(problem, schedule.first, begin_s)
             yield from bars(problem, schedule.second, begin_s)
@@ -106,14 +121,27 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
             assert_never(schedule)
 
 
-def _stretched(problem: Problem, schedule: Schedule, begin_s: float, end_s: float) -> Iterator[Bar]:
-    seconds = seconds_of(problem, schedule)
-    scale = (end_s - begin_s) / seconds if seconds and end_s - begin_s > seconds else 1.0
-    for bar in bars(problem, schedule):
+def _streamed(problem: Problem, schedule: Spatial, begin_s: float) -> Iterator[Bar]:
+    """The bars of a part that reads another one in chunks.
+
+    It works through each chunk as through a batch of so much less: the first as soon as it is
+    there, the last until the end.
+    """
+    work_s = seconds_of(problem, schedule.second)
+    end_s = begin_s + seconds_of(problem, schedule)
+    there = chunk_shares(problem, schedule)
+    fed_s, read_s = chunked_seconds(problem, schedule)
+    begin_s += there[0][0] * fed_s
+    left = [share for _, share in there] + [0.0]
+    longer = read_s / work_s if work_s else 1.0
+    first, last = (longer * (left[at] - left[at + 1]) for at in (0, schedule.chunks - 1))
+    for bar in bars(problem, schedule.second):
         yield Bar(
             task=bar.task,
-            begin_s=begin_s + scale * bar.begin_s,
-            end_s=begin_s + scale * bar.end_s,
+            begin_s=begin_s + first * bar.begin_s,
+            end_s=end_s - last * (work_s - bar.end_s),
+            first_s=first * bar.first_s,
+            last_s=last * bar.last_s,
         )
 
 

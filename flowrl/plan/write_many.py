@@ -428,16 +428,19 @@ def _longest_turn(task: str, chosen: Chosen) -> str:
 
 
 def _in_turn(bar: Bar, chosen: Chosen) -> Iterator[tuple[str, float, float]]:
-    """The operations of a bar's task, with when each begins and ends."""
+    """The operations of a bar's task, with when each begins and ends.
+
+    They take turns in each piece: an operation begins in the first and ends in the last.
+    """
     turns = _turns(chosen.posed.task(bar.task), chosen)
     whole = sum(turn.seconds for turn in turns)
     begin_s, done = bar.begin_s, 0.0
     for turn in turns:
         done += turn.seconds
         last = turn is turns[-1] or not whole
-        end_s = bar.end_s if last else bar.begin_s + (bar.end_s - bar.begin_s) * done / whole
+        end_s = bar.end_s if last else bar.end_s - bar.last_s * (1 - done / whole)
         yield turn.node, begin_s, end_s
-        begin_s = end_s
+        begin_s = bar.begin_s + (bar.first_s * done / whole if whole else 0.0)
 
 
 def _timeline(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Iterator[PredictedSpan]:

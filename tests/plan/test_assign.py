@@ -14,6 +14,7 @@ from flowrl.plan.assign import bars, bottleneck, busy_seconds, pieces, schedule_
 from flowrl.plan.problem_of import device_counts
 from flowrl.plan.regions import Played, Split
 from flowrl.plan.search import (
+    Arrivals,
     Asynchronous,
     Leaf,
     Option,
@@ -118,6 +119,45 @@ def test_a_pipelines_reader_begins_with_the_first_chunk_and_ends_with_the_step()
     assert pieces(problem, schedule) == {"b": 4}
     assert bottleneck(problem, schedule) == "a"
     assert busy_seconds(problem, schedule) == 8 * 8.0 + 8 * 4.0
+
+
+def in_turns_behind(*chain: Leaf, chunks: int) -> tuple[Problem, Spatial]:
+    """A stream from the first task to the others, which take turns."""
+    first, second, third = chain
+    behind = Temporal(first=second, second=third)
+    return problem_of(*chain), Spatial(first=first, second=behind, chunks=chunks)
+
+
+def test_readers_that_take_turns_do_so_in_each_chunk_of_a_stream():
+    problem, schedule = in_turns_behind(
+        leaf("a", 8, 8.0), leaf("b", 8, 1.0), leaf("c", 8, 3.0), chunks=4
+    )
+    assert evaluate(problem, schedule).step_s == pytest.approx(9.0)
+    found = {bar.task: bar for bar in bars(problem, schedule)}
+    # Chunks are there at 2, 4, 6 and 8 s, and take b a quarter of a second, then c three quarters.
+    assert (found["b"].begin_s, found["b"].end_s) == pytest.approx((2.0, 8.25))
+    assert (found["c"].begin_s, found["c"].end_s) == pytest.approx((2.25, 9.0))
+    assert (found["c"].first_s, found["c"].last_s) == pytest.approx((0.75, 0.75))
+
+
+def test_bars_of_an_uneven_stream_have_the_chunks_that_its_step_is_made_of():
+    arrivals = Arrivals(ready=(0.5, 1.0), work=(0.25, 1.0))
+    generate = Leaf(task="a", option=Option(devices=8, seconds=8.0, arrivals=arrivals))
+    score = Leaf(task="b", option=Option(devices=8, seconds=1.0, chunk_s=0.4))
+    problem, schedule = in_turns_behind(generate, score, leaf("c", 8, 3.0), chunks=2)
+    # A second chunk makes b and c 4.4 s together: a quarter of it at 4 s, the rest at 8 s.
+    assert evaluate(problem, schedule).step_s == pytest.approx(8.0 + 0.75 * 4.4)
+    found = {bar.task: (bar.begin_s, bar.end_s) for bar in bars(problem, schedule)}
+    assert found["b"] == pytest.approx((4.0, 8.0 + 0.75 * 4.4 / 4))
+    assert found["c"] == pytest.approx((4.0 + 0.25 * 4.4 / 4, 8.0 + 0.75 * 4.4))
+
+
+def test_what_reads_nothing_of_its_neighbour_takes_no_longer_for_it():
+    first, second = leaf("a", 8, 8.0), leaf("b", 8, 4.0)
+    tasks = tuple(Task(id=one.task, options=(one.option,)) for one in (first, second))
+    problem = replace(problem_of(first, second), tasks=tasks)
+    found = bars(problem, Spatial(first=first, second=second))
+    assert [(bar.task, bar.begin_s, bar.end_s) for bar in found] == [("a", 0, 8), ("b", 0, 4)]
 
 
 def played(policy_s: float, environment_s: float, **split: object) -> Played:

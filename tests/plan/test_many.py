@@ -85,6 +85,27 @@ def test_the_timeline_ends_with_the_step(plan: PlacementPlan):
     assert {one.source for one in plan.prediction.confidence} == {"analytic"}
 
 
+def test_operations_that_take_turns_in_a_stream_are_shown_until_their_last_chunk(
+    grpo: Graph, sixteen: ResourcePool
+):
+    pins = ("rollout.devices=0-7", "reference.devices=8-15", "actor.devices=8-15")
+    plan = make_plan(grpo, pinned(request(), *pins), sixteen)
+    assert plan.schedule is not None
+    assert plan.schedule.chunks > 1
+    assert plan.schedule.parts[1].kind == "temporal"
+    spans = {span.node: span for span in plan.prediction.timeline or ()}
+    drawn, scored, learned = (
+        spans[node] for node in ("actor.generate", "reference.logprobs", "actor.update")
+    )
+    first_s = plan.schedule.ready[0] * drawn.end_s
+    assert scored.begin_s == pytest.approx(first_s, rel=0.01)
+    # The last chunk is there when the rollout ends, and is scored before it is learned from.
+    assert scored.begin_s < learned.begin_s < drawn.end_s < scored.end_s < learned.end_s
+    for span in (scored, learned):
+        assert plan.operation(span.node).seconds < span.end_s - span.begin_s
+    assert PlacementPlan.from_json(plan.to_json()) == plan
+
+
 def test_an_edited_plan_whose_layout_is_of_other_devices_is_refused(plan: PlacementPlan):
     raw = plan.to_dict()
     raw["operations"][1]["layout"]["dp"] *= 2

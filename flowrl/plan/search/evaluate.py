@@ -67,6 +67,7 @@ __all__ = [
     "Evaluator",
     "arrivals_of",
     "block",
+    "chunked_seconds",
     "evaluate",
     "readers",
     "rounded",
@@ -223,6 +224,11 @@ class Evaluator:
         first, second = self._part(schedule.first), self._part(schedule.second)
         return self._arrivals(first, self._readers(first, second))
 
+    def chunked(self, schedule: Spatial) -> tuple[float, float]:
+        """u of both sides of a stream."""
+        first, second = self._part(schedule.first), self._part(schedule.second)
+        return _chunked(first, schedule.chunks), _chunked(second, schedule.chunks)
+
     def _part(self, schedule: Schedule) -> _Part:
         if isinstance(schedule, Leaf):
             return self._leaf(schedule)
@@ -339,11 +345,15 @@ class Evaluator:
 
 def _stream_s(first: _Part, second: _Part, chunks: int, arrivals: frozenset[Arrivals]) -> float:
     """Seconds of two sides of which one reads what the other makes."""
-    u1 = first.seconds + (chunks - 1) * first.chunk_s
-    u2 = second.seconds + (chunks - 1) * second.chunk_s
+    u1, u2 = _chunked(first, chunks), _chunked(second, chunks)
     if not arrivals:
         return max(u1, u2) + min(u1, u2) / chunks
     return max(a * u1 + b * u2 for a, b in stream_lines(arrivals, chunks))
+
+
+def _chunked(part: _Part, chunks: int) -> float:
+    """u of a side of a stream."""
+    return part.seconds + (chunks - 1) * part.chunk_s
 
 
 def _chunked_s(part: _Part, chunks: int) -> float:
@@ -354,6 +364,11 @@ def _chunked_s(part: _Part, chunks: int) -> float:
 def arrivals_of(problem: Problem, schedule: Spatial) -> frozenset[Arrivals]:
     """What says when the chunks of a stream are there; none where they are even."""
     return Evaluator(problem).arrivals(schedule)
+
+
+def chunked_seconds(problem: Problem, schedule: Spatial) -> tuple[float, float]:
+    """What both sides of a stream take in its chunks."""
+    return Evaluator(problem).chunked(schedule)
 
 
 def readers(problem: Problem, schedule: Spatial) -> list[str]:
