@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flowrl.config.load import LoadedConfig
     from flowrl.plan import PlacementPlan
 
-__all__ = ["compiled_by", "lines_of", "run_by"]
+__all__ = ["compiled_by", "lines_of", "refuse_many_devices", "run_by"]
 
 _OF_A_PLAN = re.compile(r"^(?:the )?plan of '[^']*'(?:: |$)")
 """Before the key, in messages about a plan."""
@@ -48,7 +48,7 @@ def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
 
 
 def run_by(compiled: Compiled, path: Path) -> Compiled:
-    """What was compiled for this machine, by a plan's file.
+    """What was compiled for this machine, by a plan's file for one device.
 
     What follows from edits of it is made anew, and told on standard error.
 
@@ -60,11 +60,6 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
     from flowrl.plan.plan_fields import differences, field_text
     from flowrl.plan.settle_local import settled
 
-    given = load_plan(path, alone=False)
-    if given.schedule is not None:
-        from flowrl.runtime.local_plans import require_plan_for_one
-
-        require_plan_for_one(given, str(path))
     given = load_plan(path)
     stages = [stage for stage in compiled.stages if stage.graph.name == given.graph]
     local = stages[-1].local if stages else None
@@ -78,6 +73,14 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
         words = f"{field_text(follows)} follows from the rest, the file says {field_text(said)}"
         print(f"warning: {_at(path, key)}: {words}", file=sys.stderr)
     return compiled.with_plan(plan)
+
+
+def refuse_many_devices(path: Path) -> None:
+    """Raises PlanError for a plan's file over many devices, which this machine cannot run."""
+    from flowrl.plan import load_plan
+    from flowrl.runtime.local_plans import require_plan_for_one
+
+    require_plan_for_one(load_plan(path, alone=False), str(path))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import write_output
 from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
@@ -137,7 +138,8 @@ def _load(
 
         # Which plan is fastest shows in a placed graph alone.
         placed = options.level == "placed"
-        compiled = api.compile(None, Path(target), overrides=overrides, measured=placed)
+        with offering_cluster(Path(target), overrides, "cluster=FILE"):
+            compiled = api.compile(None, Path(target), overrides=overrides, measured=placed)
         stages += [stage.name for stage in compiled.stages]
         stage = _stage(compiled.stages, options.stage, target)
         if options.level != "traced" and not inspects:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import write_output
 from flowrl.cli.plan_options import PlanCommand, as_overrides, is_plan, refuse_ignored
 from flowrl.errors import ConfigError, FlowError
@@ -36,6 +37,12 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
     """
     refuse_ignored(config, overrides, options)
     words = [*overrides, *as_overrides(options)]
+    with offering_cluster(config, words, "--cluster FILE"):
+        _print(config, words, options)
+
+
+def _print(config: Path, words: Sequence[str], options: PlanCommand) -> None:
+    """What is asked for."""
     if options.routes is not None:
         _print_routes(config, words, options.routes, options)
     elif options.plan is not None:

@@ -40,11 +40,14 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         FlowError: whatever ends the run early.
     """
     from flowrl import api
-    from flowrl.cli.given_plan import lines_of, run_by
+    from flowrl.cli.given_plan import lines_of, refuse_many_devices, run_by
     from flowrl.config.load import load_config, locating
 
     loaded = load_config(config, overrides)
     with locating(loaded):
+        if plan is not None:
+            # A plan of this machine is made first, in which the job of such a file may not fit.
+            refuse_many_devices(plan)
         compiled = api.compile(None, loaded)
         if plan is not None:
             compiled = run_by(compiled, plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.given_plan import compiled_by
+from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.plan_options import is_plan, machine_words
 from flowrl.config.nearest import one_of_them
 from flowrl.errors import ConfigError
@@ -74,7 +75,7 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     _check(config, options)
     words = [*overrides, *machine_words(options.cluster, options.pins)]
     loaded = load_config(config, words)
-    with locating(loaded):
+    with offering_cluster(config, words, "--cluster FILE"), locating(loaded):
         _simulate(loaded, options)
 
 

@@ -12,7 +12,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.fit import RUNTIME_BYTES, DoesNotFit
 from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.options import Pin
@@ -72,7 +72,7 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
     wheres = [where for name in binding.tasks if (where := pins.where(name))]
     if kind is not None:
         wheres.append(options.kind_where)
-    return PlanError(
+    return DoesNotFit(
         f"{names} do not fit together on {len(posed.group.addresses)} x "
         f"{posed.group.device.name}: {binding.reason}",
         where=" and ".join(dict.fromkeys(wheres)) or "cluster",
@@ -162,14 +162,14 @@ def _too_large(
     runtime = RUNTIME_BYTES[made.machine.spec.type]
     pinned = pins.said(task.id)
     if need <= made.budget and made.host is not None:
-        return PlanError(
+        return DoesNotFit(
             f"{task.phase} of {task.role.name} fits on {group.device.name} only with more in the "
             "memory of its host than that has",
             where=pins.where(task.id) or "cluster",
             found=f"{format_bytes(made.host)} of its host for each device",
             hint=_without_pin(task, posed, pins, only, fits) or more_host(made.host, group, fits),
         )
-    return PlanError(
+    return DoesNotFit(
         f"{task.phase} of {task.role.name} does not fit on {group.device.name} in any layout"
         f"{' that pins leave' if pinned else ''}: "
         f"with {layout.describe()} it needs {format_bytes(need + runtime)} of "

@@ -19,6 +19,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.elsewhere import Part
+from flowrl.plan.fit import DoesNotFit
 from flowrl.plan.impossible import (
     MOST_DEVICES,
     fewest_left_out,
@@ -503,7 +504,7 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
     wheres = dict.fromkeys(pin.where for pin in every if without)
     if (more := more_devices(group, MOST_DEVICES, fits, host)) is not None:
         changes.append(more)
-    return PlanError(
+    return DoesNotFit(
         "what fits the devices puts more into the memory of their hosts than these have",
         where=" and ".join(wheres) or "cluster",
         found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device",

@@ -1,0 +1,81 @@
+"""Whoever forgets to name the cluster of a large job is told how to name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli import main
+
+ROOT = Path(__file__).parents[2]
+LARGE = "configs/grpo_qwen25_7b.yaml"
+H100S = "configs/clusters/h100_1x8.yaml"
+DATA = "data.train=tests/data/gsm8k_train.jsonl"
+HUGE = "train.sampling.max_tokens=120000"
+"""Samples that no machine at hand holds."""
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line that is refused writes."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("plan", "--cluster FILE"), ("simulate", "--cluster FILE"), ("graph", "cluster=FILE")],
+)
+def test_a_large_job_without_data_is_offered_a_cluster(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+):
+    text = told([command, LARGE], capsys)
+    assert "no such data file: data/math/train.jsonl" in text
+    assert f"name the cluster that is meant, for which no data is read: {option}" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("plan", "--cluster FILE"), ("graph", "cluster=FILE")]
+)
+def test_a_job_that_does_not_fit_here_is_offered_a_cluster(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+):
+    text = told([command, LARGE, DATA, HUGE], capsys)
+    assert "does not fit on" in text
+    assert f"; or name the cluster that is meant: {option} (configs/clusters" in text
+
+
+def test_a_job_that_does_not_fit_the_cluster_that_is_named_is_offered_no_other(
+    capsys: pytest.CaptureFixture[str],
+):
+    text = told(["plan", LARGE, "--cluster", H100S, "plan.memory_share=0.05"], capsys)
+    assert "does not fit on H100" in text
+    assert "cluster that is meant" not in text
+
+
+def test_another_mistake_of_a_config_without_data_is_offered_none(
+    capsys: pytest.CaptureFixture[str],
+):
+    text = told(["plan", LARGE, "train.mini_batches=5"], capsys)
+    assert "train.mini_batches=5" in text.splitlines()[0]
+    assert "cluster that is meant" not in text
+
+
+def test_a_plan_over_many_devices_is_refused_before_one_of_this_machine_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    plan = tmp_path / "many.plan.json"
+    with pytest.raises(SystemExit) as end:
+        main(["plan", LARGE, "--cluster", H100S, "--output", str(plan)])
+    assert end.value.code == 0
+    for data in ([], [DATA]):
+        text = told(["run", LARGE, *data, "--plan", str(plan)], capsys)
+        assert f"{plan}: the local executor runs plans for one device of its machine" in text
+        assert "plan over 8 devices" in text
