@@ -167,10 +167,11 @@ class _Maker:
         operation = self.plan.operation(node.id)
         if self._on_accelerators(operation):
             return self._lane_of(operation.devices)
-        (lane, *_) = self._hosted(node.role or "")
         plays = [one.node for one in self.plan.operations if one.role == node.role]
+        if len(plays) == 1:
+            return self._hosted(node.role or "")[0]
         # Each region has a part of the cores: its calls do not wait for another one's.
-        return lane if len(plays) == 1 else self._lane(node.id, self.lanes[lane].device)
+        return self._lane(node.id, device_names(operation.devices) or "driver")
 
     def _unused(self) -> Iterator[tuple[str, ...]]:
         """Devices of the kinds that the plan is over, on which nothing runs."""
@@ -190,7 +191,7 @@ class _Maker:
     def _hosted(self, role: str) -> list[str]:
         """Lanes of a role beside the models: one a process."""
         placement = self.plan.placement(role)
-        where = placement.devices[0] if placement.devices else "driver"
+        where = device_names(placement.devices) if placement.devices else "driver"
         if placement.process == MAIN:
             return [self._lane(role, where)]
         number = max(1, placement.replicas)

@@ -40,7 +40,9 @@ class SimStep:
         seconds: By kind of work: of the busiest engine for `generate`, of waiting for rewards once
             all engines are done for `score`, of the driver for prompts (`offer`), ends of samples
             (`drive`) and scores (`answer`), of the trainer's process beside its operations for
-            `host`, of waiting for a batch that is drawn all the time for `wait`.
+            `host`, of waiting for a batch that is drawn all the time for `wait`. Where drawing is
+            part of the step, what is left of it while the busiest engine drew nothing is
+            `environment` for the only rollout, which plays with one, and `wait` for others.
         num_samples: Samples that were learned from.
         num_rows: Rows of data that were learned from, where there is no rollout.
         ages: Samples that were learned from, by how many publications they were behind.
@@ -141,8 +143,10 @@ class SimReport:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of work, in order of their first appearance."""
-        return list(dict.fromkeys(kind for step in self.steps for kind in step.seconds))
+        """Kinds of work, in order of their first appearance; those of episodes side by side."""
+        found = dict.fromkeys(kind for step in self.steps for kind in step.seconds)
+        drawing = [kind for kind in ("generate", "environment") if kind in found]
+        return list(dict.fromkeys((*drawing, *found)))
 
     @property
     def samples_per_s(self) -> float:

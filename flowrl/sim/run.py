@@ -52,6 +52,9 @@ __all__ = ["simulate"]
 _STALLED = 100_000
 """Calls of the clock without an event for a scheduler after which nothing moves any more."""
 
+_ROUNDING_S = 1e-6
+"""Less than this is what sums of seconds are inexact by."""
+
 
 def simulate(
     model: SimModel,
@@ -318,7 +321,9 @@ class _Simulation:
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
             self.driver.wait(self.trainer, "host", self.model.host.step_s)
+        asked_s = clock.now
         batches = self._collect(number, seconds)
+        collected_s = clock.now - asked_s
         if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
         self._learn(number, batches, seconds)
@@ -333,6 +338,7 @@ class _Simulation:
             # An engine in the driver's process waits for its environment.
             if not self.model.ahead and not any(lane.num_devices for lane in self.model.lanes):
                 seconds["generate"] += self._played_s() - played_s
+            self._book_rest(seconds, collected_s)
         if self.model.host != HostCost():
             for what, spent_s in self._driven().items():
                 seconds[what] = spent_s - driven[what]
@@ -340,6 +346,16 @@ class _Simulation:
         learned = [batch for name, batch in batches.items() if name in self.learned]
         row = step_row(number, version, begin_s, clock.now, seconds, learned)
         return replace(row, num_rows=self.num_rows), batches
+
+    def _book_rest(self, seconds: dict[str, float], collected_s: float) -> None:
+        """What is left of drawing where the busiest engine drew nothing and no score was due."""
+        if self.model.ahead or self.model.host != HostCost():
+            return  # drawing is beside the step, or the driver's work is
+        rest_s = collected_s - seconds["generate"] - seconds.get("score", 0.0)
+        if rest_s > _ROUNDING_S:
+            alone = self.model.rollouts[0] if len(self.model.rollouts) == 1 else None
+            plays = alone is not None and alone.environment is not None
+            seconds["environment" if plays else "wait"] = rest_s
 
     def _driven(self) -> dict[str, float]:
         """Seconds of the driver so far, by what it did."""

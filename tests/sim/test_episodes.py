@@ -51,6 +51,20 @@ def test_an_episode_takes_its_turns_and_all_calls_before_between_and_behind_them
     assert report.engines["tokens"] == 8 * 3
 
 
+def test_a_step_has_a_row_for_what_its_engines_wait_for():
+    model = played(EnvironmentTimes(wait_s=0.2), small_model(learn_s=5.0))
+    devices = tuple(replace(lane, num_devices=lane.name != "game") for lane in model.lanes)
+    report = run(replace(model, lanes=devices), workload=assumed(Constant(tokens=3)), steps=2)
+    assert report.kinds[:2] == ["generate", "environment"]
+    for step in report.steps:
+        assert step.seconds["generate"] == pytest.approx(3 * 1.0)
+        assert step.seconds["environment"] == pytest.approx(4 * 0.2)
+        assert sum(step.seconds.values()) == pytest.approx(step.wall_s)
+    # Without an environment, engines have work until the batch is there.
+    plain = run(small_model(learn_s=5.0), workload=assumed(Constant(tokens=3)), steps=2)
+    assert not {"environment", "wait"} & set(plain.kinds)
+
+
 def test_the_thread_of_an_environment_does_one_call_after_the_other():
     one = small_model(learn_s=0.0, groups=1, group_size=1)
     work = assumed(Constant(tokens=2))

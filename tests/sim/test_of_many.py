@@ -254,6 +254,10 @@ def test_episodes_go_as_the_plan_has_them(monkeypatch):
     assert sum(tokens) / 2 == pytest.approx(4000, rel=0.05)
     assert planned.step_s * 0.95 <= steady_s(report) <= planned.step_s * 1.4
     world = next(lane for lane in report.lanes if lane.lane == "world")
+    hosts = planned.stage.plan.operation("world.interact").devices
+    assert len(hosts) > 1
+    assert world.device == device_names(hosts)
+    assert all(sum(s.seconds.values()) == pytest.approx(s.wall_s) for s in report.steps)
     calls = 2 * 128 * 4 * (5.0 + 10 * 2.0)
     at_once = planned.stage.plan.operation("world.interact").environment.at_once
     assert world.busy_s == pytest.approx(calls / at_once, rel=0.15)  # 16 turns at most
