@@ -257,7 +257,9 @@ def test_episodes_go_as_the_plan_has_them(monkeypatch):
     hosts = planned.stage.plan.operation("world.interact").devices
     assert len(hosts) > 1
     assert world.device == device_names(hosts)
-    assert all(sum(s.seconds.values()) == pytest.approx(s.wall_s) for s in report.steps)
+    for step in report.steps:  # updates begin on groups, so they overlap with drawing
+        drawn_s = step.seconds["generate"] + step.seconds["environment"]
+        assert drawn_s < step.wall_s < sum(step.seconds.values())
     calls = 2 * 128 * 4 * (5.0 + 10 * 2.0)
     at_once = planned.stage.plan.operation("world.interact").environment.at_once
     assert world.busy_s == pytest.approx(calls / at_once, rel=0.15)  # 16 turns at most
