@@ -163,10 +163,15 @@ class PhaseMemory:
         return sum(part.nbytes for part in self.parts)
 
     def describe(self) -> str:
-        """`optimizer 1.1 GiB, activations 0.9 GiB, ...`, largest first, roles added up."""
+        """`optimizer 1.1 GiB, activations 0.9 GiB, ...`, largest first.
+
+        Where several roles hold something, each part says whose it is: `actor optimizer 1.1 GiB`.
+        """
+        several = len({part.role for part in self.parts if part.role and part.nbytes}) > 1
         sums: dict[str, int] = {}
         for part in self.parts:
-            sums[part.name] = sums.get(part.name, 0) + part.nbytes
+            name = f"{part.role} {part.name}" if several and part.role else part.name
+            sums[name] = sums.get(name, 0) + part.nbytes
         ordered = sorted(sums.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in ordered if nbytes)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
+from flowrl.graph.types import Op
 from flowrl.plan.check_follows import check_follows
 from flowrl.plan.check_numbers import PRICE_ANEW
 from flowrl.plan.many_form import EngineFlags, ScheduleStep
@@ -50,6 +51,9 @@ def check_predicted(plan: PlacementPlan, where: str) -> None:
     _check_memory(plan, where)
     if plan.schedule is None:
         return
+    for i, operation in enumerate(plan.operations):
+        if operation.seconds is not None and operation.environment is None:
+            _check_sizes(plan, operation, f"{where}: operations.{i}")
     operations = {one.node: (i, one) for i, one in enumerate(plan.operations)}
     for i, flags in enumerate(plan.engine_flags):
         number, operation = operations[flags.node]
@@ -80,6 +84,24 @@ def _check_memory(plan: PlacementPlan, where: str) -> None:
                 found=f"{format_bytes(memory.total)}: {memory.describe()}",
                 expected=f"at most {format_bytes(budgets[entry.device])} (budget_bytes of it)",
                 hint=PRICE_ANEW,
+            )
+
+
+def _check_sizes(plan: PlacementPlan, operation: Operation, where: str) -> None:
+    """Micro-batches and caches hold the longest sample, and an engine decodes one at least."""
+    longest = plan.sizes.max_length
+    least = {"slots": 1, "kv_tokens": longest}
+    if operation.op not in (Op.GENERATE, Op.INTERACT):
+        least = {"micro_tokens": longest}
+    for key, amount in least.items():
+        if getattr(operation, key) < amount:
+            raise PlanError(
+                f"{operation.node} cannot have this",
+                where=f"{where}.{key}",
+                found=f"{key} {getattr(operation, key):,}",
+                expected=f"at least {amount:,}"
+                + (", the tokens of the longest sample" if key != "slots" else ""),
+                hint="write what is expected, or undo the edit",
             )
 
 

@@ -13,25 +13,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flowrl.cluster.pool import ClusterNode, Device, DeviceGroup, ResourcePool
-from flowrl.cost.memory import format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
-from flowrl.plan.candidate import RECOMPUTE, Candidate
+from flowrl.plan.candidate import Candidate
 from flowrl.plan.candidates import Candidates
+from flowrl.plan.check_held import check_held
 from flowrl.plan.decided import decided_task, decided_way
 from flowrl.plan.groups import host_parts
-from flowrl.plan.held import held_memory
-from flowrl.plan.many import Chosen, host_bytes
+from flowrl.plan.many import Chosen
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.mixed import priced_syncs
-from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.operations import place_operations
 from flowrl.plan.priced_changes import is_changed
 from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, option_tasks
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.schema import Operation, PlacementPlan, PredictedMemory
+from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,
@@ -69,7 +67,11 @@ def priced(
     _check_program(graph, request, plan, where)
     reading = _Reading(graph, request, plan, cost, where)
     chosen = reading.chosen()
-    _check_held(chosen, plan, where)
+
+    def again(other: PlacementPlan) -> Chosen:
+        return _Reading(graph, request, other, cost, where).chosen()
+
+    check_held(chosen, plan, where, again)
     new = with_prices(plan, chosen, graph, reading.request, reading.pool)
     return new if is_changed(plan, new) else plan
 
@@ -345,86 +347,3 @@ def _schedule(
     if step.kind == "spatial":
         return Spatial(first=first, second=second, chunks=step.chunks)
     return Asynchronous(first=first, second=second)
-
-
-def _check_held(chosen: Chosen, plan: PlacementPlan, where: str) -> None:
-    """Every device holds what it has to, in every phase; and so do the hosts."""
-    budgets = {device.address: device.budget_bytes for device in plan.pool.devices}
-    for entry in held_memory(chosen):
-        budget = budgets[entry.device]
-        if entry.memory.total <= budget:
-            continue
-        phase = str(entry.memory.phase)
-        task = _at_fault(chosen, entry)
-        number = next(i for i, one in enumerate(plan.operations) if one.node == task.id)
-        raise PlanError(
-            f"{task.id} does not fit as the file decides: {phase} of {entry.active} needs "
-            f"{format_bytes(entry.memory.total)} of {format_bytes(budget)} on {entry.device}",
-            where=f"{where}: operations.{number}",
-            found=f"{_decisions(chosen.ways[task.id])}: {entry.memory.describe()}",
-            expected=f"at most {format_bytes(budget)}",
-            hint=_nearest(chosen, task, entry, budget),
-        )
-    host = chosen.posed.candidates.host
-    most = host_bytes(chosen.numbers, chosen.ways)
-    if host is not None and most > host:
-        raise PlanError(
-            "what the file puts on the hosts is more than they hold",
-            where=f"{where}: operations",
-            found=f"{format_bytes(most)} for each device",
-            expected=f"at most {format_bytes(host)}",
-            hint="take `offload` off an operation",
-        )
-
-
-def _at_fault(chosen: Chosen, entry: PredictedMemory) -> TaskWork:
-    """The task that works when a device is full."""
-    posed = chosen.posed
-    at = posed.addresses.index(entry.device)
-    own = [task for task in posed.tasks if task.role.name == entry.active]
-    here = [task for task in own if at in chosen.numbers[task.id]] or own
-    same = [task for task in here if task.phase == entry.memory.phase]
-    return (same or here or list(posed.tasks))[0]
-
-
-def _decisions(way: Candidate) -> str:
-    """What of a way decides its memory."""
-    words = way_words(way.layout, way.recompute, way.offload)
-    if way.kv_tokens:
-        return f"{words}, {cache_words(way.kv_tokens, way.slots)}"
-    return f"{words}, micro_tokens {way.micro_tokens:,}"
-
-
-def _nearest(chosen: Chosen, task: TaskWork, entry: PredictedMemory, budget: int) -> str:
-    """The smallest single change with which everything fits."""
-    way = chosen.ways[task.id]
-    if way.kv_tokens:
-        cache = sum(p.nbytes for p in entry.memory.parts if p.name == "kv cache")
-        room = budget - (entry.memory.total - cache)
-        tokens = int(way.kv_tokens * room / cache) if cache and room > 0 else 0
-        if tokens >= chosen.posed.made(task.id).request.max_length:
-            return f"take at most {tokens:,} kv_tokens, or undo the edit"
-    changes: dict[str, Candidate] = {}
-    if task.updates:
-        at = RECOMPUTE.index(way.recompute)
-        for kind in RECOMPUTE[at + 1 :]:
-            changes[f"recompute: {kind}"] = replace(way, recompute=kind)
-        if "optimizer" not in way.offload:
-            streamed = ("optimizer", *way.offload)
-            changes["offload: [optimizer]"] = replace(way, offload=streamed)
-    longest = chosen.posed.made(task.id).request.max_length
-    if way.micro_tokens > longest:
-        changes[f"micro_tokens: {longest}"] = replace(way, micro_tokens=longest)
-    fits = [words for words, one in changes.items() if _holds(chosen, task, one)]
-    if fits:
-        return f"take {' or '.join(fits)}, or undo the edit"
-    return "take more devices for it, a layout that divides more, or undo the edit"
-
-
-def _holds(chosen: Chosen, task: TaskWork, way: Candidate) -> bool:
-    """Whether every device of a task holds all with another way to run it."""
-    changed = replace(chosen, ways={**chosen.ways, task.id: way})
-    mine = {chosen.posed.addresses[number] for number in chosen.numbers[task.id]}
-    budget = chosen.posed.group_of(task.id).budget_bytes
-    held = [one.memory.total for one in held_memory(changed) if one.device in mine]
-    return max(held, default=0) <= budget

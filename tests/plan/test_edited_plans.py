@@ -245,6 +245,57 @@ def test_the_cache_that_is_named_instead_fits(grpo: Graph, plan: PlacementPlan) 
         priced(grpo, ASKED, edited(plan, generate(kv_tokens=int(1.01 * tokens))), AnalyticCost())
 
 
+def with_little_memory(raw: dict[str, Any]) -> None:
+    """Actor and reference hold 14.2 GiB of parameters each, and the update recomputes nothing."""
+    raw["pins"] = []
+    layout = {"tp": 1, "pp": 1, "cp": 4, "dp": 2, "ep": 1}
+    operation(raw, "actor.update").update(recompute="none", offload=["optimizer"], layout=layout)
+    operation(raw, "reference.logprobs").update(
+        offload=[], layout={"tp": 1, "pp": 1, "cp": 1, "dp": 8, "ep": 1}
+    )
+    for device in raw["pool"]["devices"]:
+        if device["type"] != "cpu":
+            device["budget_bytes"] = 65 << 30
+
+
+def test_parts_that_do_not_fit_say_whose_they_are_and_what_fits_instead(
+    grpo: Graph, plan: PlacementPlan
+) -> None:
+    mine = edited(plan, with_little_memory)
+    with pytest.raises(PlanError, match=r"actor\.update does not fit") as caught:
+        priced(grpo, ASKED, mine, AnalyticCost())
+    found, hint = str(caught.value.found), str(caught.value.hint)
+    assert "actor parameters 14.2 GiB" in found
+    assert "reference parameters 14.2 GiB" in found
+    offered = re.findall(r"([\w.]+)\.(\w+): (\S+) \(a step of ([\d.]+) s\)", hint)
+    assert "reference.logprobs" in [node for node, *_ in offered]
+    assert [float(step) for *_, step in offered] == sorted(float(step) for *_, step in offered)
+    for node, key, value, step in offered:
+        fits = mine.to_dict()
+        given = value.strip("[]").split(",") if key == "offload" else value
+        operation(fits, node)[key] = given
+        new = priced(grpo, ASKED, PlacementPlan.from_json(json.dumps(fits)), AnalyticCost())
+        assert new.prediction.step_s == pytest.approx(float(step), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "least"),
+    [
+        (update(micro_tokens=100), "micro_tokens", "at least 2,560"),
+        (generate(kv_tokens=100), "kv_tokens", "at least 2,560"),
+        (generate(slots=0), "slots", "at least 1"),
+    ],
+)
+def test_a_file_alone_has_room_for_the_longest_sample(
+    plan: PlacementPlan, change: Change, key: str, least: str, tmp_path: Path
+) -> None:
+    path = written(plan, change, tmp_path, "p.plan.json")
+    with pytest.raises(PlanError, match="cannot have this") as caught:
+        load_plan(path)
+    assert re.search(rf"operations\.\d\.{key}", str(caught.value.where))
+    assert str(caught.value.expected).startswith(least)
+
+
 @pytest.mark.parametrize(
     ("change", "key", "what"),
     [

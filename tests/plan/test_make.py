@@ -174,7 +174,7 @@ def test_a_job_that_does_not_fit_is_refused_with_numbers_and_the_largest_that_do
         make_plan(grpo, big_request(cases, micro_batch=64), pool)
     text = str(caught.value)
     assert text.startswith("roles.actor: update does not fit on cpu:0 (test CPU): needs ")
-    assert " of 24.0 GiB: activations " in text
+    assert " of 24.0 GiB: actor activations " in text
     match = re.search(r"set train\.micro_batch=(\d+) \(the largest that fits", text)
     assert match is not None
     best = int(match[1])
