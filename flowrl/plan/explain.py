@@ -18,6 +18,7 @@ from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
+from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
 from flowrl.plan.explain_streams import stream_notes
@@ -137,6 +138,7 @@ def notes_of(searched: Searched, request: PlanRequest, graph: Graph) -> tuple[st
     if graph.of_op(Op.SCORE) and not by_model:
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
     notes += region_notes(best)
+    notes += host_notes(best)
     notes += stream_notes(best)
     notes += ahead_notes(best, request)
     if searched.thinned:

@@ -43,8 +43,9 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "
         "for a sample",
         f"  {_host_line(job)}",
+        *([f"  a device fills up to {size.host}"] if size.host else []),
         *(f"  {line}" for line in size.schedule.draw()),
-        *(f"  {task}: {layout}" for task, layout in size.layouts),
+        *(f"  {task}: {words}" for task, words in size.ways),
     ]
 
 

@@ -19,6 +19,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
+from flowrl.plan.explain_host import host_words
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
 from flowrl.plan.many import (
@@ -30,6 +31,7 @@ from flowrl.plan.many import (
     search_posed,
 )
 from flowrl.plan.many_form import ScheduleStep
+from flowrl.plan.names import way_words
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
 from flowrl.plan.regions import HOST_SHARE
@@ -65,6 +67,8 @@ class Size:
         device_s: Device seconds of a sample, of the devices that are used.
         idle_share: Of the time of these.
         layouts: Of each task, in words.
+        ways: Likewise, with what is computed again and what is on the host.
+        host: What a device fills of its host's memory, in words; empty where it is nothing.
     """
 
     devices: int
@@ -74,6 +78,8 @@ class Size:
     idle_share: float
     kind: str
     layouts: tuple[tuple[str, str], ...]
+    ways: tuple[tuple[str, str], ...]
+    host: str
     schedule: ScheduleStep
 
 
@@ -317,5 +323,11 @@ def _as_size(best: Chosen, devices: int) -> Size:
             for name, way in best.ways.items()
             for node in posed.task(name).operations
         ),
+        ways=tuple(
+            (node, way_words(way.layout, way.recompute, way.offload))
+            for name, way in best.ways.items()
+            for node in posed.task(name).operations
+        ),
+        host=host_words(best, list(best.ways)),
         schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),
     )
