@@ -22,6 +22,7 @@ from flowrl.plan.pins import LAYOUT_FIELDS, PinnedTasks
 from flowrl.wording import counted
 
 __all__ = [
+    "FOUND",
     "Fits",
     "Trial",
     "fewer_pins",
@@ -40,6 +41,10 @@ _LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)
 """Of what is needed at least: sizes that are tried. Other tasks need some more beside."""
 
 _HALVINGS = 3
+
+FOUND = {"cuda": 0.98, "npu": 0.95}
+"""Of the memory that an accelerator is sold with, what software finds on it: rounded down from
+those of configs/hardware, which have both (0.989 to 0.992 of CUDA's, 0.952 to 0.957 of NPUs)."""
 
 FULL_NODE = 8
 """Devices that a node may have: a smaller one may get more of them."""
@@ -70,6 +75,8 @@ def tries_on(devices: int) -> int:
 def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
     """How a plan may fill so many bytes of a device or somewhat more: a share, or larger ones.
 
+    Sizes are those that devices are sold with, of which software finds less.
+
     Args:
         need: At least.
     """
@@ -83,10 +90,11 @@ def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
         if not tries_on(len(group.addresses)):
             return f"set plan.memory_share to more than {(least - 1) / 100:g}"
     usable = 1.0 if group.device.type == "cpu" else group.device.share
-    least_gib = math.ceil(max(need / usable, _free(group)) / GIB)
+    found_share = FOUND.get(group.device.type, 1.0)
+    least_gib = math.ceil(max(need / usable, _free(group)) / found_share / GIB)
     found = _smallest(least_gib, group, lambda gib: fits(Trial(group=_larger(group, gib))))
     if found is None:
-        return f"take devices with more than {format_bytes(round(need / usable))}"
+        return f"take devices with more than {format_bytes(round(need / usable / found_share))}"
     return f"take devices of {found} GiB"
 
 
@@ -177,8 +185,10 @@ def _filled(group: DeviceGroup, share: float) -> DeviceGroup:
 
 
 def _larger(group: DeviceGroup, gib: int) -> DeviceGroup:
-    device = replace(group.device, memory_bytes=gib * GIB, available_bytes=None)
-    spec = None if group.spec is None else replace(group.spec, memory_bytes=gib * GIB)
+    """Devices that are sold with so much."""
+    nbytes = int(FOUND.get(group.device.type, 1.0) * gib * GIB)
+    device = replace(group.device, memory_bytes=nbytes, available_bytes=None)
+    spec = None if group.spec is None else replace(group.spec, memory_bytes=nbytes)
     return replace(group, device=device, spec=spec, budget_bytes=device.budget_bytes)
 
 

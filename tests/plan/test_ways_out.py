@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
@@ -13,9 +15,10 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, make_plan
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.plan.ways_out import Trial, more_devices, more_memory, tries_on
+from flowrl.plan.ways_out import FOUND, Trial, more_devices, more_memory, tries_on
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
 
+ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 
 
@@ -36,14 +39,40 @@ def of_gib(gib: int, num_devices: int = 8) -> ResourcePool:
     return pool_of_devices(spec, num_devices)
 
 
+def sold_with(gib: int) -> ResourcePool:
+    """Devices on which software finds less than they are sold with."""
+    spec = device_spec("H100-SXM-80GB")
+    return pool_of_devices(replace(spec, memory_bytes=int(FOUND["cuda"] * gib * GIB)), 8)
+
+
 def with_hosts(pool: ResourcePool, gib: int) -> ResourcePool:
     return replace(pool, nodes=tuple(replace(node, memory_bytes=gib * GIB) for node in pool.nodes))
 
 
 def test_devices_of_the_size_that_is_told_are_enough_and_smaller_ones_are_not(grpo: Graph):
     told = number_in(r"take devices of (\d+) GiB", refusal(grpo, request(), of_gib(4)).hint)
-    assert make_plan(grpo, request(), of_gib(told)).prediction.step_s is not None
-    assert refusal(grpo, request(), of_gib(told - 1)).hint is not None
+    assert make_plan(grpo, request(), sold_with(told)).prediction.step_s is not None
+    assert refusal(grpo, request(), sold_with(told - 1)).hint is not None
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.97])
+def test_devices_of_the_size_that_is_told_are_enough_with_every_share_of_memory(
+    grpo: Graph, share: float
+):
+    options = replace(request().options, memory_share=share)
+    asked = replace(request(), options=options)
+    told = number_in(r"take devices of (\d+) GiB", refusal(grpo, asked, of_gib(4)).hint)
+    assert make_plan(grpo, asked, sold_with(told)).prediction.step_s is not None
+
+
+def test_of_every_accelerator_of_the_catalogue_software_finds_what_sizes_are_told_with():
+    seen = set()
+    for file in (ROOT / "configs" / "hardware").glob("*.yaml"):
+        for entry in yaml.safe_load(file.read_text(encoding="utf-8"))["devices"].values():
+            if entry["type"] != "cpu":
+                seen.add(entry["type"])
+                assert entry["reported_gib"] / entry["memory_gib"] >= FOUND[entry["type"]]
+    assert seen == set(FOUND)
 
 
 def test_hosts_of_the_size_that_is_told_are_enough_and_smaller_ones_are_not(grpo: Graph):
@@ -107,11 +136,12 @@ def test_sizes_are_looked_for_in_few_steps_and_in_none_on_very_large_pools():
         tried.append(change.group.device.memory_bytes // GIB)
         return tried[-1] >= 41
 
-    assert more_memory(36 * GIB, group, enough) == "take devices of 41 GiB"
-    # 36 GiB are nine tenths of 40; then each step of the ladder, and halfway back.
+    assert more_memory(36 * GIB, group, enough) == "take devices of 42 GiB"
+    # 36 GiB are nine tenths of 40, which software finds of 41; then each step of the ladder, and
+    # halfway back.
     assert tried == [40, 42, 41]
     assert (
-        more_memory(36 * GIB, group, lambda change: False) == "take devices with more than 40.0 GiB"
+        more_memory(36 * GIB, group, lambda change: False) == "take devices with more than 40.8 GiB"
     )
     (large,) = of_gib(10, 1024).groups()
     assert tries_on(1024) == 0
