@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowrl.config.load import LoadedConfig
     from flowrl.config.plan import PlanConfig
     from flowrl.cost.source import Cost
+    from flowrl.graph import Node
     from flowrl.observe.rows import StepMetrics
     from flowrl.sim.report import SimReport
     from flowrl.sim.times import StageTimes
@@ -104,7 +105,12 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     predicted = stage.plan.prediction
     planned = None
     if predicted.step_s and options.engines is None:  # else it is not the plan that is simulated
-        planned = Planned(step_s=predicted.step_s, idle_share=predicted.idle_share)
+        planned = Planned(
+            step_s=predicted.step_s,
+            idle_share=predicted.idle_share,
+            lengths=_other_lengths(stage, _lengths(options), compiled.config.plan),
+            faults=options.faults is not None,
+        )
     if options.as_json:
         sys.stdout.write(report_json(report, planned))
         return
@@ -112,7 +118,8 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     if measured:
         from flowrl.sim.compare import beside, beside_text
 
-        print(f"\nbeside {options.against}\n{beside_text(beside(report, measured))}")
+        other = f", predicted for lengths {report.workload}" if _replaces_lengths(options) else ""
+        print(f"\nbeside {options.against}{other}\n{beside_text(beside(report, measured))}")
     left_out = f", {trace.num_left_out:,} events left out" if trace.num_left_out else ""
     print(f"trace: {path}{left_out} (open it at https://ui.perfetto.dev)")
 
@@ -172,14 +179,11 @@ def _simulated(
     faults = Faults()
     if options.faults is not None:
         faults = read_faults(options.faults, num_engines=len(model.engines))
-    lengths = options.lengths
-    if lengths is None and options.against is not None:
-        lengths = str(options.against)
     seed = compiled.config.seed
     return simulate(
         model,
         steps=options.steps,
-        workloads=_workloads(stage, times, lengths, seed, compiled.config.plan),
+        workloads=_workloads(stage, times, _lengths(options), seed, compiled.config.plan),
         faults=faults,
         seed=seed,
         trace=trace,
@@ -276,6 +280,47 @@ def _times(
     return assumed_times(stage)
 
 
+def _lengths(options: SimulateOptions) -> str | None:
+    """Those that were asked for: by their name, or as those of a run."""
+    if options.lengths is None and options.against is not None:
+        return str(options.against)
+    return options.lengths
+
+
+def _replaces_lengths(options: SimulateOptions) -> bool:
+    """Whether other lengths are simulated than the run had that stands beside."""
+    if options.against is None or options.lengths is None:
+        return False
+    return Path(options.lengths) not in (options.against, options.against / "samples.jsonl")
+
+
+def _planned_lengths(stage: CompiledStage, node: Node, plan: PlanConfig) -> str:
+    from flowrl.sim.of_plan import longest_response
+    from flowrl.sim.planned_times import planned_lengths
+
+    longest = longest_response(stage, node)
+    if stage.plan.schedule is None:
+        return planned_lengths(plan, longest)
+    return planned_lengths(plan, longest, stage.plan.operation(node.id).environment)
+
+
+def _other_lengths(stage: CompiledStage, lengths: str | None, plan: PlanConfig) -> str | None:
+    """The lengths that the plan was made for, where those that are simulated are not these."""
+    from flowrl.sim.lengths import parse_lengths
+    from flowrl.sim.of_plan import rollout_nodes
+
+    def read(text: str) -> str:
+        found = parse_lengths(text)
+        return str(Path(text) if found is None else found)
+
+    made_for = dict.fromkeys(
+        read(_planned_lengths(stage, node, plan)) for node in rollout_nodes(stage.graph)
+    )
+    if lengths is None or set(made_for) <= {read(lengths)}:
+        return None
+    return "; ".join(made_for)
+
+
 def _workloads(
     stage: CompiledStage,
     times: StageTimes,
@@ -290,16 +335,10 @@ def _workloads(
     for node in rollout_nodes(stage.graph):
         longest = longest_response(stage, node)
         text = lengths
-        if text is None and stage.plan.schedule is not None:
-            from flowrl.sim.planned_times import planned_lengths
-
-            environment = stage.plan.operation(node.id).environment
-            text = planned_lengths(plan, longest, environment)
-        elif text is None:
-            from flowrl.sim.planned_times import planned_lengths
-
-            text = planned_lengths(plan, longest)
-            if plan.lengths is None and plan.mean_response_tokens is None:
+        if text is None:
+            text = _planned_lengths(stage, node, plan)
+            unsaid = plan.lengths is None and plan.mean_response_tokens is None
+            if unsaid and stage.plan.schedule is None:
                 print(
                     f"warning: {node.id}: nobody says how long responses are, so they are drawn as "
                     f"plans assume, half of the longest on average ({text}, at most {longest}); "

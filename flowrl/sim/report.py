@@ -78,10 +78,14 @@ class Planned:
 
     Attributes:
         idle_share: Of the time of the devices that it uses; None where it does not say it.
+        lengths: Those that it was made for, where others were simulated.
+        faults: Some were simulated, which it has none of.
     """
 
     step_s: float
     idle_share: float | None = None
+    lengths: str | None = None
+    faults: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +227,12 @@ def report_json(report: SimReport, planned: Planned | None = None) -> str:
 
 
 def _planned_json(report: SimReport, planned: Planned) -> dict[str, object]:
+    other = _not_compared(report, planned)
     return {
         "step_s": _short(planned.step_s),
         "simulated_s": _short(report.period_s),
-        "difference": _short(report.period_s / planned.step_s - 1),
+        "difference": None if other else _short(report.period_s / planned.step_s - 1),
+        "not_compared": other,
         "idle_share": None if planned.idle_share is None else _short(planned.idle_share),
     }
 
@@ -291,15 +297,24 @@ def _throughput(report: SimReport) -> str:
     return f"throughput: {report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s"
 
 
+def _not_compared(report: SimReport, planned: Planned) -> str | None:
+    """Why what was simulated says nothing of the plan's seconds; None where it does."""
+    if planned.lengths is not None:
+        return f"the plan is for lengths {planned.lengths}, simulated were {report.workload}"
+    return None
+
+
 def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
     if not report.period_s:
         return []
     after = f" after {counted(report.num_ramp, 'step')}" if report.num_ramp else ""
+    other = _not_compared(report, planned)
+    faults = (" without faults", " with them") if planned.faults else ("", "")
     lines = [
         "",
-        f"the plan predicts {seconds_text(planned.step_s)} a step, simulated "
-        f"{seconds_text(report.period_s)} in the mean{after}: "
-        f"{report.period_s / planned.step_s - 1:+.1%}",
+        f"the plan predicts {seconds_text(planned.step_s)} a step{faults[0]}, simulated "
+        f"{seconds_text(report.period_s)} in the mean{after}{faults[1]}: "
+        + (f"{report.period_s / planned.step_s - 1:+.1%}" if other is None else other),
     ]
     if planned.idle_share is not None and report.idle_share is not None:
         spare = any(not lane.in_use for lane in report.lanes)

@@ -121,7 +121,23 @@ def test_the_replicas_of_a_plan_are_the_engines(capsys, monkeypatch, tmp_path):
     [placed] = [p for p in plan["placements"] if p["role"] == "actor"]
     assert report["num_engines"] == placed["replicas"] > 1
     assert flowrl("simulate", *words) == 0
-    assert " to h100-7/cuda:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert " to h100-7/cuda:" in out
+    made_for = "lognormal:mean=2504.62,sigma=0.8"
+    assert f": the plan is for lengths {made_for}, simulated were constant:64\n" in out
+    assert report["planned"]["difference"] is None
+    assert flowrl("simulate", *words[:-1], made_for, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["planned"]["difference"] is not None
+
+
+def test_a_plan_for_this_machine_stands_beside_its_own_lengths_only(place, capsys):
+    assert told(capsys)["planned"]["not_compared"] is None
+    named = told(capsys, "plan.mean_response_tokens=2", "plan.sigma=0", "--lengths", "constant:2")
+    assert named["planned"]["not_compared"] is None
+    other = told(capsys, "plan.mean_response_tokens=2", "plan.sigma=0", "--lengths", "constant:6")
+    assert other["planned"]["not_compared"] == (
+        "the plan is for lengths constant:2, simulated were constant:6"
+    )
 
 
 BIG = ["configs/grpo_qwen25_7b.yaml", "train.prompts_per_step=128", "--steps", "2"]
@@ -298,6 +314,13 @@ def test_a_profile_is_measured_and_then_used(place, capsys):
     out = capsys.readouterr().out
     assert "lengths  tiny/samples.jsonl (32 groups)" in out
     assert "\nbeside runs/tiny\nmedians" in out
+    words = ["--against", "runs/tiny", "--lengths"]
+    assert flowrl("simulate", "tiny.yaml", *words, "constant:6") == 0
+    out = capsys.readouterr().out
+    assert "\nbeside runs/tiny, predicted for lengths constant:6\nmedians" in out
+    assert "simulated were constant:6" in out
+    assert flowrl("simulate", "tiny.yaml", *words, "runs/tiny/samples.jsonl") == 0
+    assert "\nbeside runs/tiny\nmedians" in capsys.readouterr().out
     assert flowrl("simulate", "tiny.yaml", "--against", "runs/tiny", "--stage", "sft") == 0
     # Another model than the one that was measured is no longer the profile's.
     config = tiny_config(place / "runs")

@@ -1,6 +1,7 @@
 """Reports of simulations: which seconds stand beside a plan's."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
 def test_all_steps_count_where_samples_are_as_young_as_can_be_or_steps_are_few() -> None:
     assert _report([3.0, 1.0, 2.0], ages={0: 3}).period_s == 2.0
     assert _report([9.0, 9.0, 1.0, 1.0], ages={0: 1, 1: 3}).period_s == 5.0
+
+
+def test_other_lengths_than_the_plans_are_told_in_place_of_a_difference() -> None:
+    report = replace(_report([2.0, 2.0], ages={0: 2}), workload="constant:8")
+    planned = Planned(step_s=1.0, lengths="constant:4")
+    said = "the plan is for lengths constant:4, simulated were constant:8"
+    text = report_text(report, planned)
+    assert f"the plan predicts 1.00 s a step, simulated 2.00 s in the mean: {said}\n" in text
+    told = json.loads(report_json(report, planned))["planned"]
+    assert (told["difference"], told["not_compared"]) == (None, said)
+    same = json.loads(report_json(report, Planned(step_s=1.0)))["planned"]
+    assert (same["difference"], same["not_compared"]) == (1.0, None)
+
+
+def test_faults_that_the_plan_has_not_are_named_beside_it() -> None:
+    text = report_text(_report([2.0, 2.0], ages={0: 2}), Planned(step_s=1.0, faults=True))
+    assert "predicts 1.00 s a step without faults, simulated 2.00 s in the mean with them: " in text
 
 
 def test_nothing_stands_beside_a_plan_where_no_step_was_made() -> None:
