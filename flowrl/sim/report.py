@@ -26,6 +26,9 @@ __all__ = [
 
 REPORT_VERSION = 1
 
+_OVERLAP = 1.005
+"""Shares that add up to more than this are told: less is rounding."""
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -103,6 +106,7 @@ class SimReport:
         reasons: Of samples that were filtered or dropped, `END: reason`.
         engines: `tokens`, `steps`, `preempted`, `lost` and `kv_peak` (of one) of all engines.
         num_events: Events that schedulers handled.
+        ahead: Batches that are drawn beyond the one that is learned from; 0 if none.
     """
 
     name: str
@@ -119,6 +123,7 @@ class SimReport:
     engines: Mapping[str, int]
     num_events: int
     notes: tuple[str, ...] = field(default=())
+    ahead: int = 0
 
     @property
     def step_s(self) -> float:
@@ -131,6 +136,20 @@ class SimReport:
         oldest = max(self.ages, default=0)
         ramp = oldest + 1 if oldest else 0
         return ramp if 2 * ramp < len(self.steps) else 0
+
+    @property
+    def num_enough(self) -> int | None:
+        """Steps of which enough follow the first ones; None where there are as many as that."""
+        oldest = max(self.ages, default=0)
+        if not max(oldest, self.ahead) or 2 * (max(oldest, 1) + 1) < len(self.steps):
+            return None
+        return 2 * (max(oldest, self.ahead) + 1) + 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether kinds of work are done at once: in most steps they come to more than the step."""
+        over = [sum(step.seconds.values()) / step.wall_s for step in self.steps if step.wall_s]
+        return bool(over) and median(over) > _OVERLAP
 
     @property
     def period_s(self) -> float:
@@ -299,9 +318,15 @@ def _throughput(report: SimReport) -> str:
 
 def _not_compared(report: SimReport, planned: Planned) -> str | None:
     """Why what was simulated says nothing of the plan's seconds; None where it does."""
+    found = []
     if planned.lengths is not None:
-        return f"the plan is for lengths {planned.lengths}, simulated were {report.workload}"
-    return None
+        found.append(f"the plan is for lengths {planned.lengths}, simulated were {report.workload}")
+    if report.num_enough is not None:
+        found.append(
+            "too few steps to compare, for the first ones fill what is drawn ahead; "
+            f"--steps {report.num_enough} is enough"
+        )
+    return "; ".join(found) or None
 
 
 def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
@@ -316,7 +341,8 @@ def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
         f"{seconds_text(report.period_s)} in the mean{after}{faults[1]}: "
         + (f"{report.period_s / planned.step_s - 1:+.1%}" if other is None else other),
     ]
-    if planned.idle_share is not None and report.idle_share is not None:
+    told = planned.idle_share is not None and report.idle_share is not None
+    if told and report.num_enough is None:
         spare = any(not lane.in_use for lane in report.lanes)
         lines.append(
             f"it predicts that {planned.idle_share:.1%} of device time is idle, simulated "
@@ -335,6 +361,9 @@ def _step_lines(report: SimReport) -> list[str]:
         f"{seconds_text(max(walls))}"
     )
     parts = [(kind, report.seconds(kind)) for kind in report.kinds]
+    if report.overlaps:
+        shares = sum(spent for _, spent in parts) / report.step_s
+        head += f"; kinds of work overlap, so shares add up to {shares:.0%}"
     width = max((len(kind) for kind, _ in parts), default=0)
     return [
         head,

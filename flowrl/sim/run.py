@@ -353,9 +353,8 @@ class _Simulation:
             return  # drawing is beside the step, or the driver's work is
         rest_s = collected_s - seconds["generate"] - seconds.get("score", 0.0)
         if rest_s > _ROUNDING_S:
-            alone = self.model.rollouts[0] if len(self.model.rollouts) == 1 else None
-            plays = alone is not None and alone.environment is not None
-            seconds["environment" if plays else "wait"] = rest_s
+            played = [spec.environment for spec in self.model.rollouts]
+            seconds["environment" if len(played) == 1 and played[0] else "wait"] = rest_s
 
     def _driven(self) -> dict[str, float]:
         """Seconds of the driver so far, by what it did."""
@@ -574,6 +573,7 @@ class _Simulation:
             },
             num_events=self._num_events(),
             notes=self.model.notes,
+            ahead=self.model.ahead,
         )
 
 

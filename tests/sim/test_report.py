@@ -69,6 +69,31 @@ def test_other_lengths_than_the_plans_are_told_in_place_of_a_difference() -> Non
     assert (same["difference"], same["not_compared"]) == (1.0, None)
 
 
+@pytest.mark.parametrize(("steps", "ages", "enough"), [(1, 0, 7), (4, 1, 7), (6, 2, 7), (7, 2, 0)])
+def test_steps_that_fill_what_is_drawn_ahead_are_not_compared(
+    steps: int, ages: int, enough: int
+) -> None:
+    """Samples up to 2 publications old: three steps fill, and more than three have to follow."""
+    report = replace(_report([2.0] * steps, ages={ages: steps}), ahead=2)
+    planned = Planned(step_s=1.0, idle_share=0.5)
+    told = json.loads(report_json(report, planned))["planned"]
+    if enough:
+        assert told["difference"] is None
+        assert f"--steps {enough} is enough\n" in report_text(report, planned)
+    else:
+        assert told["difference"] == 1.0
+        assert "in the mean after 3 steps: +100.0%" in report_text(report, planned)
+
+
+def test_the_heading_says_where_kinds_of_work_overlap() -> None:
+    report = _report([4.0, 4.0], ages={0: 2})
+    turns, beside = {"generate": 3.0, "update": 1.0}, {"generate": 4.0, "wait": 1.0, "update": 3.0}
+    head = "step time: 4.00 s median, 4.00 s to 4.00 s"
+    for seconds, said in (turns, ""), (beside, "; kinds of work overlap, so shares add up to 200%"):
+        steps = [replace(step, seconds=seconds) for step in report.steps]
+        assert f"\n{head}{said}\n" in report_text(replace(report, steps=steps))
+
+
 def test_faults_that_the_plan_has_not_are_named_beside_it() -> None:
     text = report_text(_report([2.0, 2.0], ages={0: 2}), Planned(step_s=1.0, faults=True))
     assert "predicts 1.00 s a step without faults, simulated 2.00 s in the mean with them: " in text

@@ -442,7 +442,9 @@ def test_the_json_report_adds_up():
 def test_the_report_for_people():
     model = small_model(engines=6, slots=2, judges=True, staleness=1)
     work = assumed(Constant(tokens=8), filtered=0.25)
-    text = report_text(run(model, workload=work, steps=4))
+    report = run(model, workload=work, steps=4)
+    assert report.ahead == 1
+    text = report_text(report)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[0] == "simulation of small: 4 steps, 6 engines, seed 0"
     assert "  lengths  constant:8" in lines
