@@ -1,16 +1,18 @@
-"""What one plan does otherwise than another, for people."""
+"""What one plan does otherwise than another, for people: each field but notes, reasons,
+alternatives and warnings, which follow from the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any, TypeAlias
 
-from flowrl.cost.memory import format_bytes
-from flowrl.graph.types import Op
-from flowrl.plan.host import MAIN_PROCESS
-from flowrl.plan.many_form import EnvironmentUse
+from flowrl.plan.diff_predicted import predictions
+from flowrl.plan.diff_words import changed, operation_words, pair, seconds_pair
+from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, field_text
-from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.wording import counted
 
@@ -20,69 +22,119 @@ __all__ = ["diff_plans"]
 def diff_plans(old: PlacementPlan, new: PlacementPlan) -> tuple[str, ...]:
     """One line for each thing that differs, as `what: old -> new`; nothing where none does.
 
-    Predictions are told last, in words. Where plans differ and no word says in what, their fields
-    are told by their keys; reasons, alternatives and notes are not compared, for they follow from
-    the rest.
+    Predictions are told last. What no words are for (figures of devices, for one) is told by its
+    key.
     """
-    lines = (*_facts(old, new), *_operations(old, new), *_predictions(old, new))
-    return (*lines, *_fields(old, new, told=bool(lines)))
+    return (
+        *_facts(old, new),
+        *_operations(old, new),
+        *_ways(old, new),
+        *predictions(old, new),
+        *_fields(old, new),
+    )
 
 
-_IN_WORDS = (
-    "graph",
-    "sizes",
-    "kind",
-    "pins",
-    "prediction",
-    "engine_flags",
-    "schedule",
-    "residency",
-    "weight_routes",
-    "channels",
-    "pool",
+_IN_WORDS = re.compile(
+    r"^(graph|sizes|placements|operations|schedule|kind|pins|prediction|engine_flags|residency"
+    r"|weight_routes|channels)\b"
 )
-"""Parts of a plan that are told in words, or follow from what is."""
-
-_PLACED = ("backend", "dtype", "process", "replicas", "num_slots", "devices", "layout")
+"""Parts of a plan of which every field is told in words."""
 
 
-def _fields(old: PlacementPlan, new: PlacementPlan, *, told: bool) -> Iterator[str]:
-    """Fields of which no other line tells.
+_OF_DEVICE = re.compile(r"^pool\.devices\.(\d+)\.(\w+)$")
 
-    Args:
-        told: Some line tells of a difference, from which times, routes and channels follow.
-    """
+
+def _fields(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """Fields of which no other line tells; those of devices once for all that differ alike."""
+    counts = _pool(old) != _pool(new)
+    alike: dict[tuple[str, str], list[str]] = {}
     for key, one, other in differences(old, new):
-        first, _, rest = key.partition(".")
-        name = rest.partition(".")[2].partition(".")[0]
-        if told and (first in _IN_WORDS or first == "operations" or name in _PLACED):
+        if _IN_WORDS.match(key):
             continue
-        yield f"{key}: {field_text(one)} -> {field_text(other)}"
+        words = " -> ".join(pair(one, other, field_text))
+        if (found := _OF_DEVICE.match(key)) is not None:
+            address = old.pool.devices[int(found[1])].address
+            alike.setdefault((found[2], words), []).append(address)
+        elif not (counts and key.startswith("pool.devices")):
+            yield f"{key}: {words}"
+    for (name, words), addresses in alike.items():
+        yield f"{name} of {device_names(addresses)}: {words}"
 
 
 def _facts(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
-    yield from _changed("workflow", old.graph, new.graph)
-    yield from _changed("devices", _pool(old), _pool(new))
+    yield from changed("workflow", old.graph, new.graph)
+    yield from changed("devices", _pool(old), _pool(new))
     for name in old.sizes.__dataclass_fields__:
-        yield from _changed(
-            f"sizes.{name}", str(getattr(old.sizes, name)), str(getattr(new.sizes, name))
-        )
-    yield from _changed("schedule", _schedule(old), _schedule(new))
+        yield from changed(f"sizes.{name}", getattr(old.sizes, name), getattr(new.sizes, name))
+    yield from changed("schedule", old.kind or "one device", new.kind or "one device")
+    yield from changed("order", old.schedule, new.schedule, _order)
+    yield from _roles(old, new)
+    pinned = [
+        [f"{p.subject}.{p.field}={p.value} ({', '.join(p.nodes)})" for p in plan.pins]
+        for plan in (old, new)
+    ]
+    brief = [[f"{p.subject}.{p.field}={p.value}" for p in plan.pins] for plan in (old, new)]
+    told = pinned if brief[0] == brief[1] else brief
+    yield from changed("pinned", ", ".join(told[0]) or "-", ", ".join(told[1]) or "-")
+
+
+def _roles(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """Placements; not what follows from a change of the role's operations that is told."""
     before = {placement.role: placement for placement in old.placements}
     after = {placement.role: placement for placement in new.placements}
     for role in dict.fromkeys((*before, *after)):
         if role not in after:
             yield f"role {role}: gone"
-        elif role not in before:
+            continue
+        if role not in before:
             yield f"role {role}: new, on {device_names(after[role].devices)}"
-        else:
-            one, other = before[role], after[role]
-            for name in ("backend", "dtype", "process", "replicas", "num_slots"):
-                yield from _changed(
-                    f"{role}.{name}", str(getattr(one, name)), str(getattr(other, name))
-                )
-    pinned = [[f"{p.subject}.{p.field}={p.value}" for p in plan.pins] for plan in (old, new)]
-    yield from _changed("pinned", ", ".join(pinned[0]) or "-", ", ".join(pinned[1]) or "-")
+            continue
+        follows = _follows(role, old, new)
+        for field in fields(before[role]):
+            one, other = (getattr(each[role], field.name) for each in (before, after))
+            if field.name not in follows:
+                yield from changed(f"{role}.{field.name}", one, other, _text_of(field.name))
+
+
+def _follows(role: str, old: PlacementPlan, new: PlacementPlan) -> frozenset[str]:
+    """What of a placement is told with the role's operations."""
+    before = {one.node: one for one in old.operations if one.role == role}
+    both = [(before[one.node], one) for one in new.operations if one.node in before]
+    names = ("devices", "layout", "slots")
+    found = {name for name in names if any(getattr(a, name) != getattr(b, name) for a, b in both)}
+    if "layout" in found:
+        found.add("replicas")
+    return frozenset("num_slots" if name == "slots" else name for name in found)
+
+
+def _text_of(name: str) -> Callable[[Any], str]:
+    if name == "devices":
+        return lambda devices: device_names(devices) or "-"
+    if name == "layout":
+        return lambda layout: str(layout.describe())
+    return field_text
+
+
+def _order(step: ScheduleStep | None) -> str:
+    """A schedule in a line: `generate (4), then update (4)`."""
+    if step is None:
+        return "-"
+    if step.node is not None:
+        return f"{step.node} ({step.devices})"
+    parts = [_order(part) for part in step.parts]
+    nested = [
+        f"[{text}]" if part.parts else text for text, part in zip(parts, step.parts, strict=True)
+    ]
+    joint = {"temporal": ", then ", "spatial": " beside ", "asynchronous": " a step ahead of "}
+    text = joint.get(step.kind, f" {step.kind} ").join(nested)
+    if step.kind == "spatial":
+        text += f" in {step.chunks} chunks" if step.chunks > 1 else " in one piece"
+    if step.ready:
+        text += f" after {', '.join(f'{one:.1%}' for one in step.ready)} of the first"
+    sizes = [part.devices for part in step.parts]
+    if step.devices != (max(sizes, default=0) if step.kind == "temporal" else sum(sizes)):
+        text += f" on {step.devices}"
+    return text
 
 
 def _operations(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
@@ -94,63 +146,101 @@ def _operations(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         elif node not in before:
             yield f"{node}: new"
         else:
-            one, other = _words(before[node], old), _words(after[node], new)
-            for what, words in one.items():
-                yield from _changed(f"{node} {what}", words, other[what])
+            one, other = (_seen(each[node], plan) for each, plan in ((before, old), (after, new)))
+            yield from operation_words(one, other, old, new)
 
 
-def _words(operation: Operation, plan: PlacementPlan) -> dict[str, str]:
-    return {
-        "devices": device_names(operation.devices) or "-",
-        "layout": operation.layout.describe(),
-        "library": operation.library or "-",
-        "shard": operation.shard,
-        "recompute": operation.recompute,
-        "offload": ", ".join(operation.offload) or "none",
-        "micro-batch": f"{operation.micro_tokens} tokens"
-        if operation.micro_tokens
-        else f"{operation.micro_batch} rows",
-        "kv cache": f"{operation.kv_tokens} tokens" if operation.kv_tokens else "-",
-        "slots": str(operation.slots or "-"),
-        "drawn by": _drawn_by(operation, plan),
-        "start": f"{operation.start}, {operation.chunk} at once",
-        "environment": _environment(operation.environment),
-    }
+def _seen(operation: Operation, plan: PlacementPlan) -> Operation:
+    """The same without seconds that the prediction has too, which is told with it."""
+    times = {one.node: one.seconds for one in plan.prediction.confidence}
+    use, seconds = operation.environment, operation.seconds
+    if use is not None and times.get(operation.node) == use.seconds:
+        return replace(operation, environment=replace(use, seconds=0.0))
+    if times.get(operation.node) == seconds:
+        return replace(operation, seconds=None)
+    return operation
 
 
-def _drawn_by(operation: Operation, plan: PlacementPlan) -> str:
-    """Who draws, of a plan for one machine; nothing of others, whose layout says it."""
-    if operation.op != Op.GENERATE or plan.schedule is not None:
-        return "-"
-    if operation.process in ("", MAIN_PROCESS):
-        return "its role's process"
-    cores = f" on cores {', '.join(map(str, operation.cores))}" if operation.cores else ""
-    return f"{counted(operation.replicas, 'engine process', 'engine processes')}{cores}"
-
-
-def _environment(use: EnvironmentUse | None) -> str:
-    return "-" if use is None else f"{use.mode}, {use.at_once:,.0f} calls at once"
-
-
-def _predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
-    one, other = old.prediction, new.prediction
-    yield from _changed("step", _seconds(one.step_s), _seconds(other.step_s))
-    for node in dict.fromkeys(entry.node for entry in (*one.confidence, *other.confidence)):
-        times = [
-            next((entry.seconds for entry in plan.confidence if entry.node == node), None)
-            for plan in (one, other)
+def _ways(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """Weights, payloads, engines and what is on the devices when."""
+    yield from _rows("", _switches(old), _switches(new))
+    yield from _rows("weights ", _routes(old), _routes(new))
+    times = [
+        {(one.source, one.node or one.destination): one.seconds for one in plan.weight_routes}
+        for plan in (old, new)
+    ]
+    for name in (one for one in times[0] if one in times[1]):
+        if times[0][name] != times[1][name]:
+            both = seconds_pair(times[0][name], times[1][name])
+            yield f"weights {' to '.join(name)} take: {' -> '.join(both)}"
+    yield from _rows("channel ", _channels(old), _channels(new))
+    flags = [
+        {(one.node, one.engine): dict(one.flags) for one in p.engine_flags} for p in (old, new)
+    ]
+    for node, engine in dict.fromkeys((*flags[0], *flags[1])):
+        one, other = (each.get((node, engine)) for each in flags)
+        if one is None or other is None:
+            words = "not started" if one is None else "started"
+            yield f"{node} engine {engine}: {words} -> {'started' if one is None else 'gone'}"
+            continue
+        told = [
+            f"{name} {one.get(name, '-') or 'given'} -> {other.get(name, '-') or 'given'}"
+            for name in dict.fromkeys((*one, *other))
+            if one.get(name) != other.get(name)
         ]
-        yield from _changed(f"{node} takes", _seconds(times[0]), _seconds(times[1]))
-    yield from _changed("waits most for", one.bottleneck or "-", other.bottleneck or "-")
-    yield from _changed(
-        "a sample takes of a device", _seconds(one.device_s), _seconds(other.device_s)
-    )
-    yield from _changed("fullest device", _peak(old), _peak(new))
+        if told:
+            yield f"{node} engine: {', '.join(told)}"
 
 
-def _changed(what: str, old: str, new: str) -> Iterator[str]:
-    if old != new:
-        yield f"{what}: {old} -> {new}"
+_Rows: TypeAlias = dict[str, tuple[str, ...]]
+"""By name, what there is to say of each, in pieces that are compared one by one."""
+
+
+def _rows(prefix: str, old: _Rows, new: _Rows) -> Iterator[str]:
+    """Of each name, the pieces that differ."""
+    for name in dict.fromkeys((*old, *new)):
+        one, other = old.get(name, ()), new.get(name, ())
+        if len(one) == len(other):
+            both = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+            one, other = tuple(a for a, _ in both), tuple(b for _, b in both)
+        yield from changed(f"{prefix}{name}", ", ".join(one) or "-", ", ".join(other) or "-")
+
+
+def _switches(plan: PlacementPlan) -> _Rows:
+    """Of each role, what it gives and takes."""
+    found: _Rows = {}
+    for one in plan.residency:
+        words = f"{one.action} {one.what} before {one.before} on {one.device}"
+        name = f"{one.role} residency"
+        found[name] = (*found.get(name, ()), words)
+    return found
+
+
+def _routes(plan: PlacementPlan) -> _Rows:
+    found: _Rows = {}
+    for one in plan.weight_routes:
+        name = f"{one.source} to {one.node or one.destination}"
+        found[name] = (
+            *found.get(name, ()),
+            str(one.transport),
+            f"from {one.source_layout.describe()}",
+            f"to {one.destination_layout.describe()}",
+            f"after {one.after}",
+            f"every {counted(one.every, 'step')}",
+            " ".join(one.parameter_classes) or "nothing",
+            f"for {one.destination}",
+        )
+    return found
+
+
+def _channels(plan: PlacementPlan) -> _Rows:
+    found: _Rows = {}
+    for one in plan.channels:
+        name = f"{one.source} to {one.destination}"
+        room = f"{one.capacity:,} samples" if one.capacity else "a batch"
+        words = (str(one.transport), f"holds {room}", f"of {' '.join(one.fields) or 'nothing'}")
+        found[name] = (*found.get(name, ()), *words)
+    return found
 
 
 def _pool(plan: PlacementPlan) -> str:
@@ -159,16 +249,3 @@ def _pool(plan: PlacementPlan) -> str:
         if device.type != "cpu":
             counts[device.name] = counts.get(device.name, 0) + 1
     return ", ".join(f"{number} x {name}" for name, number in counts.items()) or "CPUs"
-
-
-def _schedule(plan: PlacementPlan) -> str:
-    return plan.kind or "one device"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else seconds_text(seconds)
-
-
-def _peak(plan: PlacementPlan) -> str:
-    totals = [entry.memory.total for entry in plan.prediction.memory]
-    return format_bytes(max(totals)) if totals else "-"

@@ -105,8 +105,10 @@ def field_text(value: object) -> str:
     """A field of a plan in a line."""
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, list | dict) and len(str(value)) > _MOST_SHOWN:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, list | tuple | dict) and len(str(value)) > _MOST_SHOWN:
         return counted(len(value), "entry", "entries")
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(field_text, value))}]"
     return "null" if value is None else str(value)
