@@ -14,7 +14,6 @@ from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.schema import Operation, PlacementPlan
-from flowrl.wording import counted
 
 __all__ = ["diff_plans"]
 
@@ -226,7 +225,7 @@ def _routes(plan: PlacementPlan) -> _Rows:
             f"from {one.source_layout.describe()}",
             f"to {one.destination_layout.describe()}",
             f"after {one.after}",
-            f"every {counted(one.every, 'step')}",
+            f"every {one.every} steps" if one.every > 1 else "every step",
             " ".join(one.parameter_classes) or "nothing",
             f"for {one.destination}",
         )

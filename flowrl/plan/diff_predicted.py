@@ -54,6 +54,8 @@ def _parts(old: CostSource, new: CostSource) -> list[str]:
     """Of a time, the parts that differ and where it comes from."""
     told = [] if old.source == new.source else [f"{old.source} -> {new.source}"]
     before, after = dict(old.parts), dict(new.parts)
+    if old.seconds != new.seconds and not (before and after):
+        return told
     return told + [
         f"{name} {' -> '.join(seconds_pair(before.get(name), after.get(name)))}"
         for name in dict.fromkeys((*before, *after))
