@@ -21,6 +21,7 @@ import yaml
 
 from flowrl.config.nearest import listing, nearest_file
 from flowrl.errors import ConfigError
+from flowrl.wording import counted
 
 __all__ = ["CONFIG", "FileKind", "Places", "Tree", "Value", "read_yaml_file", "read_yaml_value"]
 
@@ -274,7 +275,7 @@ def _compose_or_tell(text: str, name: str) -> yaml.Node | None:
             f"not YAML: {error.problem or error.context}",
             where=where,
             found=repr(line.strip()) if line else None,
-            hint=_syntax_hint(line),
+            hint=_syntax_hint(line, error, text),
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(
@@ -290,12 +291,49 @@ def _lines(text: str) -> int:
     return len(text.splitlines())
 
 
-def _syntax_hint(line: str) -> str:
+def _syntax_hint(line: str, error: yaml.MarkedYAMLError, text: str) -> str:
+    mark, problem, begun = error.problem_mark, error.problem or "", error.context_mark
     if "\t" in line:
         return "indent with spaces, not tabs"
+    if begun is not None and mark is not None and begun.line < mark.line:
+        opened = "bracket" if "flow" in (error.context or "") else "quote"
+        if opened == "bracket" or "quoted scalar" in (error.context or ""):
+            return f"close the {opened} that line {begun.line + 1} opens"
+    if mark is not None and _is_indented_wrongly(line, mark.column, problem):
+        return _indentation_hint(text.splitlines()[: mark.line], line, mark.line + 1)
     if "{" in line or ": " in line:
         return "put text that holds braces or a colon in quotes"
     return "look at this line and the one before it: brackets, quotes and spaces at the start"
+
+
+def _is_indented_wrongly(line: str, column: int, problem: str) -> bool:
+    """Whether it is where a line begins that makes it wrong, and not what it holds."""
+    before = line[:column]
+    if "mapping values are not allowed" in problem:
+        # The first colon of a line is no mistake but below a value that is one text already.
+        return re.fullmatch(r"\s*(- +)*[\w.\"'-]+ *", before) is not None
+    expects = ("expected <block end>", "expected '<document start>'")
+    return problem.startswith(expects) and not before.strip()
+
+
+def _indentation_hint(above: list[str], line: str, number: int) -> str:
+    written = [
+        (at, one)
+        for at, one in enumerate(above, start=1)
+        if one.strip() and not one.lstrip().startswith("#")
+    ]
+    if not written:
+        return f"indent line {number} as the keys that it belongs to"
+    at, last = written[-1]
+    is_entry = line.lstrip().startswith("-")
+    # Behind the dash of a list its keys begin, to which those of further lines belong.
+    ahead = " " if is_entry else " -"
+    own, other = (len(one) - len(one.lstrip(ahead)) for one in (line, last))
+    what = "entries of a list" if is_entry else "keys"
+    return (
+        f"mend the indentation: line {number} begins after {counted(own, 'space')}, line {at} "
+        f"after {other}, and {what} that belong together begin at the same place"
+    )
 
 
 class _Reader:
