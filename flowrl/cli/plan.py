@@ -58,7 +58,14 @@ def _print(config: Path, words: Sequence[str], options: PlanCommand) -> None:
 
 
 def _device_without_sizes(options: PlanCommand) -> ConfigError:
-    """Of a device that is named where no number of devices is looked for."""
+    """Of a device that is named where no number of devices is looked for.
+
+    Raises:
+        ConfigError: no device has the name, which is said first.
+    """
+    from flowrl.cluster.hardware import device_spec
+
+    device_spec(options.device or "", where="--device")
     if options.cluster is not None:
         return ConfigError(
             "a plan takes its devices from the cluster",

@@ -53,6 +53,7 @@ CLUSTER = FileKind(
     begins="begin with `nodes:`, as the files in configs/clusters do",
     way_out="give a file that describes machines, like those in configs/clusters, "
     "or cluster=auto for this one",
+    folder=Path("configs/clusters"),
 )
 
 

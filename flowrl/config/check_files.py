@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, nearest, nearest_name
+from flowrl.config.nearest import listing, nearest, nearest_in, nearest_name
 from flowrl.config.problems import Problems
 from flowrl.config.schema import JsonlData
 from flowrl.config.user_functions import environment_problems
@@ -21,6 +21,8 @@ __all__ = [
     "names_ray",
     "workflow_files_exist",
 ]
+
+_ENDS = (".yaml", ".yml", ".json")
 
 
 def workflow_files_exist(loaded: LoadedConfig) -> Problems:
@@ -68,7 +70,10 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
             continue
         if role.model.endswith(".json"):
             yield from _missing_file(
-                Path(role.model), "model config", loaded.where(f"roles.{name}.model")
+                Path(role.model),
+                "model config",
+                loaded.where(f"roles.{name}.model"),
+                Path("configs/models"),
             )
             continue
         where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
@@ -155,10 +160,15 @@ def cluster_file_exists(loaded: LoadedConfig) -> Problems:
     """Of a cluster that is not this machine."""
     cluster = loaded.config.cluster
     if cluster != "auto" and not names_ray(cluster):
-        yield from _missing_file(Path(cluster), "cluster file", loaded.where("cluster"))
+        where = loaded.where("cluster")
+        yield from _missing_file(Path(cluster), "cluster file", where, Path("configs/clusters"))
 
 
-def _missing_file(path: Path, what: str, where: str) -> Problems:
+def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = None) -> Problems:
+    """
+    Args:
+        ready_made: Where others of its kind are.
+    """
     if path.is_file():
         return
     if path.exists():
@@ -172,13 +182,14 @@ def _missing_file(path: Path, what: str, where: str) -> Problems:
         return
     names = [entry.name for entry in _listed(path.parent)]
     match = nearest_name(path, names)
-    hint = f"paths are relative to the current directory, {Path.cwd()}"
+    there = nearest_in(ready_made, path, _ENDS)
+    hint = there or f"paths are relative to the current directory, {Path.cwd()}"
     alike = [name for name in names if path.suffix and name.endswith(path.suffix)]
     yield ConfigError(
         f"no such {what}: {path}",
         where=where,
         expected=f"a {what}; {path.parent} holds {listing(alike)}"
-        if alike and match is None
+        if alike and match is None and there is None
         else None,
         hint=f"did you mean {path.parent / match}?" if match is not None else hint,
     )

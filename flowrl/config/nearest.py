@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
-__all__ = ["listing", "nearest", "nearest_file", "nearest_name", "one_of_them", "suggestion"]
+__all__ = [
+    "listing",
+    "nearest",
+    "nearest_file",
+    "nearest_in",
+    "nearest_name",
+    "one_of_them",
+    "suggestion",
+]
 
 MAX_LISTED = 24
 
@@ -38,6 +46,14 @@ def nearest_file(path: Path, suffixes: tuple[str, ...] = ("",)) -> str | None:
     beside = sorted(one.name for one in path.parent.iterdir() if one.name.endswith(suffixes))
     match = nearest_name(path, beside)
     return None if match is None else f"did you mean {path.parent / match}?"
+
+
+def nearest_in(folder: Path | None, path: Path, suffixes: tuple[str, ...]) -> str | None:
+    """`did you mean FOLDER/NAME?` of a name without a folder, where `folder` has one like it."""
+    if len(path.parts) != 1 or folder is None or not folder.is_dir():
+        return None
+    match = nearest_name(path, sorted(o.name for o in folder.iterdir() if o.suffix in suffixes))
+    return None if match is None else f"did you mean {folder / match}?"
 
 
 def nearest_name(path: Path, names: Iterable[str]) -> str | None:

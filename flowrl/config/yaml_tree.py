@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import yaml
 
-from flowrl.config.nearest import listing, nearest_file
+from flowrl.config.nearest import listing, nearest_file, nearest_in
 from flowrl.errors import ConfigError
 from flowrl.wording import counted
 
@@ -76,18 +76,23 @@ class FileKind:
         begins: What the first keys of one look like.
         way_out: What to give in the place of a file that is none.
         may_be_empty: An empty one says nothing, which is no mistake.
+        folder: Where ready-made ones are.
     """
 
     noun: str
     begins: str
     way_out: str
     may_be_empty: bool = False
+    folder: Path | None = None
 
+
+_YAML = (".yaml", ".yml")
 
 CONFIG = FileKind(
     noun="config",
     begins="begin with `stages: [grpo]` and `data:`",
     way_out="give the path of a YAML file",
+    folder=Path("configs"),
 )
 
 
@@ -199,7 +204,7 @@ def _read(path: Path, kind: FileKind) -> str:
             "no such file" if folder.is_dir() else f"no such file, and no folder {folder}",
             where=str(path),
             expected=f"a {kind.noun}; {folder} holds {listing(configs)}" if configs else None,
-            hint=nearest_file(path, (".yaml", ".yml")) or kind.way_out,
+            hint=nearest_file(path, _YAML) or nearest_in(kind.folder, path, _YAML) or kind.way_out,
         ) from None
     except IsADirectoryError:
         inside = sorted(p.name for p in path.iterdir() if p.suffix in (".yaml", ".yml"))

@@ -79,3 +79,12 @@ def test_a_plan_over_many_devices_is_refused_before_one_of_this_machine_is_made(
         text = told(["run", LARGE, *data, "--plan", str(plan)], capsys)
         assert f"{plan}: the local executor runs plans for one device of its machine" in text
         assert "plan over 8 devices" in text
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstrat.yaml"])
+def test_a_ready_made_config_is_found_by_its_name(name: str, capsys: pytest.CaptureFixture[str]):
+    assert "did you mean configs/quickstart.yaml?" in told(["plan", name], capsys)
+
+
+def test_a_name_like_none_of_them_is_not(capsys: pytest.CaptureFixture[str]):
+    assert "did you mean" not in told(["plan", "zzz"], capsys)

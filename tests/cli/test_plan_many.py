@@ -250,6 +250,17 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
         (["--cluster", "configs/clusters/laptop.yaml", "--min-devices"], "counts accelerators"),
         ([*NODE, "plan.sigma=20"], "sigma must be"),
         (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
+        (["--device", "H800"], "no such device in the hardware catalogue"),
+        (
+            ["--device", "H800", "--cluster", "configs/clusters/h100_1x8.yaml"],
+            "no such device in the hardware catalogue",
+        ),
+        (["--cluster", "h100_1x8"], "did you mean configs/clusters/h100_1x8.yaml?"),
+        ([*NODE, "roles.actor.model=qwen2.5-7b"], "no such model folder"),
+        (
+            [*NODE, "roles.actor.model=qwen2.5-7b.json"],
+            "did you mean configs/models/qwen2.5-7b.json?",
+        ),
         ([*NODE, "--pin", "rollout"], "a pin says a number or devices"),
         ([*NODE, "--pin", "rollout.tp=2", "--pin", "rollout.tp=4"], "contradict each other"),
         ([*NODE, "--pin", "rollout.tp=8"], "set tp to 2 or 4, or leave"),
