@@ -37,7 +37,14 @@ class ConfigReader:
         Raises:
             PlanError: none of `known`.
         """
-        name = self.config.get("model_type")
+        if "model_type" not in self.config:
+            raise PlanError(
+                "the config says no model family: model_type is missing",
+                where=self.where,
+                expected=f"one of {', '.join(known)}",
+                hint="take the config.json that came with the model, or add model_type to it",
+            )
+        name = self.config["model_type"]
         if not isinstance(name, str) or name not in known:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
             experts = any("expert" in key for key in self.config)
@@ -49,9 +56,11 @@ class ConfigReader:
                 found=f"model_type {name!r}",
                 expected=f"one of {', '.join(known)}" + (f" (nearest {near[0]})" if near else ""),
                 hint=(f"write model_type {near[0]}, if it is that one; " if near else "")
-                + "a new family needs its parameter counts (embedding, attention, mlp, norm, "
-                "head; for experts, how many there are and how many are active), its KV bytes a "
-                "token and its activations a token",
+                + "a new family of Llama's layer is a row of FAMILIES in "
+                "flowrl/cost/models/shape.py; another layer also needs its parameter counts "
+                "(embedding, attention, mlp, norm, head; for experts, how many there are and how "
+                "many are active) in flowrl/cost/models/counts.py, its KV bytes a token in "
+                "flowrl/cost/memory.py and its activations a token in flowrl/cost/activations.py",
             )
         return name
 
