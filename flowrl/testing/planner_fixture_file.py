@@ -28,6 +28,7 @@ import networkx as nx
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError
 
 __all__ = ["Fixture", "SourcePlanner", "read_fixtures"]
@@ -128,12 +129,25 @@ class Fixture(BaseModel):
         return 0.5 * 10.0 ** -len(decimals)
 
 
+def _likely(names: list[str]) -> str:
+    """The first file that is called after fixtures, or the first."""
+    return next((name for name in names if "fixture" in Path(name).name), names[0])
+
+
 def read_fixtures(path: str, name: str | None = None) -> list[Fixture | ConfigError]:
     """The fixtures of a file, or what is wrong with each.
 
     Raises:
         ConfigError: The file cannot be read at all, or has no fixture of this name.
     """
+    if Path(path).is_dir():
+        inside = sorted(str(one) for one in Path(path).iterdir() if one.suffix in (".yaml", ".yml"))
+        raise ConfigError(
+            "This is a folder, not a file of fixtures",
+            where=path,
+            found=f"{listing(inside)} in it" if inside else "no YAML file in it",
+            hint=f"Name a file, such as {_likely(inside)}" if inside else "Name a YAML file",
+        )
     try:
         tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from flowrl.plan.search import Evaluator, Kind, Problem, Schedule, draw, evaluate, kind_of, search
+from flowrl.testing.arguments import at_least_one
 from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
 
 __all__ = ["Tally", "check", "compare", "main"]
@@ -142,11 +143,13 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m flowrl.testing.planner_optimality",
         description=(__doc__ or "").split("\n")[0],
     )
-    parser.add_argument("--cases", type=int, default=200, help="how many problems")
+    parser.add_argument("--cases", type=at_least_one, default=200, help="how many problems")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="only the case of this number")
-    parser.add_argument("--most", type=int, default=MOST_SCHEDULES, help="schedules of a case")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--most", type=at_least_one, default=MOST_SCHEDULES, help="schedules of a case"
+    )
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="processes")
     asked = parser.parse_args(arguments)
     numbers = range(asked.cases) if asked.case is None else range(asked.case, asked.case + 1)
     began = time.perf_counter()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 
 from flowrl.rollout import SchedulerSettings
+from flowrl.testing.arguments import at_least_one
 from flowrl.testing.scheduler_books import INVARIANTS
 from flowrl.testing.scheduler_episodes import Episode, draw_episode, play, without_validator
 from flowrl.testing.scheduler_faults import FAULTS
@@ -200,10 +201,10 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(description="fuzz the rollout scheduler")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--size", type=int, default=300, help="moves of an episode")
+    parser.add_argument("--events", type=at_least_one, default=100_000)
+    parser.add_argument("--size", type=at_least_one, default=300, help="moves of an episode")
     parser.add_argument("--episode", type=int, help="play only this one")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to play in")
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="processes to play in")
     parser.add_argument(
         "--books-only", action="store_true", help="skip the scheduler's own validator; faster"
     )

@@ -254,3 +254,16 @@ def test_files_that_are_none_are_told(tmp_path) -> None:
         read_fixtures(str(path))
     with pytest.raises(ConfigError, match="no fixture 'x'"):
         read_fixtures(KNOWN, "x")
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_with_the_files_in_it(tmp_path, capsys) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "no YAML file in it" in capsys.readouterr().err
+    for name in ("a.yaml", "planner_fixtures.yml", "b.txt"):
+        (tmp_path / name).write_text("fixtures: []")
+    assert main([str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "This is a folder, not a file of fixtures" in told
+    assert f"{tmp_path}/a.yaml, {tmp_path}/planner_fixtures.yml in it" in told
+    assert f"such as {tmp_path}/planner_fixtures.yml" in told
+    assert "b.txt" not in told

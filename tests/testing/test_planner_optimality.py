@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from flowrl.plan.search import Alike, Kind, dynamic, explain, joins, space
 from flowrl.testing import planner_optimality
 from flowrl.testing.planner_optimality import check, main
+from flowrl.testing.scheduler_fuzz import main as fuzz
 
 
 def test_the_search_finds_the_best_schedule_of_small_problems(capsys) -> None:
@@ -97,3 +99,15 @@ def _nothing():
         best = ()
 
     return Nothing()
+
+
+@pytest.mark.parametrize("checks", [main, fuzz])
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_a_check_of_nothing_is_refused(
+    checks: Callable[[list[str]], int], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--jobs", "--cases" if checks is main else "--events"):
+        with pytest.raises(SystemExit) as end:
+            checks([option, number])
+        assert end.value.code == 2
+        assert f"argument {option}: {number} is less than 1" in capsys.readouterr().err
