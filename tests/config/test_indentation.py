@@ -25,7 +25,10 @@ def hint_of(text: str, tmp_path: Path) -> str:
         ("nodes:\n  - name: a\n   cores: 8\n", "line 3 begins after 3 spaces, line 2 after 4,"),
         ("nodes:\n  - name: a\n     cores: 8\n", "line 3 begins after 5 spaces, line 2 after 4,"),
         ("nodes:\n- name: a\n cores: 8\n", "line 3 begins after 1 space, line 2 after 2, and keys"),
-        ("actor:\n  slots: 1\n\n  # more\n   seed: 3\n", "line 5 begins after 3 spaces, line 2 aft"),
+        (
+            "actor:\n  slots: 1\n\n  # more\n   seed: 3\n",
+            "line 5 begins after 3 spaces, line 2 aft",
+        ),
         ("actor:\n    slots: 1\n  seed: 3\n", "line 3 begins after 2 spaces, line 2 after 4, and"),
         ("name: x\n  seed: 3\n", "line 2 begins after 2 spaces, line 1 after 0, and keys that"),
         (" name: x\nseed: 3\n", "line 2 begins after 0 spaces, line 1 after 1, and keys that"),
