@@ -18,6 +18,7 @@ from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
+from flowrl.plan.explain_beside import Lost, faster_ones, lost
 from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
@@ -232,46 +233,59 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
             rejected.append(_too_large(task, layout, best, replace(only, layout=())))
     ways.sort(key=lambda one: one.seconds)
     ahead = task.generates and best.kind is Kind.ASYNCHRONOUS
-    runners_up = [_runner_up(other, way, ahead=ahead) for other in ways[:MOST_RUNNERS_UP]]
+    smallest = min(one.layout.model_devices for one in (way, *ways))
+    sooner = [one for one in ways if one.seconds < way.seconds]
+    faster = [(one, lost(task, one, best, smallest)) for one in sooner]
+    runners_up = [_faster(other, why, ahead=ahead) for other, why in faster]
+    runners_up += [_slower(other, way) for other in ways[len(faster) :]]
     pinned = [f"{name}={size}" for name, size in only.layout]
-    why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways, ahead=ahead)
+    why = f"pinned ({', '.join(pinned)})" if pinned else _why(way, ways, faster, ahead=ahead)
     if len(task.operations) > 1:
         why += f"; one trainer does {task.title}, one after the other"
     return Reason(
         subject=task.id,
         choice=describe(way),
         why=why,
-        rejected=(*runners_up, *why_not_all(task, best, only), *rejected, *found.refused),
+        rejected=(
+            *runners_up[:MOST_RUNNERS_UP],
+            *why_not_all(task, best, only),
+            *rejected,
+            *found.refused,
+        ),
     )
 
 
-def _why(way: Candidate, others: Sequence[Candidate], *, ahead: bool) -> str:
+def _why(
+    way: Candidate,
+    others: Sequence[Candidate],
+    faster: Sequence[tuple[Candidate, Lost]],
+    *,
+    ahead: bool,
+) -> str:
     seconds = seconds_text(way.seconds)
     if not others:
         return f"the only layout on {_devices(way)} that fits: {seconds} a step"
-    if way.seconds <= others[0].seconds:
+    if not faster:
         return f"the fastest layout on {_devices(way)}: {seconds} a step"
     if ahead and way.period_s < min(other.period_s for other in others):
         period = seconds_text(way.period_s)
         return f"{seconds} for one batch, and the fastest for many of them: {period} each"
-    return f"{seconds} a step, and faster ones are less plain or take more memory"
+    return f"{seconds} a step, and {faster_ones(one.cause for _, one in faster)}"
 
 
 def _devices(way: Candidate) -> str:
     return counted(way.layout.num_devices, "device")
 
 
-def _runner_up(other: Candidate, way: Candidate, *, ahead: bool) -> Rejection:
-    slower = other.seconds - way.seconds
-    if slower >= 0:
-        constraint = f"{seconds_text(slower)} slower ({seconds_text(other.seconds)})"
-    else:
-        steady = f"; {seconds_text(other.period_s)} each of many" if ahead else ""
-        constraint = (
-            f"faster alone ({seconds_text(other.seconds)}{steady}), but less plain, or it takes "
-            f"too much beside the others: {format_bytes(other.resident)} while they work, at most "
-            f"{format_bytes(other.peak)}"
-        )
+def _slower(other: Candidate, way: Candidate) -> Rejection:
+    slower = seconds_text(other.seconds - way.seconds)
+    constraint = f"{slower} slower ({seconds_text(other.seconds)})"
+    return Rejection(choice=describe(other), constraint=constraint)
+
+
+def _faster(other: Candidate, why: Lost, *, ahead: bool) -> Rejection:
+    steady = f"; {seconds_text(other.period_s)} each of many" if ahead else ""
+    constraint = f"faster alone ({seconds_text(other.seconds)}{steady}), but {why.words}"
     return Rejection(choice=describe(other), constraint=constraint)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.candidate import Candidate
+from flowrl.plan.explain_beside import lost
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.problem_of import device_counts
@@ -89,7 +90,7 @@ def _other(
     if abs(slower) < 0.001 * way.seconds:
         words = "as fast"
     elif slower < 0 and not pinned:
-        words += ", but less plain, or it takes too much beside the others"
+        words += f", but {lost(task, other, best).words}"
     return Rejection(
         choice=f"{_where(other, other.played, region)} ({other.layout.describe()})",
         constraint=f"{words}: {_why(other, other.played)}",

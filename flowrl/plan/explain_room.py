@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from flowrl.cost.memory import format_bytes
 from flowrl.plan.candidate import Candidate
+from flowrl.plan.explain_beside import lost
 from flowrl.plan.layouts import why_none
 from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
@@ -63,10 +63,7 @@ def _why_not(task: TaskWork, way: Candidate, room: int, best: Chosen, only: Filt
         took = f"{words}: {seconds_text(other.seconds)}"
         if other.seconds >= way.seconds:
             return f"no faster ({took}, of {seconds_text(way.seconds)})"
-        return (
-            f"faster alone ({took}), but what it holds is in the way of the others "
-            f"({format_bytes(other.resident)} of each device while they work), or it is less plain"
-        )
+        return f"faster alone ({took}), but {lost(task, other, best).words}"
     if not any(only.takes(layout) for layout in made.layouts(task, room).possible):
         group = best.posed.group_of(task.id)
         rules = layout_rules(task, made.request, group.node_size)

@@ -11,7 +11,7 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.schema import PredictedMemory
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["PLAYS", "held_memory", "most_held", "sharing_sets"]
+__all__ = ["PLAYS", "fullest_phase", "held_memory", "most_held", "sharing_sets"]
 
 PLAYS = "environment of "
 
@@ -63,12 +63,26 @@ def most_held(chosen: Chosen, task: str) -> PhaseMemory:
     return max(found, key=lambda one: one.total)
 
 
+def fullest_phase(chosen: Chosen, task: str) -> tuple[str, dict[str, int]]:
+    """When one of a task's devices is fullest: the task that works then, and the bytes of each."""
+    found = []
+    for tasks in sharing_sets(chosen):
+        for active in tasks if task in tasks else ():
+            held: dict[str, int] = {}
+            for name, part in _by_task(chosen, tasks, active):
+                own = name.removeprefix(PLAYS)
+                held[own] = held.get(own, 0) + part.nbytes
+            found.append((active.removeprefix(PLAYS), held))
+    return max(found, key=lambda one: sum(one[1].values()))
+
+
 def _held(chosen: Chosen, tasks: tuple[str, ...], active: str) -> PhaseMemory:
     """What a device of some tasks holds while one of them works."""
     kind = _group_of(chosen, active).device.type
     runtime = MemoryPart(role="", name="runtime", nbytes=RUNTIME_BYTES[kind])
+    parts = (part for _, part in _by_task(chosen, tasks, active))
     phase = chosen.posed.task(active.removeprefix(PLAYS)).phase
-    return PhaseMemory(phase=phase, parts=(runtime, *_merged(chosen, tasks, active)))
+    return PhaseMemory(phase=phase, parts=(runtime, *parts))
 
 
 def _group_of(chosen: Chosen, name: str) -> DeviceGroup:
@@ -79,11 +93,14 @@ def _group_of(chosen: Chosen, name: str) -> DeviceGroup:
     return chosen.posed.group_of(task)
 
 
-def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[MemoryPart]:
+def _by_task(
+    chosen: Chosen, tasks: tuple[str, ...], active: str
+) -> Iterator[tuple[str, MemoryPart]]:
     """Parts of the task that works and of those that wait; what is held once is counted once."""
     seen: set[tuple[str, str]] = set()
     for name in (active, *(other for other in tasks if other != active)):
-        yield from _environment(chosen, name)
+        for part in _environment(chosen, name):
+            yield name, part
         if name.startswith(PLAYS):
             continue
         task, way = chosen.posed.task(name), chosen.ways[name]
@@ -95,7 +112,7 @@ def _merged(chosen: Chosen, tasks: tuple[str, ...], active: str) -> Iterator[Mem
             if again and part.name in _WEIGHTS:
                 continue
             if name == active or (part.name in _RESIDENT and _stays(task, chosen, part.name)):
-                yield part
+                yield name, part
 
 
 def _environment(chosen: Chosen, name: str) -> Iterator[MemoryPart]:

@@ -44,6 +44,7 @@ __all__ = [
     "device_counts",
     "kinds_wanted",
     "may_run_ahead",
+    "option_of",
     "option_tasks",
     "pose",
     "possible_counts",
@@ -349,29 +350,42 @@ def _option_task(
     shares: frozenset[str],
     request: PlanRequest,
 ) -> Task:
-    arrivals = arrivals_of_ways(task, ways, request)
     weights = task.weights if task.weights in shares else None
+    shared = weights is not None
     return Task(
         id=task.id,
         after=tuple(before for before in task.after if before in here),
         options=tuple(
-            Option(
-                devices=way.devices,
-                seconds=way.seconds / task.every,
-                steady_s=way.period_s / task.every,
-                dense_s=_dense_s(way, request) / task.every,
-                chunk_s=CHUNK_S + way.move_s,
-                resident=way.resident,
-                peak=way.peak,
-                weight_bytes=way.weight_bytes if weights is not None else 0,
-                form=way.form,
-                label=label,
-                arrivals=arrives,
-            )
-            for label, (way, arrives) in enumerate(zip(ways, arrivals, strict=True))
+            option_of(task, way, request, shared=shared, label=label)
+            for label, way in enumerate(ways)
         ),
         weights=weights,
         max_chunks=task.pieces,
+    )
+
+
+def option_of(
+    task: TaskWork, way: Candidate, request: PlanRequest, *, shared: bool, label: int
+) -> Option:
+    """A way to run a task as the search has it.
+
+    Args:
+        shared: Other tasks hold the task's weights too.
+        label: Its place among the task's ways.
+    """
+    (arrives,) = arrivals_of_ways(task, (way,), request)
+    return Option(
+        devices=way.devices,
+        seconds=way.seconds / task.every,
+        steady_s=way.period_s / task.every,
+        dense_s=_dense_s(way, request) / task.every,
+        chunk_s=CHUNK_S + way.move_s,
+        resident=way.resident,
+        peak=way.peak,
+        weight_bytes=way.weight_bytes if shared else 0,
+        form=way.form,
+        label=label,
+        arrivals=arrives,
     )
 
 

@@ -6,10 +6,18 @@ import re
 
 import pytest
 
+from flowrl.cluster.pool import ResourcePool
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
+from flowrl.plan.candidate import Candidate
+from flowrl.plan.explain_beside import Cause, faster_ones, lost
+from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.many import Searched
+from flowrl.plan.pin_filter import Filter
+from flowrl.plan.plain_ways import with_option
 from flowrl.plan.render_many import seconds_text
-from tests.plan.many_cases import h100, request
+from flowrl.plan.search import Leaf, evaluate, leaves
+from tests.plan.many_cases import h100, pinned, request, searched
 from tests.plan.test_ways_out import of_gib, with_hosts
 
 
@@ -58,3 +66,113 @@ def test_a_layout_that_is_said_to_need_too_much_needs_more_than_there_is(
                 told += 1
                 assert float(found[1]) * of[found[2]] >= float(found[3]), other
     assert told
+
+
+GIB = 1 << 30
+
+
+def faster_ways(found: Searched) -> list[tuple[Leaf, Candidate]]:
+    """The search's ways that are faster alone than the plan's, on as many devices."""
+    best = found.best
+    return [
+        (leaf, way)
+        for leaf in leaves(best.schedule)
+        for way in best.posed.ways[leaf.task]
+        if way.devices == leaf.option.devices and way.seconds < best.ways[leaf.task].seconds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pool", "causes"),
+    [
+        (h100(8), {Cause.ROOM}),
+        (h100(16), {Cause.PLAIN}),
+        (with_hosts(of_gib(24), 400), {Cause.ROOM, Cause.PLAIN}),
+    ],
+)
+def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
+    grpo: Graph, pool: ResourcePool, causes: set[Cause]
+):
+    found = searched(grpo, request(), pool)
+    best, problem = found.best, found.best.posed.problem
+    now = evaluate(problem, best.schedule)
+    seen = set()
+    for leaf, way in faster_ways(found):
+        task = best.posed.task(leaf.task)
+        why = lost(task, way, best)
+        seen.add(why.cause)
+        label = best.posed.ways[leaf.task].index(way)
+        option = problem.task(leaf.task).options[label]
+        then = evaluate(problem, with_option(best.schedule, leaf.task, option))
+        if not then.fits:
+            assert why.cause is Cause.ROOM
+            total, *parts = told_gib(why.words)
+            assert total == pytest.approx((then.peak + RUNTIME_BYTES["cuda"]) / GIB, abs=0.06)
+            limit, *parts = parts
+            assert limit == pytest.approx(best.posed.group.budget_bytes / GIB, abs=0.06)
+            assert sum(parts) == pytest.approx(total, abs=0.06 * len(parts))
+        elif then.objective >= now.objective:
+            assert why.cause is Cause.STEP
+        else:
+            assert why.cause is Cause.PLAIN
+            assert way.plainness > best.ways[leaf.task].plainness
+            assert seconds_text(now.step_s - then.step_s) in why.words
+    assert seen == causes
+
+
+def told_gib(words: str) -> list[float]:
+    of = {"MiB": 1 / 1024, "GiB": 1.0}
+    return [float(one) * of[unit] for one, unit in re.findall(r"([\d.]+) (MiB|GiB)", words)]
+
+
+def test_a_faster_layout_whose_replicas_are_too_large_to_look_at_may_be_pinned(grpo: Graph):
+    plan = make_plan(grpo, request(), h100(16))
+    (told,) = (one for one in plan.reasons if one.subject == "actor.update")
+    assert told.rejected[0].choice == "pp 4, cp 4"
+    expected = "its replicas of 16 devices are more than 8 times the smallest that fit, of 1"
+    assert expected in told.rejected[0].constraint
+    asked = pinned(request(), "actor.update.pp=4", "actor.update.cp=4")
+    other = make_plan(grpo, asked, h100(16)).operation("actor.update")
+    mine = plan.operation("actor.update")
+    assert other.layout.describe() == "pp 4, cp 4"
+    assert other.seconds is not None
+    assert mine.seconds is not None
+    assert other.seconds < mine.seconds
+
+
+def test_a_way_that_loses_to_a_third_one_names_it(grpo: Graph):
+    best = searched(grpo, request(), h100(16)).best
+    task = best.posed.task("actor.update")
+    made, way = best.posed.made(task.id), best.ways[task.id]
+    found = [
+        lost(task, one, best)
+        for layout in made.layouts(task, 16).possible
+        for one in made.of_layout(task, layout, Filter())
+        if one.seconds < way.seconds
+    ]
+    (rival,) = {one.words for one in found if one.cause is Cause.RIVAL}
+    assert rival == "pp 2, cp 4, dp 2 is as fast in about as much memory or less"
+
+
+def test_what_is_said_of_all_faster_ways_is_true_of_each():
+    assert faster_ones([Cause.ROOM, Cause.ROOM]) == "faster ones do not fit beside the others"
+    both = faster_ones([Cause.PLAIN, Cause.HOST, Cause.ROOM])
+    assert both == (
+        "faster ones do not fit beside the others, put more on their hosts than these hold or are "
+        "less plain"
+    )
+    unknown = faster_ones([Cause.ROOM, Cause.UNKNOWN])
+    assert unknown == "faster ones are less plain or take more memory"
+
+
+def test_more_devices_for_a_task_that_cost_device_time_say_so(grpo: Graph):
+    plan = make_plan(grpo, request(objective="device_time"), h100(16))
+    told = {
+        reason.subject: one.constraint
+        for reason in plan.reasons
+        for one in reason.rejected
+        if one.choice == "16 devices"
+    }
+    expected = ", but the step takes no less device time with it"
+    assert told["actor.generate"].endswith(expected)
+    assert ", but it does not fit beside the others: up to " in told["reference.logprobs"]
