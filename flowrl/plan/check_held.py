@@ -102,7 +102,11 @@ def _nearest(chosen: Chosen, plan: PlacementPlan, entry: PredictedMemory, again:
             host = new.posed.candidates.host
             is_over = host is not None and host_bytes(new.numbers, new.ways) > host
             if not is_over and _too_full(new, other) is None:
-                fits.append((new.step_s, f"{words} (a step of {seconds_text(new.step_s)})"))
+                kept = any(
+                    p.field in change and set(p.nodes) & {*task.operations} for p in plan.pins
+                )
+                pin = ", and its pin" if kept else ""
+                fits.append((new.step_s, f"{words}{pin} (a step of {seconds_text(new.step_s)})"))
     if fits:
         offered = [words for _, words in sorted(fits)[:_MOST_OFFERED]]
         return f"take {' or '.join(offered)}, or undo the edit"

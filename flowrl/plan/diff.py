@@ -129,7 +129,8 @@ def _order(step: ScheduleStep | None) -> str:
     if step.kind == "spatial":
         text += f" in {step.chunks} chunks" if step.chunks > 1 else " in one piece"
     if step.ready:
-        text += f" after {', '.join(f'{one:.1%}' for one in step.ready)} of the first"
+        shares = ", ".join(f"{100 * one:.1f}" for one in step.ready)
+        text += f" after {shares} % of the first's time"
     sizes = [part.devices for part in step.parts]
     if step.devices != (max(sizes, default=0) if step.kind == "temporal" else sum(sizes)):
         text += f" on {step.devices}"

@@ -255,7 +255,7 @@ def with_little_memory(raw: dict[str, Any]) -> None:
     )
     for device in raw["pool"]["devices"]:
         if device["type"] != "cpu":
-            device["budget_bytes"] = 65 << 30
+            device["budget_bytes"] = 69 << 30
 
 
 def test_parts_that_do_not_fit_say_whose_they_are_and_what_fits_instead(
@@ -268,7 +268,7 @@ def test_parts_that_do_not_fit_say_whose_they_are_and_what_fits_instead(
     assert "actor parameters 14.2 GiB" in found
     assert "reference parameters 14.2 GiB" in found
     offered = re.findall(r"([\w.]+)\.(\w+): (\S+) \(a step of ([\d.]+) s\)", hint)
-    assert "reference.logprobs" in [node for node, *_ in offered]
+    assert {"reference.logprobs", "actor.update"} == {node for node, *_ in offered}
     assert [float(step) for *_, step in offered] == sorted(float(step) for *_, step in offered)
     for node, key, value, step in offered:
         fits = mine.to_dict()
@@ -276,6 +276,11 @@ def test_parts_that_do_not_fit_say_whose_they_are_and_what_fits_instead(
         operation(fits, node)[key] = given
         new = priced(grpo, ASKED, PlacementPlan.from_json(json.dumps(fits)), AnalyticCost())
         assert new.prediction.step_s == pytest.approx(float(step), abs=0.06)
+    pins = [pin for pin in plan.to_dict()["pins"] if pin["field"] == "recompute"]
+    kept = edited(mine, lambda raw: raw.update(pins=pins))
+    with pytest.raises(PlanError) as caught:
+        priced(grpo, ASKED, kept, AnalyticCost())
+    assert re.search(r"actor\.update\.recompute: \w+, and its pin \(", str(caught.value.hint))
 
 
 @pytest.mark.parametrize(
