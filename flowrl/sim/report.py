@@ -383,7 +383,7 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
     rows = []
     for some in alike.values():
         if len(some) <= 4:
-            rows += [(lane.device, lane.lane, f"{lane.idle_share:.1%}") for lane in some]
+            rows += [(lane.device, lane.lane, f"{lane.idle_share:.1%}", "") for lane in some]
             continue
         shares = [lane.idle_share for lane in some]
         devices = {lane.device for lane in some}
@@ -392,11 +392,18 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
             (
                 next(iter(devices)) if len(devices) == 1 else f"{number} devices",
                 f"{some[0].lane} to {some[-1].lane}",
-                f"{sum(shares) / len(shares):.1%}  ({min(shares):.1%} to {max(shares):.1%})",
+                f"{sum(shares) / len(shares):.1%}",
+                f"({min(shares):.1%} to {max(shares):.1%})",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    return [f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share}" for d, n, share in rows]
+    rows.insert(
+        0, ("device", "lane", "of time", "(least to most)" if any(r[3] for r in rows) else "")
+    )
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return [
+        f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share:<{widths[2]}}  {span}".rstrip()
+        for d, n, share, span in rows
+    ]
 
 
 def _sample_lines(report: SimReport) -> list[str]:

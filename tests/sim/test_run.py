@@ -449,7 +449,11 @@ def test_the_report_for_people():
     assert lines[0] == "simulation of small: 4 steps, 6 engines, seed 0"
     assert "  lengths  constant:8" in lines
     assert any(line.startswith("step time: ") for line in lines)
-    assert any(line.startswith("  6 devices  engine[0] to engine[5]") for line in lines)
+    head = lines.index("idle") + 1
+    assert lines[head].split() == ["device", "lane", "of", "time", "(least", "to", "most)"]
+    [row] = [line for line in lines if line.startswith("  6 devices  engine[0] to engine[5]")]
+    assert row.index("%") > lines[head].index("of time")
+    assert row.index("(") == lines[head].index("(")
     samples = next(line for line in lines if line.startswith("samples: "))
     total, parts = samples.removeprefix("samples: ").split(" = ")
     assert int(total) == sum(int(part.split()[0]) for part in parts.split(" + "))
