@@ -544,7 +544,7 @@ class Candidates:
                         offload=(*kept.offload, "all"),
                         host=stays + moved,
                     )
-            if least <= TIGHT * self.budget:
+            if least <= TIGHT * self.budget and "optimizer" not in (only.offload or ""):
                 return
 
     def train(self, task: TaskWork, layout: Layout, options: MemoryOptions) -> Estimate:

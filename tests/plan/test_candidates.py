@@ -218,6 +218,18 @@ def test_pinned_ways_are_the_only_ones(grpo: Graph):
     assert {(one.layout.tp, one.recompute, one.offload) for one in found} == {(2, "full", ())}
 
 
+def test_an_optimizer_streams_from_the_host_where_that_is_pinned_whatever_room_there_is(
+    grpo: Graph,
+):
+    work, layout = task(grpo, "actor.update"), Layout(tp=4, dp=2)
+    assert all(
+        "optimizer" not in one.offload for one in candidates().of_layout(work, layout, Filter())
+    )
+    for offload in ("optimizer", "optimizer+all"):
+        found = candidates().of_layout(work, layout, Filter(offload=offload))
+        assert {"+".join(one.offload) for one in found} == {offload}
+
+
 def test_a_filter_can_leave_any_one_pin_out():
     full = Filter(
         layout=(("tp", 2), ("pp", 1)),
