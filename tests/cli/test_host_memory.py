@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from flowrl.cli import main
 from flowrl.cost.memory import format_bytes
+from tests.cli.command_line import ROOT, runner
 
-ROOT = Path(__file__).parents[2]
 SMALL = "configs/grpo_qwen25_7b.yaml"
 PARAMETERS = 7_615_616_512
 """Of Qwen2.5-7B, as its model card has them: 7.61 billion."""
@@ -22,10 +20,9 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 0
-    return capsys.readouterr().out
+    code, out, _ = runner(capsys)(*arguments)
+    assert code == 0
+    return out
 
 
 def test_the_fewest_devices_come_with_what_is_computed_again_and_what_hosts_hold(

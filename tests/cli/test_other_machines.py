@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli import main
+from tests.cli.command_line import ROOT, runner
 
-ROOT = Path(__file__).parents[2]
 LARGE = "configs/grpo_qwen25_7b.yaml"
 H100S = "configs/clusters/h100_1x8.yaml"
 DATA = "data.train=tests/data/gsm8k_train.jsonl"
@@ -23,10 +22,9 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What a command line that is refused writes."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err
+    code, _, err = runner(capsys)(*arguments)
+    assert code == 2
+    return err
 
 
 @pytest.mark.parametrize(
@@ -72,9 +70,7 @@ def test_a_plan_over_many_devices_is_refused_before_one_of_this_machine_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     plan = tmp_path / "many.plan.json"
-    with pytest.raises(SystemExit) as end:
-        main(["plan", LARGE, "--cluster", H100S, "--output", str(plan)])
-    assert end.value.code == 0
+    assert runner(capsys)("plan", LARGE, "--cluster", H100S, "--output", str(plan))[0] == 0
     for data in ([], [DATA]):
         text = told(["run", LARGE, *data, "--plan", str(plan)], capsys)
         assert f"{plan}: the local executor runs plans for one device of its machine" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,19 @@ from flowrl.cli import main
 from flowrl.cli.plan import numbers_of
 from flowrl.cli.plan_options import machine_words
 from flowrl.plan import PlacementPlan, load_plan
+from tests.cli.command_line import ROOT, Run, runner
 from tests.cli.in_one_process import run_all
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_qwen25_7b.yaml"
 SMALL = ["train.prompts_per_step=64", "train.sampling.max_tokens=1024"]
 SMALL += ["plan.mean_response_tokens=300", "roles.actor.num_slots=64"]
 NODE = ["--cluster", "configs/clusters/h100_1x8.yaml"]
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(ROOT)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", *words])
-        told = capsys.readouterr()
-        return int(str(ended.value.code)), told.out, told.err
-
-    return run
+    return runner(capsys, "plan")
 
 
 def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_library(flowrl: Run):

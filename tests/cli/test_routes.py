@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowrl.cli import main
 from flowrl.plan.routes import expand_plan_route
+from tests.cli.command_line import ROOT, Run, runner
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_qwen25_7b.yaml"
 NODE = ["--cluster", "configs/clusters/h100_1x8.yaml"]
 MANY = ["--cluster", "configs/clusters/h100_128x8.yaml"]
@@ -44,20 +43,11 @@ def following(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward, refere
     reference.sync(actor, every=50)
 """
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def flowrl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(ROOT)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", *words])
-        told = capsys.readouterr()
-        return int(str(ended.value.code)), told.out, told.err
-
-    return run
+    return runner(capsys, "plan")
 
 
 @pytest.fixture
