@@ -12,38 +12,30 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-
-import numpy as np
 
 from flowrl.errors import ConfigError, SchedulerError
 from flowrl.ids import EngineId, SampleId
 from flowrl.rollout import Counts
 from flowrl.sim.batch import Batch, step_row
 from flowrl.sim.clock import Clock
-from flowrl.sim.costs import BatchWork, HostCost, batch_work
+from flowrl.sim.costs import HostCost
 from flowrl.sim.driver import SimDriver
 from flowrl.sim.engine import SimEngine
+from flowrl.sim.engine_faults import EngineBreaker
 from flowrl.sim.episodes import SimEnvironment
 from flowrl.sim.faults import Faults, chance
 from flowrl.sim.lanes import Lane, LaneGroup
-from flowrl.sim.model import (
-    EngineModel,
-    EnvironmentModel,
-    OpModel,
-    RolloutModel,
-    ScorerModel,
-    SimModel,
-)
+from flowrl.sim.model import EngineModel, EnvironmentModel, RolloutModel, ScorerModel, SimModel
 from flowrl.sim.model_lanes import lanes_of
+from flowrl.sim.operations import SimOperations
 from flowrl.sim.report import SimReport, SimStep
 from flowrl.sim.rollout import RolloutFaults, SimRollout
 from flowrl.sim.rows import Ended
 from flowrl.sim.scorers import SimScorers
 from flowrl.sim.sharing import Sharing
-from flowrl.sim.streams import SimStreams
 from flowrl.sim.trace import Trace
 from flowrl.sim.workload import Workload
 
@@ -126,27 +118,38 @@ class _Simulation:
         self.specs = {
             engine.id: spec for engine, spec in zip(self.engines, model.engines, strict=True)
         }
-        self.lost = 0
-        self.versions: Counter[str] = Counter()
+        self.versions: Counter[str] = Counter()  # publications so far, by role
         self.asked: set[int] = set()  # batches that were asked for before their step
         self.collecting: dict[str, SimRollout] = {}  # by role, whose engines it has now
         self.workloads = workloads
-        self.streams = SimStreams(
+        self.operations = SimOperations(
+            model=model,
             clock=self.clock,
-            ops=model.ops,
-            rollouts=model.rollouts,
-            take=self._take_lanes,
-            said={rollout.name: _said(rollout.environment) for rollout in model.rollouts},
+            lanes=self.lanes,
+            engines=self.engines,
+            driver=self.driver,
+            trainer=self.trainer,
+            publish=self._publish,
         )
+        self.streams = self.operations.streams
         self.rollouts = [
             self._rollout(rollout, workloads[rollout.name]) for rollout in model.rollouts
         ]
-        self.before = self._turns()
+        self.before = self._turns()  # by rollout, those that it waits for
         # A rollout that no update reads (a baseline) is consumed, but not learned from.
         updates = [op for op in model.ops if op.op == "update"]
         self.learned = {op.rollout for op in updates}
         self.num_rows = max((op.rows for op in updates if op.rollout is None), default=0)
-        self._script()
+        self.breaker = EngineBreaker(
+            clock=self.clock,
+            faults=faults,
+            seed=seed,
+            engines=self.engines,
+            rollouts=self.rollouts,
+            version=lambda engine: self.versions[self.specs[engine.id].role],
+            trace=trace,
+        )
+        self.breaker.begin()
 
     # Parts
 
@@ -240,59 +243,6 @@ class _Simulation:
     def _of_role(self, role: str) -> list[SimEngine]:
         return [engine for engine in self.engines if self.specs[engine.id].role == role]
 
-    # Faults of engines
-
-    def _script(self) -> None:
-        for fault in self.faults.script:
-            engine = self.engines[fault.engine]
-            if fault.kind == "slow":
-                self.clock.at(fault.at_s, engine.slow_down, fault.factor)
-                if fault.for_s is not None:
-                    self.clock.at(fault.at_s + fault.for_s, engine.slow_down, 1.0)
-            elif fault.kind == "silent":
-                self.clock.at(fault.at_s, self._silence, engine, fault.for_s)
-            else:
-                self.clock.at(fault.at_s, self._lose, engine, fault.for_s, None)
-        if self.faults.engines.mean_time_between_s:
-            for number, engine in enumerate(self.engines):
-                self._lose_later(engine, np.random.default_rng([self.seed, number]))
-
-    def _lose_later(self, engine: SimEngine, rng: np.random.Generator) -> None:
-        rates = self.faults.engines
-        at_s = self.clock.now + float(rng.exponential(rates.mean_time_between_s))
-        self.clock.at(at_s, self._lose, engine, rates.repair_s, rng)
-
-    def _lose(
-        self, engine: SimEngine, back_after_s: float | None, rng: np.random.Generator | None
-    ) -> None:
-        own = [rollout for rollout in self.rollouts if engine.id in rollout.engines]
-        if not own:
-            return  # it is gone already
-        self.lost += 1
-        if self.trace is not None:
-            self.trace.moment(engine.lane, f"{engine.id} lost", self.clock.now)
-        for rollout in own:
-            rollout.lose(engine, "simulated")
-        if back_after_s is not None:
-            self.clock.at(self.clock.now + back_after_s, self._join, engine, own, rng)
-
-    def _silence(self, engine: SimEngine, for_s: float | None) -> None:
-        own = [rollout for rollout in self.rollouts if engine.id in rollout.engines]
-        for rollout in own:
-            rollout.silence(engine)
-            if for_s is not None:
-                self.clock.at(self.clock.now + for_s, rollout.speak, engine)
-
-    def _join(
-        self, engine: SimEngine, rollouts: Sequence[SimRollout], rng: np.random.Generator | None
-    ) -> None:
-        engine.slow = 1.0
-        engine.publish(self.versions[self.specs[engine.id].role])
-        for rollout in rollouts:
-            rollout.join(engine)
-        if rng is not None:
-            self._lose_later(engine, rng)
-
     # The trainer
 
     def run(self, steps: int) -> SimReport:
@@ -326,7 +276,8 @@ class _Simulation:
         collected_s = clock.now - asked_s
         if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
-        self._learn(number, batches, seconds)
+        self.operations.learn(number, batches, seconds)
+        self._call_driver()
         if self.rollouts:
             seconds["generate"] = max(
                 (
@@ -440,92 +391,6 @@ class _Simulation:
     def _num_events(self) -> int:
         return sum(rollout.num_events for rollout in self.rollouts)
 
-    def _learn(self, number: int, batches: Mapping[str, Batch], seconds: dict[str, float]) -> None:
-        """Operations on the whole batch, and the publications that they end with."""
-        clock, host = self.clock, self.model.host
-        kept, whole = {}, {}
-        for rollout, spec in zip(self.rollouts, self.model.rollouts, strict=True):
-            batch, said = batches[rollout.name], _said(spec.environment)
-            kept[rollout.name] = batch_work(batch.delivered, said)
-            whole[rollout.name] = batch_work((*batch.delivered, *batch.filtered), said)
-        if host.row_s:
-            rows = sum(work.rows for work in kept.values())
-            self.driver.wait(self.trainer, "host", host.row_s * rows)
-        began_s = clock.now
-        finished: dict[str, float] = {}
-        published: list[tuple[float, str]] = []
-        waiting = list(self.model.ops)
-        while waiting:
-            self.streams.come_to(number, waiting, finished, began_s)
-            op = self._next_op(waiting, finished, began_s)
-            waiting.remove(op)
-            start = max((finished[before] for before in op.after), default=began_s)
-            finished[op.name] = start
-            if number % op.every:
-                continue
-            if op.name in self.streams:
-                end, took = self._streamed(op, number) or (start, 0.0)
-                finished[op.name] = max(start, end)
-                seconds[op.op] = seconds.get(op.op, 0.0) + took
-            else:
-                work = _work_of(op, kept, whole)
-                if not work.rows and op.op != "sync":
-                    continue
-                spent = op.fixed_s + op.cost(work)
-                begin, took = self._take_lanes(op, start, spent) if spent else (start, 0.0)
-                finished[op.name] = begin + took
-                seconds[op.op] = seconds.get(op.op, 0.0) + took
-            if op.publishes and (op.rollout is None or kept[op.rollout].rows):
-                published += [(finished[op.name], role) for role in op.publishes]
-        for at_s, role in sorted(published):
-            clock.run_to(at_s)
-            self._publish(role)
-        clock.run_to(max([clock.now, *finished.values()]))
-        self._call_driver()
-
-    def _next_op(
-        self, waiting: Sequence[OpModel], finished: Mapping[str, float], began_s: float
-    ) -> OpModel:
-        """The operation that can begin first; in the plan's order where several can.
-
-        Those that stream come last: to wait for one moves the clock.
-        """
-        ready = [op for op in waiting if all(before in finished for before in op.after)]
-
-        def key(op: OpModel) -> tuple[bool, float]:
-            start = max((finished[before] for before in op.after), default=began_s)
-            free = max((self.lanes[lane].free_s for lane in op.lanes), default=0.0)
-            return (op.name in self.streams, max(start, free))
-
-        return min(ready, key=key)
-
-    def _streamed(self, op: OpModel, number: int) -> tuple[float, float] | None:
-        """Waits until an operation that streams is done with a batch."""
-        if not self.clock.run_until(lambda: self.streams.is_over(op.name, number)):
-            raise SchedulerError(
-                "nothing moves any more",
-                where=f"{self.model.name}, step {number}, {self.clock.now:g} s",
-                found=f"{op.name} waits for groups that nobody works on",
-                hint="allow more prompts at once, or fewer faults",
-            )
-        return self.streams.collect(op.name, number)
-
-    def _take_lanes(self, op: OpModel, start: float, spent: float) -> tuple[float, float]:
-        """All lanes of an operation at once, as soon as all are free; when, and for how long."""
-        wanted = frozenset(op.lanes)
-        drawing = [engine for engine in self.engines if not wanted.isdisjoint(engine.lane.names)]
-        if drawing:
-            self.clock.run_to(start)  # until then the lanes are theirs
-        for engine in drawing:
-            engine.give_way()
-        begin = max([start, *(self.lanes[lane].free_s for lane in op.lanes)])
-        if self.sharing is not None and op.lanes == (self.trainer.name,) and not op.streams:
-            self.clock.run_to(begin)
-            return begin, self.driver.wait(self.trainer, op.op, spent, beside=op.threads)
-        for lane in op.lanes:
-            self.lanes[lane].work(op.op, begin, spent)
-        return begin, spent
-
     def _publish(self, role: str) -> None:
         self.versions[role] += 1
         version = self.versions[role]
@@ -568,29 +433,13 @@ class _Simulation:
                 "tokens": sum(t.tokens for t in totals),
                 "steps": sum(t.steps for t in totals),
                 "preempted": sum(t.preempted for t in totals),
-                "lost": self.lost,
+                "lost": self.breaker.num_lost,
                 "kv_peak": max((t.kv_peak for t in totals), default=0),
             },
             num_events=self._num_events(),
             notes=self.model.notes,
             ahead=self.model.ahead,
         )
-
-
-def _said(environment: EnvironmentModel | None) -> Callable[[int], int]:
-    """Tokens of an environment in an episode in which so many are drawn."""
-    return (lambda drawn: 0) if environment is None else environment.shape.said
-
-
-def _work_of(
-    op: OpModel, kept: Mapping[str, BatchWork], whole: Mapping[str, BatchWork]
-) -> BatchWork:
-    if op.rollout is None:
-        tokens = op.rows * op.tokens_per_row
-        work = BatchWork(rows=op.rows, tokens=tokens, distinct=tokens)
-    else:
-        work = (kept if op.kept_only else whole)[op.rollout]
-    return work.scaled(op.share, calls=op.calls, micro_batch=op.micro_batch)
 
 
 def _added(counts: Sequence[Counts]) -> dict[str, int]:
