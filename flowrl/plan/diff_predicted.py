@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.diff_words import changed, pair, seconds_pair
-from flowrl.plan.many_form import CostSource
 from flowrl.plan.names import device_names
+from flowrl.plan.prediction import CostSource
 from flowrl.plan.render_many import memory_note
 from flowrl.plan.schema import PlacementPlan, PredictedMemory, PredictedSpan
 

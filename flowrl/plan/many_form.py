@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = [
-    "CostSource",
     "EngineFlags",
     "EnvironmentUse",
     "PinnedDecision",
@@ -78,21 +77,6 @@ class EngineFlags:
     def command(self) -> str:
         """The options in one line."""
         return " ".join(f"{name} {value}".strip() for name, value in self.flags)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostSource:
-    """Where the predicted time of an operation comes from.
-
-    Attributes:
-        source: `measured`, `aiconfigurator` or `analytic`; `assumed` of a plan for this machine.
-        parts: `(name, seconds)`; what overlaps may add up to more.
-    """
-
-    node: str
-    seconds: float
-    source: str
-    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

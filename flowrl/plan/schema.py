@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,20 +23,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from flowrl.cluster.hardware import DeviceSpec
-from flowrl.config.nearest import nearest_file
 from flowrl.cost.layout import ONE_DEVICE, Layout
-from flowrl.cost.memory import PhaseMemory
-from flowrl.errors import ConfigError, PlanError
-from flowrl.files import decode_json, write_text_atomic
+from flowrl.errors import ConfigError
+from flowrl.files import decode_json
 from flowrl.plan.check_numbers import check_numbers
 from flowrl.plan.check_plan import check_plan
-from flowrl.plan.file_lines import at_line, form_error
-from flowrl.plan.many_form import (
-    CostSource,
-    EngineFlags,
-    EnvironmentUse,
-    PinnedDecision,
-    ScheduleStep,
+from flowrl.plan.file_lines import form_error
+from flowrl.plan.many_form import EngineFlags, EnvironmentUse, PinnedDecision, ScheduleStep
+from flowrl.plan.prediction import (
+    NO_PREDICTION,
+    Alternative,
+    PredictedMemory,
+    PredictedSpan,
+    Prediction,
+    Reason,
+    Rejection,
 )
 
 __all__ = [
@@ -62,8 +62,6 @@ __all__ = [
     "Transport",
     "WeightRoute",
     "check_plan",
-    "load_plan",
-    "save_plan",
 ]
 
 PLAN_VERSION = 3
@@ -327,108 +325,6 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedMemory:
-    """What a device holds in a phase, of all its roles.
-
-    Attributes:
-        active: The role that works in this phase.
-        num_devices: That hold the same; `device` is the first of them.
-    """
-
-    device: str
-    active: str
-    memory: PhaseMemory
-    num_devices: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedSpan:
-    """A bar of the predicted timeline, in seconds from the start of the step.
-
-    What runs ahead may end after the step, which then is shorter than its batch takes.
-    """
-
-    node: str
-    device: str
-    begin_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What the plan expects; times are None where nobody estimated them.
-
-    Attributes:
-        memory: One entry for each device and phase.
-        bottleneck: The operation that the step waits for most.
-        idle_share: Of the time of the devices that the plan uses, 0 to 1.
-        sync_s: Of `step_s`, what new weights take on their way.
-        device_s: Seconds of these devices for a sample, idle or not.
-        confidence: Which times were measured, and which estimated.
-    """
-
-    memory: tuple[PredictedMemory, ...] = ()
-    step_s: float | None = None
-    timeline: tuple[PredictedSpan, ...] | None = None
-    bottleneck: str | None = None
-    idle_share: float | None = None
-    sync_s: float | None = None
-    device_s: float | None = None
-    confidence: tuple[CostSource, ...] = ()
-
-    def peak(self, device: str) -> PredictedMemory | None:
-        """The phase in which a device holds most."""
-        on_device = [entry for entry in self.memory if entry.device == device]
-        return max(on_device, key=lambda entry: entry.memory.total, default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A choice that was not made.
-
-    Attributes:
-        constraint: What it breaks, in words.
-        found: The number that breaks it, with its unit; or empty.
-        limit: The number it may not pass; or empty.
-        nearest: The nearest choice that is possible; or empty.
-    """
-
-    choice: str
-    constraint: str
-    found: str = ""
-    limit: str = ""
-    nearest: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """Why something is as it is."""
-
-    subject: str
-    choice: str
-    why: str
-    rejected: tuple[Rejection, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """A plan that came close.
-
-    Attributes:
-        kind: `temporal`, `spatial`, `hybrid` or `asynchronous`.
-        device_s: Seconds of the devices that it uses for a sample, idle or not.
-        schedule: What runs where.
-    """
-
-    summary: str
-    step_s: float | None
-    why_not: str
-    kind: str = ""
-    device_s: float | None = None
-    schedule: ScheduleStep | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     """How a graph runs on a pool.
 
@@ -441,6 +337,7 @@ class PlacementPlan:
         notes: What it takes for granted, and what cannot run here; for people.
 
     >>> from pathlib import Path
+    >>> from flowrl.plan import load_plan
     >>> plan = load_plan(Path("run/plan.json"))  # doctest: +SKIP
     >>> plan.placement("actor").devices  # doctest: +SKIP
     ('cpu:0',)
@@ -455,7 +352,7 @@ class PlacementPlan:
     residency: tuple[ResidencySwitch, ...] = ()
     weight_routes: tuple[WeightRoute, ...] = ()
     channels: tuple[Channel, ...] = ()
-    prediction: Prediction = Prediction()
+    prediction: Prediction = NO_PREDICTION
     alternatives: tuple[Alternative, ...] = ()
     reasons: tuple[Reason, ...] = ()
     schedule: ScheduleStep | None = None
@@ -524,50 +421,6 @@ class PlacementPlan:
                 hint="name a plan that `flowrl plan CONFIG -o FILE.yaml` wrote",
             ) from error
         return _from_raw(raw, where)
-
-
-def load_plan(path: Path, *, alone: bool = True) -> PlacementPlan:
-    """Reads a plan: JSON where the name ends in `.json`, YAML otherwise.
-
-    Args:
-        alone: What it predicts is to be that of its decisions; else both are priced anew.
-
-    Raises:
-        ConfigError: the file cannot be read, or is no plan; names key and line.
-        PlanError: the parts of the plan contradict each other; likewise.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the plan cannot be read: {error.strerror}",
-            where=str(path),
-            hint=nearest_file(path) or "`flowrl plan CONFIG -o FILE.json` writes one",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            "the plan is not UTF-8 text",
-            where=str(path),
-            found=f"byte {error.object[error.start]:#04x} at {error.start}",
-            hint="`flowrl plan CONFIG -o FILE.json` writes one",
-        ) from error
-    read = PlacementPlan.from_json if path.suffix == ".json" else PlacementPlan.from_yaml
-    try:
-        plan = read(text, where=str(path))
-        if alone:
-            from flowrl.plan.check_predicted import check_predicted
-
-            check_predicted(plan, str(path))
-    except (ConfigError, PlanError) as error:
-        if error.where is not None and error.where.startswith(f"{path}: "):
-            error.where = at_line(path, error.where.removeprefix(f"{path}: "))
-        raise
-    return plan
-
-
-def save_plan(plan: PlacementPlan, path: Path) -> None:
-    """Writes a plan: JSON where the name ends in `.json`, YAML otherwise."""
-    write_text_atomic(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
 
 
 class _PlanFile(BaseModel):

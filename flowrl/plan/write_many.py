@@ -25,10 +25,11 @@ from flowrl.plan.explain import alternatives_of, notes_of, reasons_of
 from flowrl.plan.held import held_memory, sharing_sets
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.many import Chosen, Searched
-from flowrl.plan.many_form import CostSource, EngineFlags
+from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.names import device_names
 from flowrl.plan.operations import place_channels, place_operations
 from flowrl.plan.parameters import parameter_classes
+from flowrl.plan.prediction import CostSource
 from flowrl.plan.problem_of import weight_ways
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (

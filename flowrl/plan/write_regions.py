@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from flowrl.cluster.pool import ResourcePool
 from flowrl.plan.many import Chosen
-from flowrl.plan.many_form import CostSource, EnvironmentUse
+from flowrl.plan.many_form import EnvironmentUse
 from flowrl.plan.names import device_names
+from flowrl.plan.prediction import CostSource
 from flowrl.plan.regions import Played
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Operation, Placement, PredictedSpan

@@ -25,7 +25,7 @@ from flowrl.cost.rollout_time import rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.graph import Node, Op
 from flowrl.plan.local import ASYNCHRONOUS, LocalChoice, LocalRequest, asked_ahead, default_choice
-from flowrl.plan.many_form import CostSource
+from flowrl.plan.prediction import CostSource
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.choose_plan import choices_that_fit, workloads_of
 from flowrl.sim.costs import BatchWork, batch_work

@@ -15,8 +15,8 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.load import LoadedConfig, load_config
 from flowrl.errors import ConfigError
 from flowrl.observe.run_folder import RunFolder
+from flowrl.plan import PlacementPlan, load_plan
 from flowrl.plan.local import LocalChoice, local_choice
-from flowrl.plan.schema import PlacementPlan, load_plan
 
 __all__ = ["Difference", "check_run", "differences", "differences_text"]
 

@@ -17,10 +17,10 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.file_lines import line_of
+from flowrl.plan.plan_file import load_plan
 from flowrl.plan.priced import priced
 from flowrl.plan.priced_changes import changes
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.schema import load_plan
 from tests.plan.many_cases import h100, pinned, request
 
 Change = Callable[[dict[str, Any]], object]

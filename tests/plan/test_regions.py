@@ -25,9 +25,9 @@ from flowrl.plan.check_plan import check_plan
 from flowrl.plan.check_schedule import region_devices
 from flowrl.plan.diff import diff_plans
 from flowrl.plan.options import EnvironmentRequest
+from flowrl.plan.plan_file import save_plan
 from flowrl.plan.regions import Split, split_numbers, splits
 from flowrl.plan.render import plan_text
-from flowrl.plan.schema import save_plan
 from flowrl.plan.sizing import Job, pool_of_devices
 from flowrl.plan.tasks import tasks_of
 
