@@ -29,10 +29,10 @@ import torch
 from flowrl.algo.losses import TokenBatch
 from flowrl.algo.mini_batch import prepare
 from flowrl.algo.resolve import resolve_loss
-from flowrl.errors import FlowError, TraceError
-from flowrl.specs.function import definition_of, load_function
+from flowrl.errors import FlowError
 from flowrl.specs.loss import LossSpec, OwnLoss
 from flowrl.specs.loss.own import FIELDS
+from flowrl.testing.failed_checks import failed_checks
 from flowrl.testing.frozen_factors import FrozenFactors
 
 __all__ = ["check_loss"]
@@ -81,7 +81,7 @@ def check_loss(
     draws = [_draw(loss, seed, spread, adjust) for seed in seeds]
     problem = _alone_problem(loss, draws[0])
     if problem is not None:
-        raise _failed(loss, [problem])
+        raise failed_checks(loss, [problem])
     for check in (
         _check_repeats,
         _check_slope,
@@ -95,15 +95,7 @@ def check_loss(
         except (FlowError, ValueError, RuntimeError) as error:
             failures.append(f"it raises: {error}")
     if failures:
-        raise _failed(loss, list(dict.fromkeys(failures)))
-
-
-def _failed(loss: LossSpec, failures: Sequence[str]) -> TraceError:
-    where = definition_of(load_function(loss.function)) if isinstance(loss, OwnLoss) else None
-    many = f"{len(failures)} check" + ("s" if len(failures) > 1 else "")
-    return TraceError(
-        f"loss {loss} fails {many}", where=where, found="".join(f"\n  - {f}" for f in failures)
-    )
+        raise failed_checks(loss, failures)
 
 
 # Batches.

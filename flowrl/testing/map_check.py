@@ -43,8 +43,8 @@ from flowrl.graph.signatures import (
     VALUES,
 )
 from flowrl.graph.types import DType, Field, Unit
-from flowrl.specs.function import definition_of, load_function
-from flowrl.specs.maps import MapSpec, OwnMap, UserMap, split_key
+from flowrl.specs.maps import MapSpec, UserMap, split_key
+from flowrl.testing.failed_checks import failed_checks
 
 __all__ = ["check_map"]
 
@@ -101,7 +101,7 @@ def check_map(
     try:
         _given(spec, draws[0])
     except (FlowError, ValueError) as error:
-        raise _failed(spec, [f"it raises: {error}"]) from error
+        raise failed_checks(spec, [f"it raises: {error}"]) from error
     failures: list[str] = []
     for check in (_check_repeats, _check_alone, _check_order, _check_groups, _check_reads):
         try:
@@ -109,15 +109,7 @@ def check_map(
         except (FlowError, ValueError) as error:
             failures.append(f"it raises: {error}")
     if failures:
-        raise _failed(spec, list(dict.fromkeys(failures)))
-
-
-def _failed(spec: MapSpec, failures: Sequence[str]) -> TraceError:
-    where = definition_of(load_function(spec.function)) if isinstance(spec, OwnMap) else None
-    many = f"{len(failures)} check" + ("s" if len(failures) > 1 else "")
-    return TraceError(
-        f"map {spec} fails {many}", where=where, found="".join(f"\n  - {f}" for f in failures)
-    )
+        raise failed_checks(spec, failures)
 
 
 # Batches.

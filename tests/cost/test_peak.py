@@ -15,8 +15,9 @@ from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, UpdateSpec
 from flowrl.cost import ModelShape, Phase, Workload
 from flowrl.cost.memory import resident_memory, working_memory
-from flowrl.ids import RoleName, group_id, sample_id
+from flowrl.ids import group_id, sample_id
 from flowrl.specs import AdamW, PolicyClip, Sampling
+from tests.policy_contexts import policy_context
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -67,13 +68,9 @@ class Case:
 
     def context(self, folder: Path) -> PolicyContext:
         (folder / "config.json").write_text(json.dumps(self.config))
-        return PolicyContext(
-            role=RoleName("actor"),
-            model=folder,
-            fresh=True,
-            device="cpu",
+        return policy_context(
+            folder,
             dtype=self.dtype,
-            seed=0,
             num_slots=self.rows,
             max_length=self.prompt + self.response,
             trainable=True,

@@ -20,7 +20,7 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.backend.protocols import Plugin, PolicyContext, ScoreContext, Service
+from flowrl.backend.protocols import Plugin, ScoreContext, Service
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 from flowrl.ids import RoleName, SampleId
@@ -28,6 +28,7 @@ from flowrl.runtime.environments import EnvironmentPool
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 from flowrl_backends.environment import plugin
+from tests.policy_contexts import policy_context
 
 DEADLINE_S = 60.0
 SAMPLE = SampleId("0/4/2")
@@ -78,18 +79,7 @@ def test_the_plugin_is_found_by_name_and_serves_environments_alone():
     assert isinstance(plugin, Plugin)
     assert plugin.capabilities.services == {Service.ENVIRONMENT}
     assert plugin.check().usable
-    policy = PolicyContext(
-        role=RoleName("actor"),
-        model=Path(),
-        fresh=True,
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        num_slots=1,
-        max_length=1,
-        trainable=False,
-        stop_token_ids=(),
-    )
+    policy = policy_context()
     for opening in (
         lambda: plugin.open_train(policy),
         lambda: plugin.open_generate(policy, None),

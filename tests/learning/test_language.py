@@ -5,7 +5,6 @@ Each goes on from a model that gets four sums in ten right, and has to get five 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +17,7 @@ from flowrl.observe.display import SilentDisplay
 from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
 from tests.learning import language_programs
+from tests.learning.measures import Record, measured
 
 pytestmark = pytest.mark.learn
 
@@ -29,8 +29,6 @@ REFERENCE = "roles.reference={backend: torch, copy_of: actor}"
 
 TWO_POLICIES = ("bind.blue=actor", "roles.red={backend: torch, copy_of: actor}")
 """The config's actor plays blue, and red begins as a copy of it."""
-
-Record = Callable[[str, object], None]
 
 
 class Lesson:
@@ -74,11 +72,8 @@ class Lesson:
         return self.measured(name, fmean(numbers[:10]), fmean(numbers[-10:]))
 
     def measured(self, name: str, before: float | None, after: float | None) -> float:
-        """How much a measure rose; it goes into the test's report too."""
-        assert before is not None
-        assert after is not None
-        self._record(name, f"{before:.3f} {after:.3f}")
-        return after - before
+        """See `measures.measured`."""
+        return measured(self._record, name, before, after)
 
 
 @pytest.fixture

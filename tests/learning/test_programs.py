@@ -6,7 +6,6 @@ Two run with all other tests; `make learn` runs them all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -16,6 +15,7 @@ import flowrl as fl
 from flowrl.api import RunResult
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.rows import StepMetrics
+from tests.learning.measures import Record, measured
 
 STEPS = 200
 
@@ -26,8 +26,6 @@ FASTEST = ("cispo", "dr_grpo")
 
 ON_POLICY = ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "remax", "rloo")
 """Programs that learn from scores of the policy's own answers."""
-
-Record = Callable[[str, object], None]
 
 
 class Lesson:
@@ -70,11 +68,8 @@ class Lesson:
         return result
 
     def measured(self, name: str, before: float | None, after: float | None) -> float:
-        """How much a measure rose; it goes into the test's report too."""
-        assert before is not None
-        assert after is not None
-        self._record(name, f"{before:.3f} {after:.3f}")
-        return after - before
+        """See `measures.measured`."""
+        return measured(self._record, name, before, after)
 
 
 @pytest.fixture

@@ -29,8 +29,9 @@ from flowrl.backend.protocols import (
     TrainBackend,
 )
 from flowrl.errors import BackendError
-from flowrl.ids import RoleName, SampleId
+from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
+from tests.policy_contexts import policy_context
 
 __all__ = [
     "BLOCK",
@@ -55,18 +56,7 @@ BLOCK = 905  # says nothing any more
 
 
 def context(model: Path, *, num_slots: int = 4) -> PolicyContext:
-    return PolicyContext(
-        role=RoleName("actor"),
-        model=model,
-        fresh=False,
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        num_slots=num_slots,
-        max_length=64,
-        trainable=False,
-        stop_token_ids=(),
-    )
+    return policy_context(model, fresh=False, num_slots=num_slots, max_length=64)
 
 
 def weights(folder: Path, number: int) -> Path:

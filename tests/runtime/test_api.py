@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import flowrl as fl
-from flowrl.cluster import ResourcePool, load_cluster
-from flowrl.cluster.discover import discover
+from flowrl.cluster import load_cluster
 from flowrl.config.load import load_config
 from flowrl.config.schema import RunConfig
 from flowrl.observe.run_folder import RunFolder
-from tests.runtime.tiny_runs import REWARD, WatchedDisplay, tiny_config, write_config
+from tests.runtime.tiny_runs import (
+    REWARD,
+    WatchedDisplay,
+    just_too_small,
+    tiny_config,
+    write_config,
+)
 
 
 @fl.workflow
@@ -191,17 +195,7 @@ def test_responses_that_do_not_fit_behind_a_prompt_are_refused_before_the_first_
 
 
 def test_engines_that_give_their_memory_back_are_awake_for_evaluations(tmp_path: Path):
-    config = tiny_config(tmp_path)
-    (node,) = discover().nodes
-    (cpu, *_) = node.devices
-
-    def compiled(budget: int) -> fl.Compiled:
-        tight = replace(cpu, memory_bytes=budget, available_bytes=budget)
-        return fl.compile(None, config, pool=ResourcePool(nodes=(replace(node, devices=(tight,)),)))
-
-    roomy = compiled(1 << 40)
-    peaks = [stage.plan.prediction.peak("cpu:0") for stage in roomy.stages]
-    tight = compiled(max(peak.memory.total for peak in peaks if peak is not None) - 1)
+    tight = just_too_small(tiny_config(tmp_path))
     assert {switch.what for stage in tight.stages for switch in stage.plan.residency} == {
         "kv cache"
     }

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,25 +19,20 @@ from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, State, Transition
 from flowrl.rollout.journal import replay
-from flowrl.runtime import engine_process
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.journal_files import _joined, rollout_journals
+from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
 from tests.runtime.tiny_runs import CtrlC, WatchedDisplay, ages_of, tiny_config
-from tests.runtime.warm_processes import WarmProcesses
-
-DEADLINE_S = 240.0
+from tests.runtime.warm_engines import warm_engines
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_starts() -> Iterator[None]:
-    """Engines begin with torch loaded: this file opens two dozen of them."""
-    warm = WarmProcesses(["flowrl.runtime.engine_worker", "flowrl_backends.torch.engine"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_process, "start_module", warm.start)
+    """This file opens two dozen engines."""
+    with warm_engines():
         yield
-    warm.close()
 
 
 def config_of(runs: Path, *, staleness: int = 2, **train: Any) -> dict[str, Any]:
@@ -229,27 +222,9 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path):
-    script = f"""
-import os, signal
-from pathlib import Path
-from flowrl import api
-from tests.runtime.test_asynchronous_runs import config_of
-from tests.runtime.tiny_runs import WatchedDisplay
-
-class Killed(WatchedDisplay):
-    def step(self, metrics, eta_s=None):
-        if metrics.step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-config = config_of(Path({str(tmp_path)!r}))
-config["runtime"]["checkpoint_every"] = 2
-api.run(None, config, display=Killed())
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=DEADLINE_S
-    )
-    assert ended.returncode == -signal.SIGKILL
-    run = tmp_path / "tiny"
+    config = config_of(tmp_path)
+    config["runtime"]["checkpoint_every"] = 2
+    run = run_until_killed(config, "async_grpo", 5)
     display = WatchedDisplay()
     resumed(run, display=display)
     assert display.steps == [("async_grpo", 5), ("async_grpo", 6)]

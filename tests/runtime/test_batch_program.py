@@ -20,6 +20,7 @@ from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.sample_set import SampleSet, StepBatch
 from flowrl.runtime.subset_node import group_sizes
 from flowrl.specs import Sampling
+from tests.runtime.many_programs import greedy_baseline
 from tests.runtime.node_world import MASK, Worker, lowered, program_of, samples
 
 ROLLOUT = NodeId("actor.generate")
@@ -83,16 +84,6 @@ def test_a_reward_model_scores_and_learns_from_pairs_that_no_mini_batch_separate
     assert (spec.mini_batches, other.mini_batches) == (((0, 1),), ((2, 3),))
 
 
-@fl.workflow
-def greedy(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
-    rollout = actor.generate(prompts)
-    baseline = actor.generate(prompts, n=1, temperature=0)
-    advantages = fl.advantage.remax(
-        verifier.score(rollout), rollout, baseline=verifier.score(baseline)
-    )
-    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
-
-
 def baseline_of(order: list[int], scores: list[float]) -> SampleSet:
     """One greedy answer to each of the two prompts, in any order."""
     every = samples("actor.generate.2", {"verifier": [scores[0], 9, scores[1], 9]})
@@ -101,7 +92,7 @@ def baseline_of(order: list[int], scores: list[float]) -> SampleSet:
 
 def test_a_baseline_is_found_by_its_prompt_and_not_by_its_place():
     actor = Worker()
-    program = program_of(lowered(greedy), {"actor": actor})
+    program = program_of(lowered(greedy_baseline), {"actor": actor})
     drawn = samples(ROLLOUT, SCORES)
     program.run(step_with(drawn, baseline_of([1, 0], [0.25, 0.5])))
     advantages = actor.updates[0][0].advantages
@@ -111,7 +102,7 @@ def test_a_baseline_is_found_by_its_prompt_and_not_by_its_place():
 
 
 def test_a_prompt_without_its_baseline_is_named():
-    program = program_of(lowered(greedy), {"actor": Worker()})
+    program = program_of(lowered(greedy_baseline), {"actor": Worker()})
     with pytest.raises(RewardError, match="no baseline") as caught:
         program.run(step_with(samples(ROLLOUT, SCORES), baseline_of([0], [0.5, 0.5])))
     assert "group 0/1" in str(caught.value)
@@ -283,19 +274,25 @@ def test_a_reference_is_refreshed_every_so_many_steps_after_the_update():
     ] * 2 + [both]
 
 
-def steered(kl: float) -> tuple[BatchProgram, Worker]:
+def penalised(target: float) -> Graph:
+    """A program whose penalty begins at 0.1 and follows its target over 40 samples."""
+
     @fl.workflow
-    def penalised(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
+    def program(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
         rollout = actor.generate(prompts)
         actor.update(
             rollout,
             verifier.score(rollout),
             reference=reference.logprobs(rollout),
-            kl=fl.kl.k3(0.1, target=0.01, horizon=40),
+            kl=fl.kl.k3(0.1, target=target, horizon=40),
         )
 
+    return lowered(program)
+
+
+def steered(kl: float) -> tuple[BatchProgram, Worker]:
     actor = Worker(kl)
-    return program_of(lowered(penalised), {"actor": actor, "reference": Worker()}), actor
+    return program_of(penalised(0.01), {"actor": actor, "reference": Worker()}), actor
 
 
 def test_an_adaptive_penalty_follows_what_each_step_measured():
@@ -319,18 +316,8 @@ class Uneven(Worker):
 
 
 def test_an_adaptive_penalty_follows_the_mean_over_tokens_not_over_mini_batches():
-    @fl.workflow
-    def penalised(prompts: fl.Prompts, actor: fl.Policy, reference: fl.Policy, verifier: fl.Reward):
-        rollout = actor.generate(prompts)
-        actor.update(
-            rollout,
-            verifier.score(rollout),
-            reference=reference.logprobs(rollout),
-            kl=fl.kl.k3(0.1, target=0.024, horizon=40),
-        )
-
     workers = {"actor": Uneven(), "reference": Worker()}
-    program = program_of(lowered(penalised), workers, mini_batches=2)
+    program = program_of(penalised(0.024), workers, mini_batches=2)
     program.run(step_with(samples(ROLLOUT, SCORES)))
     error = (0.01 * 1 + 0.03 * 3) / 4 / 0.024 - 1  # above the target, where 0.02 would be below
     assert program.kl_coefficients["actor.update"] == pytest.approx(0.1 * (1 + error * 4 / 40))

@@ -13,13 +13,18 @@ import pytest
 import flowrl as fl
 from flowrl.api import resume
 from flowrl.cli.run import resume as go_on
-from flowrl.cluster import ResourcePool
-from flowrl.cluster.discover import discover
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from tests.runtime.eager_programs import EQUAL, SEEN, TROUBLE, looking, rewarded
 from tests.runtime.many_programs import CONFIGS
-from tests.runtime.tiny_runs import CtrlC, Outcome, WatchedDisplay, outcome, tiny_config
+from tests.runtime.tiny_runs import (
+    CtrlC,
+    Outcome,
+    WatchedDisplay,
+    just_too_small,
+    outcome,
+    tiny_config,
+)
 
 
 def left_by(folder: Path) -> dict[str, object]:
@@ -92,16 +97,7 @@ def test_lines_that_the_compiled_run_orders_otherwise_give_the_same(program: str
 
 
 def test_engines_that_give_their_memory_back_are_awake_where_lines_draw(tmp_path: Path):
-    config = tiny_config(tmp_path)
-    (node,) = discover().nodes
-    (cpu, *_) = node.devices
-
-    def compiled(budget: int) -> fl.Compiled:
-        tight = replace(cpu, memory_bytes=budget, available_bytes=budget)
-        return fl.compile(None, config, pool=ResourcePool(nodes=(replace(node, devices=(tight,)),)))
-
-    peaks = [s.plan.prediction.peak("cpu:0") for s in compiled(1 << 40).stages]
-    tight = compiled(max(peak.memory.total for peak in peaks if peak is not None) - 1)
+    tight = just_too_small(tiny_config(tmp_path))
     assert any(stage.plan.residency for stage in tight.stages)
     eager = replace(tight, config=tight.config.model_copy(update={"executor": "eager"}))
     left = [run.run(display=WatchedDisplay()).folder for run in (tight, eager)]

@@ -19,7 +19,7 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.backend.protocols import GenerateBackend, PolicyContext, TrainBackend
+from flowrl.backend.protocols import GenerateBackend, TrainBackend
 from flowrl.config.schema import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import prepare_model_folder
@@ -33,6 +33,7 @@ from flowrl.runtime.seeds import derive_seed
 from flowrl.specs import AdamW, Sampling
 from flowrl_backends.environment import plugin as environments
 from flowrl_backends.torch import plugin as torch_plugin
+from tests.policy_contexts import policy_context
 from tests.runtime.episode_worlds import ALPHABET, item
 
 TEMPERATURE = 1.5
@@ -82,12 +83,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     )
     folder = prepare_model_folder(role, tmp_path_factory.mktemp("model") / "actor", ())
     tokenizer = Tokenizer.load(folder)
-    context = PolicyContext(
-        role=RoleName("actor"),
-        model=folder,
-        fresh=True,
-        device="cpu",
-        dtype="float32",
+    context = policy_context(
+        folder,
         seed=11,
         num_slots=5,
         max_length=48,

@@ -21,12 +21,11 @@ from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from flowrl.plan import PlacementPlan, save_plan
 from flowrl.plan.schema import Transport
-from flowrl.runtime import engine_process
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.local_plans import require_local_plan
 from flowrl.runtime.runnable import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
-from tests.runtime.warm_processes import WarmProcesses
+from tests.runtime.warm_engines import warm_engines
 
 TWO_CORES = pytest.mark.skipif(
     next(device for _, _, device in discover() if device.type == "cpu").num_cores < 2,
@@ -36,11 +35,8 @@ TWO_CORES = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_starts() -> Iterator[None]:
-    warm = WarmProcesses(["flowrl.runtime.engine_worker", "flowrl_backends.torch.engine"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_process, "start_module", warm.start)
+    with warm_engines():
         yield
-    warm.close()
 
 
 @fl.workflow

@@ -24,6 +24,7 @@ from flowrl.errors import CheckpointError, ConfigError
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
 from flowrl.runtime.scoring import ScoringPool
+from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import (
     CtrlC,
@@ -135,25 +136,9 @@ def test_a_run_stopped_after_every_step_ends_as_one_never_stopped(
 
 
 def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, tmp_path: Path):
-    script = f"""
-import os, signal
-from flowrl import api
-from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
-
-class Killed(WatchedDisplay):
-    def step(self, metrics, eta_s=None):
-        if (metrics.stage, metrics.step) == ("grpo", 4):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-config = tiny_config({str(tmp_path)!r})
-config["runtime"]["checkpoint_every"] = 2
-api.run(None, config, display=Killed())
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=DEADLINE_S
-    )
-    assert ended.returncode == -signal.SIGKILL
-    run = tmp_path / "tiny"
+    config = tiny_config(tmp_path)
+    config["runtime"]["checkpoint_every"] = 2
+    run = run_until_killed(config, "grpo", 4)
     # One step was logged past the checkpoint; it is made again, not logged twice.
     assert [row.step for row in RunFolder.open(run).steps()][-1] in (3, 4)
 

@@ -7,6 +7,7 @@ import pytest
 import flowrl as fl
 from flowrl.program import Workflow
 from flowrl.runtime.rollout_parts import GraphParts, score_source
+from tests.runtime.many_programs import greedy_baseline
 from tests.runtime.node_world import lowered
 
 
@@ -112,18 +113,8 @@ def test_a_filter_of_a_models_scores_waits_for_the_batch():
     assert names(parts.batch)[:2] == ["model.score", "filter"]
 
 
-@fl.workflow
-def greedy(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
-    rollout = actor.generate(prompts)
-    baseline = actor.generate(prompts, n=1, temperature=0)
-    advantages = fl.advantage.remax(
-        verifier.score(rollout), rollout, baseline=verifier.score(baseline)
-    )
-    actor.update(rollout, advantages=advantages, loss=fl.loss.reinforce())
-
-
 def test_each_rollout_has_a_part_of_its_own():
-    parts = parts_of(greedy)
+    parts = parts_of(greedy_baseline)
     assert [part.node.id for part in parts.rollouts] == ["actor.generate", "actor.generate.2"]
     assert [names(part.scorers) for part in parts.rollouts] == [
         ["verifier.score"],

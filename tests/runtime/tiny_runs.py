@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors.numpy import load_file
 
+import flowrl as fl
+from flowrl.cluster.discover import discover
+from flowrl.cluster.pool import ResourcePool
 from flowrl.files import read_json_lines
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.rows import StepMetrics, Summary
@@ -81,6 +84,20 @@ def write_config(folder: Path, **changes: Any) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump({**tiny_config(folder / "runs"), **changes}))
     return path
+
+
+def just_too_small(config: dict[str, Any]) -> fl.Compiled:
+    """A config compiled for a CPU that is a byte short of holding all models at once."""
+    (node,) = discover().nodes
+    (cpu, *_) = node.devices
+
+    def compiled(budget: int) -> fl.Compiled:
+        device = replace(cpu, memory_bytes=budget, available_bytes=budget)
+        pool = ResourcePool(nodes=(replace(node, devices=(device,)),))
+        return fl.compile(None, config, pool=pool)
+
+    peaks = [stage.plan.prediction.peak("cpu:0") for stage in compiled(1 << 40).stages]
+    return compiled(max(peak.memory.total for peak in peaks if peak is not None) - 1)
 
 
 class WatchedDisplay(SilentDisplay):

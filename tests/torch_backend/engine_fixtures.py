@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
 
-from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
-from flowrl.ids import RoleName, SampleId
+from flowrl.backend.protocols import Finished, GenerateRequest, Progress
+from flowrl.ids import SampleId
 from flowrl.specs import Sampling
 from flowrl_backends.torch.engine import TorchEngine
+from tests.policy_contexts import policy_context
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {
@@ -77,18 +77,7 @@ def make_engine(
     max_length: int = 160,
     stop: Sequence[int] = (),
 ) -> TorchEngine:
-    context = PolicyContext(
-        role=RoleName("actor"),
-        model=Path(),
-        fresh=True,
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        num_slots=slots,
-        max_length=max_length,
-        trainable=False,
-        stop_token_ids=tuple(stop),
-    )
+    context = policy_context(num_slots=slots, max_length=max_length, stop_token_ids=tuple(stop))
     return TorchEngine(context, model, shares_weights=False)
 
 

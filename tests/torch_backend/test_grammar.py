@@ -17,19 +17,20 @@ import torch
 import transformers as hf
 from tokenizers import decoders, models, pre_tokenizers
 
-from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext
+from flowrl.backend.protocols import Finished, GenerateRequest
 from flowrl.config.schema import BpeTokenizer, CharTokenizer
 from flowrl.data import Tokenizer
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer
 from flowrl.errors import BackendError
-from flowrl.ids import RoleName, SampleId
+from flowrl.ids import SampleId
 from flowrl.specs import FinishReason, Sampling
 from flowrl.specs.grammar import Grammar, json_schema, regex
 from flowrl_backends.torch.engine import TorchEngine
 from flowrl_backends.torch.grammar import Grammars, token_bytes
 from flowrl_backends.torch.noise import uniforms
 from flowrl_backends.torch.sampler import inverse_cdf
+from tests.policy_contexts import policy_context
 from tests.torch_backend.engine_fixtures import collect, forward_logprobs
 
 ALPHABET = '0123456789+-=. ab{}[]":,truefalsn'
@@ -95,17 +96,8 @@ class World:
         for parameter in self.model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=std)
-        self.context = PolicyContext(
-            role=RoleName("actor"),
-            model=folder,
-            fresh=True,
-            device="cpu",
-            dtype="float32",
-            seed=0,
-            num_slots=slots,
-            max_length=160,
-            trainable=False,
-            stop_token_ids=self.tokenizer.stop_ids,
+        self.context = policy_context(
+            folder, num_slots=slots, max_length=160, stop_token_ids=self.tokenizer.stop_ids
         )
         self.engine = TorchEngine(self.context, self.model, shares_weights=False)
 

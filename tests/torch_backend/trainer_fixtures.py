@@ -14,9 +14,10 @@ import transformers
 
 from flowrl.backend.batch import SequenceBatch, TrainBatch
 from flowrl.backend.protocols import Head, PolicyContext, UpdateSpec
-from flowrl.ids import RoleName, SampleId
+from flowrl.ids import SampleId
 from flowrl.specs import AdamW, PolicyClip
 from flowrl_backends.torch.trainer import TorchTrainer
+from tests.policy_contexts import policy_context
 
 VOCABULARY = 12
 SHAPE: dict[str, Any] = {
@@ -52,21 +53,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def context(folder: Path, **changes: Any) -> PolicyContext:
-    return replace(
-        PolicyContext(
-            role=RoleName("actor"),
-            model=folder,
-            fresh=True,
-            device="cpu",
-            dtype="float32",
-            seed=3,
-            num_slots=4,
-            max_length=64,
-            trainable=True,
-            stop_token_ids=(1,),
-        ),
-        **changes,
-    )
+    trained = {"seed": 3, "num_slots": 4, "max_length": 64, "trainable": True}
+    return policy_context(folder, **{**trained, "stop_token_ids": (1,), **changes})
 
 
 def folder_of(kind: str, base: Path) -> Path:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from flowrl.backend.protocols import (
     Plugin,
-    PolicyContext,
     ScoreBackend,
     ScoreContext,
     ScoreRequest,
@@ -28,6 +27,7 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
 from flowrl_backends.verify import plugin
 from flowrl_backends.verify.numbers import after_hashes, last_number
+from tests.policy_contexts import policy_context
 
 REFERENCE = Path(os.environ.get("FLOWRL_REFERENCE", Path(__file__).parents[3] / "shared"))
 
@@ -63,18 +63,7 @@ def test_the_plugin_only_scores_and_is_always_usable():
     assert plugin.name == "verify"
     assert plugin.capabilities.services == {Service.SCORE}
     assert plugin.check().usable
-    context = PolicyContext(
-        role=RoleName("actor"),
-        model=Path(),
-        fresh=True,
-        device="cpu",
-        dtype="float32",
-        seed=0,
-        num_slots=1,
-        max_length=1,
-        trainable=False,
-        stop_token_ids=(),
-    )
+    context = policy_context()
     for opening in (
         lambda: plugin.open_train(context),
         lambda: plugin.open_generate(context, None),
