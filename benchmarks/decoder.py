@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +44,8 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
 from flowrl_backends.torch.engine import TorchEngine
 
+Model = TypeVar("Model", bound=PreTrainedModel)
+
 Prompts = np.ndarray
 """int64 `[B, P]`."""
 
@@ -60,10 +63,7 @@ def make_model(vocab_size: int) -> Qwen2ForCausalLM:
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
-    model = Qwen2ForCausalLM(config).eval()
-    model.config.eos_token_id = None
-    model.generation_config = GenerationConfig()
-    return model
+    return _without_stops(Qwen2ForCausalLM(config))
 
 
 def make_general_model(vocab_size: int) -> GPTNeoXForCausalLM:
@@ -77,10 +77,14 @@ def make_general_model(vocab_size: int) -> GPTNeoXForCausalLM:
         intermediate_size=512,
         max_position_embeddings=512,
     )
-    model = GPTNeoXForCausalLM(config).eval()
+    return _without_stops(GPTNeoXForCausalLM(config))
+
+
+def _without_stops(model: Model) -> Model:
+    """The model for decoding that only its length ends."""
     model.config.eos_token_id = None
     model.generation_config = GenerationConfig()
-    return model
+    return model.eval()
 
 
 def make_engine(model: PreTrainedModel, slots: int, max_length: int) -> TorchEngine:

@@ -242,91 +242,84 @@ EXPERIMENTS = {
 # Plots
 
 
-def plots(found: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, Plot]]:
-    """A name and a plot for each experiment, with published figures as rules."""
-    yield (
-        "asynchronous_ratio",
-        Plot(
-            title="Asynchronous over synchronous, same GPUs",
-            x="age of samples at most (asynchronous ratio)",
-            y="speed-up",
-            lines=by_sigma(found["ratio"], "age"),
-            rules=(
-                Rule(y=2.24, name="ROLL Flash, RLVR, at most"),
-                Rule(y=2.77, name="AReaL, at most"),
-                Rule(y=1.70, name="RLinf, reasoning, at most"),
-            ),
+def plots(found: dict[str, list[dict[str, Any]]]) -> dict[str, Plot]:
+    """By name, with published figures as rules."""
+    return {
+        "asynchronous_ratio": ratio_plot(found["ratio"]),
+        "partial_rollouts": partial_plot(found["partial"]),
+        "over_sampling": spare_prompts_plot(found["over_sampling"]),
+        "spare_members": spare_members_plot(found["over_sampling"]),
+        "tail_repacking": repack_plot(found["repack"]),
+    }
+
+
+def ratio_plot(rows: Sequence[dict[str, Any]]) -> Plot:
+    """Asynchronous runs."""
+    return Plot(
+        title="Asynchronous over synchronous, same GPUs",
+        x="age of samples at most (asynchronous ratio)",
+        y="speed-up",
+        lines=by_sigma(rows, "age"),
+        rules=(
+            Rule(y=2.24, name="ROLL Flash, RLVR, at most"),
+            Rule(y=2.77, name="AReaL, at most"),
+            Rule(y=1.70, name="RLinf, reasoning, at most"),
         ),
     )
-    yield (
-        "partial_rollouts",
-        Plot(
-            title="Interrupting at new weights, over finishing first (age 4)",
-            x="sigma of lengths",
-            y="speed-up",
-            lines=tuple(
-                Line(
-                    name=f"{name}, {samples:,} a step",
-                    points=tuple((r["sigma"], r["speedup"]) for r in rows),
-                )
-                for name in ("keep", "abort")
-                for samples in (GROUPS * SIZE, 4 * GROUPS * SIZE)
-                if (
-                    rows := [
-                        r
-                        for r in found["partial"]
-                        if (r["publication"], r["samples"]) == (name, samples)
-                    ]
-                )
-            ),
-            rules=(Rule(y=1.12, name="AReaL 1.5B"), Rule(y=1.17, name="AReaL 7B")),
-        ),
+
+
+def partial_plot(rows: Sequence[dict[str, Any]]) -> Plot:
+    """What running samples do when there are new weights; those without a run have no line."""
+    lines = {
+        f"{name}, {samples:,} a step": tuple(
+            (row["sigma"], row["speedup"])
+            for row in rows
+            if (row["publication"], row["samples"]) == (name, samples)
+        )
+        for name in ("keep", "abort")
+        for samples in (GROUPS * SIZE, 4 * GROUPS * SIZE)
+    }
+    return Plot(
+        title="Interrupting at new weights, over finishing first (age 4)",
+        x="sigma of lengths",
+        y="speed-up",
+        lines=tuple(Line(name=name, points=points) for name, points in lines.items() if points),
+        rules=(Rule(y=1.12, name="AReaL 1.5B"), Rule(y=1.17, name="AReaL 7B")),
     )
-    yield (
-        "over_sampling",
-        Plot(
-            title="Spare prompts that go on in the next step",
-            x="spare prompts, share of a batch",
-            y="speed-up",
-            lines=by_sigma([r for r in found["over_sampling"] if r["kind"] == "prompts"], "share"),
-            rules=(
-                Rule(y=1.225, name="APRIL, mean"),
-                Rule(y=1.44, name="APRIL, at most"),
-            ),
-        ),
+
+
+def spare_prompts_plot(rows: Sequence[dict[str, Any]]) -> Plot:
+    """Over-sampling of prompts."""
+    return Plot(
+        title="Spare prompts that go on in the next step",
+        x="spare prompts, share of a batch",
+        y="speed-up",
+        lines=by_sigma([row for row in rows if row["kind"] == "prompts"], "share"),
+        rules=(Rule(y=1.225, name="APRIL, mean"), Rule(y=1.44, name="APRIL, at most")),
     )
-    yield (
-        "spare_members",
-        Plot(
-            title="Spare members that are thrown away",
-            x="spare members, share of a group",
-            y="speed-up of steps",
-            lines=tuple(
-                Line(
-                    name=f"sigma {sigma:g}",
-                    points=tuple((r["share"], r["steps"]) for r in rows),
-                )
-                for sigma in SIGMAS
-                if (
-                    rows := [
-                        r
-                        for r in found["over_sampling"]
-                        if r["kind"] == "members" and r["sigma"] == sigma
-                    ]
-                )
-            ),
-            rules=(),
-        ),
+
+
+def spare_members_plot(rows: Sequence[dict[str, Any]]) -> Plot:
+    """Over-sampling within groups; a sigma without a run has no line."""
+    members = [row for row in rows if row["kind"] == "members"]
+    lines = by_sigma(members, "share", value="steps")
+    return Plot(
+        title="Spare members that are thrown away",
+        x="spare members, share of a group",
+        y="speed-up of steps",
+        lines=tuple(line for line in lines if line.points),
+        rules=(),
     )
-    yield (
-        "tail_repacking",
-        Plot(
-            title="GPU time of the same samples with the tail repacked",
-            x="share of the GPUs in use that the tail must fit on",
-            y="of that without",
-            lines=by_sigma(found["repack"], "share", value="gpu_time"),
-            rules=(),
-        ),
+
+
+def repack_plot(rows: Sequence[dict[str, Any]]) -> Plot:
+    """Tails on fewer engines."""
+    return Plot(
+        title="GPU time of the same samples with the tail repacked",
+        x="share of the GPUs in use that the tail must fit on",
+        y="of that without",
+        lines=by_sigma(rows, "share", value="gpu_time"),
+        rules=(),
     )
 
 
@@ -368,7 +361,7 @@ def main() -> None:
     if any(len({row["sigma"] for row in known.get(name, [])}) < 2 for name in EXPERIMENTS):
         return  # there is not enough to draw yet
     PLOTS.mkdir(parents=True, exist_ok=True)
-    for name, plot in plots(known):
+    for name, plot in plots(known).items():
         (PLOTS / f"{name}.svg").write_text(plot.svg())
 
 

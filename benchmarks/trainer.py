@@ -113,8 +113,8 @@ def plain_update(
     optimizer.zero_grad()
 
 
-def compare(name: str, case: Case, rounds: int) -> None:
-    """Times both on one case and prints a line."""
+def open_trainers(case: Case) -> tuple[TorchTrainer, TorchTrainer]:
+    """Two of one new model: flowrl's trainer, and the one whose model is trained plainly."""
     config = transformers.Qwen2Config(
         vocab_size=case.vocabulary,
         hidden_size=case.hidden,
@@ -138,7 +138,12 @@ def compare(name: str, case: Case, rounds: int) -> None:
             trainable=True,
             stop_token_ids=(1,),
         )
-        trainer, other = TorchTrainer(context), TorchTrainer(context)
+        return TorchTrainer(context), TorchTrainer(context)
+
+
+def compare(name: str, case: Case, rounds: int) -> None:
+    """Times both on one case and prints a line."""
+    trainer, other = open_trainers(case)
     trainer.begin(AdamW(learning_rate=0.0), 1000)
     optimizer = torch.optim.AdamW(other.model.parameters(), lr=0.0)
     rows = make_batch(case)
