@@ -119,7 +119,6 @@ class Load:
         self.untrained = 0
         self.step_s = 0.0
         self.num_consumed = 0
-        self.num_dropped = 0
         self.num_progress = 0
         for number in range(NUM_ENGINES):
             engine = EngineId(f"engine[{number}]")

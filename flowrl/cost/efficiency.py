@@ -237,12 +237,6 @@ def rates(spec: DeviceSpec) -> Rates:
     )
 
 
-def _trainer_attention_share(spec: DeviceSpec) -> float:
-    if spec.type == "cpu":  # no kernel of its own: products, and what is between them
-        return PREFILL_ATTENTION_FLOPS_SHARE * TRAINER_SHARE
-    return generation(spec).trainer_attention_share
-
-
 def expert_skew(ep: int) -> float:
     """How much more the fullest of `ep` ranks with whole experts has to do than the mean one (X).
 
