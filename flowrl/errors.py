@@ -19,7 +19,8 @@ ends with: 2 for a mistake of the user's, 1 for a fault of ours.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
 
 __all__ = [
     "BackendError",
@@ -33,7 +34,11 @@ __all__ = [
     "SchedulerError",
     "TraceError",
     "WorkerDied",
+    "combine",
 ]
+
+MAX_OTHERS = 6
+"""Of several mistakes, how many are told besides the first."""
 
 
 class FlowError(Exception):
@@ -45,6 +50,9 @@ class FlowError(Exception):
         found: The offending value, as text.
         expected: What would have been accepted.
         hint: What to do about it.
+
+    Attributes:
+        others: What else is wrong, which is told in short (`combine`).
     """
 
     exit_code: ClassVar[int] = 2
@@ -63,6 +71,7 @@ class FlowError(Exception):
         self.found = found
         self.expected = expected
         self.hint = hint
+        self.others: tuple[FlowError, ...] = ()
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -74,9 +83,18 @@ class FlowError(Exception):
         ]
         if middle:
             lines.append("  " + "; ".join(middle))
-        if self.hint:
-            lines.append(f"  to fix: {self.hint}")
+        if self.hint or self.others:
+            lines.append(f"  to fix: {self.hint or 'mend this first'}")
+        if self.others:
+            lines.append(self._in_short())
         return "\n".join(lines)
+
+    def _in_short(self) -> str:
+        """The others in a line."""
+        brief = [f"{one.where}: {one.what}" if one.where else one.what for one in self.others]
+        more = f"; and {len(brief) - MAX_OTHERS} more" if len(brief) > MAX_OTHERS else ""
+        noun = "mistake" if len(brief) == 1 else "mistakes"
+        return f"  and {len(brief)} more {noun}: " + "; ".join(brief[:MAX_OTHERS]) + more
 
     def __reduce__(self) -> tuple[object, ...]:
         state = (self.what, self.where, self.found, self.expected, self.hint)
@@ -143,3 +161,20 @@ class RewardError(FlowError):
 
 class CheckpointError(FlowError):
     """A run folder or a checkpoint cannot be resumed."""
+
+
+ErrorT = TypeVar("ErrorT", bound=FlowError)
+
+
+def combine(problems: Sequence[ErrorT]) -> ErrorT:
+    """One error for several: the first in full, the others by their place and their first line.
+
+    Of those that say the same of one place the first is kept.
+    """
+    told: dict[tuple[str | None, str], FlowError] = {}
+    for problem in problems:
+        for one in (problem, *problem.others):
+            told.setdefault((one.where, one.what), one)
+    first = problems[0]
+    first.others = tuple(one for one in told.values() if one is not first)
+    return first

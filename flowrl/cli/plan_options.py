@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, combine
 
 __all__ = ["PlanCommand", "as_overrides", "is_plan", "machine_words", "refuse_ignored"]
 
@@ -156,28 +156,30 @@ def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
     """`--cluster` and `--pin` as overrides.
 
     Raises:
-        ConfigError: a pin that says nothing, or two that contradict each other.
+        ConfigError: pins that say nothing, or contradict each other; one error for all of them.
     """
     words = [] if cluster is None else [f"cluster={cluster}"]
     said: dict[str, str] = {}
+    problems: list[ConfigError] = []
     for pin in pins:
         name, equals, value = pin.partition("=")
         if not equals or "." not in name or not value:
-            raise ConfigError(
+            wrong = ConfigError(
                 "a pin says a number or devices of a part of the plan",
-                where="--pin",
+                where=f"--pin {pin}",
                 found=pin,
                 expected="for example rollout.tp=2 or actor.devices=0-31",
                 hint="write WHAT.FIELD=VALUE; `flowrl plan CONFIG --explain` shows what there is",
             )
+            problems.append(wrong)
+            continue
         before = said.setdefault(name, pin)
         if before != pin:
-            raise ConfigError(
-                f"{before} and {pin} contradict each other",
-                where="--pin",
-                hint="take one of them out",
-            )
+            both = f"{before} and {pin} contradict each other"
+            problems.append(ConfigError(both, where="--pin", hint="take one of them out"))
         words.append(f"plan.pins.{name}={value}")
+    if problems:
+        raise combine(problems)
     return words
 
 

@@ -15,7 +15,7 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
-from flowrl.errors import ConfigError, DataError
+from flowrl.errors import ConfigError, DataError, combine
 from flowrl.observe.lengths_file import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
@@ -73,7 +73,7 @@ def plan_options(
         kind=plan.kind,
         kind_where=loaded.where("plan.kind"),
         alternatives=plan.alternatives,
-        pins=tuple(_pins(loaded, plan)),
+        pins=_pins(loaded, plan),
         settings=tuple(_settings(loaded, draws)),
         assumptions=tuple(assumptions),
         engine_times=plan.engine_times,
@@ -249,8 +249,13 @@ def _read_lengths(path: Path, longest: int, where: str) -> Lengths:
     return EmpiricalLengths(values=tuple(float(min(max(1, v), longest)) for v in values))
 
 
-def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
-    """Pins as they are written: `{rollout: {tp: 2}}`, or `rollout.tp=2` on the command line."""
+def _pins(loaded: LoadedConfig, plan: PlanConfig) -> tuple[Pin, ...]:
+    """Pins as they are written: `{rollout: {tp: 2}}`, or `rollout.tp=2` on the command line.
+
+    Raises:
+        ConfigError: some are none; one error for all of them.
+    """
+    found, problems = list[Pin](), list[ConfigError]()
     waiting: list[tuple[str, object]] = [(str(k), v) for k, v in reversed(plan.pins.items())]
     while waiting:
         name, value = waiting.pop()
@@ -260,8 +265,12 @@ def _pins(loaded: LoadedConfig, plan: PlanConfig) -> Iterator[Pin]:
             continue
         subject, dot, of = name.rpartition(".")
         if not dot or not isinstance(value, str | int) or isinstance(value, bool):
-            raise _no_pin(name, value, where)
-        yield Pin(subject=subject, field=of, value=str(value), where=where)
+            problems.append(_no_pin(name, value, where))
+        else:
+            found.append(Pin(subject=subject, field=of, value=str(value), where=where))
+    if problems:
+        raise combine(problems)
+    return tuple(found)
 
 
 def _no_pin(name: str, value: object, where: str) -> ConfigError:

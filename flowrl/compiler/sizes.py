@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from flowrl.config.check_sizes import least_prompt_tokens
 from flowrl.config.load import LoadedConfig
-from flowrl.config.problems import Problems, combine
+from flowrl.config.problems import Problems
 from flowrl.config.schema import FreshModel, OverlongTerm
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
 from flowrl.specs.select import SelectSpec

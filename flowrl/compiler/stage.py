@@ -19,7 +19,7 @@ from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig, TrainConfig
 from flowrl.cost.source import Cost
-from flowrl.errors import ConfigError, PlanError
+from flowrl.errors import ConfigError, PlanError, combine
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
 from flowrl.passes.decision import Decision
@@ -118,18 +118,22 @@ def compile_stages(
         return _by_plan(loaded, stages, requests, given, cost_of)
     if pool is None:
         pool = _pool_of(config.cluster)
-    return tuple(
-        _placed(
-            loaded,
-            stage,
-            config.stage_config(stage.name),
-            request,
-            pool,
-            # A single device takes no estimates.
-            cost_of(request) if cost_of is not None and not here else None,
-        )
-        for stage, request in zip(stages, requests, strict=True)
-    )
+    placed, problems = list[CompiledStage](), list[PlanError]()
+    for stage, request in zip(stages, requests, strict=True):
+        if problems and not request.options.pins:
+            continue
+        # A single device takes no estimates.
+        cost = cost_of(request) if cost_of is not None and not here else None
+        of_stage = config.stage_config(stage.name)
+        try:
+            placed.append(_placed(loaded, stage, of_stage, request, pool, cost))
+        except PlanError as error:
+            if not request.options.pins:
+                raise
+            problems.append(error)  # those of other stages' pins are told with it
+    if problems:
+        raise combine(problems)
+    return tuple(placed)
 
 
 def _pool_of(cluster: str) -> ResourcePool:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from flowrl.config import check_files, check_rewards, check_sizes
 from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, one_of_them, suggestion
-from flowrl.config.problems import Problems, combine
+from flowrl.config.problems import Problems
 from flowrl.config.schema import ArithmeticData, CharTokenizer
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, combine
 
 __all__ = ["check_config"]
 

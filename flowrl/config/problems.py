@@ -23,11 +23,9 @@ from flowrl.config.declared import (
 from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.schema import RunConfig
 from flowrl.config.synonyms import called_here, meant_word
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, combine
 
-__all__ = ["Problems", "combine", "describe_value", "homes_of", "validation_error", "wrong_type"]
-
-MAX_OTHERS = 4
+__all__ = ["Problems", "describe_value", "homes_of", "validation_error", "wrong_type"]
 
 Problems: TypeAlias = Iterator[ConfigError]
 """What a check finds wrong, one by one."""
@@ -57,23 +55,6 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-
-
-def combine(problems: Sequence[ConfigError]) -> ConfigError:
-    """One error for several: the first in full, the others by their place and their first line."""
-    first, others = problems[0], problems[1:]
-    if not others:
-        return first
-    brief = [f"{error.where}: {error.what}" if error.where else error.what for error in others]
-    more = f"; and {len(brief) - MAX_OTHERS} more" if len(brief) > MAX_OTHERS else ""
-    noun = "mistake" if len(others) == 1 else "mistakes"
-    line = f"  and {len(others)} more {noun}: " + "; ".join(brief[:MAX_OTHERS]) + more
-    # `hint` is the last line of a message, and what follows the first problem goes below it.
-    if first.hint is None:
-        first.hint = "mend this first" + "\n" + line
-    else:
-        first.hint += "\n" + line
-    return first
 
 
 def validation_error(

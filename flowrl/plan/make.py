@@ -205,7 +205,7 @@ def _without_accelerators(error: PlanError, pool: ResourcePool) -> PlanError | N
     there = _all_reserved(pool)
     if not there:
         return None
-    return PlanError(
+    found = PlanError(
         f"all accelerators of the cluster are reserved ({len(there)} x {there[0].name}), and on "
         f"the CPU: {error.what}",
         where=error.where,
@@ -214,6 +214,8 @@ def _without_accelerators(error: PlanError, pool: ResourcePool) -> PlanError | N
         hint="take `reserved: true` off some devices of the cluster file"
         + (f"; or {error.hint}" if error.hint else ""),
     )
+    found.others = error.others
+    return found
 
 
 def _check_service(node: Node, request: PlanRequest) -> None:

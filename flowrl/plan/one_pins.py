@@ -5,7 +5,7 @@ What a pin asks for is done or refused; nothing is left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import ResourcePool
@@ -13,7 +13,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin
-from flowrl.plan.pins import LAYOUT_FIELDS, contradiction, of_environment, pins_of
+from flowrl.plan.pins import LAYOUT_FIELDS, contradiction, of_environment, pins_of, tell
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork, works_of
 
@@ -46,7 +46,7 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
     """What pins mean, and whether one device can do it.
 
     Raises:
-        PlanError: it cannot, or two of them contradict each other.
+        PlanError: it cannot, or two of them contradict each other; one error for all of them.
     """
     if not request.options.pins:
         return OnePins(request=request)
@@ -55,68 +55,77 @@ def one_device_pins(graph: Graph, request: PlanRequest, pool: ResourcePool) -> O
     usable = [number for number, fast in free if fast] or [number for number, _ in free]
     options = replace(request.options, settings=())
     decisions, named, again = [], list[tuple[Pin, str]](), dict[str, tuple[Pin, str]]()
-    for pin, value, tasks in pins_of(
+    known, problems = pins_of(
         options, works_of(graph, request), usable, [role.name for role in request.roles]
-    ):
+    )
+    for pin, value, tasks in known:
         if pin.field == "environment" or any(of_environment(pin, task) for task in tasks):
-            raise PlanError(
-                "this plan is for one device, and environments hold none of it",
-                where=pin.where,
-                found=str(pin),
-                hint="leave it out, or plan for more devices (--cluster FILE)",
-            )
-        if pin.field == "devices":
+            problems.append(_of_environments(pin))
+        elif pin.field == "devices":
             named.append((pin, value))
         elif pin.field == "recompute":
-            _note_recompute(pin, value, tasks, again)
+            problems += _note_recompute(pin, value, tasks, again)
         else:
-            _check_only_value(pin, value)
+            problems += _other_value(pin, value)
         nodes = tuple(str(node) for task in tasks for node in task.operations)
         decisions.append(
             PinnedDecision(subject=pin.subject, field=pin.field, value=value, nodes=nodes)
         )
+    address, wrong = _address(named, numbers)
+    tell([*problems, *wrong])
     roles = [
         replace(role, recompute=again[role.name][1]) if role.name in again else role
         for role in request.roles
     ]
     return OnePins(
         request=replace(request, roles=tuple(roles)),
-        address=_address(named, numbers),
+        address=address,
         decisions=tuple(decisions),
+    )
+
+
+def _of_environments(pin: Pin) -> PlanError:
+    return PlanError(
+        "this plan is for one device, and environments hold none of it",
+        where=pin.where,
+        found=str(pin),
+        hint="leave it out, or plan for more devices (--cluster FILE)",
     )
 
 
 def _note_recompute(
     pin: Pin, value: str, tasks: Sequence[TaskWork], again: dict[str, tuple[Pin, str]]
-) -> None:
+) -> Iterator[PlanError]:
+    """Notes what it says of each task's role; yields what cannot be."""
     for task in tasks:
         role = task.role
         can = ("none", *sorted(role.capabilities.recompute))
         if value not in can:
-            raise PlanError(
+            yield PlanError(
                 f"backend {role.backend!r} has no {value} recompute",
                 where=pin.where,
                 found=str(pin),
                 expected=f"one of {', '.join(can)}",
                 hint="take one of them, or leave the pin out",
             )
+            continue
         if role.recompute not in ("auto", value):
-            raise PlanError(
+            yield PlanError(
                 f"{pin} contradicts roles.{role.name}.recompute={role.recompute}",
                 where=pin.where,
                 hint="take one of them out",
             )
         before = again.setdefault(role.name, (pin, value))
         if before[1] != value:
-            raise contradiction([before[0], pin], f"for {task.id} they say two things")
+            yield contradiction([before[0], pin], f"for {task.id} they say two things")
 
 
-def _check_only_value(pin: Pin, value: str) -> None:
+def _other_value(pin: Pin, value: str) -> list[PlanError]:
     """One device divides nothing, and moves nothing to the host."""
     only = "1" if pin.field in LAYOUT_FIELDS else "none" if pin.field == "offload" else None
     if value == only:
-        return
-    raise PlanError(
+        return []
+    error = PlanError(
         f"this plan is for one device, where {pin.field} "
         + (f"is always {only}" if only is not None else "follows from micro_batch"),
         where=pin.where,
@@ -125,23 +134,29 @@ def _check_only_value(pin: Pin, value: str) -> None:
         if only is not None
         else "set train.micro_batch in its place, or plan for more devices (--cluster FILE)",
     )
+    return [error]
 
 
-def _address(named: Sequence[tuple[Pin, str]], numbers: Mapping[str, int]) -> str | None:
-    """The one device that all pins name."""
+def _address(
+    named: Sequence[tuple[Pin, str]], numbers: Mapping[str, int]
+) -> tuple[str | None, list[PlanError]]:
+    """The one device that all pins name, if they do; and what is wrong with them."""
     if not named:
-        return None
+        return None, []
     first, value = named[0]
-    for pin, other in named[1:]:
-        if other != value:
-            raise contradiction([first, pin], "on one device, all models take turns")
+    problems = [
+        contradiction([first, pin], "on one device, all models take turns")
+        for pin, other in named[1:]
+        if other != value
+    ]
     found = [address for address, number in numbers.items() if str(number) == value]
     if not found:
-        raise PlanError(
+        several = PlanError(
             "this plan is for one device, on which all models take turns",
             where=first.where,
             found=str(first),
             expected="the number of one device",
             hint="plan for more devices of configs/hardware (--cluster FILE), or name one",
         )
-    return found[0]
+        problems.insert(0, several)
+    return (found[0] if found else None), problems

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.config.nearest import listing, one_of_them
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, combine
 from flowrl.plan.candidate import RECOMPUTE
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
@@ -39,6 +39,7 @@ __all__ = [
     "of_environment",
     "pins_of",
     "read_pins",
+    "tell",
     "values_of",
 ]
 
@@ -138,19 +139,20 @@ def read_pins(
         roles: All roles, those too that have no task: they run on hosts, in no layout.
 
     Raises:
-        PlanError: nothing is called so, a value that cannot be, or two that contradict each other;
-            it names both.
+        PlanError: nothing is called so, a value that cannot be, or two that contradict each other,
+            of which it names both; one error for all of them.
     """
     chosen: dict[str, dict[str, tuple[Pin, str]]] = {}
     decisions = []
-    for pin, value, nodes in pins_of(options, tasks, numbering, roles):
+    known, problems = pins_of(options, tasks, numbering, roles)
+    for pin, value, nodes in known:
         for task in nodes:
             own = chosen.setdefault(task.id, {})
             field = _field(pin, task)
-            before = own.get(field)
-            if before is not None and before[1] != value:
-                raise contradiction([before[0], pin], f"for {task.id} they say two things")
-            own[field] = (pin, value)
+            before = own.setdefault(field, (pin, value))
+            if before[1] != value:
+                why = f"for {task.id} they say two things"
+                problems.append(contradiction([before[0], pin], why))
         decisions.append(
             PinnedDecision(
                 subject=pin.subject,
@@ -166,8 +168,8 @@ def read_pins(
     environments = {
         name: tuple(_numbers(own[OWN][1])) for name, own in chosen.items() if OWN in own
     }
-    for name, own in chosen.items():
-        _check_product(name, own, filters[name])
+    problems += filter(None, (_product(name, own, filters[name]) for name, own in chosen.items()))
+    tell(problems)
     found = PinnedTasks(
         filters=filters,
         devices=devices,
@@ -213,25 +215,50 @@ def check_environments(pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
             )
 
 
+def tell(problems: Sequence[PlanError]) -> None:
+    """Raises one error for all, where there are any."""
+    if problems:
+        raise combine(problems)
+
+
 def pins_of(
     options: PlanOptions,
     tasks: Sequence[TaskWork],
     numbering: Sequence[int],
     roles: Sequence[str] = (),
-) -> Iterator[tuple[Pin, str, list[TaskWork]]]:
-    """Each pin with its value as plans keep it, and the tasks that it is about."""
+) -> tuple[list[tuple[Pin, str, list[TaskWork]]], list[PlanError]]:
+    """Each pin with its value as plans keep it, and the tasks that it is about; and what is wrong
+    with others."""
+    known: list[tuple[Pin, str, list[TaskWork]]] = []
+    problems = []
     for pin in options.pins:
-        value = _value(pin, numbering)
-        meant = _tasks(pin, tasks, roles)
-        nodes = [task for task in meant if _senseless(pin, value, task) is None]
-        if not nodes:
-            raise PlanError(
-                f"{meant[0].id} {_senseless(pin, value, meant[0])}",
-                where=pin.where,
-                found=str(pin),
-                hint=_others_hint(pin, value, tasks),
-            )
-        yield pin, value, nodes
+        try:
+            known.append(_known(pin, tasks, numbering, roles))
+        except PlanError as error:
+            problems.append(error)
+    return [*known, *_settings(options, tasks)], problems
+
+
+def _known(
+    pin: Pin, tasks: Sequence[TaskWork], numbering: Sequence[int], roles: Sequence[str]
+) -> tuple[Pin, str, list[TaskWork]]:
+    value = _value(pin, numbering)
+    meant = _tasks(pin, tasks, roles)
+    nodes = [task for task in meant if _senseless(pin, value, task) is None]
+    if not nodes:
+        raise PlanError(
+            f"{meant[0].id} {_senseless(pin, value, meant[0])}",
+            where=pin.where,
+            found=str(pin),
+            hint=_others_hint(pin, value, tasks),
+        )
+    return pin, value, nodes
+
+
+def _settings(
+    options: PlanOptions, tasks: Sequence[TaskWork]
+) -> Iterator[tuple[Pin, str, list[TaskWork]]]:
+    """What roles say of their own."""
     for pin in options.settings:
         # A role may have work in other stages only, or none that its setting is about.
         nodes = [
@@ -452,18 +479,17 @@ def _filter(own: Mapping[str, tuple[Pin, str]]) -> Filter:
     )
 
 
-def _check_product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) -> None:
-    """Sizes of a layout and a number of devices that cannot go together."""
-    if made.devices is None:
-        return
+def _product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) -> PlanError | None:
+    """Of sizes of a layout and a number of devices that cannot go together; None where they can."""
     product = math.prod(size for name, size in made.layout if name != "ep")
-    if made.devices % product:
-        pins = [own[name][0] for name in ("devices", *LAYOUT_FIELDS) if name in own]
-        raise contradiction(
-            [pin for pin in pins if pin.field != "ep"],
-            f"{counted(made.devices, f'device of {task} is', f'devices of {task} are')} no "
-            f"multiple of {product}",
-        )
+    if made.devices is None or not made.devices % product:
+        return None
+    pins = [own[name][0] for name in ("devices", *LAYOUT_FIELDS) if name in own]
+    return contradiction(
+        [pin for pin in pins if pin.field != "ep"],
+        f"{counted(made.devices, f'device of {task} is', f'devices of {task} are')} no "
+        f"multiple of {product}",
+    )
 
 
 def contradiction(pins: Sequence[Pin], why: str, hint: str = "take one of them out") -> PlanError:
