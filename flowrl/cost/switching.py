@@ -27,7 +27,7 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.models.counts import count_tensors
 from flowrl.cost.role_memory import Shard
 
-__all__ = ["move_s", "saved_s", "weight_sync_parts"]
+__all__ = ["away_s", "move_s", "saved_s", "weight_sync_parts"]
 
 
 def move_s(nbytes: float, machine: Machine) -> float:
@@ -38,7 +38,12 @@ def move_s(nbytes: float, machine: Machine) -> float:
 def saved_s(nbytes: float) -> float:
     """Bytes of one device to its host and back, as frameworks of others copy them on shared
     devices: tensor by tensor or page by page, and not at the rate of the link."""
-    return nbytes / efficiency.SAVE_BYTES_PER_S + nbytes / efficiency.RESTORE_BYTES_PER_S
+    return away_s(nbytes) + nbytes / efficiency.RESTORE_BYTES_PER_S
+
+
+def away_s(nbytes: float) -> float:
+    """To the host alone; see `saved_s`."""
+    return nbytes / efficiency.SAVE_BYTES_PER_S
 
 
 def weight_sync_parts(

@@ -502,7 +502,8 @@ class _Reader:
         found = self._row.get(key)
         if isinstance(found, Mapping) and found:
             return found
-        self._missing.append(f"{key} is missing")
+        odd = found is not None and not isinstance(found, Mapping)
+        self._missing.append(f"{key} is no object: {found!r}" if odd else f"{key} is missing")
         return {}
 
     def _number(self, row: Row, key: str) -> float:

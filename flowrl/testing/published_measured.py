@@ -1,8 +1,12 @@
 """What a published row says was measured: stages, steps and rates, by any of their usual names.
 
-A key is a name and a unit: `generate_s`, `step_time_s`, `timing_s/gen`, `train_ms`, `total_min`; a
-name without a unit is taken for seconds, and told. Rates of tokens count as steps. What is none of
-these is told, and nothing is predicted for it.
+A key is a name and a unit: `generate_s`, `step_time_s`, `timing_s/gen`, `train_ms`, `total_min`, or
+a value has the unit: `59.5 s`; a name without one is taken for seconds, and told. Rates of tokens
+count as steps. What is none of these is told, and nothing is predicted for it.
+
+Two stages are more than one part of a prediction. `all_logprobs` are those of policy and reference
+together, by names that say so, or where a row has more passes than names for them; `refit` is what
+NeMo RL calls so on shared devices: the trainer's state goes to the host and engines get weights.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from typing import Literal, TypeAlias
 from flowrl.testing.published_rows import Row, is_positive
 from flowrl.testing.published_words import as_number
 
-__all__ = ["Measured", "MeasuredStage", "StageName", "read_measured", "runs_of"]
+__all__ = ["Measured", "MeasuredStage", "StageName", "read_measured", "runs_of", "unread"]
 
-StageName: TypeAlias = Literal["generate", "logprobs", "train", "sync"]
+StageName: TypeAlias = Literal["generate", "logprobs", "all_logprobs", "train", "sync", "refit"]
 
 _STAGES: dict[str, StageName] = {
     **dict.fromkeys(("generate", "generation", "rollout", "gen"), "generate"),
@@ -25,19 +29,30 @@ _STAGES: dict[str, StageName] = {
         (
             *("logprob", "logprobs", "log_prob", "log_probs", "old_logprob", "old_logprobs"),
             *("old_log_prob", "actor_logprob", "policy_logprobs", "inference", "ref_logprob"),
-            *("ref_logprobs", "ref_log_prob", "ref", "reference", "reference_logprobs"),
+            *("ref_logprobs", "ref_log_prob", "ref_log_probs", "ref", "reference"),
+            *("reference_logprobs", "reference_model", "old_log_p", "get_logprobs"),
         ),
         "logprobs",
     ),
     **dict.fromkeys(
-        ("train", "training", "update", "update_actor", "actor", "actor_train", "policy_training"),
+        ("policy_and_reference_logprobs", "fwd_logprobs_values_reward"), "all_logprobs"
+    ),
+    **dict.fromkeys(
+        (
+            *("train", "training", "update", "update_actor", "actor", "actor_train"),
+            *("policy_training", "policy_train"),
+        ),
         "train",
     ),
     **dict.fromkeys(
-        ("sync", "weight_sync", "sync_weights", "update_weights", "weight_update", "refit"), "sync"
+        ("sync", "weight_sync", "sync_weights", "update_weights", "weight_update"), "sync"
     ),
+    **dict.fromkeys(("refit", "prepare_for_generation"), "refit"),
 }
-_STEPS = ("step", "total", "iteration", "e2e", "total_step")
+_JOINT = ("logprob", "logprobs", "log_prob", "log_probs", "inference", "get_logprobs")
+"""Names of logprobs that do not say whose."""
+
+_STEPS = ("step", "total", "iteration", "e2e", "total_step", "all")
 _RATES = ("tok_s_per_device", "e2e_tok_s_per_device", "tok_s", "e2e_tok_s")
 """Of all devices together where no device is named."""
 
@@ -50,9 +65,11 @@ _UNITS = {
     "min": 60.0,
     "minutes": 60.0,
 }
+_UNIT = "s|secs?|seconds|ms|min|minutes"
 _KEY = re.compile(
-    r"(?:timing(?:_s)?/)?(?P<name>.+?)(?:_time)?(?:_(?P<unit>s|secs?|seconds|ms|min|minutes))?"
+    rf"(?:(?:timings?(?:_s)?|times?|perf)/)?(?P<name>.+?)(?:_time)?(?:_(?P<unit>{_UNIT}))?"
 )
+_VALUE = re.compile(rf"(?P<number>[\d.,e+]+)\s*(?P<unit>{_UNIT})", re.IGNORECASE)
 _STATISTICS = {
     "mean",
     "avg",
@@ -72,11 +89,16 @@ _PARTS = ("stages", "stage_times", "timing", "timings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStage:
-    """A stage, under the key that its row has for it."""
+    """A stage, under the key that its row has for it.
+
+    Attributes:
+        joint: Logprobs by a name that does not say whose.
+    """
 
     key: str
     stage: StageName
     seconds: float
+    joint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +123,9 @@ class Measured:
 
 def runs_of(measured: object) -> dict[str, Row]:
     """What was measured, by run; '' where there is only one."""
-    if isinstance(measured, list) and all(isinstance(run, Mapping) for run in measured):
-        named = {str(run.get("name", number)): run for number, run in enumerate(measured, 1)}
+    if isinstance(measured, list):
+        kept = [run for run in measured if isinstance(run, Mapping)]
+        named = {str(run.get("name", number)): run for number, run in enumerate(kept, 1)}
         measured = {
             name: {key: value for key, value in run.items() if key != "name"}
             for name, run in named.items()
@@ -119,6 +142,21 @@ def runs_of(measured: object) -> dict[str, Row]:
         else:
             runs[str(key)] = value
     return runs if runs and not single else {"": single, **runs}
+
+
+def unread(measured: object) -> str:
+    """What of a row's `measured` is passed over, in words; '' for nothing.
+
+    >>> unread("about 100 s"), unread([{"step_s": 9}, 3])
+    ("measured is no object: 'about 100 s'", 'measured: 3 is no object')
+    """
+    if measured is None or isinstance(measured, Mapping):
+        return ""
+    if not isinstance(measured, list):
+        return f"measured is no object: {measured!r}"
+    return ", ".join(
+        f"measured: {run!r} is no object" for run in measured if not isinstance(run, Mapping)
+    )
 
 
 def read_measured(given: Row) -> Measured:
@@ -139,6 +177,8 @@ def read_measured(given: Row) -> Measured:
                 rest[str(key)] = value
             continue
         number = _mean(value)
+        if found is not None and (text := _VALUE.fullmatch(str(number).strip())):
+            number, unit = as_number(text["number"]), text["unit"].lower()
         if not is_positive(number):
             notes.append(f"measured.{key} is no number above 0: {value!r}")
         elif rate in _RATES:
@@ -149,8 +189,11 @@ def read_measured(given: Row) -> Measured:
             seconds = float(number) * _UNITS[unit or "s"]
             if name in _STEPS:
                 steps.append(seconds)
-            else:
-                stages.append(MeasuredStage(key=str(key), stage=_STAGES[name], seconds=seconds))
+                continue
+            stage = MeasuredStage(
+                key=str(key), stage=_STAGES[name], seconds=seconds, joint=name in _JOINT
+            )
+            stages.append(stage)
     if len(set(steps)) > 1:
         notes.append(f"measured: {steps[0]:g} s taken of several steps")
     return Measured(

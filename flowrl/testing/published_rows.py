@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import yaml
 
-from flowrl.cluster.hardware import Machine, catalogue, find_spec
+from flowrl.cluster.hardware import Machine, abbreviated, catalogue, find_spec
 from flowrl.config.nearest import listing
 from flowrl.cost.models import Experts, ModelShape
 from flowrl.errors import ConfigError, PlanError
@@ -51,6 +51,11 @@ _SYSTEMS = {
     "h100-sxm5": "H100-SXM-80GB",
     "h200-sxm": "H200-SXM-141GB",
     "h200-141gb": "H200-SXM-141GB",
+    "b200_sxm": "B200-SXM-180GB",
+    "b200-sxm": "B200-SXM-180GB",
+    "h800-80gb": "H800-SXM-80GB",
+    "a800-80gb": "A800-SXM-80GB",
+    "gb200-nvl72": "GB200-186GB",
     "ascend-a3": "Ascend-A3-die",
     "atlas-a3-die": "Ascend-A3-die",
 }
@@ -68,7 +73,8 @@ _SAME = {
     "qwq-32b": "qwen2.5-32b",
     "llama-3-8b": "llama-3.1-8b",
     **dict.fromkeys(("llama-3-70b", "llama-3.3-70b"), "llama-3.1-70b"),
-    **dict.fromkeys(("qwen3-30b3a", "qwen3-30b"), "qwen3-30b-a3b"),
+    **dict.fromkeys(("qwen3-30b3a", "qwen3-30b", "qwen3-coder-30b-a3b"), "qwen3-30b-a3b"),
+    **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
     "qwen3-235b": "qwen3-235b-a22b",
 }
 """Models of the same shape, and short names."""
@@ -99,6 +105,8 @@ def machine_of(name: object, *, node_size: object = None) -> Machine:
         Unusable: the catalogue has no such device.
     """
     spec = find_spec(_SYSTEMS.get(str(name).lower(), str(name)))
+    if spec is None and len(meant := abbreviated(str(name))) == 1:
+        (spec,) = meant
     if spec is None or not isinstance(name, str):
         raise Unusable(f"no such device in the catalogue: {name!r} (known: {listing(catalogue())})")
     size = node_size if isinstance(node_size, int) and node_size > 0 else NODE_SIZE

@@ -31,10 +31,16 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.memory import Workload
 from flowrl.cost.role_memory import MemoryOptions, offloadable_bytes
 from flowrl.cost.source import Cost
-from flowrl.cost.switching import saved_s
+from flowrl.cost.switching import away_s, saved_s
 from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
-from flowrl.testing.published_measured import Measured, read_measured, runs_of
+from flowrl.testing.published_measured import (
+    Measured,
+    MeasuredStage,
+    read_measured,
+    runs_of,
+    unread,
+)
 from flowrl.testing.published_rows import Row, Unusable
 from flowrl.testing.published_words import as_bool
 
@@ -91,8 +97,10 @@ def predict_row(row: Row, models: Path, cost: Cost | None = None) -> list[Predic
     for run, given in runs_of(row.get("measured")).items():
         title = f"{name}/{run}" if run else name
         measured = read_measured(given)
+        both = any(stage.stage == "all_logprobs" for stage in measured.stages)
+        passes = {"logprob_passes": 2} if both and row.get("logprob_passes") is None else {}
         try:
-            job = read_job(row, measured.rest, run, models)
+            job = read_job(row, {**passes, **measured.rest}, run, models)
             found.append(_compare(title, row, job, _stage_seconds(job, cost), measured))
         except Unusable as why:
             found.append(Prediction(name=title, missing=why.reasons))
@@ -107,9 +115,14 @@ def _compare(
     name: str, row: Row, job: Job, seconds: Mapping[str, float], measured: Measured
 ) -> Prediction:
     stages = tuple(
-        StagePrediction(stage=item.key, predicted_s=seconds[item.stage], measured_s=item.seconds)
+        StagePrediction(
+            stage=item.key,
+            predicted_s=_stage(item, job, seconds, measured),
+            measured_s=item.seconds,
+        )
         for item in measured.stages
     )
+    passed_over = unread(row.get("measured"))
     return Prediction(
         name=name,
         stages=stages,
@@ -118,7 +131,7 @@ def _compare(
             predicted_s=_step(job, seconds, measured),
             measured_s=_measured_step(job, measured),
         ),
-        notes=(*job.notes, *measured.notes),
+        notes=(*job.notes, *measured.notes, *([passed_over] if passed_over else [])),
         flagged=_flag(row),
     )
 
@@ -134,11 +147,25 @@ def _flag(row: Row) -> str:
     return told or f"its file says of it: complete {said}"
 
 
+def _stage(
+    item: MeasuredStage, job: Job, seconds: Mapping[str, float], measured: Measured
+) -> float:
+    """Seconds of what its row calls so."""
+    if item.stage == "refit":
+        return seconds["sync"] + seconds["away"]
+    if item.stage == "all_logprobs" or (item.joint and _named(measured) == 1):
+        return seconds["logprobs"] * job.logprob_passes
+    return seconds[item.stage]
+
+
+def _named(measured: Measured) -> int:
+    return sum(item.stage == "logprobs" for item in measured.stages)
+
+
 def _step(job: Job, seconds: Mapping[str, float], measured: Measured) -> float:
     """Seconds of a step; passes of logprobs that were measured one by one count as often."""
     turns = {"generate": 1, "logprobs": job.logprob_passes, "train": 1, "sync": 1}
-    given = sum(item.stage == "logprobs" for item in measured.stages)
-    turns["logprobs"] = max(given, job.logprob_passes)
+    turns["logprobs"] = max(_named(measured), job.logprob_passes)
     spent = {stage: seconds[stage] * times for stage, times in turns.items()}
     if job.staleness:
         trained = spent["logprobs"] + spent["train"]
@@ -167,7 +194,7 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
         slots=job.slots,
         kv_tokens=job.kv_tokens,
     )
-    steady = generated.steady_s
+    steady, state = generated.steady_s, _state_bytes(job)
     return {
         "generate": generated.seconds,
         "steady": generated.seconds if steady is None else steady,
@@ -196,7 +223,8 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
         "sync": cost.weight_sync(
             shape, train.layout, rollout.layout, train.machine, apart=job.apart, shard=train.shard
         ).seconds,
-        "saved": saved_s(_state_bytes(job)) if job.offload else 0.0,
+        "away": away_s(state) if job.offload else 0.0,
+        "saved": saved_s(state) if job.offload else 0.0,
     }
 
 

@@ -240,9 +240,9 @@ def test_the_fewest_devices_are_found_in_nodes_that_do_not_divide_64(
         (["--cluster", "configs/clusters/laptop.yaml", "--min-devices"], "counts accelerators"),
         ([*NODE, "plan.sigma=20"], "sigma must be"),
         (["--device", "H1000", "--min-devices"], "no such device in the hardware catalogue"),
-        (["--device", "H800"], "no such device in the hardware catalogue"),
+        (["--device", "H900"], "no such device in the hardware catalogue"),
         (
-            ["--device", "H800", "--cluster", "configs/clusters/h100_1x8.yaml"],
+            ["--device", "H900", "--cluster", "configs/clusters/h100_1x8.yaml"],
             "no such device in the hardware catalogue",
         ),
         (["--cluster", "h100_1x8"], "did you mean configs/clusters/h100_1x8.yaml?"),

@@ -71,7 +71,7 @@ def test_words_of_several_devices_list_exactly_those() -> None:
 
 
 def test_an_unknown_device_gets_the_nearest_and_the_way_out() -> None:
-    assert find_spec("H800") is None
+    assert find_spec("H900") is None
     with pytest.raises(ConfigError) as caught:
         device_spec("H100-SXM-80", where="c.yaml: nodes.0.devices.0")
     text = str(caught.value)

@@ -170,7 +170,13 @@ def test_layouts_of_every_kind_are_predicted(models, rlinf):
     assert len(found.stages) == 3, found.missing
 
 
-@pytest.mark.parametrize("device", ["H200-SXM-141GB", "A100-SXM-80GB", "H20-96GB", "Ascend-A3-die"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        *("H200-SXM-141GB", "A100-SXM-80GB", "H20-96GB", "Ascend-A3-die"),
+        *("H800-SXM-80GB", "a800_80gb", "B200_SXM", "GB200"),
+    ],
+)
 def test_every_device_of_the_catalogue_is_predicted(models, rlinf, device):
     row = {**rlinf, "model": "Qwen2.5-7B", "devices": {"type": device, "num": 8}}
     (found,) = predict_row(row, models)

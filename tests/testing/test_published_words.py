@@ -144,6 +144,9 @@ def test_only_rows_whose_file_calls_them_complete_or_nothing_count(changes, flag
         {"tokens_per_second_per_gpu": 512 * 14075 / 346.3 / 8, "gen_s": 266.1},
         {"tokens/s": 512 * 14075 / 346.3, "gen_s": 266.1},
         [{"step_s": 346.3, "gen_s": 266.1}],
+        {"perf/step_time": 346.3, "perf/rollout_time": 266.1},
+        {"timing/all": 346.3, "timing/rollout": 266.1},
+        {"step": "346.3 s", "generate": "4.435 min"},
     ],
 )
 def test_times_in_other_units_and_words_are_read_as_seconds(measured):
@@ -153,7 +156,7 @@ def test_times_in_other_units_and_words_are_read_as_seconds(measured):
     (stage,) = found.stages
     assert stage.measured_s == pytest.approx(266.1)
     assert stage.predicted_s == one({}).stages[0].predicted_s
-    bare = isinstance(measured, dict) and "step" in measured
+    bare = isinstance(measured, dict) and measured.get("step") == 346.3
     assert ("measured.generate taken for seconds" in found.notes) is bare
 
 
@@ -165,6 +168,46 @@ def test_passes_of_logprobs_count_as_often_as_the_row_says_or_measured():
     # A rollout under two names is still one rollout.
     twice = {**ROW["measured"], "rollout_s": 266.1}
     assert one({"measured": twice}).step.predicted_s == pytest.approx(once)
+
+
+def test_logprobs_by_a_name_that_does_not_say_whose_are_all_passes_of_a_row():
+    once = one({}).stages[1].predicted_s
+    assert ROW["measured"].keys() >= {"logprob_s"}
+    assert one({"logprob_passes": 2}).stages[1].predicted_s == pytest.approx(2 * once)
+    own = {"logprob_passes": 2, "measured": {"ref_logprob_s": 17}}
+    assert one(own).stages[0].predicted_s == pytest.approx(once)
+    # Names that say both need no number of passes beside them.
+    both = one({"measured": {"timing/fwd_logprobs_values_reward": 35}})
+    assert both.stages[0].predicted_s == pytest.approx(2 * once)
+    assert both.step.predicted_s == pytest.approx(one({}).step.predicted_s + once)
+    said = one({"logprob_passes": 1, "measured": {"policy_and_reference_logprobs": 35}})
+    assert said.stages[0].predicted_s == pytest.approx(once)
+
+
+def test_a_refit_is_a_sync_and_the_way_of_a_trainers_state_to_its_host():
+    names = {"measured": {"sync_s": 1, "refit_s": 1}}
+    sync, refit = (stage.predicted_s for stage in one(names).stages)
+    # As of the test of a trainer that goes to the host: at 2.41 GiB a second.
+    gone = 1_543_714_304 / 2 * (2 + 12 / 4)
+    assert refit - sync == pytest.approx(gone / (2.41 * 2**30), rel=1e-3)
+    sync, refit = (stage.predicted_s for stage in one({**names, "offload": False}).stages)
+    assert refit == sync
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"measured": "about 100 s"}, "measured is no object: 'about 100 s'"),
+        ({"measured": [{"step_s": 9}, 3]}, "measured: 3 is no object"),
+        ({"measured": {"step_s": "100 parsecs"}}, "measured.step_s is no number above 0"),
+        ({"train_parallel": "fsdp"}, "train_parallel is no object: 'fsdp'"),
+        ({"rollout_parallel": [2, 1]}, "rollout_parallel is no object: [2, 1]"),
+        ({"train_parallel": {}}, "train_parallel is missing"),
+    ],
+)
+def test_what_is_written_in_no_known_way_is_told_as_it_stands(changes, told):
+    found = one(changes)
+    assert told in "\n".join((*found.missing, *found.notes))
 
 
 def test_a_run_replaces_what_its_row_says_in_other_words():
