@@ -36,6 +36,7 @@ from flowrl.cluster.hardware import DeviceSpec
 __all__ = [
     "ALL_REDUCE_BASE_S",
     "ALL_REDUCE_RANK_S",
+    "BETWEEN_S",
     "CURRENT",
     "DECODE_ATTENTION_S",
     "EARLIER",
@@ -183,6 +184,13 @@ measured of torch_memory_saver, which slime uses, on a link that reaches 24 GiB/
 (its issue 111). NeMo RL says of its own copies that a logprob pass without them saves 9 s with
 Qwen3-235B-A22B and 12 s with Qwen3-30B-A3B (pull request 1404); on 128 and 32 devices, as its
 recipes have it, these rates give 12 and 6 s for the optimizer."""
+
+BETWEEN_S = 4.0
+"""Of a step in which rollout and training overlap, beside its stages; for published steps of other
+frameworks. From no row: NeMo RL says of a step of 66.6 s that 1.4 went to drawing from its buffer,
+2.4 to preparing logprobs and training and 0.2 to data (pull request 1052). It is the least of what
+is published: in veRL's table of Qwen2.5-Math-7B one step off, on 16 H20, 30 and 40 s are in no
+stage (docs/advance/one_step_off.md). On shared devices copies of a trainer's state stand for it."""
 
 SYNC_BUCKET_BYTES = 512 << 20
 SYNC_BUCKET_S = 10.0e-3

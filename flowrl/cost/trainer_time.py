@@ -50,7 +50,7 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_parameters
 
-__all__ = ["Batch", "forward_batch_parts", "update_parts"]
+__all__ = ["Batch", "forward_batch_parts", "replica_tokens", "update_parts"]
 
 OPTIMIZER_BYTES = 30
 OFFLOADED_BYTES = 24
@@ -97,6 +97,12 @@ def forward_batch_parts(
         gathered = number * _gather_s(shape, layout, machine)
         parts["sharded parameters"] = max(0.0, gathered - sum(parts.values()))
     return parts
+
+
+def replica_tokens(layout: Layout, batch: Batch) -> float:
+    """Tokens of a batch that one replica passes on, in all micro-batches."""
+    passes = _passes(layout, batch)
+    return passes.number * passes.tokens.count
 
 
 def update_parts(

@@ -10,7 +10,8 @@ the prompt is taken away), `max_context` (or `max_prompt_tokens` and `max_respon
 Rollout and training on devices of their own: `rollout_devices` and `train_devices` (a number, or
 `{type, num}`), or `devices: {type, num, rollout, train}`, or layouts that fill them together.
 A run is asynchronous where `asynchronous`, `staleness` or `schedule` says so, or its name does.
-`offload: false` says that a trainer's state stays where it shares its devices with a rollout.
+`offload: false` says that a trainer's state stays where it shares its devices with a rollout;
+`compiled: true` that the modules of a trainer that divides everything are fused.
 
 What a row lacks or contradicts is collected, so that all of it is told at once.
 """
@@ -92,6 +93,7 @@ class Job:
         micro_tokens: Of a packed micro-batch on one replica; `logprob_micro_tokens` likewise.
         logprob_passes: Forward passes over the batch in a step, beside the update's.
         offload: The trainer's weights and optimizer are on the host during rollouts.
+        eager: The trainer's modules are those of transformers, an operation a kernel.
         notes: What was assumed because the row does not say.
     """
 
@@ -112,6 +114,7 @@ class Job:
     logprob_micro_tokens: int
     logprob_passes: int
     offload: bool
+    eager: bool
     notes: tuple[str, ...]
 
     @property
@@ -194,6 +197,7 @@ class _Reader:
             logprob_micro_tokens=logprob_micro,
             logprob_passes=passes,
             offload=offload,
+            eager=self._eager(train),
             notes=tuple(self._notes),
         )
 
@@ -461,6 +465,13 @@ class _Reader:
             return flag and not apart
         self._missing.append(f"offload is true or false: {found!r}")
         return False
+
+    def _eager(self, train: Pool) -> bool:
+        """Trainers that divide everything among data ranks, if nobody says that they compile."""
+        said = as_bool(self._row.get("compiled"))
+        if said is None and train.shard == "full":
+            self._notes.append("train_parallel: modules of transformers, not compiled")
+        return train.shard == "full" and not said
 
     def _mini_batches(self, samples: int) -> int:
         row = self._row

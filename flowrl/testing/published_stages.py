@@ -7,6 +7,8 @@ each row that does not say:
   that their mean is the row's;
 - full recompute, packed micro-batches of the context's length (at least 4096 tokens), one optimizer
   step, a distributed optimizer (`fsdp`: everything divided), one pass of logprobs;
+- where everything is divided, the modules of transformers, an operation a kernel
+  (`flowrl.cost.eager_modules`), unless the row says `compiled: true`;
 - an engine gives 85 % of its memory to weights and cache, and runs as many rows at once as vLLM or
   SGLang do if nobody says, 256 where a row names neither.
 
@@ -16,7 +18,8 @@ copy (`flowrl.cost.switching.saved_s`); `offload: false` says that they stay. Wh
 asynchronous, rollout and training have devices of their own and work at once. These frameworks
 start a batch with each publication of weights, and have as many of them under way as samples may be
 publications old, a. With r and t seconds of the two, and s of a rollout that never empties
-(`Estimate.steady_s`), a step takes `max(t, s, r / a)`, and the sync, during which engines wait.
+(`Estimate.steady_s`), a step takes `max(t, s, r / a)`, the sync, during which engines wait, and
+`efficiency.BETWEEN_S`.
 (Our own scheduler lets devices go on to the next batch earlier: `flowrl.plan.search` has
 `(r + t) / (a + 1)`.)
 """
@@ -28,10 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.cost.analytic import AnalyticCost
+from flowrl.cost.eager_modules import unfused_forward_s, unfused_update_s
+from flowrl.cost.efficiency import BETWEEN_S
 from flowrl.cost.memory import Workload
 from flowrl.cost.role_memory import MemoryOptions, offloadable_bytes
 from flowrl.cost.source import Cost
 from flowrl.cost.switching import away_s, saved_s
+from flowrl.cost.trainer_time import Batch
 from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
 from flowrl.testing.published_measured import (
@@ -170,7 +176,7 @@ def _step(job: Job, seconds: Mapping[str, float], measured: Measured) -> float:
     if job.staleness:
         trained = spent["logprobs"] + spent["train"]
         drawn = max(seconds["steady"], spent["generate"] / job.staleness)
-        return max(trained, drawn) + spent["sync"]
+        return max(trained, drawn) + spent["sync"] + BETWEEN_S
     return sum(spent.values()) + seconds["saved"]
 
 
@@ -195,6 +201,7 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
         kv_tokens=job.kv_tokens,
     )
     steady, state = generated.steady_s, _state_bytes(job)
+    unfused, unfused_update = _unfused(job)
     return {
         "generate": generated.seconds,
         "steady": generated.seconds if steady is None else steady,
@@ -207,7 +214,8 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
             lengths=job.lengths,
             micro_tokens=job.logprob_micro_tokens,
             shard=train.shard,
-        ).seconds,
+        ).seconds
+        + unfused,
         "train": cost.train(
             shape,
             train.layout,
@@ -219,13 +227,29 @@ def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:
             micro_tokens=job.micro_tokens,
             recompute=job.recompute,
             shard=train.shard,
-        ).seconds,
+        ).seconds
+        + unfused_update,
         "sync": cost.weight_sync(
             shape, train.layout, rollout.layout, train.machine, apart=job.apart, shard=train.shard
         ).seconds,
         "away": away_s(state) if job.offload else 0.0,
         "saved": saved_s(state) if job.offload else 0.0,
     }
+
+
+def _unfused(job: Job) -> tuple[float, float]:
+    """Seconds of a pass of logprobs and of the update that fused modules do not take."""
+    if not job.eager:
+        return 0.0, 0.0
+    batch = Batch(
+        samples=job.samples,
+        prompt_tokens=job.prompt_tokens,
+        lengths=job.lengths,
+        micro_tokens=job.micro_tokens,
+    )
+    layout, machine = job.train.layout, job.train.machine
+    forward = unfused_forward_s(job.shape, layout, machine, batch)
+    return forward, unfused_update_s(job.shape, layout, machine, batch, job.recompute)
 
 
 def _state_bytes(job: Job) -> int:

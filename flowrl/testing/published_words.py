@@ -44,6 +44,7 @@ _NAMES = {
     "logprob_passes": (),
     "recompute": ("activation_checkpointing", "recompute_granularity"),
     "offload": ("optimizer_offload", "offload_train"),
+    "compiled": ("torch_compile", "use_torch_compile"),
     "engine": ("rollout_engine",),
     "train_parallel": ("training_parallel", "actor_parallel"),
     "rollout_parallel": ("generation_parallel", "inference_engine_parallel"),
