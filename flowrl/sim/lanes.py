@@ -7,6 +7,7 @@ others by themselves, are lanes of their own, and a group of lanes for that engi
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +19,8 @@ class LaneUse:
     """How much a lane did.
 
     Attributes:
-        idle_share: Of the simulated time, 0 to 1.
+        busy_s: Seconds of the whole simulation that it worked.
+        idle_share: Of the steps that are like those that follow (`SimReport.num_ramp`), 0 to 1.
         num_devices: Accelerators that it stands for; 0 of a process.
         in_use: The plan puts something on them.
     """
@@ -68,6 +70,9 @@ class Lane:
     busy_s: float = 0.0
     recorder: Recorder | None = None
     _spent: dict[str, float] = field(default_factory=dict)
+    # Begin and end of each time that it worked, what follows at once as one; in no order.
+    _begins: array[float] = field(default_factory=lambda: array("d"))
+    _ends: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def names(self) -> frozenset[str]:
@@ -89,6 +94,11 @@ class Lane:
         """Books what is over."""
         self.busy_s += end_s - begin_s
         self._spent[what] = self._spent.get(what, 0.0) + end_s - begin_s
+        if self._ends and self._ends[-1] == begin_s:
+            self._ends[-1] = end_s
+        elif end_s > begin_s:
+            self._begins.append(begin_s)
+            self._ends.append(end_s)
         if self.recorder is not None and end_s > begin_s:
             self.recorder.span(self, what, begin_s, end_s)
 
@@ -102,9 +112,20 @@ class Lane:
         """Seconds that it worked at one thing."""
         return self._spent.get(what, 0.0)
 
-    def use(self, until_s: float) -> LaneUse:
-        """How much it did up to `until_s`."""
-        idle = 1.0 - self.busy_s / until_s if until_s > 0 else 0.0
+    def busy_between(self, from_s: float, until_s: float) -> float:
+        """Seconds that it worked in a part of the time.
+
+        >>> lane = Lane(name="main", device="cpu:0")
+        >>> lane.work("update", 0.0, 2.0), lane.busy_between(1.5, 4.0)
+        ((0.0, 2.0), 0.5)
+        """
+        times = zip(self._begins, self._ends, strict=True)
+        return sum(max(0.0, min(end, until_s) - max(begin, from_s)) for begin, end in times)
+
+    def use(self, from_s: float, until_s: float) -> LaneUse:
+        """How much it did, and its idle share of a part of the time."""
+        busy_s, whole_s = self.busy_between(from_s, until_s), until_s - from_s
+        idle = 1.0 - busy_s / whole_s if whole_s > 0 else 0.0
         return LaneUse(
             lane=self.name,
             device=self.device,

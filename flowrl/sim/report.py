@@ -22,6 +22,7 @@ __all__ = [
     "report_json",
     "report_text",
     "seconds_text",
+    "steady_from",
 ]
 
 REPORT_VERSION = 1
@@ -132,10 +133,21 @@ class SimReport:
 
     @property
     def num_ramp(self) -> int:
-        """First steps that are not like those that follow: until samples are as old as they get."""
-        oldest = max(self.ages, default=0)
-        ramp = oldest + 1 if oldest else 0
-        return ramp if 2 * ramp < len(self.steps) else 0
+        """First steps that are not like those that follow: until samples are as old as they get.
+
+        They fill what is drawn ahead. None where not more steps than those follow.
+        """
+        return _ramp(self.ages, len(self.steps))
+
+    @property
+    def later(self) -> Sequence[SimStep]:
+        """The steps after those: of them are all means and shares."""
+        return self.steps[self.num_ramp :]
+
+    @property
+    def later_s(self) -> float:
+        """What they take together."""
+        return sum(step.wall_s for step in self.later)
 
     @property
     def num_enough(self) -> int | None:
@@ -157,8 +169,7 @@ class SimReport:
 
         Batches that overlap may end in pairs, so that long and short steps take turns.
         """
-        later = self.steps[self.num_ramp :]
-        return sum(step.wall_s for step in later) / len(later) if later else 0.0
+        return self.later_s / len(self.later) if self.later else 0.0
 
     def seconds(self, kind: str) -> float:
         """Median seconds of a kind of work."""
@@ -173,13 +184,13 @@ class SimReport:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples learned from in a simulated second."""
-        return sum(step.num_samples for step in self.steps) / self.sim_s if self.sim_s else 0.0
+        """Samples learned from in a simulated second, once steps are like those that follow."""
+        return self._rate([step.num_samples for step in self.later])
 
     @property
     def rows_per_s(self) -> float:
-        """Rows of data learned from in a simulated second."""
-        return sum(step.num_rows for step in self.steps) / self.sim_s if self.sim_s else 0.0
+        """Rows of data learned from in such a second."""
+        return self._rate([step.num_rows for step in self.later])
 
     @property
     def num_devices(self) -> int:
@@ -195,8 +206,27 @@ class SimReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Response tokens of steps in a simulated second."""
-        return sum(step.num_tokens for step in self.steps) / self.sim_s if self.sim_s else 0.0
+        """Response tokens of steps in such a second."""
+        return self._rate([step.num_tokens for step in self.later])
+
+    def _rate(self, numbers: Sequence[int]) -> float:
+        """Of what each of the later steps has, in a second."""
+        return sum(numbers) / self.later_s if self.later_s else 0.0
+
+
+def steady_from(steps: Sequence[SimStep], ages: Mapping[int, int]) -> float:
+    """When the steps begin that means and idle shares are of (`SimReport.later`).
+
+    Args:
+        ages: Samples that were learned from, by how many publications they were behind.
+    """
+    return steps[_ramp(ages, len(steps))].begin_s if steps else 0.0
+
+
+def _ramp(ages: Mapping[int, int], num_steps: int) -> int:
+    oldest = max(ages, default=0)
+    ramp = oldest + 1 if oldest else 0
+    return ramp if 2 * ramp < num_steps else 0
 
 
 def report_json(report: SimReport, planned: Planned | None = None) -> str:
@@ -214,6 +244,7 @@ def report_json(report: SimReport, planned: Planned | None = None) -> str:
             "notes": list(report.notes),
             "sim_s": _short(report.sim_s),
             "step_s": {
+            "left_out_steps": report.num_ramp,
                 "median": _short(report.step_s),
                 "mean": _short(sum(walls) / len(walls)) if walls else 0.0,
                 "min": _short(walls[0]) if walls else 0.0,
@@ -300,9 +331,9 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
         "",
         *_step_lines(report),
         "",
-        _throughput(report),
+        f"throughput{_after(report)}: {_throughput(report)}",
         "",
-        "idle",
+        f"idle{_after(report)}",
         *_idle_lines(report.lanes),
         *_sample_lines(report),
         *(_planned_lines(report, planned) if planned is not None else ()),
@@ -312,8 +343,13 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
 
 def _throughput(report: SimReport) -> str:
     if not report.samples_per_s and report.rows_per_s:
-        return f"throughput: {report.rows_per_s:,.1f} rows/s"
-    return f"throughput: {report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s"
+        return f"{report.rows_per_s:,.1f} rows/s"
+    return f"{report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s"
+
+
+def _after(report: SimReport) -> str:
+    """Which steps a mean or a share is of, where not of all."""
+    return f" after {counted(report.num_ramp, 'step')}" if report.num_ramp else ""
 
 
 def _not_compared(report: SimReport, planned: Planned) -> str | None:
@@ -332,13 +368,12 @@ def _not_compared(report: SimReport, planned: Planned) -> str | None:
 def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
     if not report.period_s:
         return []
-    after = f" after {counted(report.num_ramp, 'step')}" if report.num_ramp else ""
     other = _not_compared(report, planned)
     faults = (" without faults", " with them") if planned.faults else ("", "")
     lines = [
         "",
         f"the plan predicts {seconds_text(planned.step_s)} a step{faults[0]}, simulated "
-        f"{seconds_text(report.period_s)} in the mean{after}{faults[1]}: "
+        f"{seconds_text(report.period_s)} in the mean{_after(report)}{faults[1]}: "
         + (f"{report.period_s / planned.step_s - 1:+.1%}" if other is None else other),
     ]
     told = planned.idle_share is not None and report.idle_share is not None

@@ -31,7 +31,7 @@ from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.model import EngineModel, EnvironmentModel, RolloutModel, ScorerModel, SimModel
 from flowrl.sim.model_lanes import lanes_of
 from flowrl.sim.operations import SimOperations
-from flowrl.sim.report import SimReport, SimStep
+from flowrl.sim.report import SimReport, SimStep, steady_from
 from flowrl.sim.rollout import RolloutFaults, SimRollout
 from flowrl.sim.rows import Ended
 from flowrl.sim.scorers import SimScorers
@@ -425,7 +425,7 @@ class _Simulation:
             num_engines=len(self.engines),
             sim_s=end_s,
             steps=rows,
-            lanes=[lane.use(end_s) for lane in self.lanes.values()],
+            lanes=[lane.use(steady_from(rows, ages), end_s) for lane in self.lanes.values()],
             ages=dict(ages),
             samples=_added(counts),
             reasons=dict(reasons),

@@ -64,7 +64,17 @@ def test_a_lane_books_what_was_done_and_is_idle_else():
     lane.shorten(end, 3.0)
     lane.done("generate", begin, 3.0)
     assert (lane.free_s, lane.busy_s, lane.spent("generate")) == (3.0, 3.0, 1.0)
-    assert lane.use(6.0).idle_share == 0.5
+    assert lane.use(0.0, 6.0).idle_share == 0.5
+
+
+def test_a_lanes_idle_share_is_of_the_part_of_the_time_that_is_asked_for():
+    lane = Lane(name="main", device="cpu:0")
+    lane.work("update", 0.0, 2.0)
+    lane.work("sync", 2.0, 1.0)  # at once after it
+    lane.work("update", 5.0, 4.0)
+    assert lane.busy_between(1.0, 6.0) == 2.0 + 1.0
+    assert [lane.use(2.0, 6.0).idle_share, lane.use(3.0, 5.0).idle_share] == [0.5, 1.0]
+    assert lane.use(2.0, 6.0).busy_s == 7.0  # of the whole
 
 
 # Step times

@@ -48,8 +48,14 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
     assert report.period_s == 70.0
     planned = Planned(step_s=56.0)
     assert "simulated 70.00 s in the mean after 3 steps: +25.0%" in report_text(report, planned)
-    told = json.loads(report_json(report, planned))["planned"]
+    told = json.loads(report_json(report, planned))
+    assert told["left_out_steps"] == 3
+    told = told["planned"]
     assert (told["simulated_s"], told["difference"]) == (70.0, pytest.approx(0.25))
+    text = report_text(report)  # a sample and a token a step
+    assert "\nthroughput after 3 steps: 0.0 samples/s, 0 tokens/s\n" in text
+    assert "\nidle after 3 steps\n" in text
+    assert report.samples_per_s == report.tokens_per_s == 4 / 280
 
 
 def test_all_steps_count_where_samples_are_as_young_as_can_be_or_steps_are_few() -> None:

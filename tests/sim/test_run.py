@@ -65,8 +65,20 @@ def test_an_asynchronous_run_draws_while_it_learns():
     assert walls(report) == [16.0, 8.0, 8.0, 8.0, 8.0]
     assert set(report.ages) <= {0, 1}
     assert report.ages[1] > 0
+    # The first two steps fill what is drawn ahead: no share and no mean is of them.
+    idle = {lane.lane: lane.idle_share for lane in report.lanes}
+    assert (idle["engine[0]"], idle["trainer"]) == (0.0, 0.0)
+    busy = {lane.lane: lane.busy_s for lane in report.lanes}
+    assert (report.sim_s, busy["trainer"]) == (48.0, 40.0)
+    assert report.samples_per_s == 4 / 8
     live_at_the_end = report.reasons["dropped: stopped"]
     assert report.samples["admitted"] == report.samples["consumed"] + live_at_the_end
+
+
+def test_with_too_few_steps_to_leave_some_out_idle_shares_are_of_all():
+    report = run(small_model(slots=4, learn_s=8.0, staleness=1), steps=4)
+    idle = {lane.lane: lane.idle_share for lane in report.lanes}
+    assert idle["trainer"] == pytest.approx(8 / 40)
 
 
 def test_what_shares_a_lane_takes_turns():
