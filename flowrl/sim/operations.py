@@ -66,7 +66,7 @@ class SimOperations:
         Args:
             number: Of the step, from 1.
             batches: By rollout.
-            seconds: By kind of operation; what they take is added.
+            seconds: By kind of work; what operations and the rows of the batch take is added.
         """
         kept, whole = {}, {}
         for name, said in self._said.items():
@@ -75,7 +75,8 @@ class SimOperations:
             whole[name] = batch_work((*batch.delivered, *batch.filtered), said)
         if self.model.host.row_s:
             rows = sum(work.rows for work in kept.values())
-            self.driver.wait(self.trainer, "host", self.model.host.row_s * rows)
+            spent_s = self.driver.wait(self.trainer, "host", self.model.host.row_s * rows)
+            seconds["host"] = seconds.get("host", 0.0) + spent_s
         began_s = self.clock.now
         finished: dict[str, float] = {}  # when each operation that is over ended
         published: list[tuple[float, str]] = []

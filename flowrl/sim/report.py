@@ -46,7 +46,8 @@ class SimStep:
             (`drive`) and scores (`answer`), of the trainer's process beside its operations for
             `host`, of waiting for a batch that is drawn all the time for `wait`. Where drawing is
             part of the step, what is left of it while the busiest engine drew nothing is
-            `environment` for the only rollout, which plays with one, and `wait` for others.
+            `environment` for the only rollout, which plays with one, and `wait` for others; on
+            this machine it is in `generate`, as in runs.
         num_samples: Samples that were learned from.
         num_rows: Rows of data that were learned from, where there is no rollout.
         ages: Samples that were learned from, by how many publications they were behind.
@@ -243,8 +244,8 @@ def report_json(report: SimReport, planned: Planned | None = None) -> str:
             "num_engines": report.num_engines,
             "notes": list(report.notes),
             "sim_s": _short(report.sim_s),
-            "step_s": {
             "left_out_steps": report.num_ramp,
+            "step_s": {
                 "median": _short(report.step_s),
                 "mean": _short(sum(walls) / len(walls)) if walls else 0.0,
                 "min": _short(walls[0]) if walls else 0.0,

@@ -266,14 +266,14 @@ class _Simulation:
         clock, version = self.clock, sum(self.versions.values())
         begin_s = clock.now
         generated = [engine.lane.spent("generate") for engine in self.engines]
-        played_s = self._played_s()
-        driven, host_s = self._driven(), self.trainer.spent("host")
+        driven, host_s = self._driven(), 0.0
         seconds: dict[str, float] = {"generate": 0.0} if self.rollouts else {}
         if self.model.host.step_s:
-            self.driver.wait(self.trainer, "host", self.model.host.step_s)
+            host_s = self.driver.wait(self.trainer, "host", self.model.host.step_s)
         asked_s = clock.now
         batches = self._collect(number, seconds)
-        collected_s = clock.now - asked_s
+        driven_s = sum(self._driven().values()) - sum(driven.values())
+        drawn_s = clock.now - asked_s - driven_s
         if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
         self.operations.learn(number, batches, seconds)
@@ -286,35 +286,33 @@ class _Simulation:
                 ),
                 default=0.0,
             )
-            # An engine in the driver's process waits for its environment.
-            if not self.model.ahead and not any(lane.num_devices for lane in self.model.lanes):
-                seconds["generate"] += self._played_s() - played_s
-            self._book_rest(seconds, collected_s)
+            self._book_rest(seconds, drawn_s)
         if self.model.host != HostCost():
             for what, spent_s in self._driven().items():
                 seconds[what] = spent_s - driven[what]
-            seconds["host"] = self.trainer.spent("host") - host_s
+            seconds["host"] = host_s + seconds.pop("host", 0.0)
         learned = [batch for name, batch in batches.items() if name in self.learned]
         row = step_row(number, version, begin_s, clock.now, seconds, learned)
         return replace(row, num_rows=self.num_rows), batches
 
-    def _book_rest(self, seconds: dict[str, float], collected_s: float) -> None:
-        """What is left of drawing where the busiest engine drew nothing and no score was due."""
-        if self.model.ahead or self.model.host != HostCost():
-            return  # drawing is beside the step, or the driver's work is
-        rest_s = collected_s - seconds["generate"] - seconds.get("score", 0.0)
-        if rest_s > _ROUNDING_S:
-            played = [spec.environment for spec in self.model.rollouts]
-            seconds["environment" if len(played) == 1 and played[0] else "wait"] = rest_s
+    def _book_rest(self, seconds: dict[str, float], drawn_s: float) -> None:
+        """What is left of drawing where the busiest engine drew nothing and no score was due.
+
+        Args:
+            drawn_s: Seconds until the batch was there, without the driver's work.
+        """
+        rest_s = drawn_s - seconds["generate"] - seconds.get("score", 0.0)
+        if self.model.ahead or rest_s <= _ROUNDING_S:
+            return  # drawing is beside the step, or all of it is told
+        if not any(lane.num_devices for lane in self.model.lanes):
+            seconds["generate"] += rest_s  # so do runs count it, whose driver waits for engines
+            return
+        played = [spec.environment for spec in self.model.rollouts]
+        seconds["environment" if len(played) == 1 and played[0] else "wait"] = rest_s
 
     def _driven(self) -> dict[str, float]:
         """Seconds of the driver so far, by what it did."""
         return {what: self.driver.lane.spent(what) for what in ("offer", "drive", "answer")}
-
-    def _played_s(self) -> float:
-        """Seconds of environments so far."""
-        lanes = {r.environment.lane for r in self.model.rollouts if r.environment is not None}
-        return sum(self._lane(lane).spent("environment") for lane in lanes)
 
     @staticmethod
     def _offers_itself(spec: RolloutModel) -> bool:

@@ -11,7 +11,7 @@ from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.rollout import SchedulerSettings
 from flowrl.rollout.policies import AbortRunning, AgeBudget
-from flowrl.sim.costs import LinearCost, batch_work
+from flowrl.sim.costs import HostCost, LinearCost, batch_work
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.faults import Faults, ScriptedFault
 from flowrl.sim.lengths import Constant
@@ -63,6 +63,24 @@ def test_a_step_has_a_row_for_what_its_engines_wait_for():
     # Without an environment, engines have work until the batch is there.
     plain = run(small_model(learn_s=5.0), workload=assumed(Constant(tokens=3)), steps=2)
     assert not {"environment", "wait"} & set(plain.kinds)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_second_of_a_local_step_is_in_a_row(apart: bool):
+    """A driver waits for its environment in `generate`, as that of a run does."""
+    host = HostCost(step_s=0.5, offer_s=0.01, sample_s=0.02, answer_s=0.01, row_s=0.1)
+    model = replace(small_model(learn_s=5.0), host=host, num_cores=2)
+    if not apart:  # all in the driver's process
+        engines = tuple(replace(one, lane="main") for one in model.engines)
+        ops = tuple(replace(one, lanes=("main",)) for one in model.ops)
+        model = replace(model, engines=engines, ops=ops, trainer="main")
+    model = played(EnvironmentTimes(call_s=0.01, wait_s=0.2), model)
+    report = run(model, workload=assumed(Constant(tokens=3)), steps=3)
+    for step in report.steps:
+        assert step.seconds["generate"] > 3 * 1.0 + 4 * 0.2
+        assert step.seconds["host"] == pytest.approx(0.5 + 4 * 0.1, abs=0.1)
+        assert sum(step.seconds.values()) == pytest.approx(step.wall_s)
+    assert "environment" not in report.kinds
 
 
 def test_the_thread_of_an_environment_does_one_call_after_the_other():
