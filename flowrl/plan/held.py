@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import MemoryPart, PhaseMemory
@@ -105,14 +106,34 @@ def _by_task(
             continue
         task, way = chosen.posed.task(name), chosen.ways[name]
         memory = chosen.posed.made(name).memory(task, way)
-        shared = (task.weights or name, way.form)
+        shared = _holding(chosen, name)
         again = shared in seen and bool(way.weight_bytes)
         seen.add(shared)
+        called = _called(chosen, tasks, task)
         for part in memory.parts:
             if again and part.name in _WEIGHTS:
                 continue
             if name == active or (part.name in _RESIDENT and _stays(task, chosen, part.name)):
-                yield name, part
+                yield name, replace(part, name=called.get(part.name, part.name))
+
+
+def _holding(chosen: Chosen, name: str) -> tuple[str, str]:
+    """Whose weights a task holds, and how they are divided: what is equal is held once."""
+    return chosen.posed.task(name).weights or name, chosen.ways[name].form
+
+
+def _called(chosen: Chosen, tasks: tuple[str, ...], task: TaskWork) -> dict[str, str]:
+    """Other names for what a task holds of its own beside its role's trainer."""
+    if task.generates and not task.library.in_place:
+        return {"parameters": "engine weights", "communication": "engine communication"}
+    here = (chosen.posed.task(name) for name in tasks if not name.startswith(PLAYS))
+    trainers = [other.id for other in here if other.updates and other.role == task.role]
+    if not trainers or _holding(chosen, task.id) == _holding(chosen, trainers[0]):
+        return {}
+    return {
+        "parameters": f"copy for {task.phase}",
+        "communication": f"communication for {task.phase}",
+    }
 
 
 def _environment(chosen: Chosen, name: str) -> Iterator[MemoryPart]:

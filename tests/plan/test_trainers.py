@@ -460,3 +460,37 @@ def test_a_number_of_devices_without_layout_is_refused_with_all_that_is_left_of_
     why = why_none(QWEN25_7B, devices, rules)
     assert why is not None
     assert why.startswith(said)
+
+
+@fl.workflow
+def twice_scored(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward) -> None:
+    """Its logprobs are computed again before the update."""
+    rollout = actor.generate(prompts, n=8)
+    scores = verifier.score(rollout)
+    old = actor.logprobs(rollout)
+    actor.update(
+        rollout,
+        advantages=fl.advantage.leave_one_out(scores),
+        reference=old,
+        loss=fl.loss.policy_clip(),
+        kl=fl.kl.k3(0.01),
+    )
+
+
+def test_copies_of_a_roles_weights_have_names_of_their_own() -> None:
+    wanted = pinned(
+        request(),
+        *("rollout.tp=4", "actor.update.tp=2", "actor.update.pp=1", "actor.update.offload=none"),
+        *("actor.logprobs.tp=1", "actor.logprobs.pp=4"),
+    )
+    best = searched(lowered(twice_scored, mini_batches=4), wanted, h100(8)).best
+    whole = 2 * QWEN25_7B.parameters.total
+    for entry in held_memory(best):
+        parts = {part.name: part.nbytes for part in entry.memory.parts if part.role == "actor"}
+        assert len(parts) == sum(part.role == "actor" for part in entry.memory.parts)
+        assert parts["parameters"] == pytest.approx(whole / 2, rel=0.01)
+        draws = entry.memory.phase == "rollout"
+        assert parts.get("engine weights", 0) == pytest.approx(draws * whole / 4, rel=0.01)
+        scores = entry.memory.phase == "logprobs"
+        if scores or "copy for logprobs" in parts:  # its fullest stage has a table too
+            assert whole / 4 < parts["copy for logprobs"] < whole / 3
