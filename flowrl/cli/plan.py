@@ -92,7 +92,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
         plans = [stage.plan for stage in api.compile(None, config, overrides=words).stages]
     last = plans[-1]
     if options.top is not None and options.output is None and not options.as_json:
-        print(_top(last, options.top))
+        print(_top(last, options.top, of_file=is_plan(config)))
         if options.explain:
             from flowrl.plan.render import plan_text
 
@@ -219,11 +219,11 @@ def _plans_of(
     return plans[0], plans[1]
 
 
-def _top(plan: PlacementPlan, most: int) -> str:
+def _top(plan: PlacementPlan, most: int, *, of_file: bool) -> str:
     """The best plans, one line each."""
     from flowrl.plan.explain_top import top_lines
 
-    return "\n".join(top_lines(plan, most))
+    return "\n".join(top_lines(plan, most, of_file=of_file))
 
 
 def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:

@@ -13,10 +13,28 @@ from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
 __all__ = ["fewest_lines", "sweep_lines", "top_lines"]
 
 
-def top_lines(plan: PlacementPlan, most: int) -> list[str]:
-    """The plan and its alternatives, best first."""
+def one_line(plan: PlacementPlan) -> str:
+    """`temporal on 64 devices, 92.7 s a step`."""
+    parts = plan.placements if plan.schedule is None else plan.operations
+    timed = [one for one in plan.operations if one.seconds is not None] or parts
+    used = dict.fromkeys(device for one in timed for device in one.devices)
+    where = next(iter(used)) if len(used) == 1 else counted(len(used), "device")
+    step_s = plan.prediction.step_s
+    step = "" if step_s is None else f", {seconds_text(step_s)} a step"
+    return f"{plan.kind} on {where}{step}"
+
+
+def top_lines(plan: PlacementPlan, most: int, *, of_file: bool = False) -> list[str]:
+    """The plan and its alternatives, best first; why there are fewer than were asked for.
+
+    Args:
+        of_file: The plan was written, with as many as were asked for then.
+    """
     if plan.prediction.step_s is None:
-        return ["models take turns on one device: there is one plan"]
+        choice = local_choice(plan)
+        if choice is None or plan.kind == "temporal":
+            return ["models take turns on one device: there is one plan"]
+        return [f"there is one plan: {plan.kind}, {choice}"]
     best = "; ".join(
         f"{one.node} on {len(one.devices)} ({one.layout.describe()})"
         for one in plan.operations
@@ -32,9 +50,26 @@ def top_lines(plan: PlacementPlan, most: int) -> list[str]:
         step = "-" if other.step_s is None else seconds_text(other.step_s)
         lines.append(f"{number}. {other.kind}, {step}: {other.summary}: {other.why_not}")
     return lines
+    found = 1 + len(plan.alternatives)
+    if found < most:
+        lines.append(f"only {found} {_why_fewer(plan, found, most, of_file=of_file)}")
 
 
 def fewest_lines(size: Size, job: Job) -> list[str]:
+def _why_fewer(plan: PlacementPlan, found: int, most: int, *, of_file: bool) -> str:
+    if of_file:
+        verb = "is" if found == 1 else "are"
+        return f"{verb} in the file: flowrl plan CONFIG --top {most} looks for more"
+    differ = "differs" if found == 1 else "differ"
+    if plan.schedule is None:
+        return f"{differ}: no other way to draw fits here and is asked for"
+    pins = " that pins leave" if plan.pins else ""
+    return (
+        f"{differ}: of the best schedules{pins}, all others have "
+        "the kind, chunks, devices, layouts and recomputation of one of these"
+    )
+
+
     """How many devices a job needs, and what it is then."""
     nodes = -(-size.devices // job.node_size)
     where = f"{nodes} nodes" if nodes > 1 else f"a node of {job.node_size}"

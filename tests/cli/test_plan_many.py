@@ -68,6 +68,26 @@ def test_the_best_plans_are_listed_in_order(flowrl: Run):
     assert [line.partition(".")[0] for line in out.splitlines()] == ["1", "2", "3", "4"]
 
 
+def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: Path):
+    path = str(tmp_path / "a.plan.json")
+    code, out, err = flowrl(CONFIG, *SMALL, *NODE, "plan.alternatives=2", "-o", path)
+    assert (code, out) == (0, "")
+    assert err.startswith(f"written to {path}: plan of grpo, temporal on 8 devices, ")
+    last = flowrl(path, "--top", "9")[1].splitlines()[-1]
+    found = 1 + len(load_plan(Path(path)).alternatives)
+    assert last == f"only {found} are in the file: flowrl plan CONFIG --top 9 looks for more"
+    assert "only" not in flowrl(path, "--top", str(found))[1]
+    devices = ["--pin", "rollout.devices=0-7", "--pin", "actor.devices=0-7"]
+    layouts = ["--pin", "rollout.tp=4", "--pin", "actor.tp=4", "--pin", "actor.dp=2"]
+    reference = ["--pin", "reference.dp=8"]
+    pins = [*devices, *layouts, *reference]
+    lines = flowrl(CONFIG, *SMALL, *NODE, *pins, "--top", "40")[1].splitlines()
+    number = len(lines) - 1
+    assert lines[number].startswith(f"only {number} differ: of the best schedules that pins leave")
+    lines = flowrl("configs/quickstart.yaml", "roles.actor.num_engines=1", "--top", "9")[1]
+    assert lines.endswith("only 3 differ: no other way to draw fits here and is asked for\n")
+
+
 def test_plans_are_written_read_and_compared(flowrl: Run, tmp_path: Path):
     best, other = str(tmp_path / "a.plan.json"), str(tmp_path / "b.plan.yaml")
     assert flowrl(CONFIG, *SMALL, *NODE, "-o", best)[0] == 0
