@@ -77,7 +77,18 @@ def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
     if options.output is None:
         sys.stdout.write(text)
     else:
-        write_output(options.output, text)
+        write_output(options.output, text, _what(graph, options))
+
+
+def _what(graph: Graph, options: GraphOptions) -> str | None:
+    """What is in a file, in words; of JSON, which programs ask for, nothing is said."""
+    if options.form == "json":
+        return None
+    if options.diff is not None:
+        return f"{graph.name} beside {options.diff}"
+    if options.print_after:
+        return f"{graph.name} after {', '.join(options.print_after)}"
+    return f"graph of {graph.name}, {graph.level}, as {options.form}"
 
 
 def _check(options: GraphOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from flowrl.errors import ConfigError
@@ -10,8 +11,11 @@ from flowrl.files import write_text_atomic
 __all__ = ["write_output"]
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, text: str, what: str | None = None) -> None:
     """Writes a file as a whole, or into a device or pipe.
+
+    Args:
+        what: Is told on standard error to be in a file; None tells nothing.
 
     Raises:
         ConfigError: it cannot be written.
@@ -31,3 +35,5 @@ def write_output(path: Path, text: str) -> None:
             if missing
             else "name a file that may be written",
         ) from error
+    if what is not None and path.is_file():  # who reads a pipe sees what comes
+        print(f"written to {path}: {what}", file=sys.stderr)

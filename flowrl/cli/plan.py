@@ -107,7 +107,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
 def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
     """Writes the last plan, or prints all."""
     if options.output is not None:
-        _write(plans[-1], options.output)
+        _write(plans, options.output)
         return
     if options.as_json:
         sys.stdout.write(plans[-1].to_json())
@@ -169,7 +169,8 @@ def _warn_of_name(plan: PlacementPlan, path: Path) -> None:
         )
 
 
-def _write(plan: PlacementPlan, output: Path) -> None:
+def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
+    """The last one, and on standard error what it is."""
     if output.suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError(
             "a plan is written as JSON or YAML",
@@ -178,7 +179,12 @@ def _write(plan: PlacementPlan, output: Path) -> None:
             expected="a name that ends in .json or .yaml",
             hint=f"--output {output.with_suffix('.json')}",
         )
-    write_output(output, plan.to_json() if output.suffix == ".json" else plan.to_yaml())
+    from flowrl.plan.explain_top import one_line
+
+    plan = plans[-1]
+    last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
+    text = plan.to_json() if output.suffix == ".json" else plan.to_yaml()
+    write_output(output, text, f"plan of {plan.graph}{last}, {one_line(plan)}")
 
 
 def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:

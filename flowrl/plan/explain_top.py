@@ -9,8 +9,9 @@ from flowrl.plan.local import local_choice
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import PlacementPlan
 from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
+from flowrl.wording import counted
 
-__all__ = ["fewest_lines", "sweep_lines", "top_lines"]
+__all__ = ["fewest_lines", "one_line", "sweep_lines", "top_lines"]
 
 
 def one_line(plan: PlacementPlan) -> str:
@@ -49,13 +50,12 @@ def top_lines(plan: PlacementPlan, most: int, *, of_file: bool = False) -> list[
     for number, other in enumerate(plan.alternatives[: most - 1], start=2):
         step = "-" if other.step_s is None else seconds_text(other.step_s)
         lines.append(f"{number}. {other.kind}, {step}: {other.summary}: {other.why_not}")
-    return lines
     found = 1 + len(plan.alternatives)
     if found < most:
         lines.append(f"only {found} {_why_fewer(plan, found, most, of_file=of_file)}")
+    return lines
 
 
-def fewest_lines(size: Size, job: Job) -> list[str]:
 def _why_fewer(plan: PlacementPlan, found: int, most: int, *, of_file: bool) -> str:
     if of_file:
         verb = "is" if found == 1 else "are"
@@ -70,6 +70,7 @@ def _why_fewer(plan: PlacementPlan, found: int, most: int, *, of_file: bool) -> 
     )
 
 
+def fewest_lines(size: Size, job: Job) -> list[str]:
     """How many devices a job needs, and what it is then."""
     nodes = -(-size.devices // job.node_size)
     where = f"{nodes} nodes" if nodes > 1 else f"a node of {job.node_size}"

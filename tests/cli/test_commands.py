@@ -88,10 +88,21 @@ def reading(folder: Path) -> dict[str, Ended]:
 def test_a_reading_command_writes_to_standard_output_alone_and_imports_no_tensor_library(
     reading: dict[str, Ended], name: str
 ):
-    ended = reading[name]
-    assert (ended.code, ended.err) == (0, "")
-    assert bool(ended.out) != ("-o" in READING[name] or "--output" in READING[name])
+    ended, words = reading[name], READING[name]
+    writes = "-o" in words or "--output" in words
+    assert (ended.code, bool(ended.err)) == (0, writes)
+    assert bool(ended.out) != writes
     assert not ended.heavy
+
+
+def test_what_was_written_where_is_told_in_one_line(reading: dict[str, Ended]):
+    told = {name: one.err.splitlines() for name, one in reading.items() if one.err}
+    assert told["to a file"] == ["written to graph.mmd: graph of mine, traced, as mermaid"]
+    (line,) = told["plan to JSON"]
+    said = "written to plan.json: plan of grpo, the last of 2 stages, temporal on cpu:0, "
+    assert line.startswith(said)
+    assert line.endswith(" a step")
+    assert [len(lines) for lines in told.values()] == [1, 1, 1]
 
 
 def test_graphs_are_drawn_in_the_form_asked_for(reading: dict[str, Ended], folder: Path):
@@ -309,7 +320,7 @@ def test_an_output_that_is_a_link_is_written_through(tmp_path: Path):
     (tmp_path / "mine.py").write_text(PROGRAM)
     (tmp_path / "link").symlink_to(tmp_path / "target")
     ended = run_all({"link": ["graph", "mine.py", "-o", "link"]}, tmp_path)["link"]
-    assert ended.code == 0, ended.err
+    assert (ended.code, ended.err) == (0, "written to link: graph of mine, traced, as tree\n")
     assert (tmp_path / "link").is_symlink()
     assert "actor.generate" in (tmp_path / "target").read_text()
 
