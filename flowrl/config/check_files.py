@@ -22,6 +22,9 @@ __all__ = [
     "workflow_files_exist",
 ]
 
+_SHAPES = Path("configs/models")
+"""Where a clone has the sizes of published models."""
+
 _ENDS = (".yaml", ".yml", ".json")
 
 
@@ -73,7 +76,7 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 Path(role.model),
                 "model config",
                 loaded.where(f"roles.{name}.model"),
-                Path("configs/models"),
+                _SHAPES,
             )
             continue
         where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
@@ -82,7 +85,8 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 f"no such model folder: {role.model}",
                 where=where,
                 found="a file of that name" if folder.exists() else None,
-                expected="a folder with config.json, tokenizer files and safetensors",
+                expected="a folder with config.json (to plan, that is enough), tokenizer files and "
+                "safetensors",
                 hint=_way_to_a_model(role.model),
             )
         elif not (folder / "config.json").is_file():
@@ -109,10 +113,18 @@ def _way_to_a_model(model: str) -> str:
         return "give the path in full; `~` is expanded by shells only, at the start of a word"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return (
-            "flowrl downloads nothing by itself; "
-            f"`hf download {model} --local-dir {model}` makes the folder"
+            "flowrl downloads nothing by itself; to plan and simulate, its config.json is enough: "
+            f"{_shape_of(folder.name)}`hf download {model} config.json --local-dir {model}`; "
+            f"to run, `hf download {model} --local-dir {model}` makes the folder"
         )
     return "give an existing folder, or the fields of a new model: model: {hidden_size: 64}"
+
+
+def _shape_of(name: str) -> str:
+    """The file of `configs/models` whose name a model's name begins with, in words."""
+    stems = [path.stem for path in _listed(_SHAPES) if path.suffix == ".json"]
+    found = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
+    return f"name {_SHAPES / max(found, key=len)}.json, or " if found else ""
 
 
 def environment_files_exist(loaded: LoadedConfig) -> Problems:

@@ -152,6 +152,15 @@ def test_a_hub_name_says_that_nothing_is_downloaded() -> None:
     text = message("roles.actor.model=some/model")
     assert "flowrl downloads nothing by itself" in text
     assert "hf download some/model --local-dir some/model" in text
+    # To plan, one small file is enough; or none, where the clone has the sizes.
+    assert "`hf download some/model config.json --local-dir some/model`" in text
+    assert "configs/models" not in text
+    folder = Path("configs/models")
+    folder.mkdir(parents=True)
+    for name in ("qwen2.json", "qwen2-7b.json"):
+        (folder / name).write_text("{}")
+    text = message("roles.actor.model=Qwen/Qwen2-7B-Instruct")
+    assert "is enough: name configs/models/qwen2-7b.json, or `hf download" in text
 
 
 def test_a_misspelt_model_folder_is_answered_with_the_nearest() -> None:
