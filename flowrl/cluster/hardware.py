@@ -8,8 +8,9 @@ carries the files of `configs/hardware`; from a checkout they are read where the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
-from flowrl.config.nearest import listing, nearest
+from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
 from flowrl.config.section import Section
 from flowrl.errors import ConfigError
@@ -27,6 +28,9 @@ from flowrl.errors import ConfigError
 __all__ = ["DeviceSpec", "Machine", "abbreviated", "catalogue", "device_spec", "find_spec"]
 
 GIB = 1 << 30
+
+OWN_FIGURES = "name, type, memory_gib, tflops, memory_tb_per_s, host_gb_per_s and links"
+"""What a cluster file says of a device that the catalogue has not."""
 
 _FOLDERS = (
     Path(__file__).parent / "catalogue",
@@ -125,14 +129,29 @@ def device_spec(name: str, *, where: str | None = None) -> DeviceSpec:
             expected=f"one of {listing(names)}",
             hint=f"write {' or '.join(names)}",
         )
-    near = find_spec(nearest(name, _read()[1]) or "")
     raise ConfigError(
         "no such device in the hardware catalogue",
         where=where,
         found=repr(name),
-        expected=f"one of {listing(catalogue())}" + (f" (nearest {near.name})" if near else ""),
-        hint="add it to configs/hardware, or give its figures where it is named",
+        expected=f"one of {listing(_nearest_first(name))}",
+        hint="take the one that is meant; or add one of your own to the files of configs/hardware, "
+        f"or describe it in a cluster file: {OWN_FIGURES}",
     )
+
+
+def _nearest_first(name: str) -> list[str]:
+    """All devices; the first have names most like this one: in their first words, then in all."""
+
+    def likeness(one: DeviceSpec) -> tuple[float, float]:
+        known = [one.name, *one.aliases]
+        firsts = (_alike(_words(name)[:1], _words(other)[:1]) for other in known)
+        return max(firsts), max(_alike(_words(name), _words(other)) for other in known)
+
+    return [one.name for one in sorted(catalogue().values(), key=likeness, reverse=True)]
+
+
+def _alike(one: Sequence[str], other: Sequence[str]) -> float:
+    return SequenceMatcher(None, " ".join(one), " ".join(other)).ratio()
 
 
 def find_spec(name: str) -> DeviceSpec | None:

@@ -76,8 +76,14 @@ def test_an_unknown_device_gets_the_nearest_and_the_way_out() -> None:
         device_spec("H100-SXM-80", where="c.yaml: nodes.0.devices.0")
     text = str(caught.value)
     assert text.startswith("c.yaml: nodes.0.devices.0: no such device")
-    assert "nearest H100-SXM-80GB" in text
-    assert "configs/hardware" in text
+    assert "expected: one of H100-SXM-80GB, " in text
+    assert "add one of your own to the files of configs/hardware" in text
+    assert "tflops" in text
+    with pytest.raises(ConfigError) as caught:
+        device_spec("H800", where="--device")
+    listed = (caught.value.expected or "").removeprefix("one of ").split(", ")
+    assert sorted(listed) == sorted(catalogue())
+    assert listed[:3] == ["H100-SXM-80GB", "H200-SXM-141GB", "H20-96GB"]
 
 
 @pytest.mark.parametrize(
