@@ -27,7 +27,7 @@ from flowrl.plan.explain_unlike import unlike
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import most_held
 from flowrl.plan.many import Chosen, Searched
-from flowrl.plan.names import cache_words, way_words
+from flowrl.plan.names import cache_words, offload_words, way_words
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
 from flowrl.plan.render_many import seconds_apart, seconds_text
@@ -330,17 +330,10 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
         budget = best.posed.group_of(task.id).budget_bytes
         total = memory.total + RUNTIME_BYTES[best.posed.group_of(task.id).device.type]
         fits = total <= budget
-        choice = ", ".join(
-            words
-            for words in (
-                f"{way.recompute} recompute" if way.recompute != "none" else "",
-                f"{' and '.join(_offloaded(way))} on the host" if way.offload else "",
-            )
-            if words
-        )
+        again = [f"{way.recompute} recompute"] if way.recompute != "none" else []
         yield Reason(
             subject=f"{task.id} memory",
-            choice=choice,
+            choice=", ".join((*again, *offload_words(way.offload))),
             why="what shares its devices fits only so" if fits else "it fits only so",
             rejected=(
                 Rejection(
@@ -382,11 +375,6 @@ def _fits_with(task: TaskWork, way: Candidate, best: Chosen) -> str:
     changes[f"dp {wider.dp}"] = replace(way, layout=wider, recompute="none", offload=())
     fits = [words for words, one in changes.items() if made.memory(task, one).total <= made.budget]
     return f"; fits alone with {' or '.join(fits)}" if fits else ""
-
-
-def _offloaded(way: Candidate) -> list[str]:
-    words = {"optimizer": "the optimizer", "all": "between its turns everything"}
-    return [words[one] for one in way.offload]
 
 
 def _plain_memory(task: TaskWork, way: Candidate, best: Chosen) -> PhaseMemory:

@@ -15,6 +15,7 @@ from flowrl.plan.candidate import Candidate
 from flowrl.plan.fit import RUNTIME_BYTES, DoesNotFit
 from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
+from flowrl.plan.names import way_words
 from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
@@ -251,9 +252,8 @@ def _without_pin(
             named = " and ".join(str(pin) for pin in left_out)
             if any(pin.field == "devices" for pin in left_out):
                 return f"leave {named} out"  # it may run on many numbers of them then
-            also = f", recompute {way.recompute}" if way.recompute != "none" else ""
-            also += f", {' and '.join(way.offload)} on the host" if way.offload else ""
-            return f"leave {named} out: then it fits with {way.layout.describe()}{also}"
+            how = way_words(way.layout, way.recompute, way.offload)
+            return f"leave {named} out: then it fits with {how}"
     return None
 
 

@@ -70,9 +70,15 @@ def way_words(layout: Layout, recompute: str, offload: Sequence[str]) -> str:
 
 
 def offload_words(offload: Sequence[str]) -> list[str]:
-    """What is on the host, and when."""
-    words = {"optimizer": "optimizer on the host", "all": "on the host between turns"}
-    return [words[what] for what in words if what in offload]
+    """What is on the host while a task works, and what goes there between its turns.
+
+    >>> offload_words(("all",)), offload_words(("optimizer", "all"))
+    (['all on the host between turns'], ['optimizer always on the host', 'weights between turns'])
+    """
+    found = ["optimizer always on the host"] if "optimizer" in offload else []
+    if "all" in offload:
+        found.append("weights between turns" if found else "all on the host between turns")
+    return found
 
 
 def cache_words(kv_tokens: int, slots: int) -> str:

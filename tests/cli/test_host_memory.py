@@ -37,8 +37,8 @@ def test_the_fewest_devices_come_with_what_is_computed_again_and_what_hosts_hold
         f"(reference.logprobs {format_bytes(reference)}, actor.update {format_bytes(update)})"
     ) in lines
     assert "actor.generate: one device" in lines
-    assert "reference.logprobs: one device, on the host between turns" in lines
-    away = "optimizer on the host, on the host between turns"
+    assert "reference.logprobs: one device, all on the host between turns" in lines
+    away = "optimizer always on the host, weights between turns"
     assert f"actor.update: one device, full recompute, {away}" in lines
     found = json.loads(told([*words, "--json"], capsys))
     assert f"a device fills up to {found['host']}" in lines
