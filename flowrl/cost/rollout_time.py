@@ -81,7 +81,7 @@ def rollout_estimate(
     # Without a gap, rows enter one by one.
     singly = full.prompts * one + _again_s(prefill, max(full.again, pieces.again))
     return _of_pieces(
-        decode, pieces, full, prompt_tokens, longest, contexts, entering, later, singly
+        decode, pieces, full, slots, prompt_tokens, longest, contexts, entering, later, singly
     )
 
 
@@ -90,6 +90,7 @@ def _of_pieces(
     decode: DecodeStep,
     pieces: Occupancy,
     full: Full,
+    slots: int,
     prompt_tokens: float,
     longest: float,
     contexts: int,
@@ -99,7 +100,7 @@ def _of_pieces(
 ) -> Estimate:
     """Computed once for caches that are never filled, which have the same pieces."""
     top = int(pieces.batch.max())
-    steps = _step_table(decode, top, prompt_tokens + 1, longest, contexts)
+    steps = _step_table(decode, top, max(top, slots), prompt_tokens + 1, longest, contexts)
     seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
     total = decoding + entering.seconds + later
@@ -138,10 +139,16 @@ def _again_s(prefill: Prefill, tokens: float) -> float:
 
 @lru_cache(maxsize=512)
 def _step_table(
-    decode: DecodeStep, top: int, shortest: float, longest: float, contexts: int
+    decode: DecodeStep, top: int, most: int, shortest: float, longest: float, contexts: int
 ) -> _StepTable:
-    """Computed once for caches of all sizes."""
-    return _StepTable(decode, top, np.linspace(shortest, longest, contexts))
+    """Computed once for caches of all sizes.
+
+    Args:
+        top: Rows of a batch by itself.
+        most: Where batches follow each other, which may fill slots that one leaves free.
+    """
+    sizes = {1 << power for power in range(most.bit_length()) if 1 << power < most}
+    return _StepTable(decode, sorted({*sizes, top, most}), np.linspace(shortest, longest, contexts))
 
 
 class _StepTable:
@@ -149,8 +156,7 @@ class _StepTable:
 
     __slots__ = ("_batches", "_contexts", "_seconds", "notes", "source")
 
-    def __init__(self, decode: DecodeStep, top: int, contexts: Floats) -> None:
-        sizes = [1 << power for power in range(top.bit_length()) if 1 << power < top] + [top]
+    def __init__(self, decode: DecodeStep, sizes: Sequence[int], contexts: Floats) -> None:
         asked = [[decode(size, float(context)) for context in contexts] for size in sizes]
         self._batches = np.array(sizes, np.float64)
         self._contexts = contexts

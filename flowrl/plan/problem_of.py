@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
@@ -378,7 +379,7 @@ def option_of(
         devices=way.devices,
         seconds=way.seconds / task.every,
         steady_s=way.period_s / task.every,
-        dense_s=_dense_s(way, request) / task.every,
+        dense_s=_dense_s(task, way, request) / task.every,
         chunk_s=CHUNK_S + way.move_s,
         resident=way.resident,
         peak=way.peak,
@@ -389,7 +390,7 @@ def option_of(
     )
 
 
-def _dense_s(way: Candidate, request: PlanRequest) -> float:
+def _dense_s(task: TaskWork, way: Candidate, request: PlanRequest) -> float:
     """What of a batch's period brings no other batch on.
 
     Over several periods others progress in it as far as its engines' steps go. Where a batch is
@@ -397,11 +398,40 @@ def _dense_s(way: Candidate, request: PlanRequest) -> float:
     engines are full, and they are the fuller the more of a batch's time these are: so much of the
     rest of the period is counted too. (Such batches may even fall into pairs that are drawn
     together, which takes longer.)
+
+    Within more, samples may wait for slots, though each batch by itself has enough: see
+    `_waits_s`. A batch is through later by this, as if so much more were its own.
     """
-    if request.max_staleness != 1 or not way.seconds:
-        return way.dense_s
-    full = way.period_s / way.seconds
-    return min(way.period_s, way.dense_s + (way.period_s - way.dense_s) * full)
+    seconds, dense, period = way.seconds, way.dense_s, way.period_s
+    if not way.slots or not request.max_staleness or not seconds:
+        return dense
+    if request.max_staleness == 1:
+        return min(period, dense + (period - dense) * period / seconds)
+    # What ages leave where the trainer takes all of a period.
+    apart = max(period, dense + (seconds - dense) / request.max_staleness)
+    waits = _waits_s(way, task.samples / way.layout.dp, apart)
+    if not waits:
+        return dense
+    through = (seconds - dense) * apart / (apart - dense) + waits
+    return min(period, apart * (through - seconds) / (through - apart))
+
+
+def _waits_s(way: Candidate, samples: float, apart: float) -> float:
+    """How much longer the last sample of a batch waits for a slot than if its batch were alone.
+
+    With S(t) the share of n samples that run after t seconds, sum over j of n S(j T) are there when
+    a batch is T seconds behind others, its own included. By Little's law the mean over T is
+    slots s1 / T, s1 being the period of full engines, and the sum is n / 2 more (Euler-Maclaurin).
+    Of its own, n - slots wait in any case; the slots get free one by one, n of them in s1 (rather
+    later: few rows end just after a batch has begun).
+
+    Args:
+        samples: n, of a replica.
+        apart: T.
+    """
+    slots = way.slots * (1 if way.played is None else GIVEN_PER_SLOT)
+    others = slots * way.period_s / apart - samples / 2
+    return way.period_s / samples * max(0.0, others - max(0.0, slots - samples))
 
 
 def rollouts_of(tasks: Sequence[TaskWork]) -> tuple[str, ...]:

@@ -89,3 +89,10 @@ def test_the_numbers_of_a_rollout_are_in_order(slots, kv_tokens):
     for samples in (8, 64, 512):
         found = estimate(samples, slots=slots, kv_tokens=kv_tokens)
         assert 0 <= found.dense_s <= found.steady_s <= found.seconds
+
+
+def test_slots_that_a_batch_leaves_free_are_filled_by_others():
+    """Four samples on an engine of 64 slots: steps of four rows alone, and of 64 with others."""
+    few, many = (estimate(samples, lengths=ConstantLengths(tokens=400)) for samples in (8, 512))
+    assert few.seconds == pytest.approx(400 * (0.01 + 4 * (1e-4 + 1e-6 * 300)) + 0.02)
+    assert few.dense_s * 64 == pytest.approx(many.dense_s)

@@ -27,12 +27,15 @@ from flowrl.sim.workload import open_workload
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 EXPERTS = {"model": str(CONFIGS / "models" / "qwen3-30b-a3b.json"), "num_slots": 256}
+QWEN = str(CONFIGS / "models" / "qwen2.5-7b.json")
 
 JOBS = {
     "grpo": ("grpo_qwen25_7b", {}),
     "ppo": ("ppo_qwen25_7b", {}),
     "dapo": ("grpo_qwen25_7b", {"stages": ["dapo"], "args": None, "train.refill": True}),
     "async": ("grpo_qwen25_7b", {"train.max_staleness": 1}),
+    "async_64_slots": ("grpo_qwen25_7b", {"roles.actor": {"model": QWEN, "num_slots": 64}}),
+    "async_128_slots": ("grpo_qwen25_7b", {"roles.actor": {"model": QWEN, "num_slots": 128}}),
     "experts": ("grpo_qwen25_7b", {"roles.actor": EXPERTS}),
 }
 """By name: a config, and what is changed in it."""
