@@ -162,7 +162,10 @@ TRAINER_SHARE = 0.52
 """What the kernels of a trainer's passes take of its time, but for attention (S, both stages of the
 trainer together): the rest are unfused elementwise work, gaps between launches, padding and uneven
 micro-batches. Of pure pretraining on H100, published runs of 1 to 70 billion parameters reach 0.65
-to 0.8 (MosaicML, llm-foundry's training benchmarks, bfloat16)."""
+to 0.8 (MosaicML, llm-foundry's training benchmarks, bfloat16). Of an H100: see `_trainer_share`."""
+
+TRAINER_BALANCE = 266.0
+"""Operations that an H100 reaches for each byte that it reaches: 798 TFLOP/s and 3.0 TB/s."""
 
 TRAINER_EXPERTS_S = 1.5e-3
 """A layer's routed experts in a trainer's pass (N: the 30B), before `TRAINER_SHARE`: the host finds
@@ -209,6 +212,7 @@ class Rates:
 
     Attributes:
         start_scale: On the starts of kernels.
+        trainer_share: What kernels take of a trainer's passes, but for attention.
     """
 
     flops: float
@@ -217,6 +221,7 @@ class Rates:
     decode_attention_bytes: float
     prefill_attention_flops: float
     trainer_attention_flops: float
+    trainer_share: float
     expert_flops: float
     expert_bytes: float
 
@@ -240,9 +245,22 @@ def rates(spec: DeviceSpec) -> Rates:
         prefill_attention_flops=flops * PREFILL_ATTENTION_FLOPS_SHARE,
         trainer_attention_flops=flops
         * (PREFILL_ATTENTION_FLOPS_SHARE if spec.type == "cpu" else kind.trainer_attention_share),
+        trainer_share=TRAINER_SHARE if spec.type == "cpu" else _trainer_share(flops / nbytes),
         expert_flops=flops * EXPERT_FLOPS_SHARE,
         expert_bytes=nbytes * EXPERT_BYTES_SHARE,
     )
+
+
+def _trainer_share(balance: float) -> float:
+    """Of a device that reaches so many operations for each byte.
+
+    What kernels leave of a trainer's time is memory traffic and gaps, which take as long on a device
+    with slower products: `1 / (1 + rest)`, with the rest of an H100, `1 / TRAINER_SHARE - 1` of the
+    products' time, less by as much as the balance is. The same training takes 2.3 times as long on
+    an A100 as on an H100, though its products take 3.2 times as long (llm-foundry's benchmarks: MFU
+    60 and 64 % where it is 42 and 46 % on H100). No constant is calibrated for it.
+    """
+    return 1.0 / (1.0 + (1.0 / TRAINER_SHARE - 1.0) * balance / TRAINER_BALANCE)
 
 
 def expert_skew(ep: int) -> float:

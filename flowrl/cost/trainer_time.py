@@ -3,7 +3,7 @@
 With R samples a replica of mean length s and mean squared length s2, packed without padding into n
 micro-batches of at most `micro_tokens`:
 
-    pass       kernels of R s / n tokens, over `efficiency.TRAINER_SHARE`, attention of
+    pass       kernels of R s / n tokens, over the device's `trainer_share`, attention of
                R s2 / (2 n) pairs, and what tensor, context and expert ranks exchange
     forward    (n + pp - 1) / pp passes                    (pipeline: Narayanan et al. 2021, arXiv
                2104.04473, section 2.2: (pp - 1) / n of the time is a bubble)
@@ -230,8 +230,9 @@ def _pass_parts(shape: ModelShape, layout: Layout, machine: Machine, tokens: Tok
         # Blocks of keys and values travel while others are multiplied.
         ring = ring_s(shape, layout, machine, tokens.count)
         parts["context parallel"] = max(0.0, ring - parts["attention"])
+    share = efficiency.rates(machine.spec).trainer_share
     for name in parts.keys() - EXCHANGES - {"attention"}:
-        parts[name] /= efficiency.TRAINER_SHARE
+        parts[name] /= share
     # Replicas of a stage are neighbours, so that gradients travel less far than hidden states.
     apart = layout.tp * layout.cp * layout.dp
     parts["pipeline"] = sends_s(shape, layout, machine, tokens.count, apart)

@@ -229,6 +229,46 @@ def test_a_move_goes_over_the_host_link():
     assert COST.move(54 * 10**9, H100).seconds == pytest.approx(1 / efficiency.HOST_LINK_SHARE)
 
 
+@pytest.mark.parametrize(
+    ("device", "share"),
+    [
+        # 0.52 of an H100, which reaches 266 operations a byte; what is left of it takes as long
+        # however fast products are: 1 / (1 + (1 / 0.52 - 1) balance / 266).
+        ("H100", 0.52),
+        ("H800", 0.52),
+        ("H200", 0.6050),  # 790 / 4.2
+        ("A100", 0.6747),  # 0.8 x 312 / (0.88 x 2.04)
+        ("H20", 0.8955),  # 0.8 x 148 / (0.88 x 4.0)
+        ("GB200", 0.5036),  # 0.8 x 2500 / (0.88 x 8.0)
+        ("CPU", 0.52),
+    ],
+)
+def test_what_kernels_leave_of_a_trainers_time_is_bound_by_memory(device, share):
+    assert efficiency.rates(device_spec(device)).trainer_share == pytest.approx(share, rel=1e-3)
+
+
+def test_an_a100_trains_in_as_many_times_the_seconds_of_an_h100_as_published(repository):
+    # llm-foundry's 7B on 8 devices, tokens a second and device: 10,643 and 4,641.
+    config = json.loads((repository / "configs/models/llama-3.1-8b.json").read_text("utf-8"))
+    shape = ModelShape.from_hf_config(config)
+    seconds = [
+        COST.train(
+            shape,
+            Layout(dp=8),
+            Machine(spec=device_spec(device), node_size=8),
+            samples=96,
+            prompt_tokens=1,
+            lengths=ConstantLengths(tokens=2047),
+            mini_batches=1,
+            micro_tokens=12288,
+            recompute="none",
+            shard="full",
+        ).seconds
+        for device in ("H100", "A100")
+    ]
+    assert seconds[1] / seconds[0] == pytest.approx(10_643 / 4_641, rel=0.05)
+
+
 def test_what_a_framework_saves_goes_out_and_comes_back_at_its_own_rates():
     # 2.41 and 5.32 GiB a second.
     assert saved_s(2**30) == pytest.approx(0.60291, rel=1e-4)

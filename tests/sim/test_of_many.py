@@ -141,7 +141,8 @@ def test_what_waits_for_its_batch_hands_it_on_in_the_chunks_of_the_schedule():
 
 
 def test_the_first_part_of_an_asynchronous_plan_runs_ahead():
-    planned = of_kind("asynchronous", "async", "ascend_a2_1x8")
+    longer = {"plan.mean_response_tokens": 4000}
+    planned = of_kind("asynchronous", "async", "a100_1x8", **longer)
     first = planned.stage.plan.schedule.parts[0]
     assert [part.node for part in first.parts] == ["actor.generate", "reference.logprobs"]
     model = model_of(planned)
