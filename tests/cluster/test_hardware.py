@@ -80,10 +80,10 @@ def test_an_unknown_device_gets_the_nearest_and_the_way_out() -> None:
     assert "add one of your own to the files of configs/hardware" in text
     assert "tflops" in text
     with pytest.raises(ConfigError) as caught:
-        device_spec("H800", where="--device")
+        device_spec("H900", where="--device")
     listed = (caught.value.expected or "").removeprefix("one of ").split(", ")
     assert sorted(listed) == sorted(catalogue())
-    assert listed[:3] == ["H100-SXM-80GB", "H200-SXM-141GB", "H20-96GB"]
+    assert listed[:3] == ["H100-SXM-80GB", "H200-SXM-141GB", "H800-SXM-80GB"]
 
 
 @pytest.mark.parametrize(
