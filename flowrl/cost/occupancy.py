@@ -46,6 +46,8 @@ __all__ = [
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
+LONGEST_AT_ONCE = 3
+"""Longest samples that a cache still holds at once where each row stands for several."""
 ROTATIONS = 2
 RESERVE_TOKENS, RESERVE_SHARE = 64, 1 / 32
 """Of every row, free when another is let in, so that it is not put back at once: so many tokens,
@@ -186,7 +188,10 @@ def _occupancy(
     values = _values(lengths, samples, scale, longest)
     if samples <= slots and _peak_tokens(values, held) * scale <= kv_tokens:
         return _at_once(values, scale)
-    scale = max(1, min(samples // MOST_WAITING, slots // 16))
+    # Rows that stand for several are longer beside the cache, which holds some of the longest yet.
+    held_at_once = math.inf if kv_tokens == math.inf else kv_tokens / (held + longest)
+    most = samples // MOST_WAITING, slots // 16, held_at_once / LONGEST_AT_ONCE
+    scale = max(1, int(min(most)))
     stretch = max(1.0, samples / scale / MOST_SAMPLES)
     values = spread(lengths, max(1, round(samples / stretch / scale)))
     num = len(values)
@@ -229,7 +234,10 @@ def _stretched(table: Floats, starts: Floats, stretch: float) -> tuple[Floats, F
     """
     if stretch > 1.0:
         steps, batch, _ = table
-        full = int(np.flatnonzero(batch >= 0.9 * batch.max())[-1]) + 1
+        in_order = batch.argsort()
+        half = steps[in_order].cumsum().searchsorted(steps.sum() / 2)
+        usual = batch[in_order[half]]
+        full = int(np.flatnonzero(batch >= 0.9 * usual)[-1]) + 1
         tokens = steps * batch
         before, after = float(tokens[:full].sum()), float(tokens[full:].sum())
         factor = (stretch * (before + after) - after) / before

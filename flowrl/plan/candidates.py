@@ -24,14 +24,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
-from flowrl.cost.lengths import expected_maximum
 from flowrl.cost.memory import PhaseMemory, Workload
-from flowrl.cost.occupancy import EngineBatch, token_steps
+from flowrl.cost.occupancy import EngineBatch
 from flowrl.cost.role_memory import (
     MemoryOptions,
     kv_capacity,
@@ -44,6 +44,7 @@ from flowrl.cost.role_memory import (
     stage_working,
     working_key,
 )
+from flowrl.cost.rollout_bound import LEAST, RolloutBound, rollout_bound
 from flowrl.cost.source import Cost, Estimate, Recompute, one_after_the_other
 from flowrl.plan.candidate import RECOMPUTE, Candidate, Rivals, by_time, pareto
 from flowrl.plan.dtypes import role_dtype
@@ -62,10 +63,6 @@ KV_SHARES = (0.25, 0.4, 0.6, 0.8, 1.0)
 
 NO_FASTER = 0.999
 """Of the time with a smaller cache: a larger one that takes as much is not tried further."""
-
-LEAST = 0.97
-"""Of a bound of a rollout's time, for rows come in an order in which they may fit a little better
-with less room, and measured steps may be a little faster with more of them."""
 
 MICRO_SAMPLES = (1, 4)
 """Longest samples that a packed micro-batch holds."""
@@ -98,6 +95,7 @@ class Candidates:
         host: Bytes of its host's memory that each device may fill; None where nobody knows.
         outside: Devices of another kind that are set aside for environments, by task.
         short_of_host: Some way was left out because a host's memory does not hold it.
+        ceiling: Seconds of a step: a rollout that takes longer alone may be left out.
     """
 
     def __init__(
@@ -117,6 +115,7 @@ class Candidates:
         self.outside = outside or {}
         self.budget = group.budget_bytes - RUNTIME_BYTES[self.machine.spec.type]
         self.short_of_host = False
+        self.ceiling = math.inf
         self._found: dict[tuple[str, int], FoundLayouts] = {}
         self._made: dict[tuple[str, Layout, Filter], tuple[Candidate, ...]] = {}
         self._working: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -386,26 +385,30 @@ class Candidates:
         Layouts come in the order of the least that they take, for what is known early spares more.
         """
         caches: dict[Layout, list[Candidate]] = {}
+        bound = cache(partial(self._bound, task))
 
         def fits(layout: Layout) -> bool:
             ways = self._caches(task, layout, task_slots(task, layout, 0))
             caches[layout] = [way for way in ways if way.peak <= self.budget]
             return bool(caches[layout])
 
-        least = {
-            layout: self._least_s(task, caches[layout][-1])
-            for layout in self._small_enough(task, num_devices, only, fits)
-        }
-        rivals, found = Rivals(self.budget), []
-        for layout in sorted(least, key=lambda one: least[one](caches[one][-1])):
+        most = self.ceiling * task.every
+        possible = self.layouts(task, num_devices).possible
+        if most < math.inf and all(bound(layout).least_s() > most for layout in possible):
+            return []
+        fitting = list(self._small_enough(task, num_devices, only, fits))
+        fitting.sort(key=lambda layout: bound(layout).least_s(caches[layout][-1].kv_tokens))
+        rivals, found = Rivals(self.budget), list[Candidate]()
+        for layout in fitting:
             free_s: float | None = None
             seconds = math.inf
             for way in caches[layout]:
-                if rivals.beat(way, least[layout](way)):
+                least = bound(layout).least_s(way.kv_tokens)
+                if least > most or rivals.beat(way, least):
                     continue
-                if free_s is None:
+                if found and free_s is None:
                     free_s = LEAST * self._free_s(task, way)
-                if rivals.beat(way, free_s):
+                if free_s is not None and (free_s > most or rivals.beat(way, free_s)):
                     continue
                 timed = replace(way, estimate=self._drawing(task, way))
                 if timed.seconds > NO_FASTER * seconds:
@@ -420,30 +423,23 @@ class Candidates:
         never_full = way.slots * self.request.max_length
         return self._drawing(task, replace(way, kv_tokens=never_full)).seconds
 
-    def _least_s(self, task: TaskWork, largest: Candidate) -> Callable[[Candidate], float]:
-        """Seconds that a rollout in a layout takes at least, by its cache: a step for each token of
-        the longest sample, and for as many tokens as the cache holds of all that samples hold in
-        theirs."""
-        options, layout = self.options, largest.layout
+    def _bound(self, task: TaskWork, layout: Layout) -> RolloutBound:
+        """What a rollout in a layout takes at least."""
+        slots = task_slots(task, layout, 0)
         batch = EngineBatch(
             replicas=layout.dp,
             samples=task.samples,
             group_size=task.group_size,
-            prompt_tokens=options.prompt_tokens,
-            slots=largest.slots,
-            kv_tokens=largest.slots * self.request.max_length,
+            prompt_tokens=self.options.prompt_tokens,
+            slots=slots,
+            kv_tokens=slots * self.request.max_length,
         )
-        first = options.prompt_tokens + 1
-        one_s, full_s = (
-            self.cost.decode_step(
-                task.shape, layout, self.machine, batch=rows, context=first
-            ).seconds
-            for rows in (1, batch.slots)
-        )
-        step_s = min(one_s, full_s)
-        longest_s = expected_maximum(options.lengths, task.samples) * step_s
-        held_s = token_steps(options.lengths, batch) * step_s
-        return lambda way: LEAST * max(longest_s, held_s / way.kv_tokens)
+        where = (task.shape, layout, self.machine)
+
+        def step_s(rows: int, context: float) -> float:
+            return self.cost.decode_step(*where, batch=rows, context=context).seconds
+
+        return rollout_bound(step_s, self.options.lengths, batch)
 
     # Forward passes
 

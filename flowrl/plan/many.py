@@ -151,6 +151,11 @@ class Searched:
     pins: PinnedTasks
     thinned: str | None = None
 
+    @property
+    def slowest_s(self) -> float:
+        """Seconds of the longest step that is told."""
+        return max(one.step_s for one in (self.best, *self.others))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJob:
@@ -172,8 +177,11 @@ class GroupJob:
         """Devices that pins name, by task; counted in the group."""
         return self.pins.places(self.part.numbering)
 
-    def posed(self) -> Posed:
+    def posed(self, *, all_ways: bool = True) -> Posed:
         """The problem of the search.
+
+        Args:
+            all_ways: See `pose`.
 
         Raises:
             PlanError: a role without a model; devices without figures; a kind of schedule that the
@@ -192,6 +200,7 @@ class GroupJob:
             host=self.part.host,
             engine_least=engine_least(len(group.addresses), request),
             outside=self.outside,
+            all_ways=all_ways,
         )
 
     def has_plan(self) -> bool:
@@ -238,35 +247,56 @@ def search_group(
     uneven_pins = misplaced(pins, job.places(), ground)
     if uneven_pins is not None:
         raise uneven_pins
-    posed = job.posed()
-    for task in posed.tasks:
-        if not posed.ways[task.id]:
-            raise nothing_runs(task, posed, pins, ground)
+    posed = job.posed(all_ways=wanted > 0)
+    found = _schedules(job, posed, wanted)
+    if found is None or found.slowest_s > posed.candidates.ceiling:
+        if posed.candidates.ceiling < math.inf:
+            posed = job.posed()
+            found = _schedules(job, posed, wanted)
+        if found is None:
+            raise _why_none(posed, pins, ground)
+    return found
+
+
+def _schedules(job: GroupJob, posed: Posed, wanted: int) -> Searched | None:
+    """The best schedule of a job, and `wanted` others; None where nothing fits."""
+    if not all(posed.ways.values()):
+        return None
     result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
     if result.infeasible is not None:
-        raise nothing_fits(posed, result.infeasible, pins, ground.fits)
+        return None
     ways = weight_ways(job.graph, posed.tasks)
     found = _priced(posed, result.best, ways)
     best = _plain(posed, found, ways)
     if best is None:
-        stands = any(stood(posed, one.schedule) for one in result.best)
-        raise (
-            hosts_full(posed, result.best, pins, ground.fits)
-            if stands
-            else nowhere_to_stand(len(result.best), pins, ground.fits)
-        )
+        return None
     every = [Kind.TEMPORAL, Kind.SPATIAL]
     if posed.problem.staleness:
         every += [Kind.HYBRID, Kind.ASYNCHRONOUS]
     kinds = _of_kinds(posed, result, ways, every) if len(posed.tasks) > 1 else []
-    if options.kind == "auto" and best.kind is not Kind.TEMPORAL:
+    if job.request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
         best = _turns_if_alike(best, kinds)
     if wanted:
         others = distinct(found, best, wanted)
     else:
         others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
-    return Searched(posed=posed, best=best, others=tuple(others), pins=pins, thinned=result.thinned)
+    return Searched(
+        posed=posed, best=best, others=tuple(others), pins=job.pins, thinned=result.thinned
+    )
+
+
+def _why_none(posed: Posed, pins: PinnedTasks, ground: Ground) -> PlanError:
+    """What is said where nothing fits: a task, all of them, their hosts, or where pins are."""
+    for task in posed.tasks:
+        if not posed.ways[task.id]:
+            return nothing_runs(task, posed, pins, ground)
+    result = search_posed(posed)
+    if result.infeasible is not None:
+        return nothing_fits(posed, result.infeasible, pins, ground.fits)
+    if any(stood(posed, one.schedule) for one in result.best):
+        return hosts_full(posed, result.best, pins, ground.fits)
+    return nowhere_to_stand(len(result.best), pins, ground.fits)
 
 
 def best_of_group(graph: Graph, request: PlanRequest, posed: Posed) -> Chosen | None:

@@ -34,6 +34,7 @@ from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.problem import EVERY_KIND
+from flowrl.plan.step_ceiling import step_ceiling
 from flowrl.plan.stream_arrivals import arrivals_of_ways
 from flowrl.plan.tasks import TaskWork, tasks_of
 
@@ -137,6 +138,7 @@ def pose(
     host: int | None = None,
     engine_least: int = 1,
     outside: Mapping[str, DeviceGroup] | None = None,
+    all_ways: bool = True,
 ) -> Posed:
     """The problem of placing a graph on a group of equal devices.
 
@@ -149,6 +151,7 @@ def pose(
         host: Bytes of its host's memory that each device may fill.
         engine_least: Devices that a rollout is tried on at least.
         outside: Devices of another kind that environments have, by the task that they play with.
+        all_ways: Also those that take longer than the schedules which a plan tells are likely to.
 
     Raises:
         PlanError: a role without a model; a device without figures; an asynchronous schedule is
@@ -160,31 +163,56 @@ def pose(
     tasks = tuple(task for task in every if only is None or task.id in only)
     filters, made = filters or {}, Candidates(request, group, cost, host, outside)
     counts = possible_counts(group, filters)
-    ways = _ways(made, tasks, filters, counts, engine_least)
-    here = frozenset(ways)
-    problem = Problem(
-        tasks=option_tasks(tasks, ways, request),
-        num_devices=len(group.addresses),
-        counts=counts,
-        memory_bytes=max(0, made.budget),
-        chunks=CHUNKS,
-        syncs=tuple(_syncs(graph, tasks, ways, made)),
-        staleness=request.max_staleness,
-        ahead=may_run_ahead(tasks) if request.max_staleness else frozenset(),
-        pinned=_pinned(filters, here),
-        places={name: one for name, one in (places or {}).items() if name in here},
-        kinds=kinds,
-        objective=_objective(request),
-        beside=sum(len(one.addresses) for one in made.outside.values()),
-    )
+    known = _Ways(made, tasks, filters, counts)
+
+    def problem_with(ways: Mapping[str, tuple[Candidate, ...]]) -> Problem:
+        here = frozenset(ways)
+        return Problem(
+            tasks=option_tasks(tasks, ways, request),
+            num_devices=len(group.addresses),
+            counts=counts,
+            memory_bytes=max(0, made.budget),
+            chunks=CHUNKS,
+            syncs=tuple(_syncs(graph, tasks, ways, made)),
+            staleness=request.max_staleness,
+            ahead=may_run_ahead(tasks) if request.max_staleness else frozenset(),
+            pinned=_pinned(filters, here),
+            places={name: one for name, one in (places or {}).items() if name in here},
+            kinds=kinds,
+            objective=_objective(request),
+            beside=sum(len(one.addresses) for one in made.outside.values()),
+        )
+
+    if not all_ways and _has_ceiling(request, tasks, filters, group):
+        made.ceiling = step_ceiling(tasks, known.on, problem_with, counts)
+    ways = known.every(engine_least)
     return Posed(
-        problem=problem,
+        problem=problem_with(ways),
         tasks=tasks,
         ways=ways,
         candidates=made,
         group=group,
         environments=environments or {},
         outside=made.outside,
+    )
+
+
+def _has_ceiling(
+    request: PlanRequest,
+    tasks: Sequence[TaskWork],
+    filters: Mapping[str, Filter],
+    group: DeviceGroup,
+) -> bool:
+    """Whether no way is of use that takes longer alone than a step.
+
+    On a single node it also matters how many devices stand idle, and what that leaves of the host.
+    """
+    return (
+        request.options.objective == "step_time"
+        and not request.max_staleness
+        and group.num_nodes > 1
+        and all(one == Filter() for one in filters.values())
+        and all(task.region is None for task in tasks)
     )
 
 
@@ -208,29 +236,49 @@ def _objective(request: PlanRequest) -> Objective:
     return Objective.STEP_TIME if step_time else Objective.DEVICE_SECONDS
 
 
-def _ways(
-    made: Candidates,
-    tasks: Sequence[TaskWork],
-    filters: Mapping[str, Filter],
-    counts: Sequence[int],
-    engine_least: int,
-) -> dict[str, tuple[Candidate, ...]]:
-    """All ways to run each task, on every count that pins leave."""
-    shares = _shared_weights(tasks)
-    ways: dict[str, tuple[Candidate, ...]] = {}
-    drawn: Drawn = {}
-    for task in tasks:
-        only_these = filters.get(task.id, Filter())
-        shared = task.weights in shares
-        found: list[Candidate] = []
-        least = engine_least if task.generates else 1
-        for count in counts:
-            if only_these.devices == count or (only_these.devices is None and count >= least):
-                found += ways_of(
-                    made, task, count, only_these, shared=shared, counts=counts, drawn=drawn
-                )
-        ways[task.id] = tuple(found)
-    return ways
+class _Ways:
+    """The ways to run each task, on the counts that pins leave."""
+
+    def __init__(
+        self,
+        made: Candidates,
+        tasks: Sequence[TaskWork],
+        filters: Mapping[str, Filter],
+        counts: Sequence[int],
+    ) -> None:
+        self._made, self._tasks, self._filters, self._counts = made, tasks, filters, counts
+        self._shares = _shared_weights(tasks)
+        self._drawn: Drawn = {}
+        self._found: dict[tuple[str, int], tuple[Candidate, ...]] = {}
+
+    def on(self, task: TaskWork, count: int) -> tuple[Candidate, ...]:
+        """Those on so many devices."""
+        key = (task.id, count)
+        if key not in self._found:
+            self._found[key] = ways_of(
+                self._made,
+                task,
+                count,
+                self._filters.get(task.id, Filter()),
+                shared=task.weights in self._shares,
+                counts=self._counts,
+                drawn=self._drawn,
+            )
+        return self._found[key]
+
+    def every(self, engine_least: int) -> dict[str, tuple[Candidate, ...]]:
+        """All of each task, but for those above the ceiling."""
+        ways: dict[str, tuple[Candidate, ...]] = {}
+        for task in self._tasks:
+            asked = self._filters.get(task.id, Filter()).devices
+            least = engine_least if task.generates else 1
+            counts = [
+                one for one in self._counts if asked == one or (asked is None and one >= least)
+            ]
+            found = [way for count in counts for way in self.on(task, count)]
+            most = self._made.ceiling * task.every
+            ways[task.id] = tuple(way for way in found if way.seconds <= most)
+        return ways
 
 
 def _one_at_a_time(request: PlanRequest, tasks: Sequence[TaskWork]) -> PlanRequest:

@@ -168,6 +168,30 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
         assert found[256, slots] == pytest.approx(found[4000, slots], rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("samples", "slots", "longest"),
+    [
+        (1024, 128, 3),  # rows would stand for 4 samples
+        (1024, 64, 1.05),
+        (2048, 64, 3),  # and the queue is stretched
+        (2048, 16, 1.3),
+    ],
+)
+def test_small_caches_hold_no_more_where_rows_stand_for_several(
+    samples, slots, longest, monkeypatch
+):
+    lengths = LognormalLengths(mean=300, sigma=1.0, maximum=1500)
+    asked = (lengths, samples, slots, 20.0, 1500.0, longest * 1520.0)
+    found = _occupancy(*asked).total_steps
+    for name in ("MOST_SAMPLES", "MOST_WAITING"):
+        monkeypatch.setattr(f"flowrl.cost.occupancy.{name}", 10**6)
+    _occupancy.cache_clear()
+    every = _occupancy(*asked)
+    _occupancy.cache_clear()
+    assert every.samples_a_row == 1
+    assert found == pytest.approx(every.total_steps, rel=0.03)
+
+
 def test_long_queues_of_few_slots_take_as_long_as_all_of_their_tokens():
     lengths = LognormalLengths(mean=300, sigma=0.8, maximum=1500)
     found = dict(_rollout(lengths, samples=6000, slots=8).parts)["decode"]
