@@ -27,7 +27,7 @@ from flowrl.cost.role_memory import Shard
 from flowrl.cost.rollout_time import DecodeStep, rollout_estimate
 from flowrl.cost.source import Estimate
 from flowrl.cost.switching import move_s, weight_sync_parts
-from flowrl.cost.trainer_time import Batch, forward_batch_parts, update_parts
+from flowrl.cost.trainer_time import batch_of, forward_batch_parts, least_passes_s, update_parts
 
 __all__ = ["MICRO_TOKENS", "AnalyticCost"]
 
@@ -56,7 +56,7 @@ class AnalyticCost:
 
     def _decoder(self, shape: ModelShape, layout: Layout, machine: Machine) -> DecodeStep:
         # Without expert groups a step is a replica's own matter, however many there are.
-        replica = layout if layout.ep > 1 else replace(layout, dp=1)
+        replica = layout if layout.ep > 1 else _alone(layout)
         return _decoder(shape, replica, machine, self.host_s)
 
     def prefill(
@@ -107,12 +107,7 @@ class AnalyticCost:
         shard: Shard = "none",
     ) -> Estimate:
         """See `Cost`."""
-        batch = Batch(
-            samples=samples,
-            prompt_tokens=prompt_tokens,
-            lengths=lengths,
-            micro_tokens=micro_tokens,
-        )
+        batch = batch_of(samples, prompt_tokens, lengths, micro_tokens)
         return Estimate.of_parts(forward_batch_parts(shape, layout, machine, batch, shard))
 
     def train(
@@ -131,12 +126,7 @@ class AnalyticCost:
         offload_optimizer: bool = False,
     ) -> Estimate:
         """See `Cost`."""
-        batch = Batch(
-            samples=samples,
-            prompt_tokens=prompt_tokens,
-            lengths=lengths,
-            micro_tokens=micro_tokens,
-        )
+        batch = batch_of(samples, prompt_tokens, lengths, micro_tokens)
         return Estimate.of_parts(
             update_parts(
                 shape,
@@ -149,6 +139,12 @@ class AnalyticCost:
                 offload_optimizer=offload_optimizer,
             )
         )
+
+    def least_passes_s(
+        self, shape: ModelShape, machine: Machine, *, devices: int, tokens: float, training: bool
+    ) -> float:
+        """See `flowrl.cost.source.LeastPasses`."""
+        return least_passes_s(shape, machine, devices=devices, tokens=tokens, training=training)
 
     def weight_sync(
         self,
@@ -177,6 +173,12 @@ class AnalyticCost:
     def move(self, nbytes: int, machine: Machine) -> Estimate:
         """See `Cost`."""
         return Estimate.of_parts({"host link": move_s(nbytes, machine)})
+
+
+@lru_cache(maxsize=1024)
+def _alone(layout: Layout) -> Layout:
+    """One replica of it."""
+    return replace(layout, dp=1)
 
 
 @lru_cache(maxsize=512)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from flowrl.cluster.hardware import Machine
 from flowrl.cost.activations import Recompute
@@ -26,7 +26,15 @@ from flowrl.cost.lengths import Lengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 
-__all__ = ["Cost", "Estimate", "Recompute", "Shard", "Source", "one_after_the_other"]
+__all__ = [
+    "Cost",
+    "Estimate",
+    "LeastPasses",
+    "Recompute",
+    "Shard",
+    "Source",
+    "one_after_the_other",
+]
 
 Source: TypeAlias = Literal["analytic", "measured", "aiconfigurator"]
 
@@ -82,6 +90,21 @@ def one_after_the_other(estimates: Sequence[Estimate]) -> Estimate:
         parts=tuple(parts.items()),
         notes=tuple(dict.fromkeys(note for one in estimates for note in one.notes)),
     )
+
+
+@runtime_checkable
+class LeastPasses(Protocol):
+    """A cost that knows below what no layout gets a trainer's passes."""
+
+    def least_passes_s(
+        self, shape: ModelShape, machine: Machine, *, devices: int, tokens: float, training: bool
+    ) -> float:
+        """Seconds of passes over so many tokens on so many devices, however they are divided.
+
+        Args:
+            training: Forward and backward; else forward alone.
+        """
+        ...
 
 
 class Cost(Protocol):

@@ -35,7 +35,7 @@ and no step less than its longest sample.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from flowrl.cluster.hardware import Machine
@@ -43,6 +43,7 @@ from flowrl.cost import collectives, efficiency
 from flowrl.cost.activations import Recompute
 from flowrl.cost.collectives import Ranks
 from flowrl.cost.engine_steps import ring_s, sends_s
+from flowrl.cost.flops import forward_flops
 from flowrl.cost.forward_pass import PassParts, Tokens, dtype_bytes, forward_parts
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths, expected_maximum
@@ -50,7 +51,14 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import Shard
 from flowrl.cost.sharding import stage_parameters
 
-__all__ = ["Batch", "forward_batch_parts", "replica_tokens", "update_parts"]
+__all__ = [
+    "Batch",
+    "batch_of",
+    "forward_batch_parts",
+    "least_passes_s",
+    "replica_tokens",
+    "update_parts",
+]
 
 OPTIMIZER_BYTES = 30
 OFFLOADED_BYTES = 24
@@ -76,6 +84,14 @@ class Batch:
     prompt_tokens: float
     lengths: Lengths
     micro_tokens: int
+
+
+@lru_cache(maxsize=256)
+def batch_of(samples: float, prompt_tokens: float, lengths: Lengths, micro_tokens: int) -> Batch:
+    """The batch; all layouts are asked for the same few."""
+    return Batch(
+        samples=samples, prompt_tokens=prompt_tokens, lengths=lengths, micro_tokens=micro_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +150,18 @@ def update_parts(
     return parts
 
 
+def least_passes_s(
+    shape: ModelShape, machine: Machine, *, devices: int, tokens: float, training: bool
+) -> float:
+    """Seconds of the products with all weights over so many tokens, shared out evenly with nothing
+    exchanged: no layout is faster."""
+    rates = efficiency.rates(machine.spec)
+    parts = forward_flops(shape, [1])
+    each = parts.projections + parts.mlp + parts.router + parts.head
+    rate = max(rates.flops, rates.expert_flops) * efficiency.TRAINER_SHARE
+    return (3 if training else 1) * tokens * each / (devices * rate)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """An optimizer step, as far as it is the same whatever it computes again or has on the host.
@@ -162,9 +190,10 @@ def _step(
     mini_batches: int,
     shard: Shard,
 ) -> _Step:
-    number, once = _once(
-        shape, layout, machine, replace(batch, samples=batch.samples / mini_batches)
+    each = batch_of(
+        batch.samples / mini_batches, batch.prompt_tokens, batch.lengths, batch.micro_tokens
     )
+    number, once = _once(shape, layout, machine, each)
     if shard == "full":
         gathered = _gather_s(shape, layout, machine)
         exchanged_s = 2 * gathered + _reduce_s(shape, layout, machine)

@@ -22,7 +22,7 @@ from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
-from flowrl.cost.source import Cost
+from flowrl.cost.source import Cost, LeastPasses
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
@@ -275,10 +275,31 @@ class _Ways:
             counts = [
                 one for one in self._counts if asked == one or (asked is None and one >= least)
             ]
-            found = [way for count in counts for way in self.on(task, count)]
             most = self._made.ceiling * task.every
+            found = [
+                way
+                for count in counts
+                if self._least_s(task, count) <= most
+                for way in self.on(task, count)
+            ]
             ways[task.id] = tuple(way for way in found if way.seconds <= most)
         return ways
+
+    def _least_s(self, task: TaskWork, num_devices: int) -> float:
+        """Seconds that a trainer's task takes at least on so many devices, whatever its layout; 0
+        of others, and where nobody knows."""
+        cost, options = self._made.cost, self._made.options
+        if task.generates or not isinstance(cost, LeastPasses):
+            return 0.0
+        mean = options.prompt_tokens + options.lengths.mean
+        samples = sum(one.samples for one in task.updated) or task.samples
+        return cost.least_passes_s(
+            task.shape,
+            self._made.machine,
+            devices=num_devices,
+            tokens=samples * mean,
+            training=bool(task.updated),
+        )
 
 
 def _one_at_a_time(request: PlanRequest, tasks: Sequence[TaskWork]) -> PlanRequest:

@@ -281,3 +281,35 @@ def test_experts_are_trained_without_skew_and_with_their_exchange(repository):
     assert parts["expert parallel"] > 0
     fewer = replace(shape, experts=replace(shape.experts, num_active=4))
     assert dict(_train(fewer, Layout(dp=8, ep=8)).parts)["experts"] < parts["experts"]
+
+
+def test_products_shared_out_evenly_by_hand(qwen):
+    # A layer: queries, keys, values and output, and three products of the MLP; and the head.
+    layer = 3584 * (28 + 2 * 4) * 128 + 28 * 128 * 3584 + 3 * 3584 * 18944
+    each = 2 * (28 * layer + 3584 * 152064)
+    rate = 8 * efficiency.rates(H100.spec).flops * efficiency.TRAINER_SHARE
+    asked = {"devices": 8, "tokens": 1000.0}
+    assert efficiency.rates(H100.spec).expert_flops <= efficiency.rates(H100.spec).flops
+    forward = COST.least_passes_s(qwen, H100, training=False, **asked)
+    assert forward == pytest.approx(1000 * each / rate)
+    assert COST.least_passes_s(qwen, H100, training=True, **asked) == pytest.approx(3 * forward)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen2.5-32b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize("device", ["H100-SXM-80GB", "A100-SXM-80GB", "Ascend-A2-910B-376T"])
+def test_no_layout_is_faster_than_products_shared_out_evenly(model, device, repository):
+    shape = ModelShape.from_hf_config(
+        json.loads((repository / f"configs/models/{model}.json").read_text("utf-8"))
+    )
+    machine = Machine(spec=device_spec(device), node_size=8)
+    lengths = LognormalLengths(mean=900, sigma=0.8, maximum=4096)
+    asked = {"prompt_tokens": 100, "lengths": lengths, "samples": 256, "micro_tokens": 16384}
+    experts = 8 if shape.experts is not None else 1
+    for shape_of in (shape, shape.with_value_head()):
+        for sizes in ({"dp": 16}, {"tp": 2, "pp": 2, "dp": 4}, {"cp": 2, "dp": 8}, {"pp": 16}):
+            layout = Layout(**sizes, ep=experts if sizes == {"dp": 16} else 1)
+            bound = {"devices": 16, "tokens": 256 * 1000.0}
+            least = COST.least_passes_s(shape_of, machine, training=False, **bound)
+            assert 0 < least <= COST.forward(shape_of, layout, machine, **asked).seconds
+            least = COST.least_passes_s(shape_of, machine, training=True, **bound)
+            assert least <= COST.train(shape_of, layout, machine, mini_batches=2, **asked).seconds

@@ -21,6 +21,7 @@ Invariants, checked when a Problem is made:
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -220,14 +221,20 @@ def check_problem(problem: Problem) -> None:
         raise _wrong("beside must not be negative", problem.beside)
     if not problem.kinds:
         raise PlanError("kinds must name at least one kind of schedule")
-    _check_tasks(problem)
+    if not any(problem.tasks is tasks for tasks in _RIGHT):
+        _check_tasks(problem.tasks)
+        _RIGHT.append(problem.tasks)
     _check_names(problem)
 
 
-def _check_tasks(problem: Problem) -> None:
+_RIGHT: deque[tuple[Task, ...]] = deque(maxlen=4)
+"""Tasks that were found right last: a search makes many problems of the same ones."""
+
+
+def _check_tasks(tasks: tuple[Task, ...]) -> None:
     seen: set[str] = set()
     held: dict[tuple[str, str, int], int] = {}
-    for task in problem.tasks:
+    for task in tasks:
         if task.id in seen:
             raise PlanError("Two tasks have one name", where=task.id)
         for read in task.after:
