@@ -173,7 +173,8 @@ def combine(problems: Sequence[ErrorT]) -> ErrorT:
     """
     told: dict[tuple[str | None, str], FlowError] = {}
     for problem in problems:
-        for one in (problem, *problem.others):
+        every: tuple[FlowError, ...] = (problem, *problem.others)
+        for one in every:
             told.setdefault((one.where, one.what), one)
     first = problems[0]
     first.others = tuple(one for one in told.values() if one is not first)

@@ -158,7 +158,7 @@ def least_passes_s(
     rates = efficiency.rates(machine.spec)
     parts = forward_flops(shape, [1])
     each = parts.projections + parts.mlp + parts.router + parts.head
-    rate = max(rates.flops, rates.expert_flops) * efficiency.TRAINER_SHARE
+    rate = max(rates.flops, rates.expert_flops) * rates.trainer_share
     return (3 if training else 1) * tokens * each / (devices * rate)
 
 

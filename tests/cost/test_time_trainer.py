@@ -287,7 +287,8 @@ def test_products_shared_out_evenly_by_hand(qwen):
     # A layer: queries, keys, values and output, and three products of the MLP; and the head.
     layer = 3584 * (28 + 2 * 4) * 128 + 28 * 128 * 3584 + 3 * 3584 * 18944
     each = 2 * (28 * layer + 3584 * 152064)
-    rate = 8 * efficiency.rates(H100.spec).flops * efficiency.TRAINER_SHARE
+    rates = efficiency.rates(H100.spec)
+    rate = 8 * rates.flops * rates.trainer_share
     asked = {"devices": 8, "tokens": 1000.0}
     assert efficiency.rates(H100.spec).expert_flops <= efficiency.rates(H100.spec).flops
     forward = COST.least_passes_s(qwen, H100, training=False, **asked)
