@@ -130,9 +130,20 @@ def problem_of(fixture: Fixture, kind: Kind) -> Problem:
         tasks=tuple(tasks),
         num_devices=fixture.devices,
         memory_bytes=0,
+        counts=_sums(tasks, fixture.devices),
         chunks=(fixture.batch or 1,),
         kinds=frozenset({kind}),
     )
+
+
+def _sums(tasks: Sequence[Task], most: int) -> tuple[int, ...]:
+    """The numbers of devices that tasks may have between them: no block needs another size."""
+    sums = 1  # bit n: some of the tasks come to n
+    for task in tasks:
+        before = sums
+        for option in task.options:
+            sums |= before << option.devices
+    return tuple(count for count in range(1, most + 1) if sums >> count & 1)
 
 
 def _worth(options: Sequence[Option]) -> tuple[Option, ...]:
