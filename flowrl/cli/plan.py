@@ -36,7 +36,7 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
         FlowError: anything that is wrong with the configuration, or a job that does not fit.
     """
     refuse_ignored(config, overrides, options)
-    words = [*overrides, *as_overrides(options)]
+    words = [*overrides, *as_overrides(options, overrides)]
     with offering_cluster(config, words, "--cluster FILE"):
         _print(config, words, options)
 

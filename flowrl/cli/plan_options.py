@@ -152,14 +152,20 @@ def _refuse_plan(
             )
 
 
-def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
+def machine_words(
+    cluster: str | None, pins: Sequence[str], overrides: Sequence[str] = ()
+) -> list[str]:
     """`--cluster` and `--pin` as overrides.
+
+    Args:
+        overrides: Other words of the command, which may be pins as keys of the configuration.
 
     Raises:
         ConfigError: pins that say nothing, or contradict each other; one error for all of them.
     """
     words = [] if cluster is None else [f"cluster={cluster}"]
-    said: dict[str, str] = {}
+    keys = [word.removeprefix("plan.pins.") for word in overrides if word.startswith("plan.pins.")]
+    said = {key.partition("=")[0]: key for key in keys}
     problems: list[ConfigError] = []
     for pin in pins:
         name, equals, value = pin.partition("=")
@@ -183,13 +189,13 @@ def machine_words(cluster: str | None, pins: Sequence[str]) -> list[str]:
     return words
 
 
-def as_overrides(options: PlanCommand) -> list[str]:
-    """`--cluster`, `--pin` and `--top` as overrides.
+def as_overrides(options: PlanCommand, overrides: Sequence[str] = ()) -> list[str]:
+    """`--cluster`, `--pin` and `--top` as overrides, beside others of the command.
 
     Raises:
         ConfigError: pins as in `machine_words`, or a number of plans that is out of bounds.
     """
-    words = machine_words(options.cluster, options.pins)
+    words = machine_words(options.cluster, options.pins, overrides)
     if options.top is not None:
         if options.top < 1:
             raise ConfigError(

@@ -74,7 +74,7 @@ def run(config: Path, overrides: Sequence[str], options: SimulateOptions) -> Non
     from flowrl.config.load import load_config, locating
 
     _check(config, options)
-    words = [*overrides, *machine_words(options.cluster, options.pins)]
+    words = [*overrides, *machine_words(options.cluster, options.pins, overrides)]
     loaded = load_config(config, words)
     with offering_cluster(config, words, "--cluster FILE"), locating(loaded):
         _simulate(loaded, options)

@@ -27,7 +27,7 @@ from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
-from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
+from flowrl.plan.pins import PinnedTasks, check_environments, read_pins, tell
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -407,15 +407,19 @@ def _part(pool: ResourcePool, group: DeviceGroup, order: Mapping[str, int]) -> P
 
 def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
     """A task's devices are all of one kind, in nodes that hold equally many."""
-    for name, numbers in pins.devices.items():
-        if not any(set(numbers) <= set(part.numbering) for part in parts):
-            raise PlanError(
+    tell(
+        [
+            PlanError(
                 f"{name} cannot be on devices of several kinds",
-                where=pins.where(name),
-                found=f"{pins.said(name)}, where {_kinds_of(numbers, parts)}",
+                where=pins.where(name, ["devices"]),
+                found=f"{pins.said(name, ['devices'])}, where {_kinds_of(numbers, parts)}",
                 expected="devices of one kind, in nodes with equally many free ones",
                 hint=f"pin devices of one kind, or leave {name} to the planner",
             )
+            for name, numbers in pins.devices.items()
+            if not any(set(numbers) <= set(part.numbering) for part in parts)
+        ]
+    )
 
 
 def _of_one_kind(task: TaskWork, pins: PinnedTasks, parts: Sequence[Part]) -> bool:

@@ -196,8 +196,9 @@ def check_environments(pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
         tasks: Whose environments are on devices of the same kind as they.
 
     Raises:
-        PlanError: they are not; names both pins.
+        PlanError: they are not; names both pins of each.
     """
+    problems = []
     for task in tasks:
         alone, all_of_it = pins.environments.get(task.id), pins.devices.get(task.id)
         if task.region is None or alone is None or all_of_it is None:
@@ -206,13 +207,15 @@ def check_environments(pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
         if beyond:
             asked = pins.asked[task.id]
             both = number_ranges(sorted({*alone, *all_of_it}))
-            raise contradiction(
+            error = contradiction(
                 [asked["devices"], asked[OWN]],
                 f"devices of environment {task.region.role} are among those of its rollout, which "
                 f"{number_ranges(beyond)} {'is' if len(beyond) == 1 else 'are'} not",
                 hint=f"name some of {number_ranges(all_of_it)} in {asked[OWN].subject}.devices, "
                 f"or set {asked['devices'].subject}.devices={both}",
             )
+            problems.append(error)
+    tell(problems)
 
 
 def tell(problems: Sequence[PlanError]) -> None:

@@ -16,9 +16,11 @@ NODE = ["--cluster", "configs/clusters/h100_1x8.yaml"]
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
 
-    def plan(config: str, *words: str) -> str:
+    def plan(config: str, *words: str, cluster: list[str] = NODE) -> str:
         pins = [word for pin in words for word in ("--pin", pin)]
-        code, out, err = runner(capsys, "plan")(config, *(NODE if config == CONFIG else []), *pins)
+        code, out, err = runner(capsys, "plan")(
+            config, *(cluster if config == CONFIG else []), *pins
+        )
         assert (code, out) == (2, "")
         assert len(err.splitlines()) <= 4
         return err
@@ -34,6 +36,19 @@ def test_pins_that_are_none_are_all_told():
     assert "and 2 more mistakes" in text
     assert "--pin actor.tp: a pin says" in text
     assert "a.tp=2 and a.tp=4 contradict each other" in text
+
+
+def test_a_pin_contradicts_the_same_key_in_another_form():
+    assert machine_words(None, ["a.tp=2"], ["plan.pins.a.tp=2", "seed=1"]) == ["plan.pins.a.tp=2"]
+    with pytest.raises(ConfigError, match=r"a\.tp=4 and a\.tp=2 contradict each other"):
+        machine_words(None, ["a.tp=2"], ["plan.pins.a.tp=4"])
+
+
+def test_devices_of_several_kinds_are_told_of_all_tasks(told):
+    cluster = ["--cluster", "configs/clusters/h100_2x8_h20_4x8.yaml"]
+    text = told(CONFIG, "rollout.devices=8-23", "actor.devices=12-31", cluster=cluster)
+    assert "actor.generate cannot be on devices of several kinds" in text
+    assert "and 1 more mistake: command line (plan.pins.actor.devices=12-31)" in text
 
 
 def test_values_without_a_field_are_all_told(told):
