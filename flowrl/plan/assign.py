@@ -214,6 +214,9 @@ def schedule_step(
 ) -> ScheduleStep:
     """The schedule as the plan keeps it.
 
+    A step has as many devices as its parts use, and not the whole nodes that the search counts for
+    them: so a plan that is read says the same, whatever sizes of blocks were looked at.
+
     Args:
         nodes: The operations of tasks that are several of them, or of all.
     """
@@ -231,14 +234,14 @@ def schedule_step(
             kind, chunks = "asynchronous", 1
         case _:
             assert_never(schedule)
+    parts = tuple(schedule_step(problem, part, nodes) for part in (schedule.first, schedule.second))
+    sizes = [part.devices for part in parts]
     return ScheduleStep(
         kind=kind,  # type: ignore[arg-type]
-        devices=block(schedule, problem.block_sizes()),
+        devices=max(sizes) if kind == "temporal" else sum(sizes),
         chunks=chunks,
         ready=ready,
-        parts=tuple(
-            schedule_step(problem, part, nodes) for part in (schedule.first, schedule.second)
-        ),
+        parts=parts,
     )
 
 

@@ -239,3 +239,17 @@ def test_the_schedule_is_kept_as_a_tree_and_drawn():
         "    |-- b on 8 devices",
         "    `-- c on 1 device",
     )
+
+
+def test_a_step_has_the_devices_of_its_parts_and_not_the_whole_nodes_that_hold_them():
+    schedule = Temporal(
+        first=leaf("a", 12), second=Spatial(first=leaf("b", 4), second=leaf("c", 4), chunks=1)
+    )
+    problem = replace(problem_of(*leaves(schedule)), num_devices=12, counts=(1, 2, 3, 4, 6, 12))
+    assert schedule_step(problem, schedule).draw() == (
+        "temporal on 12 devices",
+        "|-- a on 12 devices",
+        "`-- spatial on 8 devices",
+        "    |-- b on 4 devices",
+        "    `-- c on 4 devices",
+    )
