@@ -140,7 +140,7 @@ def request(sample: SampleId, attempt: int, length: int) -> GenerateRequest:
     )
 
 
-# -- contenders ------------------------------------------------------------------------------------
+# Contenders
 
 
 def run_batches(engine: CountingEngine, lengths: Lengths) -> Iterator[float]:
@@ -224,7 +224,7 @@ class PerSample:
                 raise AssertionError("nothing is to be aborted here")
 
 
-# -- lengths ---------------------------------------------------------------------------------------
+# Lengths
 
 
 def independent_lengths(num: int, median: float, rng: random.Random) -> Lengths:
@@ -265,7 +265,7 @@ def known_longest_first(lengths: Lengths, slots: int) -> int:
     return max(ends)
 
 
-# -- measuring -------------------------------------------------------------------------------------
+# Measuring
 
 
 def timed(engine: CountingEngine, act: Callable[[], None]) -> tuple[float, int]:

@@ -1,11 +1,13 @@
 """The public calls: `compile`, `run` and `eager`.
 
-import flowrl as fl
+    import flowrl as fl
 
-compiled = fl.compile(my_workflow, "config.yaml")
-print(compiled.graph, compiled.plan.to_yaml())
-result = compiled.run()
-print(result.summary.headline)
+    compiled = fl.compile(my_workflow, "config.yaml")
+    print(compiled.graph, compiled.plan.to_yaml())
+    result = compiled.run()
+    print(result.summary.headline)
+
+Each call imports the executor or the simulator when it needs it: compiling needs neither.
 """
 
 from __future__ import annotations

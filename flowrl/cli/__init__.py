@@ -1,4 +1,7 @@
-"""The `flowrl` command."""
+"""The `flowrl` command.
+
+Each command imports what it needs when it runs, so that none waits for what another one needs.
+"""
 
 from flowrl.cli.app import main
 

@@ -1,7 +1,7 @@
 """What each operation reads, produces and may be told: the specification that the verifier holds.
 
 Data, not code: a new operation is a new row. Conditions between arguments (a KL penalty needs
-reference logprobs) stand in `flowrl.graph.verify`.
+reference logprobs) stand in `flowrl.graph.conditions` and `flowrl.graph.update_conditions`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ __all__ = ["check_update"]
 
 
 def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
+    """What is wrong between the arguments of an update."""
     rollout = graph.feeding(node.id, "rollout")
     if rollout is None:
         return  # said already

@@ -1,4 +1,4 @@
-"""Removes what no update needs."""
+"""Removes what no update, log or sync needs."""
 
 from __future__ import annotations
 

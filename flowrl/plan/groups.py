@@ -114,7 +114,7 @@ def cost_of(request: PlanRequest) -> Cost:
         BackendError: the package that is asked for is not installed.
     """
     if request.options.engine_times == "aiconfigurator":
-        from flowrl.cost.aiconfigurator import AIConfiguratorCost
+        from flowrl.cost.aiconfigurator import AIConfiguratorCost  # a library that few have
 
         return AIConfiguratorCost(AnalyticCost(), backend=request.options.engine)
     return AnalyticCost()

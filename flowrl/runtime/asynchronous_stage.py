@@ -89,7 +89,7 @@ class AsynchronousStage(Stage):
         """Does something in the rollout's thread."""
         self._thread.call(act, self._timeout_s)
 
-    # -- a step ------------------------------------------------------------------------------
+    # A step
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`. Interrupted before its update, it has changed no weights."""
@@ -176,7 +176,7 @@ class AsynchronousStage(Stage):
     def _flush_journals(self) -> None:
         self._call(super()._flush_journals)
 
-    # -- weights -----------------------------------------------------------------------------
+    # Weights
 
     def publish(self, engine: EngineId, version: int) -> None:
         """Sends new weights to the engines, and tells the scheduler."""
@@ -185,7 +185,7 @@ class AsynchronousStage(Stage):
             self._thread.post(lambda: self._driver.load(version, folder))
             self._has_published = True
 
-    # -- standing still ----------------------------------------------------------------------
+    # Standing still
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

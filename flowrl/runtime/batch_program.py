@@ -159,7 +159,7 @@ class BatchProgram:
     def _worker(self, node: Node) -> PolicyWorker:
         return self._around.policies[role_of(node)]
 
-    # -- handlers ----------------------------------------------------------------------------
+    # Handlers
 
     def _advantage(self, inputs: NodeInputs, step: StepBatch) -> None:
         for name, values in run_advantage(inputs).items():

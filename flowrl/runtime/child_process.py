@@ -110,7 +110,7 @@ def core_id(number: int) -> int | None:
     return cores[number] if number < len(cores) else None
 
 
-# -- in the child ---------------------------------------------------------------------------------
+# In the child
 
 
 def die_with(parent: int) -> None:

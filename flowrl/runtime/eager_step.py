@@ -92,7 +92,7 @@ class EagerStep:
         self._pending = list(program.parts.batch)
         self._places = {node.id: place for place, node in enumerate(program.parts.batch)}
 
-    # -- lines -------------------------------------------------------------------------------
+    # Lines
 
     def run(self, node_id: NodeId) -> None:
         """Carries out what the line of a traced node asks for.
@@ -142,7 +142,7 @@ class EagerStep:
         else:
             self._program.run_node(node, self._batch)
 
-    # -- rollouts ----------------------------------------------------------------------------
+    # Rollouts
 
     def _origins(self, node: Node) -> set[NodeId]:
         """Rollouts and sources that a node reads of."""
@@ -181,7 +181,7 @@ class EagerStep:
                 receive_rollout(self._parts, one.part, self._batch, handed_over(one))
                 self._handed.add(rollout.node.id)
 
-    # -- values ------------------------------------------------------------------------------
+    # Values
 
     def value(self, node_id: NodeId, fields: Sequence[Field]) -> object:
         """What a node gave; see `Handle.value`. Of an update, what its optimizer did.

@@ -108,7 +108,7 @@ class EngineProcess:
         self._selector.register(ours, selectors.EVENT_READ)
         self._send()
 
-    # -- what a driver calls -----------------------------------------------------------------
+    # What a driver calls
 
     @property
     def num_slots(self) -> int:
@@ -222,7 +222,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             kill(self._process)
 
-    # -- bytes -------------------------------------------------------------------------------
+    # Bytes
 
     def _tell(self, message: Message) -> None:
         if self._closed:
@@ -289,7 +289,7 @@ class EngineProcess:
             case _:
                 raise AssertionError(f"an engine said {message!r}")
 
-    # -- ends --------------------------------------------------------------------------------
+    # Ends
 
     def _check(self) -> None:
         if self._raised is not None:

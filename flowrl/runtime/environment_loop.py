@@ -188,7 +188,7 @@ class EnvironmentLoop:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # -- in the loop's thread ----------------------------------------------------------------
+    # In the loop's thread
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -342,7 +342,7 @@ class EnvironmentLoop:
             frames=frames,
         )
 
-    # -- ends --------------------------------------------------------------------------------
+    # Ends
 
     def _end(self, sample: SampleId) -> None:
         self._calls.pop(sample, None)

@@ -217,7 +217,7 @@ class EnvironmentPool:
     ) -> None:
         self.close()
 
-    # -- inside ------------------------------------------------------------------------------
+    # Inside
 
     def _require_open(self) -> None:
         if self._closed:

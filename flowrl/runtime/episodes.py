@@ -155,7 +155,7 @@ class EpisodeEngine:
         self._encoded: dict[str, Ints] = {"": _NO_INTS}
         self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
 
-    # -- what a driver calls -----------------------------------------------------------------
+    # What a driver calls
 
     @property
     def num_slots(self) -> int:
@@ -275,7 +275,7 @@ class EpisodeEngine:
         counts = ", ".join(f"{phases.count(phase)} {phase}" for phase in _Phase)
         return "; ".join(filter(None, (f"episodes: {counts}", self._environments.describe())))
 
-    # -- the environment speaks --------------------------------------------------------------
+    # The environment speaks
 
     def _hear(self, timeout_s: float) -> None:
         """Takes the environment's answers, in the order of the calls."""
@@ -392,7 +392,7 @@ class EpisodeEngine:
         episode.state = state_number(state, episode.sample, episode.transcript.num_turns)
         return True
 
-    # -- the policy speaks -------------------------------------------------------------------
+    # The policy speaks
 
     def _begin_turn(self, episode: _Episode) -> None:
         request, have = episode.request, episode.transcript.response
@@ -472,7 +472,7 @@ class EpisodeEngine:
             Action(text=text, tokens=turn.tokens, turn=number, finish=turn.reason),
         )
 
-    # -- ends --------------------------------------------------------------------------------
+    # Ends
 
     def _fail(self, episode: _Episode, message: str) -> None:
         """What the environment said cannot be gone on with."""

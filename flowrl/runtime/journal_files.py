@@ -121,7 +121,7 @@ class RolloutJournals:
         return RolloutJournal(self.folder / JOURNALS / stage / rollout, self.max_bytes)
 
 
-# -- reading ---------------------------------------------------------------------------------------
+# Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import yaml
+
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
 from flowrl.errors import CheckpointError, ConfigError, RewardError
@@ -197,8 +199,6 @@ def _told_again(
 
 def config_yaml(config: RunConfig) -> str:
     """The resolved configuration, with every default, as YAML that `load_config` reads."""
-    import yaml
-
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
 
 

@@ -88,7 +88,7 @@ class OpenPolicies:
         """All that are open, by role."""
         return {**self._lasting, **self._kept}
 
-    # -- opening and closing -----------------------------------------------------------------
+    # Opening and closing
 
     def open(self, models: Mapping[RoleName, RoleModel], checkpoint: Checkpoint | None) -> None:
         """Opens the roles that live as long as the run, and restores what a checkpoint holds."""
@@ -161,7 +161,7 @@ class OpenPolicies:
             raise
         return fleet
 
-    # -- stages ------------------------------------------------------------------------------
+    # Stages
 
     def begin_stage(self, stage: CompiledStage, checkpoint: Checkpoint | None) -> None:
         """Makes copies and optimizers of a stage, or takes up those of a checkpoint in it."""
@@ -209,7 +209,7 @@ class OpenPolicies:
             num_updates = train.steps * train.mini_batches * in_a_step
             self._lasting[role].train.begin(AdamW(**options.model_dump()), num_updates)
 
-    # -- weights on their way ----------------------------------------------------------------
+    # Weights on their way
 
     def publish(self, role: RoleName) -> None:
         """Serves a role's weights to its engine, under the next version."""
@@ -234,7 +234,7 @@ class OpenPolicies:
         """Writes a role's weights as a Hugging Face folder."""
         self[role].train.export(folder)
 
-    # -- checkpoints -------------------------------------------------------------------------
+    # Checkpoints
 
     def _saved(self) -> dict[RoleName, PolicyWorker]:
         """Workers whose weights nothing but a checkpoint holds."""

@@ -106,7 +106,7 @@ class OpenRun:
             return self._evaluating.describe()
         return "workers are being opened" if self._stage is None else self._stage.describe()
 
-    # -- opening and closing -----------------------------------------------------------------
+    # Opening and closing
 
     def open(self, checkpoint: Checkpoint | None) -> None:
         """Opens every policy, restores what a checkpoint holds."""
@@ -139,7 +139,7 @@ class OpenRun:
             self._thread = RolloutThread()
         return self._thread
 
-    # -- what the plans say ------------------------------------------------------------------
+    # What the plans say
 
     @property
     def _exported(self) -> RoleName:
@@ -158,7 +158,7 @@ class OpenRun:
     def _max_length(self) -> int:
         return self._inputs.max_length
 
-    # -- stages ------------------------------------------------------------------------------
+    # Stages
 
     def begin_stage(self, index: int, checkpoint: Checkpoint | None) -> Stage:
         """Makes a stage ready: optimizers, copies, schedulers, cursors.
@@ -208,7 +208,7 @@ class OpenRun:
         if self._stage is not None:
             self._stage.publish(engine, version)
 
-    # -- evaluation --------------------------------------------------------------------------
+    # Evaluation
 
     def evaluate(self, stage: str, step: int, num: int | None) -> EvaluationRow | None:
         """Draws one sample for each held-out prompt and averages score and terms.
@@ -294,7 +294,7 @@ class OpenRun:
             return sampling_of_rollout(rollouts[-1][1])
         return sampling_of(self._stages[-1].config)
 
-    # -- checkpoints -------------------------------------------------------------------------
+    # Checkpoints
 
     def state(self) -> dict[str, object]:
         """What a checkpoint holds of the run beside the workers' own files."""

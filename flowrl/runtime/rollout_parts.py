@@ -104,7 +104,7 @@ class GraphParts:
         assert edge is not None  # the verifier of graphs proves it
         return self._origins[edge.src]
 
-    # -- what streams ------------------------------------------------------------------------
+    # What streams
 
     def _is_streaming(self, node: Node) -> bool:
         """Whether what a node gives of a group is known as soon as the group is scored."""
@@ -184,7 +184,7 @@ class GraphParts:
                 return tuple(chain)
             chain.append(edge.src)
 
-    # -- what is left for whole batches ------------------------------------------------------
+    # What is left for whole batches
 
     def _batch_nodes(self, filters: list[Node]) -> tuple[Node, ...]:
         """Nodes whose set is handed over, or made of such a set, in order."""

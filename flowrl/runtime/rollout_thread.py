@@ -70,7 +70,7 @@ class RolloutThread:
         self._thread = threading.Thread(target=self._run, name="flowrl-rollout", daemon=True)
         self._thread.start()
 
-    # -- the trainer's side ------------------------------------------------------------------
+    # The trainer's side
 
     def call(self, act: Callable[[], T], timeout_s: float) -> T:
         """What `act` gives, done in the thread between two rounds.
@@ -130,7 +130,7 @@ class RolloutThread:
             with contextlib.suppress(BlockingIOError):  # it has not read the ones before yet
                 os.write(self._wake_write, b"!")
 
-    # -- in the thread, by `call` ------------------------------------------------------------
+    # In the thread, by `call`
 
     def serve(self, served: Served | None) -> None:
         """Runs rounds of this from now on; None runs nothing."""
@@ -146,7 +146,7 @@ class RolloutThread:
         """Runs rounds again."""
         self._resting = False
 
-    # -- the thread --------------------------------------------------------------------------
+    # The thread
 
     def _run(self) -> None:
         while not self._closing:

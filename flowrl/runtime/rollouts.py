@@ -358,7 +358,7 @@ class RolloutDriver:
         held = (*self._running.values(), self._answers.due)
         return any(self.store.get(sample) is None for samples in held for sample in samples)
 
-    # -- events in ---------------------------------------------------------------------------
+    # Events in
 
     def _next(self) -> int:
         self._event += 1
@@ -461,7 +461,7 @@ class RolloutDriver:
             payload.failure = failure.message
         return RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
 
-    # -- actions out -------------------------------------------------------------------------
+    # Actions out
 
     def _perform(self, action: Action) -> None:
         match action:

@@ -84,7 +84,7 @@ class RunInputs:
         """Ends the scorers, and removes what was not settled; idempotent."""
         self._stack.close()
 
-    # -- inside ------------------------------------------------------------------------------
+    # Inside
 
     def _materials(self, models: Path) -> Materials:
         use = self._use

@@ -181,7 +181,7 @@ class ScoringPool:
             self.close()
             raise
 
-    # -- what a driver calls ---------------------------------------------------------------------
+    # What a driver calls
 
     @property
     def num_pending(self) -> int:
@@ -267,7 +267,7 @@ class ScoringPool:
     ) -> None:
         self.close()
 
-    # -- one turn --------------------------------------------------------------------------------
+    # One turn
 
     def _turn(self, timeout_s: float) -> None:
         """Moves bytes, enforces limits, replaces the dead, sends batches."""
@@ -311,7 +311,7 @@ class ScoringPool:
         # A little late rather than a little early, which would spin.
         return max(0.0, min(ends) - now) + 0.001
 
-    # -- bytes -----------------------------------------------------------------------------------
+    # Bytes
 
     def _dispatch(self) -> None:
         idle = [worker for worker in self._workers if worker.ready and not worker.busy]
@@ -365,7 +365,7 @@ class ScoringPool:
             case _:
                 raise AssertionError(f"a scoring process said {message!r}")
 
-    # -- failures --------------------------------------------------------------------------------
+    # Failures
 
     def _fail(
         self,
@@ -406,7 +406,7 @@ class ScoringPool:
             )
         self._workers.append(self._start())
 
-    # -- processes -------------------------------------------------------------------------------
+    # Processes
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()

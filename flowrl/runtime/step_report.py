@@ -157,7 +157,7 @@ class StepReport:
         ]
         return StepResult(metrics=metrics, samples=rows)
 
-    # -- samples -----------------------------------------------------------------------------
+    # Samples
 
     def _ends(self, step: StepBatch, one: Drawn) -> list[_Ended]:
         """Every sample of a rollout and its end: consumed ones first, then filtered, then dropped.
@@ -274,7 +274,7 @@ class StepReport:
             extra=extra,
         )
 
-    # -- updates -----------------------------------------------------------------------------
+    # Updates
 
     def _prefix(self, role: RoleName) -> str:
         return "" if role == self._role else f"{role}/"

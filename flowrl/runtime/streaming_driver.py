@@ -58,7 +58,7 @@ class StreamingDriver(RolloutDriver):
         self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
         super().__init__(supply=supply, **arguments)
 
-    # -- what the trainer asks for -----------------------------------------------------------
+    # What the trainer asks for
 
     def ask(self, batch: int) -> None:
         """The trainer is free, and waits for a batch."""
@@ -91,7 +91,7 @@ class StreamingDriver(RolloutDriver):
         self._fleet.load(engine_id)
         super()._update_engine(engine_id)  # what is sent behind the weights is drawn from them
 
-    # -- rounds ------------------------------------------------------------------------------
+    # Rounds
 
     def round(self, wake: int) -> int:
         """Looks once after everyone, and waits a little where nothing moved.
@@ -170,7 +170,7 @@ class StreamingDriver(RolloutDriver):
         self._asked = None
         self._prompts.begin()
 
-    # -- standing still ----------------------------------------------------------------------
+    # Standing still
 
     def stop_clock(self) -> None:
         """No rounds for a while: what the engines say then is heard later, so no time passes."""

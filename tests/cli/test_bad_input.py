@@ -230,7 +230,7 @@ def test_a_workflow_file_that_raises_names_the_users_own_lines_and_no_traceback(
     assert "found: def mine(:" in ended["syntax"].err
 
 
-# -- mistakes that only data and rewards show ---------------------------------------------------
+# Mistakes that only data and rewards show
 
 REWARDS = """\
 import time

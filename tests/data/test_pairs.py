@@ -125,7 +125,7 @@ def test_the_wrong_sums_are_as_they_were():
 WRONG = ["065", "072", "024", "113"]
 
 
-# -- data.difficulty ---------------------------------------------------------------------------
+# data.difficulty
 
 
 def rated(path: Path, *rates: object) -> str:

@@ -42,7 +42,7 @@ def nothing_seen() -> Iterator[None]:
     TROUBLE.clear()
 
 
-# -- values -------------------------------------------------------------------------------------
+# Values
 
 
 def test_a_line_is_carried_out_when_it_is_reached(tmp_path: Path):
@@ -172,7 +172,7 @@ def test_a_map_is_called_once_at_its_own_line_also_before_a_filter(tmp_path: Pat
     assert calls.count("ranked") <= 1
 
 
-# -- what is refused ----------------------------------------------------------------------------
+# What is refused
 
 
 def test_a_value_is_refused_while_the_program_is_traced(tmp_path: Path):
@@ -310,7 +310,7 @@ def _masks(value: SamplesValue) -> list[np.ndarray]:
     return [value.response_mask[start:end] for start, end in ends]
 
 
-# -- what goes wrong ----------------------------------------------------------------------------
+# What goes wrong
 
 
 def test_an_error_of_the_program_comes_out_as_it_is_and_the_step_can_be_made_anew(tmp_path: Path):
@@ -385,7 +385,7 @@ def test_a_reward_that_cannot_be_loaded_is_told_before_the_first_step(tmp_path: 
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-# -- sessions -----------------------------------------------------------------------------------
+# Sessions
 
 
 def test_a_session_goes_through_all_stages_as_a_run_does(tmp_path: Path):

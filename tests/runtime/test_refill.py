@@ -131,7 +131,7 @@ def test_every_batch_has_a_limit_of_its_own():
     assert cursor.next > 8
 
 
-# -- whole runs ------------------------------------------------------------------------------
+# Whole runs
 
 
 def dapo(runs: Path, **train: Any) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def test_the_time_in_which_an_engine_is_waited_for_is_no_time_of_driving(tmp_pat
     assert (seconds.drive, seconds.offer, seconds.answer) == (0.0, 0.0, 0.0)
 
 
-# -- standing still ---------------------------------------------------------------------------
+# Standing still
 
 
 def test_what_is_written_holds_the_tokens_of_running_samples_and_these_go_on(tmp_path: Path):

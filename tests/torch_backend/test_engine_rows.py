@@ -47,7 +47,7 @@ def member(number: int, max_tokens: int, prompt: list[int] = PROMPT, **more: flo
     )
 
 
-# -- prompts that are there already ----------------------------------------------------------------
+# Prompts that are there already
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2_window", "gpt2"])
@@ -120,7 +120,7 @@ def test_new_weights_share_no_prompt_of_old_ones(kind: str, change: Callable[...
         assert ended[item.sample].tokens.tolist() == reference_greedy(model, item)
 
 
-# -- rows of unequal length ------------------------------------------------------------------------
+# Rows of unequal length
 
 
 def test_rows_split_where_two_products_read_fewest_tokens():

@@ -1,4 +1,4 @@
-"""What the entry point `verify` names."""
+"""What the entry point `verify` names; it imports its terms when a scorer opens."""
 
 from __future__ import annotations
 
