@@ -4,14 +4,14 @@ Shao et al., "DeepSeekMath", 2024 (arXiv:2402.03300), equations 3 and 4. For a p
 of G answers o_1 .. o_G of the behaviour policy,
 
     A_i  = (r_i - mean(r)) / (std(r) + eps)
-    r_t  = pi(o_it | q, o_i<t) / pi_behaviour(o_it | q, o_i<t)
-    J    = mean over tokens of  min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i)
+    w_it = pi(o_it | q, o_i<t) / pi_behaviour(o_it | q, o_i<t)
+    J    = mean over tokens of  min(w_it A_i, clip(w_it, 1 - clip_low, 1 + clip_high) A_i)
            - kl * k3(pi || pi_reference)
 
 Where the defaults differ from the paper, they follow Yu et al., "DAPO", 2025 (arXiv:2503.14476):
 no KL penalty (section 2.3), a higher upper clip (section 3.1, `clip_high=0.28`), groups with equal
-scores removed (section 3.2, without refilling the batch), the mean over all tokens of the batch
-instead of over each answer first (section 3.3).
+scores removed (section 3.2; `train.refill=true` in the config draws others in their place), the
+mean over all tokens of the batch instead of over each answer first (section 3.3).
 """
 
 from __future__ import annotations
