@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 _TEMPORARY = ".writing-"
 _PREVIOUS = ".previous-"
 _BLOCK = 1 << 20
+"""Bytes that are read at once, from the end, to find the last newline of a file."""
 
 
 def _plain(value: object) -> object:

@@ -65,7 +65,7 @@ class LoadedConfig:
     Attributes:
         config: The tree; never changes.
         path: The file it was read from; None where there was none.
-        origins: `FILE:LINE`, or the override's text, of each value by dotted key.
+        origins: Where each value was written, by dotted key; a default has no entry.
     """
 
     config: RunConfig

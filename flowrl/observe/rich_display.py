@@ -37,8 +37,11 @@ __all__ = ["RichDisplay", "sparkline"]
 _REFRESH_PER_SECOND = 2
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY = 512
+"""Steps of the curve."""
 _NUM_SAMPLES = 3
+"""Samples that are shown at once."""
 _SAMPLES_S = 4.0
+"""Seconds that they stay, so that they can be read."""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

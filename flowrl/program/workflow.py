@@ -25,7 +25,6 @@ from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
 from flowrl.graph.verify import verify
-from flowrl.program.handles import Handle
 from flowrl.program.parameters import (
     ROLE_KINDS,
     Argument,
@@ -233,7 +232,7 @@ class Workflow:
                 raise TraceError(
                     f"workflow '{self.name}' takes {kind.kind} as '{name}'",
                     where=str(user_line()),
-                    found=repr(value) if isinstance(value, Handle | Role) else f"{value!r}",
+                    found=repr(value),
                     expected=f"fl.{kind.__name__}",
                     hint="pass a handle of that kind",
                 )

@@ -98,6 +98,7 @@ class BatchProgram:
         # and a user's function need not expect that.
         self._mapping = threading.Lock()
         graph = parts.graph
+        # Logprobs of which something reads whole distributions, or the squares of probabilities.
         self._whole = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_distributions(graph, n)}
         self._squared = {n.id for n in graph.of_op(Op.LOGPROBS) if reads_squares(graph, n)}
         for node in parts.batch:

@@ -37,6 +37,7 @@ _MAX_LOST = 3
 _LOOK_S = 0.5
 """Seconds between looks at a thread that may be blocked."""
 _CLOSE_S = 5.0
+"""Seconds that the environment's thread has to end."""
 
 OpenEnvironment: TypeAlias = Callable[[EnvironmentContext], Environment]
 """Makes an environment; a plug-in's `open_environment`."""

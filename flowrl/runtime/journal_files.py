@@ -33,6 +33,7 @@ JOURNALS = "journal"
 """The folder of a run that holds them."""
 
 _NUM_FILES = 16
+"""Of a journal; the oldest one goes when another is begun."""
 
 
 class RolloutJournal:

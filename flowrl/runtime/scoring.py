@@ -46,10 +46,10 @@ from flowrl.runtime.scoring_wire import Status, request_tuple
 
 __all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
 
-# Enough to make a round trip cheap for each sample, few enough to share among workers.
 _MAX_BATCH = 128
-# Workers that die one after another without having scored anything.
+"""Samples sent at once: enough to make a round trip cheap for each, few enough to share them."""
 _MAX_DEATHS = 3
+"""Workers that die one after another without having scored anything."""
 
 
 class FailureKind(StrEnum):

@@ -44,9 +44,14 @@ Timer: TypeAlias = Callable[[], float]
 
 _NO_TOKENS: Ints = np.zeros(0, np.int64)
 _POLL_S = 60.0
+"""Seconds that a poll may take; the engine returns as soon as it has something to say."""
 _STALL_S = 120.0
+"""Seconds without an end after which an engine cannot be measured."""
 _DEEP_STEPS = 24
+"""Decode steps that are timed at one context."""
 _WAVES, _WAVE_ROWS = 12, 8192
+"""Short responses that follow one another in each slot, to see how far a poll goes on behind the
+first end; of all slots together at most so many."""
 _OTHER = np.zeros(4 << 20)
 """32 MiB: more than the caches that a core has to itself."""
 

@@ -22,7 +22,9 @@ from flowrl.specs import FinishReason
 __all__ = ["EpisodeCalls", "measure_environment"]
 
 _TOGETHER = 64
+"""Episodes that play at once, beside one alone."""
 _LIMIT_S = 60.0
+"""Seconds that all answers of a round may take."""
 
 
 class EpisodeCalls(Protocol):

@@ -67,6 +67,7 @@ OpenCalls: TypeAlias = Callable[
 
 _LIBRARIES = ("flowrl", "torch", "transformers", "numpy")
 _PROMPTS_KEPT = 256
+"""Lengths of prompts that a profile holds at most, from the shortest to the longest."""
 _ENGINE_S, _OP_S = 5.0, 5.0
 
 

@@ -17,6 +17,7 @@ from flowrl.viz.labels import cost_note, edge_fields, node_notes, regions, role_
 __all__ = ["render_tree"]
 
 _BESIDE = 50
+"""Characters of notes that fit beside a node's name."""
 
 
 def render_tree(graph: Graph, *, color: bool = False) -> str:

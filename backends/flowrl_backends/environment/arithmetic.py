@@ -19,8 +19,11 @@ from flowrl_backends.environment.tools import ToolError
 __all__ = ["calculate"]
 
 _MAX_LENGTH = 200
+"""Characters of a calculation."""
 _MAX_DEPTH = 40
+"""Parentheses within one another."""
 _MAX_PLACES = 12
+"""Decimals of a result; one that needs more is written as a fraction."""
 _TOKEN = re.compile(r"\s*(?:(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<sign>[-+*/()]))", re.ASCII)
 
 

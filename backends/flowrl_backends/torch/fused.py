@@ -31,6 +31,8 @@ _FAMILY = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 _STACK_LIMIT = 256 * 2**20
+"""Bytes of a model's parameters up to which copies of its projections are stacked: one product in
+the place of several is faster in small models, and large ones have no memory for copies."""
 
 
 def is_llama_like(model: PreTrainedModel) -> bool:

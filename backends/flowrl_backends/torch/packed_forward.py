@@ -207,6 +207,7 @@ def _window(length: int, window: int | None, device: torch.device) -> torch.Tens
 
 @cache
 def register_attention() -> None:
+    """Makes the attention known to Transformers, once a process."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Predicted", "closed", "distributions", "predict", "predict_all", "squares"]
 
-_FORWARD_ROWS = 128
-_FORWARD_TOKENS = 4096
+_FORWARD_ROWS, _FORWARD_TOKENS = 128, 4096
 """Bounds of a forward pass without gradient; they bound the memory of its logits."""
 
 

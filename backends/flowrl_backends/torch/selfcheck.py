@@ -18,6 +18,7 @@ from flowrl_backends.torch.slots import KVSlots
 __all__ = ["check_decoder"]
 
 _TOKENS = 5
+"""Of the row that both compute."""
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F  # noqa: N812, the customary name
 
 __all__ = ["DecodeStep", "KVSlots", "PrefillStep", "RowSpan"]
 
-_FIRST_ROWS = 8
-_FIRST_CAPACITY = 64
+_FIRST_ROWS, _FIRST_CAPACITY = 8, 64
+"""Rows, and tokens of each, that room is made for at first; both are doubled as they are needed."""
 
 
 class KVSlots:

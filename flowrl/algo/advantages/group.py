@@ -197,7 +197,7 @@ def gpg(
 def max_rl(
     scores: npt.ArrayLike, groups: npt.ArrayLike, spec: AdvantageSpec
 ) -> npt.NDArray[np.float32]:
-    """Maximum-likelihood reinforcement learning ("Maximum Likelihood Reinforcement Learning")::
+    """Maximum-likelihood reinforcement learning (Tajwar et al., MaxRL, 2026, arXiv 2602.02710)::
 
         A_i = (r_i - mean_g) / (mean_g + eps)
 
