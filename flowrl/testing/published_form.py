@@ -67,6 +67,9 @@ MICRO_TOKENS = 4096
 _ASYNCHRONOUS = {"off", "async", "asynchronous", "overlap", "overlapped"}
 _APART = {"disaggregated", "disaggregate", "separate", "separated", "apart"}
 
+_EAGER = ("fsdp", "deepspeed", "dtensor", "transformers", "trl")
+"""In a trainer's name, for those that train the modules of transformers as they stand."""
+
 T = TypeVar("T")
 
 
@@ -467,11 +470,16 @@ class _Reader:
         return False
 
     def _eager(self, train: Pool) -> bool:
-        """Trainers that divide everything among data ranks, if nobody says that they compile."""
+        """Trainers that divide everything among data ranks, and those that are known for modules of
+        transformers, if nobody says that they compile or are Megatron's."""
+        named = str(self._row.get("train_backend")).lower()
+        eager = train.shard == "full" or any(name in named for name in _EAGER)
         said = as_bool(self._row.get("compiled"))
-        if said is None and train.shard == "full":
+        if "megatron" in named or not eager or said:
+            return False
+        if said is None:
             self._notes.append("train_parallel: modules of transformers, not compiled")
-        return train.shard == "full" and not said
+        return True
 
     def _mini_batches(self, samples: int) -> int:
         row = self._row

@@ -227,9 +227,12 @@ def test_a_trainer_that_divides_everything_has_modules_that_are_not_fused(row):
     spared = one(kept).stages[1].predicted_s - one({**kept, "compiled": True}).stages[1].predicted_s
     assert spared == pytest.approx(3 * once, rel=1e-3)
     assert "train_parallel: modules of transformers, not compiled" in one(row).notes
-    # Megatron's are fused, whatever the row says.
+    assert one({**row, "train_backend": "Megatron-FSDP"}).stages[1].predicted_s == fused["train_s"]
+    # Megatron's are fused, whatever the row says, and others are not, however they divide.
     row["train_parallel"] = {"tp": 2, "dp": 4}
     assert one({**row, "compiled": False}).stages == one(row).stages
+    other = {**row, "train_backend": "deepspeed", "train_parallel": {"tp": 2, "dp": 4, "zero": 2}}
+    assert one(other).stages[1].predicted_s > one(row).stages[1].predicted_s
 
 
 def test_pools_of_different_devices_take_their_own_times(row):
