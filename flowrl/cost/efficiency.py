@@ -254,8 +254,8 @@ def rates(spec: DeviceSpec) -> Rates:
 def _trainer_share(balance: float) -> float:
     """Of a device that reaches so many operations for each byte.
 
-    What kernels leave of a trainer's time is memory traffic and gaps, which take as long on a device
-    with slower products: `1 / (1 + rest)`, with the rest of an H100, `1 / TRAINER_SHARE - 1` of the
+    What kernels leave of a trainer's time is memory traffic and gaps, which take as long where
+    products are slower: `1 / (1 + rest)`, with the rest of an H100, `1 / TRAINER_SHARE - 1` of the
     products' time, less by as much as the balance is. The same training takes 2.3 times as long on
     an A100 as on an H100, though its products take 3.2 times as long (llm-foundry's benchmarks: MFU
     60 and 64 % where it is 42 and 46 % on H100). No constant is calibrated for it.
