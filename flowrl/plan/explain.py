@@ -23,6 +23,7 @@ from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
 from flowrl.plan.explain_streams import stream_notes
+from flowrl.plan.explain_took import by_step_time, measure, took_apart
 from flowrl.plan.explain_unlike import unlike
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import most_held
@@ -30,7 +31,7 @@ from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.names import cache_words, offload_words, way_words
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
-from flowrl.plan.render_many import seconds_apart, seconds_text
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Alternative, Reason, Rejection
 from flowrl.plan.search import Kind
@@ -95,7 +96,7 @@ def _why_not(one: Chosen, searched: Searched) -> str:
     time, more = beside(one.step_s, best.step_s), one.step_s - best.step_s
     share = 100 * more / best.step_s if best.step_s else 0.0
     used = f", on {counted(one.used, 'device')}" if one.used != best.used else ""
-    by_time = options.objective == "step_time"
+    by_time = by_step_time(best)
     if (by_time and share >= 0.05) or (not by_time and one.objective >= 1.0005 * best.objective):
         plain = by_time or (more > 0 and not used)
         return f"{time}{used}{'' if plain else _more_device_time(one, best)}"
@@ -182,29 +183,36 @@ def _schedule_reason(searched: Searched) -> Reason:
         if kind is best.kind or not of_kind:
             continue
         other = min(of_kind, key=lambda one: one.objective)
-        saved = best.step_s - other.step_s
-        why = "its step takes longer" if saved < 0 else "its step takes as long"
-        asked = searched.posed.candidates.options
-        dearer = asked.objective == "device_time" and other.objective > best.objective
-        if dearer:
-            why = f"it takes more device time on {counted(other.used, 'device')}"
-        elif saved > 0 and asked.kind not in ("auto", str(kind)):
-            why = f"{asked.kind_where} asks for {asked.kind}"
-        elif saved > 0:
-            why = f"its moving parts are not worth {seconds_text(saved)}"
-        step, mine = seconds_apart(other.step_s, best.step_s)
         rejected.append(
             Rejection(
                 choice=f"{kind}: {summary_of(other)}",
-                constraint=f"{why}: {step}, the plan's {mine}",
+                constraint=f"{_why_not_kind(kind, other, searched)}: {took_apart(other, best)}",
             )
         )
+    step = f"a step takes {seconds_text(best.step_s)}"
+    if not by_step_time(best):
+        step += f", {seconds_text(measure(best))} of a device for a sample"
     return Reason(
         subject="schedule",
         choice=f"{best.kind}: {summary_of(best)}",
-        why=f"{_KIND_WORDS[best.kind]}; a step takes {seconds_text(best.step_s)}",
+        why=f"{_KIND_WORDS[best.kind]}; {step}",
         rejected=tuple(rejected),
     )
+
+
+def _why_not_kind(kind: Kind, other: Chosen, searched: Searched) -> str:
+    """What the best schedule of another kind has against it, before both are measured."""
+    best, options = searched.best, searched.posed.candidates.options
+    saved, by_time = measure(best) - measure(other), by_step_time(best)
+    if saved < 0:
+        dearer = f"it takes more device time, on {counted(other.used, 'device')}"
+        return "its step takes longer" if by_time else dearer
+    if saved > 0 and options.kind not in ("auto", str(kind)):
+        return f"{options.kind_where} asks for {options.kind}"
+    if saved > 0:
+        of = "" if by_time else " of a device for a sample"
+        return f"its moving parts are not worth {seconds_text(saved)}{of}"
+    return "its step takes as long" if by_time else "it takes as much device time"
 
 
 def summary_of(one: Chosen) -> str:

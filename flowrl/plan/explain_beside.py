@@ -113,13 +113,8 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen, smallest: int | Non
             f"{format_bytes(posed.problem.memory_bytes + runtime)}"
         )
         return Lost(cause=Cause.ROOM, words=words)
-    saved = now.step_s - then.step_s
     if rounded(then.objective) >= rounded(now.objective):
-        longer = f"the step takes {seconds_text(-saved)} longer with it"
-        dearer = "the step takes no less device time with it"
-        by_time = posed.problem.objective is Objective.STEP_TIME
-        none = "the step is no shorter with it" if by_time else dearer
-        return Lost(cause=Cause.STEP, words=longer if saved < 0 else none)
+        return Lost(cause=Cause.STEP, words=_no_better(now, then, best))
     known = other in posed.ways[task.id]
     if smallest and not known and other.layout.model_devices > MOST_REPLICA * smallest:
         words = (
@@ -128,13 +123,41 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen, smallest: int | Non
         )
         return Lost(cause=Cause.SIZE, words=words)
     if other.plainness > way.plainness:
-        gained = f", and a step is only {seconds_text(saved)} shorter" if saved > 0 else ""
-        return Lost(cause=Cause.PLAIN, words=f"less plain{gained}")
+        return Lost(cause=Cause.PLAIN, words=f"less plain{_better(now, then, best)}")
     rival = _rival(task, other, best)
     if rival is not None:
         told = way_words(rival.layout, rival.recompute, rival.offload)
         return Lost(cause=Cause.RIVAL, words=f"{told} is as fast in about as much memory or less")
     return Lost(cause=Cause.UNKNOWN, words="less plain, or it takes too much beside the others")
+
+
+def _no_better(now: Evaluation, then: Evaluation, best: Chosen) -> str:
+    """What a schedule takes more with another way, in what the best has least of."""
+    more = then.objective - now.objective
+    by_time = best.posed.problem.objective is Objective.STEP_TIME
+    told = seconds_text(max(0.0, more if by_time else more / _samples(best)))
+    if told == seconds_text(0.0):
+        same = "the step is no shorter with it"
+        return same if by_time else "the step takes no less device time with it"
+    if by_time:
+        return f"the step takes {told} longer with it"
+    return f"a sample takes {told} more of a device with it"
+
+
+def _better(now: Evaluation, then: Evaluation, best: Chosen) -> str:
+    """What a schedule takes less with another way, likewise; empty where that is nothing."""
+    less = now.objective - then.objective
+    by_time = best.posed.problem.objective is Objective.STEP_TIME
+    told = seconds_text(less if by_time else less / _samples(best))
+    if told == seconds_text(0.0):
+        return ""
+    if by_time:
+        return f", and a step is only {told} shorter"
+    return f", and a sample takes only {told} less of a device"
+
+
+def _samples(best: Chosen) -> int:
+    return max(task.samples for task in best.posed.tasks)
 
 
 def _rival(task: TaskWork, other: Candidate, best: Chosen) -> Candidate | None:

@@ -22,6 +22,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
+from flowrl.plan.explain_took import by_step_time, took_apart
 from flowrl.plan.impossible_pins import Elsewhere
 from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
@@ -29,7 +30,6 @@ from flowrl.plan.names import RATES, device_names
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins, tell
 from flowrl.plan.regions import HOST_SHARE
-from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.tasks import TaskWork, tasks_of
@@ -462,8 +462,9 @@ def _group_reason(
     beaten: Sequence[Searched],
     failed: Sequence[tuple[DeviceGroup, str]],
 ) -> Reason:
-    by_time = best.posed.candidates.options.objective == "step_time"
-    longer = "its best step takes longer" if by_time else "it takes more device time"
+    longer = "its best step takes longer"
+    if not by_step_time(best.best):
+        longer = "it takes more device time"
     over_two = "whatever of a step is on which of these two, it is no better"
     rejected = [
         *(_no_better(one, best, longer) for one in found if one is not best),
@@ -481,20 +482,13 @@ def _group_reason(
 
 def _no_better(one: Searched, best: Searched, why: str) -> Rejection:
     """Of a plan that takes as much as the best one, or more."""
-    return Rejection(choice=_groups_name(one), constraint=why, found=_took(one), limit=_took(best))
+    constraint = f"{why}: {took_apart(one.best, best.best)}"
+    return Rejection(choice=_groups_name(one), constraint=constraint)
 
 
 def _without_plan(failed: Sequence[tuple[DeviceGroup, str]]) -> list[Rejection]:
     """Of groups on which there is no plan."""
     return [Rejection(choice=_group_name(group), constraint=why) for group, why in failed]
-
-
-def _took(one: Searched) -> str:
-    """What a plan takes, in what the best has least of."""
-    if one.posed.candidates.options.objective == "step_time":
-        return seconds_text(one.best.step_s)
-    samples = max(task.samples for task in one.posed.tasks)
-    return f"{seconds_text(one.best.objective / samples)} of a device for a sample"
 
 
 def _groups_name(one: Searched) -> str:

@@ -18,6 +18,7 @@ from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.mixed import PairJob, PairSearch, pair_searches
 from flowrl.plan.pins import read_pins
 from flowrl.plan.plain_ways import PLAIN
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.tasks import tasks_of
 from tests.plan.many_cases import parts_of, pinned, request
@@ -138,6 +139,7 @@ def test_device_time_counts_the_devices_of_both_kinds(grpo: Graph):
     assert "actor.generate" in reason.choice
     free = make_plan(grpo, wanted, cluster(8, 8))
     told = next(one for one in free.reasons if one.subject == "devices").rejected
-    assert all("of a device for a sample" in (one.found or "") for one in told)
     assert free.prediction.device_s is not None
+    mine = f"of a device for a sample, the plan's {seconds_text(free.prediction.device_s)}"
+    assert all(one.constraint.endswith(mine) for one in told)
     assert free.prediction.device_s <= device_s

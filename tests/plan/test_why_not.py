@@ -50,6 +50,15 @@ def test_a_shorter_plan_that_takes_more_device_time_says_so(grpo: Graph):
         assert "less plain" not in one.why_not
     (told,) = (one for one in plan.reasons if one.subject == "schedule")
     assert not any("not worth" in one.constraint for one in told.rejected)
+    mine = f"{seconds_text(device_s)}"
+    rejected = [one for one in told.rejected if "more device time" in one.constraint]
+    assert rejected
+    for one in rejected:
+        its = next(other for other in plan.alternatives if one.choice.endswith(other.summary))
+        assert its.device_s is not None
+        assert its.device_s > device_s
+        took = f"{seconds_text(its.device_s)} of a device for a sample, the plan's {mine}"
+        assert one.constraint.endswith(f": {took}")
 
 
 @pytest.mark.parametrize(("gib", "host_gib"), [(18, 2048), (20, 2048), (24, 400)])
@@ -173,6 +182,7 @@ def test_more_devices_for_a_task_that_cost_device_time_say_so(grpo: Graph):
         for one in reason.rejected
         if one.choice == "16 devices"
     }
-    expected = ", but the step takes no less device time with it"
-    assert told["actor.generate"].endswith(expected)
+    assert re.search(
+        r", but a sample takes [\d.]+ m?s more of a device with it$", told["actor.generate"]
+    )
     assert ", but it does not fit beside the others: up to " in told["reference.logprobs"]
