@@ -61,9 +61,10 @@ class PlanConfig(Section):
         engine: What generates there: `sglang` or `vllm`.
         objective: What is made small: the `step_time`, or the `device_time` of a sample.
         kind: Of the plan: `temporal`, `spatial` or `asynchronous`; `auto` takes what is predicted
-            to be fastest. On this machine it is how samples are drawn (`flowrl.plan.local`), and
-            `auto` goes by the times that `flowrl profile` measured; where nothing was, the main
-            process draws (or, where samples may be drawn ahead, a process beside it).
+            to be fastest, a `hybrid` of the first two among them. On this machine it is how samples
+            are drawn (`flowrl.plan.local`), and `auto` goes by the times that `flowrl profile`
+            measured; where nothing was, the main process draws (or, where samples may be drawn
+            ahead, a process beside it).
         memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.

@@ -159,11 +159,23 @@ _WORDS: Mapping[str, str] = {
     "rdma": "network",
     "ethernet": "network",
     "nvswitch": "nvlink",
+    "colocated": "temporal",
+    "colocate": "temporal",
+    "disaggregated": "spatial",
+    "separated": "spatial",
 }
-"""Words of descriptions of machines, and what they are here."""
+"""Words of descriptions of machines and plans, and what they are here."""
+
+_FOUND_BY: Mapping[str, tuple[str, str]] = {
+    "hybrid": ("auto", "take auto, which gives hybrid plans where they are the best"),
+}
+"""Words that nobody can ask for, the choice that may give it, and what to do."""
 
 
 def meant_word(word: str, choices: Collection[str]) -> str | None:
     """What a word is among the choices; None where nothing is known of it."""
+    choice, how = _FOUND_BY.get(word.lower(), ("", ""))
+    if choice in choices:
+        return how
     meant = _WORDS.get(word.lower())
     return f"it is called {meant}" if meant in choices else None

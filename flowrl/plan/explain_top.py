@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.local import local_choice
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import schedule_lines, seconds_text
 from flowrl.plan.schema import PlacementPlan
 from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
 from flowrl.wording import counted
@@ -80,7 +80,7 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         "for a sample",
         f"  {_host_line(job)}",
         *([f"  a device fills up to {size.host}"] if size.host else []),
-        *(f"  {line}" for line in size.schedule.draw()),
+        *(f"  {line}" for line in schedule_lines(size.schedule, size.kind)),
         *(f"  {task}: {words}" for task, words in size.ways),
     ]
 

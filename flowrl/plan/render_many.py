@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names, offload_words
 from flowrl.plan.schema import (
     Operation,
@@ -26,6 +27,7 @@ __all__ = [
     "phase_names",
     "plain_reasons",
     "route_sentence",
+    "schedule_lines",
     "seconds_apart",
     "seconds_text",
 ]
@@ -49,11 +51,17 @@ def many_lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
         return []
     return [
         ("a step takes", _summary(plan)),
-        ("schedule", list(plan.schedule.draw())),
+        ("schedule", schedule_lines(plan.schedule, plan.kind)),
         ("engines", [f"{one.node}: {one.engine} {one.command()}" for one in plan.engine_flags]),
         ("pinned", [f"{pin.subject}.{pin.field}={pin.value}" for pin in plan.pins]),
         ("notes", list(plan.notes)),
     ]
+
+
+def schedule_lines(schedule: ScheduleStep, kind: str) -> list[str]:
+    """The schedule as a tree; above it its kind, where no step of the tree is named by it."""
+    mixed = [] if kind != "hybrid" else ["hybrid: some take turns, some work at once"]
+    return [*mixed, *schedule.draw()]
 
 
 def plain_reasons(plan: PlacementPlan, *, explain: bool) -> tuple[Reason, ...]:

@@ -76,6 +76,8 @@ def good(tmp_path: Path) -> Path:
         ("roles.actor.model=3", ["model must be text or a mapping"]),
         ("roles.actor.model.num_heads=5", ["hidden_size 32 is not a multiple of num_heads 5"]),
         ("roles.actor.dtype=int8", ["dtype cannot be 'int8'", "bfloat16"]),
+        ("plan.kind=hybrid", ["kind cannot be 'hybrid'", "take auto, which gives hybrid plans"]),
+        ("plan.kind=colocated", ["kind cannot be 'colocated'", "it is called temporal"]),
         ("algorithm.aggregation=tokenmean", ["did you mean 'token-mean'?"]),
         ("executor=ray", ["executor cannot be 'ray'", "expected: one of local, eager"]),
         ("args.x=[1]", ["x must be text, a number or true or false"]),

@@ -15,6 +15,7 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.diff import diff_plans
 from flowrl.plan.render import plan_renderable, plan_text, step_sentences
+from tests.plan.many_cases import h100, pinned, request
 from tests.runtime.tiny_runs import tiny_config
 from tests.sim.test_choose_plan import two_cores
 
@@ -56,6 +57,17 @@ def test_the_rich_form_holds_the_same_words_as_the_text(
     assert isinstance(console.file, io.StringIO)
     rich_words = "".join(console.file.getvalue().split())
     assert rich_words == "".join(plan_text(plan).split())
+
+
+def test_the_tree_of_a_hybrid_plan_says_that_it_is_one(grpo: Graph) -> None:
+    plan = make_plan(grpo, pinned(request(), "rollout.tp=2", "actor.devices=0-3"), h100(8))
+    assert plan.kind == "hybrid"
+    lines = plan_text(plan).split("\n\nschedule\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    assert lines[0] == "  hybrid: some take turns, some work at once"
+    assert lines[1].startswith("  spatial on 8 devices")
+    turns = make_plan(grpo, request(), h100(8))
+    assert turns.kind == "temporal"
+    assert "hybrid:" not in plan_text(turns)
 
 
 def test_a_memory_table_fits_eighty_columns(grpo: Graph, cases: Any) -> None:
