@@ -64,7 +64,7 @@ def print_routes(stage: CompiledStage, names: str, options: PlanCommand) -> None
     if options.as_json:
         _print_json(written)
     else:
-        _print_text(written)
+        _print_text(written, stage.plan)
 
 
 def _written(stage: CompiledStage, route: WeightRoute, names: str) -> _Written:
@@ -83,7 +83,7 @@ def _written(stage: CompiledStage, route: WeightRoute, names: str) -> _Written:
     )
 
 
-def _print_text(written: Sequence[_Written]) -> None:
+def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
     from flowrl.plan.render import route_line
 
     if not written:
@@ -93,7 +93,7 @@ def _print_text(written: Sequence[_Written]) -> None:
     for one in written:
         if not one.parameters:
             continue
-        print(route_line(one.route))
+        print(route_line(one.route, plan))
         if one.route.node is None:
             continue
         print(HEAD)

@@ -97,7 +97,8 @@ def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
 
 
 def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
-    """What happens in a step, one sentence for each operation, in order."""
+    """What happens in a step, one sentence for each operation, switch and way of weights that no
+    operation is for, in order."""
     sentences = []
     for operation in plan.operations:
         for switch in plan.residency:
@@ -106,6 +107,11 @@ def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
                 back = "back" if switch.action == "release" else "again"
                 sentences.append(f"{switch.role} {verb} {switch.what} {back} on {switch.device}")
         sentences.append(_sentence(operation, plan))
+        sentences += [
+            f"{route.source} publishes its new weights to {route.node}"
+            for route in plan.weight_routes
+            if operation.op == "update" and route.after == operation.node and route.node is not None
+        ]
     return tuple(sentences)
 
 
@@ -132,7 +138,7 @@ def _lists(plan: PlacementPlan, explain: bool) -> list[tuple[str, list[str]]]:
     numbered = [f"{i}. {sentence}" for i, sentence in enumerate(step_sentences(plan), start=1)]
     lists = [
         ("a step", numbered),
-        ("weights", [route_line(route) for route in plan.weight_routes]),
+        ("weights", [route_line(route, plan) for route in plan.weight_routes]),
         *many_lists(plan)[2:],
         (
             "why",
@@ -338,13 +344,13 @@ def _every(steps: int) -> str:
     return "" if steps == 1 else f" every {steps} steps"
 
 
-def route_line(route: WeightRoute) -> str:
+def route_line(route: WeightRoute, plan: PlacementPlan) -> str:
     """How a role's weights get to who uses them."""
     classes = ", ".join(route.parameter_classes)
     if route.transport is Transport.IN_PLACE:
         how = "the engine reads the trainer's parameters in place; nothing is copied"
     elif route.node is not None:
-        how = f"{route_sentence(route)} ({classes})"
+        how = f"{route_sentence(route, plan)} ({classes})"
         return f"{route.source} to {route.node} after {route.after}{_every(route.every)}: {how}"
     else:
         how = f"through a {route.transport} ({classes})"

@@ -168,15 +168,26 @@ def _where(span: PredictedSpan) -> str:
     return f"weights to {span.device}"
 
 
-def route_sentence(route: WeightRoute) -> str:
-    """How the slices of a route travel."""
-    size = ""
+def route_sentence(route: WeightRoute, plan: PlacementPlan) -> str:
+    """How the slices of a route travel, and how long."""
+    time = ""
     if route.seconds is not None:
-        size = f", {seconds_text(route.seconds)}"
+        time = f", {_route_time(route, route.seconds, plan)}"
     return (
         f"slices from {route.source_layout.describe()} to {route.destination_layout.describe()}"
-        f"{size}"
+        f"{time}"
     )
+
+
+def _route_time(route: WeightRoute, seconds: float, plan: PlacementPlan) -> str:
+    """Its own, or in which operation it is counted: weights that are on the host between turns get
+    to their slices on the way."""
+    if seconds:
+        return seconds_text(seconds)
+    user = next((one for one in plan.operations if one.node == route.node), None)
+    if user is None or not user.move_s:
+        return "no time is counted for it"
+    return f"with the way to the host and back, {seconds_text(user.move_s)} of {user.node}"
 
 
 def seconds_text(seconds: float) -> str:

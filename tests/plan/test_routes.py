@@ -23,6 +23,8 @@ from flowrl.plan.parameters import (
     parameters_of,
     part_of,
 )
+from flowrl.plan.render import route_line, step_sentences
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.routes import Transfer, expand_plan_route, expand_route, holding_of
 from flowrl.plan.schema import WeightRoute
 from tests.plan.many_cases import TORCH, VERIFY, h100, pinned, request
@@ -192,9 +194,8 @@ def test_a_rank_that_has_what_it_needs_sends_it_to_itself():
     assert all(move.source == move.destination for move in moves)
 
 
-@pytest.fixture(scope="module")
-def several() -> tuple[PlacementPlan, PlanRequest]:
-    """Two policies, a critic and a reference that follows, on sets of devices that overlap."""
+def plan_of_several(*pins: str) -> tuple[PlacementPlan, PlanRequest]:
+    """Two policies, a critic and a reference that follows."""
     named = (
         *(("actor", SMALL, "lm", None), ("student", replace(SMALL, tied=True), "lm", None)),
         *(("critic", None, "value", "actor"), ("reference", None, "lm", "actor")),
@@ -207,14 +208,20 @@ def several() -> tuple[PlacementPlan, PlanRequest]:
         for name, shape, head, copy in named
     ]
     verifier = RoleRequest(name="verifier", backend="verify", capabilities=VERIFY)
+    asked = pinned(replace(request(), roles=(*roles, verifier)), *pins)
+    return make_plan(lowered(several_models), asked, h100(8)), asked
+
+
+@pytest.fixture(scope="module")
+def several() -> tuple[PlacementPlan, PlanRequest]:
+    """On sets of devices that overlap."""
     pins = (
         *("actor.generate.devices=1-4", "actor.generate.tp=2", "actor.update.devices=0-3"),
         *("actor.update.pp=2", "actor.update.cp=1", "actor.update.tp=1"),
         *("critic.values.devices=4-5", "critic.values.tp=2", "critic.update.devices=6-7"),
         *("student.devices=6-7", "reference.devices=0-1"),
     )
-    asked = pinned(replace(request(), roles=(*roles, verifier)), *pins)
-    return make_plan(lowered(several_models), asked, h100(8)), asked
+    return plan_of_several(*pins)
 
 
 def test_every_route_of_a_plan_brings_each_device_what_it_holds(
@@ -279,6 +286,29 @@ def test_a_reference_that_follows_takes_its_weights_after_its_own_sync(
     assert after["critic.values"] == ("critic.update", 1)
     placed = place(lowered(several_models), plan)
     assert ("transport", "collective") in placed.node("reference.sync").attrs
+
+
+def test_weights_that_wait_on_the_host_tell_where_their_time_is():
+    plan, _ = plan_of_several(
+        *("critic.values.devices=4-5", "critic.values.tp=2", "critic.values.offload=all"),
+        *("critic.update.devices=4-5", "critic.update.dp=2", "critic.update.tp=1"),
+    )
+    (route,) = (one for one in plan.weight_routes if one.node == "critic.values")
+    assert route.seconds == 0.0
+    values = plan.operation("critic.values")
+    assert values.move_s > 0
+    line = route_line(route, plan)
+    assert "from dp 2 to tp 2, with the way to the host and back, " in line
+    assert f"{seconds_text(values.move_s)} of critic.values (" in line
+    on_devices = replace(values, move_s=0.0, offload=())
+    kept = replace(
+        plan, operations=tuple(on_devices if o is values else o for o in plan.operations)
+    )
+    assert "from dp 2 to tp 2, no time is counted for it (" in route_line(route, kept)
+    told = step_sentences(plan)
+    assert told.count("critic publishes its new weights to critic.values") == 1
+    at = told.index("critic publishes its new weights to critic.values")
+    assert told[at - 1].startswith("critic makes ")
 
 
 def _moves(plan: PlacementPlan, route: WeightRoute) -> list[tuple[str, str, Transfer]]:
