@@ -66,7 +66,7 @@ def _facts(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     for name in old.sizes.__dataclass_fields__:
         yield from changed(f"sizes.{name}", getattr(old.sizes, name), getattr(new.sizes, name))
     yield from changed("schedule", old.kind or "one device", new.kind or "one device")
-    yield from changed("order", old.schedule, new.schedule, _order)
+    yield from changed("order", old.schedule, new.schedule, _order, _order)
     yield from _roles(old, new)
     pinned = [
         [f"{p.subject}.{p.field}={p.value} ({', '.join(p.nodes)})" for p in plan.pins]
@@ -114,13 +114,13 @@ def _text_of(name: str) -> Callable[[Any], str]:
     return field_text
 
 
-def _order(step: ScheduleStep | None) -> str:
+def _order(step: ScheduleStep | None, digits: int = 1) -> str:
     """A schedule in a line: `generate (4), then update (4)`."""
     if step is None:
         return "-"
     if step.node is not None:
         return f"{step.node} ({step.devices})"
-    parts = [_order(part) for part in step.parts]
+    parts = [_order(part, digits) for part in step.parts]
     nested = [
         f"[{text}]" if part.parts else text for text, part in zip(parts, step.parts, strict=True)
     ]
@@ -129,7 +129,7 @@ def _order(step: ScheduleStep | None) -> str:
     if step.kind == "spatial":
         text += f" in {step.chunks} chunks" if step.chunks > 1 else " in one piece"
     if step.ready:
-        shares = ", ".join(f"{100 * one:.1f}" for one in step.ready)
+        shares = ", ".join(f"{100 * one:.{digits}f}" for one in step.ready)
         text += f" after {shares} % of the first's time"
     sizes = [part.devices for part in step.parts]
     if step.devices != (max(sizes, default=0) if step.kind == "temporal" else sum(sizes)):

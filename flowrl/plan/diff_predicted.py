@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
-from flowrl.plan.diff_words import changed, pair, seconds_pair
+from flowrl.plan.diff_words import bytes_pair, changed, seconds_pair
 from flowrl.plan.names import device_names
 from flowrl.plan.prediction import CostSource
 from flowrl.plan.render_many import memory_note
@@ -21,10 +21,12 @@ def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     yield from _times(old, new)
     yield from _bars(old, new)
     yield from changed("waits most for", one.bottleneck or "-", other.bottleneck or "-")
-    yield from changed("idle share of the devices", one.idle_share, other.idle_share, _share)
+    shares = one.idle_share, other.idle_share
+    yield from changed("idle share of the devices", *shares, _share, _share)
     yield from _seconds("new weights on their way", one.sync_s, other.sync_s)
     yield from _seconds("a sample takes of a device", one.device_s, other.device_s)
-    yield from changed("fullest device", _peak(old), _peak(new), format_bytes)
+    if _peak(old) != _peak(new):
+        yield f"fullest device: {' -> '.join(bytes_pair(_peak(old), _peak(new)))}"
     yield from _memory(old, new)
 
 
@@ -33,8 +35,8 @@ def _seconds(what: str, old: float | None, new: float | None) -> Iterator[str]:
         yield f"{what}: {' -> '.join(seconds_pair(old, new))}"
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+def _share(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def _times(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
@@ -109,7 +111,7 @@ def _memory(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         if one is None or other is None:
             yield f"{what}: {_held(one) if one else '-'} -> {_held(other) if other else '-'}"
             continue
-        totals = pair(one.memory.total, other.memory.total, format_bytes)
+        totals = bytes_pair(one.memory.total, other.memory.total)
         words = [totals[0] if one.memory.total == other.memory.total else " -> ".join(totals)]
         words += _held_parts(one, other)
         where = _on(one), _on(other)
@@ -136,14 +138,10 @@ def _on(entry: PredictedMemory) -> str:
 def _held_parts(old: PredictedMemory, new: PredictedMemory) -> list[str]:
     before, after = _named(old), _named(new)
     return [
-        f"{name} {' -> '.join(pair(before.get(name, 0), after.get(name, 0), _bytes))}"
+        f"{name} {' -> '.join(bytes_pair(before.get(name, 0), after.get(name, 0)))}"
         for name in dict.fromkeys((*before, *after))
         if before.get(name, 0) != after.get(name, 0)
     ]
-
-
-def _bytes(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
 
 
 def _named(entry: PredictedMemory) -> dict[str, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeAlias
 
+from flowrl.cost.memory import format_bytes
 from flowrl.graph.types import Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.names import device_names
@@ -14,13 +15,43 @@ from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan, StartUnit
 from flowrl.wording import counted
 
-__all__ = ["changed", "operation_words", "pair", "seconds_pair"]
+__all__ = ["bytes_pair", "changed", "operation_words", "pair", "seconds_pair"]
 
 
-def pair(old: Any, new: Any, text: Callable[[Any], str]) -> tuple[str, str]:
-    """Both in words; as they are where words are alike and values are not."""
+MOST_DIGITS = 9
+"""That numbers are told in, to tell them apart."""
+
+Finer: TypeAlias = Callable[[Any, int], str]
+"""A value in words with so many digits behind the point."""
+
+
+def pair(
+    old: Any, new: Any, text: Callable[[Any], str], finer: Finer | None = None
+) -> tuple[str, str]:
+    """Both in words; where words are alike and values are not, in as many digits as tell them
+    apart, or as they are."""
     words = text(old), text(new)
+    digits = 2
+    while finer is not None and words[0] == words[1] and old != new and digits <= MOST_DIGITS:
+        words = finer(old, digits), finer(new, digits)
+        digits += 1
     return (str(old), str(new)) if words[0] == words[1] and old != new else words
+
+
+def bytes_pair(old: int, new: int) -> tuple[str, str]:
+    """Both sizes; `-` for nothing.
+
+    >>> bytes_pair(3 << 30, 3 << 30 | 1 << 24), bytes_pair(3 << 30, (3 << 30) + 1)
+    (('3.00 GiB', '3.02 GiB'), ('3,221,225,472 bytes', '3,221,225,473 bytes'))
+    """
+    return pair(old, new, lambda size: format_bytes(size) if size else "-", _finer_bytes)
+
+
+def _finer_bytes(nbytes: int, digits: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size and digits <= 4:
+            return f"{nbytes / size:,.{digits}f} {unit}"
+    return f"{nbytes:,} bytes"
 
 
 def seconds_pair(old: float | None, new: float | None) -> tuple[str, str]:
@@ -32,11 +63,15 @@ def seconds_pair(old: float | None, new: float | None) -> tuple[str, str]:
 
 
 def changed(
-    what: str, old: Any, new: Any, text: Callable[[Any], str] = field_text
+    what: str,
+    old: Any,
+    new: Any,
+    text: Callable[[Any], str] = field_text,
+    finer: Finer | None = None,
 ) -> Iterator[str]:
     """A line where values differ."""
     if old != new:
-        yield f"{what}: {' -> '.join(pair(old, new, text))}"
+        yield f"{what}: {' -> '.join(pair(old, new, text, finer))}"
 
 
 _NAMES = {

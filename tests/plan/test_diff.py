@@ -89,6 +89,29 @@ def test_predictions_engines_and_residency_are_compared(grpo: Graph) -> None:
     assert len(lines) == len(set(lines))
 
 
+def test_what_is_equal_when_rounded_is_told_in_more_digits_with_its_unit(grpo: Graph) -> None:
+    plan = plan_of(grpo, APART)
+    old = replace(plan.prediction, idle_share=0.0023543197975965935)
+    entry = old.memory[0]
+    total = entry.memory.total
+    part = replace(entry.memory.parts[0], nbytes=entry.memory.parts[0].nbytes - 12902)
+    fewer = replace(entry, memory=replace(entry.memory, parts=(part, *entry.memory.parts[1:])))
+    new = replace(old, idle_share=0.0023961040735188324, memory=(fewer, *old.memory[1:]))
+    lines = diff_plans(replace(plan, prediction=old), replace(plan, prediction=new))
+    assert "idle share of the devices: 0.235 % -> 0.240 %" in lines
+    (memory,) = (line for line in lines if line.startswith("memory in "))
+    assert f": {total / 2**30:.4f} GiB -> " in memory or f": {total:,} bytes -> " in memory
+    step = plan.schedule
+    assert step is not None
+    (line,) = diff_plans(
+        replace(plan, schedule=replace(step, ready=(0.50001, 1.0))),
+        replace(plan, schedule=replace(step, ready=(0.50004, 1.0))),
+    )
+    assert " after 50.001, 100.000 % of the first's time" in line
+    assert " after 50.004, 100.000 % of the first's time" in line
+    assert "ScheduleStep" not in line
+
+
 def test_what_begins_on_what_is_told_in_words(grpo: Graph) -> None:
     lines = diff_plans(plan_of(grpo, TURNS), plan_of(grpo, APART))
     (begins,) = (line for line in lines if line.startswith("reference.logprobs begins on: "))
