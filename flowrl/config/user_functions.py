@@ -8,7 +8,7 @@ that is made by a call) is left to whoever opens it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -60,13 +60,7 @@ class Asked:
 def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
     """What is wrong with the reward function `FILE.py:NAME`."""
     path, name = _split(target)
-    module = _parsed(path, "reward", where)
-    if isinstance(module, ConfigError):
-        yield module
-        return
-    found = _definition(module, name)
-    if found is None and _knows_its_names(module):
-        yield _missing(path, "function", name, _names(module), where)
+    found = yield from _looked_up(target, "reward", "function", where)
     if isinstance(found, ast.AsyncFunctionDef):
         yield ConfigError(
             f"reward {name!r} is an async function",
@@ -80,14 +74,8 @@ def reward_problems(target: str, where: str) -> Iterator[ConfigError]:
 
 def environment_problems(target: str, where: str) -> Iterator[ConfigError]:
     """What is wrong with the environment `FILE.py:NAME`."""
-    path, name = _split(target)
-    module = _parsed(path, "environment", where)
-    if isinstance(module, ConfigError):
-        yield module
-        return
-    found = _definition(module, name)
-    if found is None and _knows_its_names(module):
-        yield _missing(path, "class", name, _names(module), where)
+    path, _ = _split(target)
+    found = yield from _looked_up(target, "environment", "class", where)
     if not isinstance(found, ast.ClassDef) or found.decorator_list:
         return
     methods = _methods(found)
@@ -116,6 +104,21 @@ def environment_parameters(target: str, method: str) -> Asked | None:
     found = _found(target)
     own = _methods(found).get(method) if isinstance(found, ast.ClassDef) else None
     return None if own is None or own.decorator_list else _asked(own, bound=True)
+
+
+def _looked_up(
+    target: str, kind: str, what: str, where: str
+) -> Generator[ConfigError, None, ast.stmt | None]:
+    """What is wrong on the way to the statement that a target names; returns the statement."""
+    path, name = _split(target)
+    module = _parsed(path, kind, where)
+    if isinstance(module, ConfigError):
+        yield module
+        return None
+    found = _definition(module, name)
+    if found is None and _knows_its_names(module):
+        yield _missing(path, what, name, _names(module), where)
+    return found
 
 
 def _split(target: str) -> tuple[Path, str]:

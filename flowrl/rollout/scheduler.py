@@ -305,20 +305,11 @@ class RolloutScheduler:
 
     def _on_progress(self, event: ev.Progressed) -> None:
         self._fleet.seen(event.engine)
-        samples, engine = self._machine.samples, event.engine
-        now_s = self._timers.now_s
         for name, attempt, num_tokens in event.progress:
-            sample = samples.get(name)
-            if (
-                sample is None
-                or sample.attempt != attempt
-                or sample.engine is None
-                or sample.engine.id != engine
-            ):
-                self.state.fenced += 1
-            elif num_tokens > sample.num_tokens:
+            sample = self._lives.attempt(event.engine, name, attempt)
+            if sample is not None and num_tokens > sample.num_tokens:
                 sample.num_tokens = num_tokens
-                sample.moved_s = now_s
+                sample.moved_s = self._timers.now_s
 
     def _on_finished(self, event: ev.SamplesFinished) -> None:
         self._fleet.seen(event.engine)
