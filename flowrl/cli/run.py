@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = ["resume", "run"]
 
 _CHANGEABLE = (
     "train.steps",
+    "train.refill_limit",
     "runtime.",
     "eval.every",
     "rewards.timeout_s",
@@ -25,6 +27,9 @@ _CHANGEABLE = (
     "executor",
 )
 """Keys that a resumed run may change without ceasing to be the same run."""
+
+_CHANGEABLE_OF_STAGE = re.compile(r"stage\.[^.=]+\.train\.refill_limit\b")
+"""The steps of an earlier stage are none of them: it may be over."""
 
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count it."""
@@ -73,7 +78,7 @@ def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> No
             hint=f"edit {path}/plan.STAGE.json to go on by another one",
         )
     for override in overrides:
-        if not override.startswith(_CHANGEABLE):
+        if not override.startswith(_CHANGEABLE) and not _CHANGEABLE_OF_STAGE.match(override):
             raise ConfigError(
                 "a resumed run keeps its configuration",
                 where=f"command line ({override})",

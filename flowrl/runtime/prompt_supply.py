@@ -30,7 +30,7 @@ class PromptSupply:
         take: The next prompts, so many, of a source of prompts where one is named.
         limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
             lost between two batches.
-        where: The config key of the limit.
+        where: The config key of the limit, and its value.
         kept: Groups that the filter kept since the last batch.
         lost: Groups that it took out since then, and those dropped, with the first reason.
         taken: Prompts that were taken since then.
@@ -73,12 +73,14 @@ class PromptSupply:
         counted = Counter(self.lost.values()).most_common()
         reasons = ", ".join(f"{number} {reason}" for reason, number in counted)
         rate = f" ({self.kept / ended:.1%})" if ended else ""
+        key = self.where.partition("=")[0]
         return BatchNotFilled(
             "too few groups pass the filter to fill a batch",
             where=self.where,
             found=f"{self.kept} of {ended} groups passed{rate}; {reasons or 'none was lost'}; "
             f"{missing} are missing",
             expected=f"a full batch from at most {self.limit} prompts",
-            hint="take prompts that the policy solves now and then, raise the limit, or set "
-            "train.refill=false to train on what passes",
+            hint=f"raise the limit: the resumed run takes a greater {key} too; or begin a new run, "
+            "with prompts that the policy solves now and then, or with "
+            f"{key.removesuffix('_limit')}=false to train on what passes",
         )

@@ -10,6 +10,7 @@ import pytest
 
 from flowrl import api
 from flowrl.backend.protocols import ScoreRequest
+from flowrl.cli import run as command
 from flowrl.data import PromptItem
 from flowrl.errors import ConfigError, DataError
 from flowrl.files import read_json_lines
@@ -177,6 +178,24 @@ def test_a_run_whose_filter_lets_nothing_pass_stops_with_a_checkpoint(tmp_path: 
     assert "train.refill_limit=2" in str(caught.value)
     assert "0 of 16 groups passed (0.0%); 16 zero_variance" in str(caught.value)
     assert "--resume" in display.notes[-1]
+    assert "the resumed run takes a greater train.refill_limit too" in str(caught.value)
+    assert "begin a new run, with prompts" in str(caught.value)
+    assert "or with train.refill=false" in str(caught.value)
+
+
+def test_a_run_that_stopped_at_its_limit_goes_on_with_a_greater_one_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = dapo(tmp_path, refill_limit=1)
+    with pytest.raises(DataError, match="too few groups pass"):
+        api.run(None, config, display=WatchedDisplay())
+    with pytest.raises(ConfigError, match="keeps its configuration"):
+        command.resume(tmp_path / "tiny", ["train.refill=false"])
+    command.resume(tmp_path / "tiny", ["train.refill_limit=30"])
+    assert [step["num_samples"] for step in steps_of(tmp_path / "tiny")] == [16] * 4
+    never = api.run(None, dapo(tmp_path / "never", refill_limit=30), display=WatchedDisplay())
+    assert outcome(tmp_path / "tiny").metrics == outcome(never.folder).metrics
+    assert "held-out" in capsys.readouterr().out
 
 
 TWO_ROLLOUTS = """
