@@ -338,11 +338,13 @@ def profile(
 @app.command()
 def why(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    sample: Annotated[str, typer.Argument(metavar="SAMPLE", help="EPOCH/PROMPT/MEMBER.")],
+    sample: Annotated[
+        str, typer.Argument(metavar="SAMPLE", help="EPOCH/PROMPT/MEMBER; a group's: EPOCH/PROMPT.")
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what happened to one sample of a run."""
+    """Tell what happened to one sample of a run, or to those of a group."""
     from flowrl.cli import why as command
 
     command.run(run, sample, as_json=json)

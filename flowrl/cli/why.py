@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from flowrl.errors import ConfigError
@@ -19,28 +21,35 @@ from flowrl.wording import counted
 __all__ = ["run"]
 
 
+_SAMPLE = re.compile(r"(\d+/\d+)(?:/(\d+))?", re.ASCII)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
     """What is known of a sample in one rollout.
 
     Attributes:
         story: None where the journal does not go back to it.
+        missing: Why there is no story.
         row: Of samples.jsonl; None where no step has reported it.
     """
 
     stage: str
     rollout: str
     story: SampleStory | None
+    missing: str = ""
     row: SampleRow | None
 
     def __str__(self) -> str:
         lines = [f"{self.stage}, {self.rollout}"]
         if self.story is not None:
             lines += str(self.story).splitlines()
-        else:
-            lines.append("  the journal does not go back to it (runtime.journal_mb)")
+        elif self.row is not None:
+            lines.append(f"sample {self.row.sample}: {self.row.end}{_by_weights(self.row)}")
         if self.row is not None:
             lines += _told_of_row(self.row)
+        if self.story is None:
+            lines.append(f"  when and where it ran is not known: {self.missing}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
@@ -56,38 +65,90 @@ class _Told:
                     for m in self.story.moments
                 ],
             }
+        else:
+            value["missing"] = self.missing
         if self.row is not None:
             value["row"] = self.row.to_json()
         return value
 
 
+def _by_weights(row: SampleRow) -> str:
+    parts = ", ".join(f"{count} by weights {version}" for version, count in row.versions)
+    return f"; tokens: {parts}" if parts else ""
+
+
 def _told_of_row(row: SampleRow) -> list[str]:
-    reason = f" ({row.reason})" if row.reason else ""
-    score = "" if row.score is None else f", score {row.score:g}"
     return [
-        f"  step {row.step}: {row.end}{reason}; {counted(row.num_tokens, 'token')}{score}",
+        f"  {_end_of(row)}; {counted(row.num_tokens, 'token')}{_score_of(row)}",
         f"  prompt {_excerpt(row.prompt)}",
         f"  response {_excerpt(row.response)}",
     ]
 
 
+def _end_of(row: SampleRow) -> str:
+    return f"step {row.step}: {row.end}" + (f" ({row.reason})" if row.reason else "")
+
+
+def _score_of(row: SampleRow) -> str:
+    return "" if row.score is None else f", score {row.score:g}"
+
+
 def run(folder: Path, sample: str, *, as_json: bool) -> None:
     """Prints the story of a sample in every rollout that has one of this name.
 
+    A group, `EPOCH/PROMPT`, is told by a line for each of its samples.
+
     Raises:
         CheckpointError: no run is there.
-        ConfigError: it has no such sample; names the nearest ones.
+        ConfigError: it has no such sample, with the nearest ones; what is asked for is none.
     """
     opened = RunFolder.open(folder)
+    asked = _SAMPLE.fullmatch(sample)
+    if asked is None:
+        raise ConfigError(
+            "this names no sample",
+            where=f"{folder}: sample {sample}",
+            expected="EPOCH/PROMPT/MEMBER, each counted from 0, such as 0/17/3; "
+            "or EPOCH/PROMPT for a whole group",
+            hint="the lines of samples.jsonl name them",
+        )
+    group, member = asked.groups()
+    if member is None:
+        _tell_group(opened, group, as_json=as_json)
+        return
     journals = rollout_journals(folder)
-    rows = {(r.stage, r.rollout): r for r in opened.samples() if r.sample == sample}
+    rows = {(r.stage, r.rollout): r for r in opened.samples_of(group, member)}
     told = _told(journals, rows, SampleId(sample))
     if not told:
-        raise _unknown(folder, sample, journals)
+        raise _unknown(opened, group, member, journals)
     if as_json:
         print(json.dumps({"sample": sample, "told": [one.to_json() for one in told]}, indent=2))
     else:
         print("\n\n".join(map(str, told)))
+
+
+def _tell_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
+    rollouts: dict[tuple[str, str], list[SampleRow]] = {}
+    for row in opened.samples_of(group):
+        rollouts.setdefault((row.stage, row.rollout), []).append(row)
+    if not rollouts:
+        raise _unknown(opened, group, None, rollout_journals(opened.path))
+    if as_json:
+        told = [
+            {"stage": stage, "rollout": rollout, "rows": [row.to_json() for row in rows]}
+            for (stage, rollout), rows in rollouts.items()
+        ]
+        print(json.dumps({"group": group, "told": told}, indent=2))
+        return
+    for (stage, rollout), rows in rollouts.items():
+        print(f"{stage}, {rollout}")
+        print(f"group {group}: {counted(len(rows), 'sample')} of prompt {_excerpt(rows[0].prompt)}")
+        for row in sorted(rows, key=lambda row: int(row.sample.rpartition("/")[2])):
+            print(
+                f"  {row.sample}  {_end_of(row)}{_score_of(row)}{_by_weights(row)}; "
+                f"response {_excerpt(row.response, 60)}"
+            )
+    print(f"one's story: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
 
 def _told(
@@ -101,68 +162,96 @@ def _told(
         if story is not None and story.state is None:
             story = None
         if story is not None or row is not None:
-            found.append(_Told(stage=files.stage, rollout=files.rollout, story=story, row=row))
+            found.append(
+                _Told(
+                    stage=files.stage,
+                    rollout=files.rollout,
+                    story=story,
+                    missing="" if story else _why_missing(files),
+                    row=row,
+                )
+            )
     known = {(files.stage, files.rollout) for files in journals}
     found += [
-        _Told(stage=stage, rollout=rollout, story=None, row=row)
+        _Told(
+            stage=stage,
+            rollout=rollout,
+            story=None,
+            missing="this rollout has no journal (runtime.journal_mb=0 writes none)",
+            row=row,
+        )
         for (stage, rollout), row in rows.items()
         if (stage, rollout) not in known
     ]
     return found
 
 
-def _unknown(folder: Path, sample: str, journals: Sequence[SampleFiles]) -> ConfigError:
-    groups = {group: members for files in journals for group, members in files.groups().items()}
-    group, _, member = sample.rpartition("/")
-    if sample in groups:
-        return ConfigError(
-            "this is a group of samples",
-            where=f"{folder}: sample {sample}",
-            expected=f"one of its members, {sample}/0 to {sample}/{groups[sample] - 1}",
-            found=sample,
-            hint=f"flowrl why {folder} {sample}/0",
-        )
-    if group in groups:
-        return ConfigError(
-            f"the group {group} has no member {member}",
-            where=f"{folder}: sample {sample}",
-            expected=f"{group}/0 to {group}/{groups[group] - 1}",
-            found=sample,
-            hint=f"flowrl why {folder} {group}/0",
-        )
-    hint = (
-        "only samples of steps are known, from a journal (runtime.journal_mb) or samples.jsonl; "
-        "evaluations keep none"
+def _why_missing(files: SampleFiles) -> str:
+    whole = files.whole_mb
+    if whole is None:
+        return "the journal does not tell of it"
+    return (
+        "the journal does not go back to it "
+        f"(runtime.journal_mb={whole} would have kept all of this run's)"
     )
-    if groups:
-        nearest = ", ".join(f"{name}/0" for name in _nearest(group or sample, groups))
-        hint = f"the nearest are {nearest}" if nearest else f"the first is {next(iter(groups))}/0"
+
+
+def _unknown(
+    opened: RunFolder, group: str, member: str | None, journals: Sequence[SampleFiles]
+) -> ConfigError:
+    sample = group if member is None else f"{group}/{member}"
+    where = f"{opened.path}: sample {sample}"
+    path = shlex.quote(str(opened.path))
+    offered = {name: members for files in journals for name, members in files.groups().items()}
+    last = _last_member(opened, group)
+    if last is None and group in offered:
+        last = offered[group] - 1
+    if last is not None:
+        what = (
+            f"the group {group} has no member {member}"
+            if member is not None
+            else "no step has reported this group yet"
+        )
+        return ConfigError(
+            what,
+            where=where,
+            expected=f"{group}/0 to {group}/{last}",
+            found=sample,
+            hint=f"flowrl why {path} {group}/0",
+        )
+    nearest = _nearest(group, opened.groups() | offered.keys())
+    suffix = "" if member is None else "/0"
     return ConfigError(
-        "this run has drawn no such sample",
-        where=f"{folder}: sample {sample}",
+        "this run has drawn no such sample" if member else "this run has drawn no such group",
+        where=where,
         expected="EPOCH/PROMPT/MEMBER, each counted from 0; samples.jsonl lists them",
-        hint=hint,
+        hint=f"the nearest are {', '.join(name + suffix for name in nearest)}"
+        if nearest
+        else "only samples of steps are known, from a journal (runtime.journal_mb) or "
+        "samples.jsonl; evaluations keep none",
     )
 
 
-def _nearest(group: str, groups: Mapping[str, int]) -> list[str]:
-    """Up to three groups: of prompts that lie nearest, or whose names are alike."""
+def _last_member(opened: RunFolder, group: str) -> int | None:
+    """The greatest member with a row; None where the group has none."""
+    members = (int(row.sample.rpartition("/")[2]) for row in opened.samples_of(group))
+    return max(members, default=None)
+
+
+def _nearest(group: str, groups: Iterable[str]) -> list[str]:
+    """Up to three groups whose epoch, and then whose prompt, lies nearest."""
     wanted = _numbers(group)
-    if wanted is None:
-        return get_close_matches(group, groups, n=3, cutoff=0.5)
-    distances = {
-        name: (abs(numbers[0] - wanted[0]), abs(numbers[1] - wanted[1]), numbers)
-        for name in groups
-        if (numbers := _numbers(name)) is not None
-    }
-    return sorted(distances, key=lambda name: distances[name])[:3]
+
+    def distance(name: str) -> tuple[int, int, int]:
+        epoch, prompt = _numbers(name)
+        return abs(epoch - wanted[0]), abs(prompt - wanted[1]), prompt
+
+    return heapq.nsmallest(3, groups, key=distance)
 
 
-def _numbers(group: str) -> tuple[int, int] | None:
+def _numbers(group: str) -> tuple[int, int]:
     epoch, _, prompt = group.partition("/")
-    if epoch.isdecimal() and prompt.isdecimal():
-        return int(epoch), int(prompt)
-    return None
+    return int(epoch), int(prompt)
 
 
 def _excerpt(text: str, limit: int = 200) -> str:

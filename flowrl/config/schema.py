@@ -367,7 +367,7 @@ class RuntimeConfig(Section):
     checkpoint_every: Int = Field(default=0, ge=0)
     keep_checkpoints: Int = Field(default=2, ge=1)
     log_samples: Int = Field(default=0, ge=0)
-    journal_mb: Int = Field(default=64, ge=0)
+    journal_mb: Int = Field(default=128, ge=0)
     num_threads: Int = Field(default=1, ge=0, le=1024)
 
 

@@ -34,6 +34,8 @@ from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import (
     JsonLines,
     filter_json_lines,
+    find_in_lines,
+    find_json_lines,
     folder_atomically,
     read_json_lines,
     remove_leftovers,
@@ -265,6 +267,18 @@ class RunFolder:
     def samples(self) -> Iterator[SampleRow]:
         """The rows of samples.jsonl."""
         return map(SampleRow.from_json, read_json_lines(self.path / "samples.jsonl"))
+
+    def samples_of(self, group: str, member: str | None = None) -> Iterator[SampleRow]:
+        """The rows of samples.jsonl of one group, or of one member of it; no others are parsed."""
+        text = f'"{group}/' if member is None else f'"{group}/{member}"'
+        for row in map(SampleRow.from_json, find_json_lines(self.path / "samples.jsonl", text)):
+            of, _, name = row.sample.rpartition("/")
+            if of == group and member in (None, name):  # not a text that quotes another's id
+                yield row
+
+    def groups(self) -> set[str]:
+        """The groups with a row in samples.jsonl."""
+        return find_in_lines(self.path / "samples.jsonl", rb'"sample": ?"(\d+/\d+)/\d+"')
 
     def truncate_after(self, stages: Sequence[str], stage: str, step: int) -> int:
         """Cuts the logs back to a checkpoint and removes the summary of an earlier end.

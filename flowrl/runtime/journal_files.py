@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,6 +149,16 @@ class SampleFiles:
         words = (f'"{group}"'.encode(), f'"{sample}"'.encode())
         told = [number for number, path in enumerate(self.files) if _mentions(path, words)]
         return _joined(self.files[told[0] : told[-1] + 1]) if told else None
+
+    @property
+    def whole_mb(self) -> int | None:
+        """A `runtime.journal_mb` that would have kept all of it; None where nothing has gone."""
+        first, newest = (int(path.stem) for path in (self.files[0], self.files[-1]))
+        if first == 1:
+            return None
+        # At most so many files are kept, however full those are that a stop or an error ended.
+        full = max(path.stat().st_size for path in self.files)
+        return math.ceil(newest * full / (1 << 20))
 
     def groups(self) -> dict[str, int]:
         """Groups that were offered, with the number of members that they began with."""

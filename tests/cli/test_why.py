@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from flowrl import api
 from flowrl.cli import why
 from flowrl.errors import CheckpointError, ConfigError
 from flowrl.files import read_json_lines
+from flowrl.observe.rows import SampleRow
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
 
@@ -74,10 +77,9 @@ def test_json_holds_the_same_for_scripts(made: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("{group}", "this is a group of samples"),
         ("{group}/9", "has no member 9"),
         ("0/9999999/0", "no such sample"),
-        ("nonsense", "no such sample"),
+        ("0/9999999", "no such group"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is_near(made: Path, asked: str, message: str):
@@ -88,16 +90,74 @@ def test_what_is_not_there_is_answered_with_what_is_near(made: Path, asked: str,
     assert str(made) in told
     if "group" in asked:
         assert f"{group}/0 to {group}/3" in told
-    elif "/" in asked:
+    else:
         offered = {
             row["sample"].split("/")[1]
             for end in ("consumed", "filtered")
             for row in rows(made, end)
         }
-        assert f"the nearest are 0/{max(map(int, offered))}/0" in told
-    else:
-        assert "the first is 0/" in told
+        assert f"the nearest are 0/{max(map(int, offered))}" in told
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("asked", ["abc", "0", "0/1/2/3", "-1/0/0", "0//1", "0/1/", "0/1/x"])
+def test_what_names_no_sample_is_refused_with_the_form(made: Path, asked: str):
+    with pytest.raises(ConfigError, match="this names no sample") as caught:
+        why.run(made, asked, as_json=False)
+    assert "EPOCH/PROMPT/MEMBER" in str(caught.value)
+
+
+def test_the_nearest_are_found_where_only_the_rows_go_back_to_them(tmp_path: Path):
+    (tmp_path / "config.yaml").touch()
+    row = SampleRow(
+        stage="grpo", step=1, sample="", prompt="", response='"0/4/0"', answer="", score=None,
+        terms={}, num_tokens=1, finish="stop", versions=((3, 1),), end="consumed",
+    )  # fmt: skip
+    names = [f"{epoch}/{prompt}/0" for epoch in (0, 9) for prompt in (3, 5, 700)]
+    (tmp_path / "samples.jsonl").write_text(
+        "".join(json.dumps(replace(row, sample=name).to_json()) + "\n" for name in names)
+    )
+    with pytest.raises(ConfigError, match="the nearest are 0/3/0, 0/5/0, 0/700/0"):
+        why.run(tmp_path, "0/4/0", as_json=False)
+
+
+def test_a_group_is_told_by_its_samples(made: Path, capsys: pytest.CaptureFixture[str]):
+    row = rows(made, "filtered")[0]
+    group = row["sample"].rpartition("/")[0]
+    why.run(made, group, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "grpo, actor.generate",
+        f"group {group}: 4 samples of prompt {row['prompt']!r}",
+    ]
+    assert [line.split()[0] for line in lines[2:6]] == [f"{group}/{member}" for member in range(4)]
+    assert all("filtered (zero_variance)" in line and "by weights" in line for line in lines[2:6])
+    assert lines[6] == f"one's story: flowrl why {made} {group}/0"
+    why.run(made, group, as_json=True)
+    (told,) = json.loads(capsys.readouterr().out)["told"]
+    assert [row["sample"] for row in told["rows"]] == [f"{group}/{member}" for member in range(4)]
+
+
+def test_where_the_journal_does_not_go_back_the_row_is_told_and_what_would_have_kept_it(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    shutil.copytree(made, run)
+    folder = run / "journal" / "grpo" / "actor.generate"
+    for number in (2, 3):  # those before have gone, and what is left tells of none of its samples
+        (folder / f"{number:06d}.jsonl").write_bytes(
+            (folder / "000001.jsonl").read_bytes().splitlines(keepends=True)[0]
+        )
+    (folder / "000001.jsonl").unlink()
+    head = (folder / "000002.jsonl").read_bytes()
+    (folder / "000002.jsonl").write_bytes(head.rstrip() + b" " * (1 << 20) + b"\n")
+    row = rows(made, "filtered")[0]
+    why.run(run, row["sample"], as_json=False)
+    out = capsys.readouterr().out
+    assert f"sample {row['sample']}: filtered; tokens: {row['num_tokens']} by weights" in out
+    assert f"step {row['step']}: filtered (zero_variance)" in out
+    assert "when and where it ran is not known: the journal does not go back to it" in out
+    assert "(runtime.journal_mb=4 would have kept all of this run's)" in out
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
@@ -114,8 +174,9 @@ def test_without_a_journal_the_row_is_told(tmp_path: Path, capsys: pytest.Captur
     row = rows(run, "consumed")[0]
     why.run(run, row["sample"], as_json=False)
     out = capsys.readouterr().out
-    assert "the journal does not go back to it" in out
+    assert "this rollout has no journal (runtime.journal_mb=0 writes none)" in out
     assert "step 1: consumed" in out
+    (run / "samples.jsonl").unlink()
     with pytest.raises(ConfigError, match="no such sample") as caught:
-        why.run(run, "0/9999999/0", as_json=False)
+        why.run(run, row["sample"], as_json=False)
     assert "journal_mb" in str(caught.value)
