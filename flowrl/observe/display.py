@@ -183,6 +183,8 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.samples:
         ends = ", ".join(f"{count:,} {end}" for end, count in summary.samples.items())
         lines.append(f"samples: {ends}; {summary.num_tokens:,} response tokens")
+    if summary.num_example_tokens:
+        lines.append(f"examples: {summary.num_example_tokens:,} response tokens")
     lines.append(f"took {format_seconds(summary.wall_s)}; everything is in {summary.folder}")
     lines.append(summary.headline)
     return lines

@@ -223,7 +223,9 @@ class Summary:
         seconds: By stage, then by kind of work.
         steps: By stage.
         samples: Counted by the end they had.
-        num_tokens: Response tokens produced.
+        num_tokens: Response tokens that the samples are made of.
+        num_example_tokens: Response tokens of examples, which stages that draw nothing learned
+            from.
         libraries: Versions by distribution.
     """
 
@@ -240,6 +242,7 @@ class Summary:
     steps: Mapping[str, int] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
     num_tokens: int = 0
+    num_example_tokens: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -41,6 +41,7 @@ class Ledger:
         self._steps: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self._num_tokens = 0
+        self._num_example_tokens = 0
         self._settled: tuple[str, int, bool] | None = None
         self.before: Mapping[str, float] | None = None
         self.after: Mapping[str, float] | None = None
@@ -53,7 +54,10 @@ class Ledger:
             seconds[kind] = seconds.get(kind, 0.0) + spent
         seconds["step"] = seconds.get("step", 0.0) + metrics.wall_s
         self._steps[metrics.stage] = metrics.step
-        self._num_tokens += metrics.num_tokens
+        if result.samples:
+            self._num_tokens += metrics.num_tokens
+        else:
+            self._num_example_tokens += metrics.num_tokens
         for row in result.samples:
             self._samples[row.end] = self._samples.get(row.end, 0) + 1
 
@@ -85,6 +89,7 @@ class Ledger:
                 "steps": self._steps,
                 "samples": self._samples,
                 "num_tokens": self._num_tokens,
+                "num_example_tokens": self._num_example_tokens,
                 "settled": self._settled,
                 "before": self.before,
                 "after": self.after,
@@ -105,6 +110,7 @@ class Ledger:
         self._steps = dict(ledger["steps"])
         self._samples = dict(ledger["samples"])
         self._num_tokens = int(ledger["num_tokens"])
+        self._num_example_tokens = int(ledger.get("num_example_tokens", 0))
         settled = ledger["settled"]
         self._settled = None if settled is None else (settled[0], settled[1], settled[2])
         self.before, self.after = ledger["before"], ledger["after"]
@@ -127,6 +133,7 @@ class Ledger:
             steps=self._steps,
             samples=self._samples,
             num_tokens=self._num_tokens,
+            num_example_tokens=self._num_example_tokens,
             libraries=installed_versions(_LIBRARIES),
         )
 

@@ -119,6 +119,9 @@ def test_plain_lines_hold_no_control_characters_and_end_with_the_headline():
     assert r"warning: a reward\x1b[31m took long" in lines
     assert "took 1m 32s; everything is in runs/quickstart" in lines
     assert "samples: 20,480 consumed, 300 filtered; 81,920 response tokens" in lines
+    assert not any(line.startswith("examples") for line in lines)
+    lines = summary_lines(replace(SUMMARY, num_example_tokens=1200))
+    assert "examples: 1,200 response tokens" in lines
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,15 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return left
 
 
+def test_the_summary_counts_the_tokens_of_its_samples_apart_from_those_of_examples(
+    straight: Outcome,
+):
+    drawn = sum(row["num_tokens"] for row in map(as_row, straight.samples.splitlines()))
+    whole = sum(int(row["num_tokens"]) for row in straight.metrics)  # type: ignore[call-overload]
+    assert straight.counts["num_tokens"] == drawn > 0
+    assert straight.counts["num_example_tokens"] == whole - drawn > 0
+
+
 def as_row(line: bytes) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(line)
     return row

@@ -219,7 +219,15 @@ def outcome(run: Path) -> Outcome:
         samples=samples.read_bytes() if samples.exists() else b"",
         counts={
             key: summary[key]
-            for key in ("before", "after", "steps", "samples", "num_tokens", "num_held_out")
+            for key in (
+                "before",
+                "after",
+                "steps",
+                "samples",
+                "num_tokens",
+                "num_example_tokens",
+                "num_held_out",
+            )
         },
     )
 
