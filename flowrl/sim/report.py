@@ -412,14 +412,18 @@ def _step_lines(report: SimReport) -> list[str]:
 
 
 def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
-    """Each lane; where many differ by numbers alone (`engine[0]` ...), their mean and range."""
+    """Each lane; where many differ by numbers alone (`engine[0]` ...), their mean and range.
+
+    Lanes that nothing took time of, such as a driver's that no times are known of, are left out,
+    but for accelerators.
+    """
     alike: dict[str, list[LaneUse]] = {}
-    for lane in lanes:
+    for lane in [lane for lane in lanes if lane.busy_s or lane.num_devices] or lanes:
         alike.setdefault(_NUMBER.sub("#", lane.lane), []).append(lane)
     rows = []
     for some in alike.values():
         if len(some) <= 4:
-            rows += [(lane.device, lane.lane, f"{lane.idle_share:.1%}", "") for lane in some]
+            rows += [(_devices_of(lane), lane.lane, f"{lane.idle_share:.1%}", "") for lane in some]
             continue
         shares = [lane.idle_share for lane in some]
         devices = {lane.device for lane in some}
@@ -440,6 +444,11 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
         f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share:<{widths[2]}}  {span}".rstrip()
         for d, n, share, span in rows
     ]
+
+
+def _devices_of(lane: LaneUse) -> str:
+    """A lane of accelerators has their names."""
+    return counted(lane.num_devices, "device") if lane.device == lane.lane else lane.device
 
 
 def _sample_lines(report: SimReport) -> list[str]:

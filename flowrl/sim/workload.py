@@ -13,9 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
+from flowrl.cost.lengths import lognormal_before_cut
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
-from flowrl.sim.lengths import Lengths, parse_lengths, read_lengths
+from flowrl.sim.lengths import Lengths, Lognormal, parse_lengths, read_lengths
 from flowrl.wording import counted
 
 __all__ = [
@@ -131,7 +132,16 @@ class Assumed(_Blocks):
         ]
 
     def __str__(self) -> str:
-        return str(self._lengths)
+        """As `--lengths` names them, and what they come to where the longest are cut."""
+        text = str(self._lengths)
+        if not isinstance(self._lengths, Lognormal):
+            return text
+        before, sigma = self._lengths.mean, self._lengths.sigma
+        mean = lognormal_before_cut(mean=before, sigma=sigma, maximum=float(self.longest)).mean
+        if mean > 0.999 * before:
+            return text
+        left = f"{mean:,.{1 if mean < 100 else 0}f}"
+        return f"{text}, which cut at {self.longest:,} is {left} on average"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -376,3 +376,19 @@ def test_chances_depend_on_seed_sample_and_attempt_alone():
     assert len(others) == 1000
     assert 0.45 < sum(others) / 1000 < 0.55
     assert chance(1, "attempt", sample, 0) != chance(1, "attempt", sample, 1)
+
+
+def test_lengths_that_are_cut_say_what_is_left_of_their_mean():
+    prompts = PromptLengths(values=(4,))
+    for text, longest, told in (
+        # E min(X, 3) for X lognormal with mu 0, sigma 1, whose mean is exp(1/2):
+        # exp(1/2) F(ln 3 - 1) + 3 F(-ln 3) = 1.64872 * 0.53928 + 3 * 0.13597 = 1.297
+        ("lognormal:mean=1.64872,sigma=1", 3, ", which cut at 3 is 1.3 on average"),
+        ("lognormal:mean=2504.62,sigma=0.8", 8192, ", which cut at 8,192 is 2,400 on average"),
+        ("lognormal:mean=300,sigma=0.1", 8192, ""),
+        ("constant:4", 8, ""),
+    ):
+        workload = open_workload(
+            text, stage="", rollout="", seed=0, prompts=prompts, longest=longest
+        )
+        assert str(workload) == text + told

@@ -107,3 +107,33 @@ def test_faults_that_the_plan_has_not_are_named_beside_it() -> None:
 
 def test_nothing_stands_beside_a_plan_where_no_step_was_made() -> None:
     assert "the plan predicts" not in report_text(_report([], ages={}), Planned(step_s=1.0))
+
+
+def test_lanes_of_accelerators_are_counted_alike_and_lanes_without_work_left_out() -> None:
+    def lane(name: str, devices: int, busy_s: float, device: str | None = None) -> LaneUse:
+        return LaneUse(
+            lane=name,
+            device=device or name,
+            busy_s=busy_s,
+            idle_share=1.0 - busy_s / 4.0,
+            num_devices=devices,
+        )
+
+    report = replace(
+        _report([2.0, 2.0], ages={0: 2}),
+        lanes=[
+            *(lane(f"a-{node}/cuda:[0-3]", 4, 1.0) for node in range(5)),
+            lane("b-0/cuda:[0-7]", 8, 0.0),
+            lane("main", 0, 0.0, "driver"),
+            lane("judge", 0, 2.0, "a-0/cpu:0"),
+        ],
+    )
+    text = report_text(report)
+    rows = text[text.index("idle\n") :].splitlines()[1:5]
+    assert [" ".join(row.split()) for row in rows] == [
+        "device lane of time (least to most)",
+        "20 devices a-0/cuda:[0-3] to a-4/cuda:[0-3] 75.0% (75.0% to 75.0%)",
+        "8 devices b-0/cuda:[0-7] 100.0%",
+        "a-0/cpu:0 judge 50.0%",
+    ]
+    assert "driver" not in text
