@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flowrl.config.load import LoadedConfig
-from flowrl.config.nearest import listing, nearest, nearest_in, nearest_name
+from flowrl.config.nearest import listing, nearest, nearest_below, nearest_in, nearest_name
 from flowrl.config.problems import Problems
 from flowrl.config.schema import JsonlData
 from flowrl.config.user_functions import environment_problems
@@ -194,7 +194,7 @@ def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = N
         return
     names = [entry.name for entry in _listed(path.parent)]
     match = nearest_name(path, names)
-    there = nearest_in(ready_made, path, _ENDS)
+    there = nearest_below(path) or nearest_in(ready_made, path, _ENDS)
     hint = there or f"paths are relative to the current directory, {Path.cwd()}"
     alike = [name for name in names if path.suffix and name.endswith(path.suffix)]
     yield ConfigError(
@@ -203,7 +203,9 @@ def _missing_file(path: Path, what: str, where: str, ready_made: Path | None = N
         expected=f"a {what}; {path.parent} holds {listing(alike)}"
         if alike and match is None and there is None
         else None,
-        hint=f"did you mean {path.parent / match}?" if match is not None else hint,
+        hint=f"did you mean {path.parent / match}?"
+        if match is not None and nearest_below(path) is None
+        else hint,
     )
 
 

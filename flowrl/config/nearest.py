@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 __all__ = [
     "listing",
     "nearest",
+    "nearest_below",
     "nearest_file",
     "nearest_in",
     "nearest_name",
@@ -54,6 +55,15 @@ def nearest_in(folder: Path | None, path: Path, suffixes: tuple[str, ...]) -> st
         return None
     match = nearest_name(path, sorted(o.name for o in folder.iterdir() if o.suffix in suffixes))
     return None if match is None else f"did you mean {folder / match}?"
+
+
+def nearest_below(path: Path) -> str | None:
+    """`did you mean FOLDER/SUB/NAME?` of a file that lies in a folder where it was sought."""
+    if not path.parent.is_dir():
+        return None
+    folders = sorted(one for one in path.parent.iterdir() if one.is_dir())
+    found = next((one / path.name for one in folders if (one / path.name).is_file()), None)
+    return None if found is None else f"did you mean {found}?"
 
 
 def nearest_name(path: Path, names: Iterable[str]) -> str | None:

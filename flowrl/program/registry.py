@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from flowrl.config.nearest import listing, nearest_name, suggestion
+from flowrl.config.nearest import listing, nearest_below, nearest_file, suggestion
 from flowrl.errors import ConfigError, FlowError, TraceError
 from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames
-from flowrl.program.workflow import Workflow, name_what_there_is
+from flowrl.program.workflow import Workflow, name_what_there_is, say_where_it_is_assigned
 
 __all__ = ["GROUP", "import_file", "load_workflow", "registered_workflows"]
 
@@ -105,12 +105,13 @@ def import_file(path: Path, *, where: str | None = None) -> ModuleType:
     """
     full = path.expanduser().resolve()
     if not full.is_file():
-        siblings = [p.name for p in full.parent.glob("*.py")] if full.parent.is_dir() else []
-        match = nearest_name(path, siblings)
+        there = full.parent.is_dir()
         raise ConfigError(
-            f"no file {path}",
+            f"no file {path}" if there else f"no file {path}, and no folder {path.parent}",
             where=where,
-            hint=f"did you mean {path.parent / match}?" if match else None,
+            hint=nearest_below(path)
+            or nearest_file(path, (".py",))
+            or f"paths are relative to the current directory, {Path.cwd()}",
         )
     module_name = f"flowrl_file_{path.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
@@ -149,6 +150,8 @@ def _file_raised(path: Path, error: BaseException) -> TraceError:
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
         name_what_there_is(error, wrapped)
+    elif isinstance(error, NameError):
+        say_where_it_is_assigned(error, wrapped)
     return wrapped
 
 

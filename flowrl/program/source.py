@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 from flowrl.graph.types import SourceRef
 
-__all__ = ["DEBUG", "innermost_user_line", "user_calls", "user_frames", "user_line"]
+__all__ = ["DEBUG", "assigned_at", "innermost_user_line", "user_calls", "user_frames", "user_line"]
 
 DEBUG = "mend this line; with --debug the command shows the whole traceback"
 """What to do about an error that the user's own lines raise."""
@@ -18,6 +20,7 @@ DEBUG = "mend this line; with --debug the command shows the whole traceback"
 _OURS = str(Path(__file__).parent) + os.sep
 _FLOWRL = str(Path(__file__).parent.parent) + os.sep
 _MOST_CALLS = 3
+_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _IMPORT_MACHINERY = "<frozen importlib"
 
 
@@ -81,6 +84,31 @@ def innermost_user_line(error: BaseException) -> SourceRef | None:
     if not frames:
         return None
     return SourceRef(file=frames[-1].filename, line=frames[-1].lineno or 0)
+
+
+def assigned_at(error: NameError) -> tuple[str, list[SourceRef]]:
+    """The name that an error misses, and the lines below the one that raised which assign it.
+
+    Of a function's own names, and of a file's where its lines raised.
+    """
+    quoted = re.search(r"'([^']+)'", str(error))
+    name = error.name or (quoted.group(1) if quoted else "")
+    last: tuple[CodeType, int] | None = None
+    tb = error.__traceback__
+    while tb is not None:
+        if not _is_ours(tb.tb_frame.f_code.co_filename):
+            last = tb.tb_frame.f_code, tb.tb_lineno
+        tb = tb.tb_next
+    if last is None or not name:
+        return name, []
+    code, raised_at = last
+    lines: dict[int, None] = {}
+    at = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        at = instruction.starts_line or at
+        if instruction.opname in _STORES and instruction.argval == name and at > raised_at:
+            lines[at] = None
+    return name, [SourceRef(file=code.co_filename, line=line) for line in sorted(lines)]
 
 
 def _is_flowrl(filename: str) -> bool:

@@ -36,12 +36,19 @@ from flowrl.program.parameters import (
     read_parameters,
 )
 from flowrl.program.roles import Environment, Role
-from flowrl.program.source import DEBUG, innermost_user_line, user_calls, user_frames, user_line
+from flowrl.program.source import (
+    DEBUG,
+    assigned_at,
+    innermost_user_line,
+    user_calls,
+    user_frames,
+    user_line,
+)
 from flowrl.program.tracer import Call, Tracer, active_tracer, tracing
 from flowrl.specs import Scalar
 from flowrl.specs.names import missing_name
 
-__all__ = ["Workflow", "name_what_there_is", "workflow"]
+__all__ = ["Workflow", "name_what_there_is", "say_where_it_is_assigned", "workflow"]
 
 
 class Workflow:
@@ -337,7 +344,18 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
     wrapped.user_frames = user_frames(error)
     if isinstance(error, AttributeError):
         name_what_there_is(error, wrapped)
+    elif isinstance(error, NameError):
+        say_where_it_is_assigned(error, wrapped)
     return wrapped
+
+
+def say_where_it_is_assigned(error: NameError, told: TraceError) -> None:
+    """Of a name that gets its value on a later line only: which line that is."""
+    name, later = assigned_at(error)
+    if later:
+        told.what = f"{told.what.split(': ')[0]}: '{name}' has no value yet on this line"
+        told.expected = f"a value from a line before; {name} is assigned at {later[0]}"
+        told.hint = f"move line {later[0].line} above this one, or this one below it"
 
 
 def name_what_there_is(error: AttributeError, told: TraceError) -> None:
