@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
+from flowrl.compiler.stage import of_no_stage
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
 from flowrl.config.load import LoadedConfig, load_config, locating
@@ -28,6 +29,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
+from flowrl.plan.file_lines import at_line
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 
@@ -95,18 +97,10 @@ class Compiled:
             ConfigError: the file is no plan, or of no stage's graph.
             PlanError: the parts of the plan contradict each other.
         """
-        where = "the given plan" if isinstance(plan, PlacementPlan) else str(plan)
         given = plan if isinstance(plan, PlacementPlan) else load_plan(plan)
-        graphs = [stage.graph.name for stage in self.stages]
-        if given.graph not in graphs:
-            raise ConfigError(
-                "the plan is of no stage of this run",
-                where=where,
-                found=f"a plan of {given.graph!r}",
-                expected=f"of {', '.join(map(repr, dict.fromkeys(graphs)))}",
-                hint="give the configuration that it was made for, or make a plan of this one: "
-                "flowrl plan CONFIG -o FILE",
-            )
+        if given.graph not in [stage.graph.name for stage in self.stages]:
+            where = "the given plan" if isinstance(plan, PlacementPlan) else at_line(plan, "graph")
+            raise of_no_stage(given, self.stages, where=where)
         stages = tuple(
             stage.with_plan(given) if stage.graph.name == given.graph else stage
             for stage in self.stages

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.errors import PlanError
+from flowrl.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled
@@ -88,7 +88,7 @@ def lines_of(path: Path | None) -> Iterator[None]:
     """Errors about a plan inside name the line of its file; without one, nothing is changed."""
     try:
         yield
-    except PlanError as error:
+    except (ConfigError, PlanError) as error:
         found = _OF_A_PLAN.match(error.where or "")
         if path is not None and found is not None:
             error.where = _at(path, (error.where or "")[found.end() :])

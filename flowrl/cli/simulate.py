@@ -223,6 +223,13 @@ def _check(config: Path, options: SimulateOptions) -> None:
             where=str(config),
             hint=f"flowrl simulate CONFIG --plan {config}",
         )
+    if (config / "config.yaml").is_file():
+        raise ConfigError(
+            "this is a run's folder, not a configuration",
+            where=str(config),
+            hint=f"simulate its configuration, {config / 'config.yaml'}, or put the run beside the "
+            f"prediction: flowrl simulate CONFIG --against {config}",
+        )
     changes = ("--cluster", options.cluster is not None), ("--pin", bool(options.pins))
     for name, is_given in changes:
         if is_given and options.plan is not None:

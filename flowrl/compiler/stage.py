@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,14 @@ from flowrl.specs.function import definition_of
 if TYPE_CHECKING:
     from flowrl.compiler.local_options import LocalOptions
 
-__all__ = ["CompiledStage", "ask_last_stage", "compile_stages", "lower", "sampling_of"]
+__all__ = [
+    "CompiledStage",
+    "ask_last_stage",
+    "compile_stages",
+    "lower",
+    "of_no_stage",
+    "sampling_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,15 +383,24 @@ def _by_plan(
             _with_plan(stage, config, request, _priced(stage, request, plan, cost_of), None)
         )
     if not found:
-        raise ConfigError(
-            "the plan is of no stage of this run",
-            where=f"the plan of {plan.graph!r}",
-            found=f"a plan of {plan.graph!r}",
-            expected=f"of {', '.join(dict.fromkeys(repr(stage.graph.name) for stage in stages))}",
-            hint="give the configuration that it was made for, or make a plan of this one: "
-            "flowrl plan CONFIG -o FILE",
-        )
+        raise of_no_stage(plan, stages, where=f"the plan of {plan.graph!r}: graph")
     return tuple(found)
+
+
+def of_no_stage(
+    plan: PlacementPlan, stages: Sequence[CompiledStage | _Lowered], *, where: str
+) -> ConfigError:
+    """What is told of a plan whose graph no stage of the run has."""
+    graphs = [repr(name) for name in dict.fromkeys(stage.graph.name for stage in stages)]
+    are = "the stage" if len(graphs) == 1 else "one of the stages"
+    return ConfigError(
+        "the plan is of no stage of this run",
+        where=where,
+        found=f"a plan of {plan.graph!r}",
+        expected=f"a plan of {' or '.join(graphs)}, {are} of this run",
+        hint=f"give the configuration that has a stage {plan.graph!r}, or make a plan of this one: "
+        "flowrl plan CONFIG -o FILE",
+    )
 
 
 def _priced(

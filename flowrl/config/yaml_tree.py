@@ -231,7 +231,10 @@ def _read(path: Path, kind: FileKind) -> str:
 
 def _way_in_folder(folder: Path, configs: list[str]) -> str | None:
     if (folder / "config.yaml").is_file():
-        return f"to go on with this run: flowrl run --resume {folder}"
+        return (
+            f"its configuration is {folder / 'config.yaml'}; "
+            f"to go on with this run: flowrl run --resume {folder}"
+        )
     return f"name a file, such as {folder / configs[0]}" if configs else None
 
 

@@ -329,5 +329,7 @@ def test_a_plan_over_many_devices_is_not_run_here(tmp_path: Path):
 
 def test_a_plan_of_another_workflow_is_named(tmp_path: Path):
     compiled = compiled_of(tmp_path)
-    with pytest.raises(fl.ConfigError, match="of no stage of this run"):
+    with pytest.raises(fl.ConfigError, match="of no stage of this run") as caught:
         compiled.with_plan(replace(compiled.plan, graph="ppo"))
+    assert "a plan of 'ppo'; expected: a plan of '" in str(caught.value)
+    assert "the configuration that has a stage 'ppo'" in str(caught.value)

@@ -214,11 +214,24 @@ def test_a_written_plan_is_simulated_by_its_decisions_whatever_times_it_says(
     assert flowrl(*simulate, "train.prompts_per_step=64") == 2
     assert "the plan was made for other sizes" in capsys.readouterr().err
     assert flowrl("simulate", "configs/ppo_qwen25_7b.yaml", "--plan", str(written)) == 2
-    assert "the plan is of no stage of this run" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"mixed\.plan\.json:\d+ \(graph\): the plan is of no stage of this run", said)
+    assert "a plan of 'grpo'; expected: a plan of 'ppo', the stage of this run" in said
     assert flowrl("simulate", str(written)) == 2
     assert f"flowrl simulate CONFIG --plan {written}" in capsys.readouterr().err
     assert flowrl(*simulate, *MIXED) == 2
     assert "which --cluster does not change" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_a_run_s_folder_is_answered_with_its_configuration(command, place, capsys):
+    (place / "ran").mkdir()
+    (place / "ran" / "config.yaml").touch()
+    assert flowrl(command, "ran") == 2
+    said = capsys.readouterr().err
+    assert "its configuration" in said
+    assert "ran/config.yaml" in said
+    assert ("--against ran" if command == "simulate" else "--resume ran") in said
 
 
 def test_a_written_plan_for_this_machine_is_simulated_too(place, capsys):
