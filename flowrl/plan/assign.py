@@ -23,7 +23,14 @@ from flowrl.plan.search import (
     block,
     leaves,
 )
-from flowrl.plan.search.evaluate import arrivals_of, chunked_seconds, readers, seconds_of
+from flowrl.plan.search.arrivals import even_lines
+from flowrl.plan.search.evaluate import (
+    arrivals_of,
+    chunked_seconds,
+    from_turns,
+    readers,
+    seconds_of,
+)
 from flowrl.plan.trainers import in_turns
 
 __all__ = [
@@ -91,8 +98,9 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
 
     What runs ahead begins with the step, and may end after it: the next batch begins meanwhile. Of
     a pipeline in chunks each bar of the reading part begins with its first chunk and ends with its
-    last; it is not busy all the time between. Tasks of that part that take turns do so in each
-    chunk, so their bars overlap.
+    last; it is not busy all the time between. Tasks of both parts that take turns do so in each
+    chunk, so their bars overlap, but for those of the first part that are done in one go, which
+    come before, and those that nobody reads, which come after.
     """
     match schedule:
         case Leaf():
@@ -109,10 +117,11 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
             middle = begin_s + seconds_of(problem, schedule.first)
             yield from bars(problem, schedule.second, middle)
         case Spatial():
-            yield from bars(problem, schedule.first, begin_s)
             if readers(problem, schedule):
+                yield from _streaming(problem, schedule, begin_s)
                 yield from _streamed(problem, schedule, begin_s)
             else:
+                yield from bars(problem, schedule.first, begin_s)
                 yield from bars(problem, schedule.second, begin_s)
         case Asynchronous():
             yield from bars(problem, schedule.first, begin_s)
@@ -121,16 +130,73 @@ def bars(problem: Problem, schedule: Schedule, begin_s: float = 0.0) -> Iterator
             assert_never(schedule)
 
 
+def _streaming(problem: Problem, schedule: Spatial, begin_s: float) -> Iterator[Bar]:
+    """The bars of a part that another one reads."""
+    if not isinstance(schedule.first, Temporal):
+        yield from bars(problem, schedule.first, begin_s)
+        return
+    in_one, in_chunks, unread = _in_order(problem, schedule.first)
+    for part in in_one:
+        yield from bars(problem, part, begin_s)
+        begin_s += seconds_of(problem, part)
+    work_s = sum(seconds_of(problem, part) for part in in_chunks)
+    fed_s, _ = chunked_seconds(problem, schedule)
+    longer = 1.0 + (fed_s - seconds_of(problem, schedule.first)) / work_s if work_s else 1.0
+    share, done = longer / schedule.chunks, 0.0
+    end_s = begin_s + longer * work_s
+    for part in in_chunks:
+        for bar in bars(problem, part, done):
+            yield Bar(
+                task=bar.task,
+                begin_s=begin_s + share * bar.begin_s,
+                end_s=end_s - share * (work_s - bar.end_s),
+                first_s=share * bar.first_s,
+                last_s=share * bar.last_s,
+            )
+        done += seconds_of(problem, part)
+    for part in unread:
+        yield from bars(problem, part, end_s)
+        end_s += seconds_of(problem, part)
+
+
+def _in_order(
+    problem: Problem, schedule: Temporal
+) -> tuple[list[Schedule], list[Schedule], list[Schedule]]:
+    """The parts of what takes turns and is read by another part: those with something that is done
+    in one go, those that take turns with every chunk, and those that nobody reads."""
+    at = {task.id: number for number, task in enumerate(problem.tasks)}
+    tasks = [(part, {leaf.task for leaf in leaves(part)}) for part in _turns(schedule)]
+    first = problem.in_one()
+    in_one = [(part, max(at[name] for name in own & first)) for part, own in tasks if own & first]
+    rest = [(part, own) for part, own in tasks if not own & first]
+    unread = problem.unread()
+    return (
+        [part for part, _ in sorted(in_one, key=lambda both: both[1])],
+        [part for part, own in rest if not own <= unread],
+        [part for part, own in rest if own <= unread],
+    )
+
+
+def _turns(schedule: Schedule) -> Iterator[Schedule]:
+    """The parts of a Temporal, however nested."""
+    if isinstance(schedule, Temporal):
+        yield from _turns(schedule.first)
+        yield from _turns(schedule.second)
+    else:
+        yield schedule
+
+
 def _streamed(problem: Problem, schedule: Spatial, begin_s: float) -> Iterator[Bar]:
     """The bars of a part that reads another one in chunks.
 
     It works through each chunk as through a batch of so much less: the first as soon as it is
-    there, the last until the end.
+    there, the last until the end, unless the part that feeds it goes on after that.
     """
     work_s = seconds_of(problem, schedule.second)
-    end_s = begin_s + seconds_of(problem, schedule)
     there = chunk_shares(problem, schedule)
     fed_s, read_s = chunked_seconds(problem, schedule)
+    waits = [there_s + left * read_s for there_s, left in from_turns(problem, schedule)]
+    end_s = begin_s + (max(waits) if waits else seconds_of(problem, schedule))
     begin_s += there[0][0] * fed_s
     left = [share for _, share in there] + [0.0]
     longer = read_s / work_s if work_s else 1.0
@@ -228,7 +294,8 @@ def schedule_step(
             kind, chunks = "temporal", 1
         case Spatial():
             kind, chunks = "spatial", schedule.chunks
-            if chunks > 1 and arrivals_of(problem, schedule):
+            uneven = arrivals_of(problem, schedule) or from_turns(problem, schedule)
+            if chunks > 1 and uneven:
                 ready = tuple(round(at, 3) for at, _ in chunk_shares(problem, schedule))
         case Asynchronous():
             kind, chunks = "asynchronous", 1
@@ -251,9 +318,13 @@ def chunk_shares(problem: Problem, schedule: Spatial) -> list[tuple[float, float
     if not readers(problem, schedule):
         return []
     count = schedule.chunks
+    waits = from_turns(problem, schedule)
+    if waits:
+        fed_s, _ = chunked_seconds(problem, schedule)
+        return [(there_s / fed_s if fed_s else 0.0, left) for there_s, left in waits]
     lines = [one.chunk_lines(count) for one in arrivals_of(problem, schedule)]
     if not lines:
-        return [((at + 1) / count, (count - at) / count) for at in range(count)]
+        return list(even_lines(count))
     return [
         (max(a for a, _ in chunk), max(b for _, b in chunk)) for chunk in zip(*lines, strict=True)
     ]

@@ -222,11 +222,13 @@ def _check_timeline(plan: PlacementPlan, schedule: ScheduleStep, where: str) -> 
 
 
 def _stretched(step: ScheduleStep, *, inside: bool) -> Iterator[str]:
-    """Operations that may wait between pieces: those beside which others work."""
+    """Operations that may wait between pieces: those beside which others work, and those that take
+    turns in what feeds them."""
     if step.node is not None and inside:
         yield step.node
     for i, part in enumerate(step.parts):
-        yield from _stretched(part, inside=inside or (step.kind == "spatial" and i == 1))
+        waits = i == 1 or (step.chunks > 1 and part.kind == "temporal")
+        yield from _stretched(part, inside=inside or (step.kind == "spatial" and waits))
 
 
 def _check_reasons(plan: PlacementPlan, where: str) -> None:

@@ -314,6 +314,7 @@ class PairSearch:
                 beside=beside,
                 keep=keep,
                 ahead=side == 0 and self.pair.runs_ahead,
+                feeds=side == 0,
             )
             for side in (0, 1)
         )

@@ -431,6 +431,7 @@ def _option_task(
         ),
         weights=weights,
         max_chunks=task.pieces,
+        in_one=task.generates,
     )
 
 

@@ -10,8 +10,8 @@ whether it begins on groups. (Its role's placement says only where the role is a
   shared.
 - An operation that the plan lets begin on groups streams in the plan's chunks
   (`flowrl.sim.streams`). One that waits for its batch works through it in the chunks in which the
-  schedule passes it on. In an asynchronous plan the first part of the schedule runs ahead of the
-  trainer.
+  schedule passes it on; what nobody reads is done in one piece, after the others. In an
+  asynchronous plan the first part of the schedule runs ahead of the trainer.
 - New weights take the lanes they leave and those they come to.
 
 Rewards and environments are processes beside, as in `flowrl.sim.of_plan`.
@@ -19,7 +19,7 @@ Rewards and environments are processes beside, as in `flowrl.sim.of_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from flowrl.backend.slots import GIVEN_PER_SLOT
@@ -112,7 +112,7 @@ class _Maker:
         }
         self._lane(MAIN, "driver")
         self.ahead = _part_ahead(self.plan)
-        self.passed_on = _passed_on(self.plan)
+        self.passed_on = _passed_on(self.plan, self._read_by_tasks())
         self.notes: list[str] = []
 
     def make(self) -> SimModel:
@@ -384,6 +384,11 @@ class _Maker:
             return tuple(self._hosted(operation.role))
         return ()
 
+    def _read_by_tasks(self) -> set[str]:
+        """Operations of models that others read; what updates make is of the next step."""
+        read = {before for node in self.tasks for before in self._tasks_before(node)}
+        return {node for node in read if self.tasks[node].op != Op.UPDATE}
+
     def _tasks_before(self, node: str) -> tuple[str, ...]:
         """Operations of models that a node waits for, through what takes no time; no rollouts."""
         found: dict[str, None] = {}
@@ -472,8 +477,12 @@ def _part_ahead(plan: PlacementPlan) -> frozenset[str]:
     return frozenset(_leaves(plan.schedule.parts[0]))
 
 
-def _passed_on(plan: PlacementPlan) -> dict[str, int]:
-    """Groups of a piece of each operation of a part that feeds another one in chunks."""
+def _passed_on(plan: PlacementPlan, read: Set[str]) -> dict[str, int]:
+    """Groups of a piece of each operation of a part that feeds another one in chunks.
+
+    Args:
+        read: What passes anything on.
+    """
     found: dict[str, int] = {}
     steps = [plan.schedule] if plan.schedule is not None else []
     while steps:
@@ -481,7 +490,7 @@ def _passed_on(plan: PlacementPlan) -> dict[str, int]:
         steps += step.parts
         if step.chunks > 1:
             groups = -(-plan.sizes.prompts_per_step // step.chunks)
-            for node in _leaves(step.parts[0]):
+            for node in read & set(_leaves(step.parts[0])):
                 found[node] = min(groups, found.get(node, groups))
     return found
 

@@ -159,7 +159,7 @@ def draw_problem(rng: random.Random) -> Problem:
         )
         for name in names
     )
-    return Problem(
+    problem = Problem(
         tasks=tasks,
         num_devices=num_devices,
         counts=counts if any(size <= num_devices for size in counts) else (),
@@ -172,6 +172,7 @@ def draw_problem(rng: random.Random) -> Problem:
         kinds=EVERY_KIND if rng.random() < 0.8 else frozenset({Kind.HYBRID}),
         objective=rng.choice([Objective.STEP_TIME] * 3 + [Objective.DEVICE_SECONDS]),
     )
+    return replace(problem, tasks=tuple(_draw_in_one(rng, tasks)))
 
 
 def _chain(rng: random.Random) -> Shape:
@@ -255,6 +256,13 @@ def _draw_arrivals(rng: random.Random, option: Option) -> Option:
     if rng.random() < 0.1:
         ready = [1.0] * (points - 1)
     return replace(option, arrivals=Arrivals(ready=(*ready, 1.0), work=(*work, 1.0)))
+
+
+def _draw_in_one(rng: random.Random, tasks: tuple[Task, ...]) -> Iterator[Task]:
+    """Tasks that are done in one go: the first one, some of any, or none."""
+    first, others = rng.choice([(0.0, 0.0), (1.0, 0.0), (1.0, 0.3), (0.5, 0.5)])
+    for at, task in enumerate(tasks):
+        yield replace(task, in_one=rng.random() < (others if at else first))
 
 
 def _draw_steady(rng: random.Random, option: Option) -> Option:

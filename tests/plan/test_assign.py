@@ -152,6 +152,55 @@ def test_bars_of_an_uneven_stream_have_the_chunks_that_its_step_is_made_of():
     assert found["c"] == pytest.approx((4.0 + 0.25 * 4.4 / 4, 8.0 + 0.75 * 4.4))
 
 
+def critic(chunks: int) -> tuple[Problem, Spatial]:
+    """A rollout, scores, values and a critic in turns; an update elsewhere reads all but that."""
+    after: dict[str, tuple[str, ...]] = {
+        "draw": (),
+        "score": ("draw",),
+        "value": ("draw",),
+        "critic": ("draw", "value"),
+        "update": ("draw", "score", "value"),
+    }
+    seconds = {"draw": 12.0, "score": 4.0, "value": 2.0, "critic": 6.0, "update": 8.0}
+    own = {name: leaf(name, 8, seconds[name]) for name in after}
+    tasks = tuple(
+        Task(
+            id=name,
+            after=after[name],
+            options=(own[name].option,),
+            max_chunks=4,
+            in_one=name == "draw",
+        )
+        for name in after
+    )
+    turns = Temporal(
+        first=Temporal(first=own["draw"], second=own["score"]),
+        second=Temporal(first=own["value"], second=own["critic"]),
+    )
+    problem = replace(problem_of(own["draw"]), tasks=tasks)
+    return problem, Spatial(first=turns, second=own["update"], chunks=chunks)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "step_s", "expected"),
+    [
+        # One after the other; the update reads all but the critic.
+        (1, 26.0, {"score": (12, 16), "value": (16, 18), "critic": (18, 24), "update": (18, 26)}),
+        # Halves of 2 s and 1 s in turns; the update takes 4 s of each, from 15 s on.
+        (2, 24.0, {"score": (12, 17), "value": (14, 18), "critic": (18, 24), "update": (15, 23)}),
+    ],
+)
+def test_what_takes_turns_before_a_stream_has_the_bars_that_its_step_is_made_of(
+    chunks: int, step_s: float, expected: dict[str, tuple[float, float]]
+):
+    problem, schedule = critic(chunks)
+    assert evaluate(problem, schedule).step_s == step_s
+    found = {bar.task: (bar.begin_s, bar.end_s) for bar in bars(problem, schedule)}
+    assert found == {"draw": (0, 12), **expected}
+    [first, *_] = schedule_step(problem, schedule).ready or (None,)
+    assert first == (None if chunks == 1 else round(15 / 24, 3))
+
+
 def test_what_reads_nothing_of_its_neighbour_takes_no_longer_for_it():
     first, second = leaf("a", 8, 8.0), leaf("b", 8, 4.0)
     tasks = tuple(Task(id=one.task, options=(one.option,)) for one in (first, second))

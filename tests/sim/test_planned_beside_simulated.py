@@ -8,6 +8,7 @@ kind of plan has bounds that follow from why:
 - Where operations stream, also from one that waits for its batch, the simulation has groups and
   samples complete as they are, and the longest ones last; the plan has them by expectations, chunk
   by chunk. Simulated steps are 3 % shorter to 7 % longer.
+- Where what takes turns feeds a stream, as where devices take turns: 1 % shorter to 5 % longer.
 - Asynchronous steps are priced as the steady state of batches that overlap as far as ages let them
   (`flowrl.plan.search.overlap`), evenly apart. In truth long and short steps take turns. Simulated
   steps are 2 % shorter to 2 % longer, and up to 5 % longer on mixed devices; without the last one
@@ -22,7 +23,10 @@ from typing import Any
 
 import pytest
 
-from tests.sim.cluster_jobs import Planned, best_plans, simulated, steady_s
+import flowrl as fl
+from flowrl import api
+from flowrl.plan.many_form import ScheduleStep
+from tests.sim.cluster_jobs import Planned, best_plans, config_of, pool, simulated, steady_s
 
 MIXED, ASCEND = "h100_2x8_h20_4x8", "ascend_a2_1x8"
 CLUSTERS = ("h100_8", "h100_24", "h100_48", "h100_64", "h100_96", "h100_256", MIXED, ASCEND)
@@ -143,3 +147,96 @@ def test_so_is_one_whose_batches_wait_for_slots_that_earlier_ones_have(cluster: 
 )
 def test_and_those_of_a_step_as_large_as_people_take(job, cluster):
     check(job, cluster, 1, **{"train.prompts_per_step": 512})
+
+
+def pinned(job: str, **changes: Any) -> Planned:
+    """The plan of a job on 64 devices with some pins."""
+    config = config_of(job, "h100_64", changes)
+    compiled = api.compile(None, config, pool=pool("h100_64"))
+    return Planned(stage=compiled.stages[-1], config=compiled.config.plan)
+
+
+def stream_of(planned: Planned) -> ScheduleStep:
+    """The first stream of a plan, from the whole downwards."""
+    steps = [planned.stage.plan.schedule]
+    return next(step for step in steps if step.kind == "spatial" or steps.extend(step.parts))
+
+
+def check_turns(planned: Planned, *tasks: str) -> dict[str, tuple[float, float]]:
+    """Of a stream from tasks in turns; when each operation begins and ends."""
+    first = stream_of(planned).parts[0]
+    assert (first.kind, {*first.nodes()}) == ("temporal", {*tasks})
+    simulated_s = steady_s(simulated(planned, steps=2))
+    assert 0.99 * planned.step_s <= simulated_s <= 1.05 * planned.step_s
+    timeline = planned.stage.plan.prediction.timeline or ()
+    return {span.node: (span.begin_s, span.end_s) for span in timeline}
+
+
+def seconds_of(planned: Planned, node: str) -> float:
+    seconds = planned.stage.plan.operation(node).seconds
+    assert seconds is not None
+    return seconds
+
+
+def test_a_reference_on_the_rollouts_devices_hands_on_when_the_rollout_is_through():
+    pins = {"rollout.tp": 2, "rollout.devices": "0-31", "reference.devices": "0-31"}
+    changes = {"plan.pins": {**pins, "actor.devices": "32-63"}, "train.prompts_per_step": 512}
+    planned = pinned("grpo", **changes)
+    begun = check_turns(planned, "actor.generate", "reference.logprobs")
+    drawn, passed, learned = (
+        seconds_of(planned, node)
+        for node in ("actor.generate", "reference.logprobs", "actor.update")
+    )
+    assert stream_of(planned).chunks == 4
+    # Three chunks more cost 0.05 s of each of the three operations.
+    first_s = drawn + (passed + 3 * 0.1) / 4
+    assert begun["reference.logprobs"] == pytest.approx((drawn, drawn + passed + 0.3))
+    assert begun["actor.update"] == pytest.approx((first_s, first_s + learned + 0.15))
+    assert planned.step_s == pytest.approx(
+        begun["actor.update"][1] + planned.stage.plan.prediction.sync_s
+    )
+
+
+def test_an_update_elsewhere_does_not_wait_for_the_critics():
+    devices = {"rollout": "0-31", "reference": "0-31", "critic": "0-31", "actor": "32-63"}
+    pins = {f"{role}.devices": on for role, on in devices.items()}
+    planned = pinned("ppo", **{"plan.pins": pins, "train.prompts_per_step": 128})
+    tasks = ("actor.generate", "reference.logprobs", "critic.values", "critic.update")
+    begun = check_turns(planned, *tasks)
+    there_s = sum(seconds_of(planned, node) for node in tasks[:-1])
+    assert begun["critic.update"][0] == begun["actor.update"][0] == pytest.approx(there_s)
+
+
+@fl.workflow
+def by_group(
+    prompts: fl.Prompts,
+    *,
+    actor: fl.Policy,
+    critic: fl.Critic,
+    verifier: fl.Reward,
+    reference: fl.Policy,
+) -> None:
+    """PPO whose advantages follow from a sample alone, so that updates begin on chunks."""
+    rollout = actor.generate(prompts)
+    values = critic.values(rollout)
+    logprobs = reference.logprobs(rollout)
+    advantages, returns = fl.advantage.gae(
+        verifier.score(rollout), values, rollout, reference=logprobs, kl=0.1, whiten=False
+    )
+    critic.update(rollout, returns=returns, values=values)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip(0.2))
+
+
+def test_what_takes_turns_with_every_chunk_hands_on_before_the_critic_learns():
+    pins = {f"{role}.devices": "0-31" for role in ("rollout", "reference", "critic")}
+    pins |= {"actor.devices": "32-63", "rollout.tp": 2}
+    config = config_of("ppo", "h100_64", {"train.prompts_per_step": 512, "plan.pins": pins})
+    config |= {"stages": ["by_group"], "args": {}}
+    compiled = api.compile(by_group, config, pool=pool("h100_64"))
+    planned = Planned(stage=compiled.stages[-1], config=compiled.config.plan)
+    begun = check_turns(planned, "critic.values", "critic.update")
+    chunks = stream_of(planned).chunks
+    assert chunks > 1
+    before_s, values_s = begun["reference.logprobs"][1], seconds_of(planned, "critic.values")
+    assert begun["actor.update"][0] == pytest.approx(before_s + values_s / chunks, rel=0.01)
+    assert begun["critic.update"][0] == pytest.approx(before_s + values_s, rel=0.01)

@@ -5,20 +5,57 @@ a share b_k of the second side's work. The second side cannot end before a_k u1 
 the largest of these over all chunks it does: that is the seconds of a stream. c chunks of equal
 work at even intervals have a_k = k / c and b_k = (c - k + 1) / c, of which the first and the last
 give the largest: max(u1, u2) + min(u1, u2) / c.
+
+Of tasks that take turns, those that are done in one go come first (`Task.in_one`), then the others
+with every chunk in turn, and those that nobody reads at last. H after the part began the first ones
+are over, of which the last one began at h; after q all is over that somebody reads; y is what
+further chunks cost. What follows from the others is there chunk by chunk from H on, evenly:
+
+    H + k / c (q + y - H) + (c - k + 1) / c u2
+
+What follows from the first ones alone comes with the last of them that is read, as it has it: after
+h + a_k (H + y - h), or a_k (h + y) where that is an earlier one. That is the stream's second side;
+the first one takes u1 in any case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
+from typing import assert_never
 
 from flowrl.errors import PlanError
 
-__all__ = ["Arrivals", "Line", "stream_lines"]
+__all__ = [
+    "Arrivals",
+    "Line",
+    "Reads",
+    "TurnLine",
+    "even_lines",
+    "stream_lines",
+    "turn_chunks",
+    "turn_lines",
+]
 
 Line = tuple[float, float]
 """(a, b): the stream takes at least a u1 + b u2."""
+
+TurnLine = tuple[float, float, float, float, float]
+"""Factors of h, H, q, y and u2, whose sum a stream from a part in turns takes at least."""
+
+
+class Reads(StrEnum):
+    """What a stream from a part in turns waits for.
+
+    `OTHERS`: tasks that take turns with every chunk. `LAST`: of those done in one go, the last one.
+    `EARLIER`: of those only others than the last.
+    """
+
+    OTHERS = "others"
+    LAST = "last"
+    EARLIER = "earlier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +125,44 @@ def stream_lines(arrivals: frozenset[Arrivals], chunks: int) -> tuple[Line, ...]
         share = 1.0 / chunks
         return ((share, 1.0), (1.0, share)) if chunks > 1 else ((1.0, 1.0),)
     return _hull(line for one in arrivals for line in one.chunk_lines(chunks))
+
+
+def even_lines(chunks: int) -> tuple[Line, ...]:
+    """(a_k, b_k) of chunks of equal work at even intervals."""
+    return tuple(((at + 1) / chunks, (chunks - at) / chunks) for at in range(chunks))
+
+
+@lru_cache(maxsize=4096)
+def turn_lines(reads: Reads, arrivals: frozenset[Arrivals], chunks: int) -> tuple[TurnLine, ...]:
+    """The lines of a stream whose first part takes turns.
+
+    Args:
+        arrivals: Of what is waited for, a task done in one go; none = it comes evenly.
+        chunks: How many, at least 1.
+    """
+    lines = stream_lines(arrivals, chunks)
+    return tuple((*_passed(reads, a), b) for a, b in lines)
+
+
+def turn_chunks(reads: Reads, arrivals: frozenset[Arrivals], chunks: int) -> tuple[TurnLine, ...]:
+    """Of every chunk of such a stream: when it is there, and the share of the work left then."""
+    lines = [one.chunk_lines(chunks) for one in arrivals]
+    if reads is Reads.OTHERS or not lines:
+        lines = [even_lines(chunks)]
+    return tuple((*_passed(reads, a), b) for a, b in lines[0])
+
+
+def _passed(reads: Reads, a: float) -> tuple[float, float, float, float]:
+    """Factors of h, H, q and y in the time after which a chunk is there."""
+    match reads:
+        case Reads.OTHERS:
+            return 0.0, 1.0 - a, a, a
+        case Reads.LAST:
+            return 1.0 - a, a, 0.0, a
+        case Reads.EARLIER:
+            return a, 0.0, 0.0, a
+        case _:
+            assert_never(reads)
 
 
 def _hull(lines: Iterable[Line]) -> tuple[Line, ...]:

@@ -6,12 +6,15 @@ whole step, going through the sets from the whole downwards then yields, for eve
 the most seconds that a partial schedule may take in any schedule within the limit, and the splits
 of blocks that can be part of one. Both are safe: nothing within the limit is lost.
 
-A stream takes the largest a u1 + b u2 of its lines (`space.Stream`), which grows with both sides'
-bounds u; independent sides have the lines u1 and u2 (`stream_rows`).
+A stream takes the largest a u1 + b u2 of its lines (`streams.Stream`), which grows with both sides'
+bounds u; independent sides have the lines u1 and u2 (`stream_rows`). One whose first part takes
+turns has lines of its own (`turn_rows`); which of both a part has is not known, so it is bounded by
+either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +22,7 @@ import numpy as np
 
 from flowrl.plan.search.space import Bools, Floats, Ints, Space
 from flowrl.plan.search.stream_rows import AheadRow, StreamRows
+from flowrl.plan.search.turn_rows import TurnRows
 
 __all__ = ["Bounds", "Splits", "limits", "lower_bounds"]
 
@@ -33,12 +37,14 @@ class Bounds:
         dense: `[sets, K]`, of dense seconds; 0 of those, and of several tasks, for all of them may
             take turns.
         streams: Those of the sets of as many tasks each, small sets first.
+        turns: Likewise those whose first part takes turns.
     """
 
     seconds: Floats
     steady: Floats
     dense: Floats
     streams: list[StreamRows]
+    turns: list[TurnRows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ def lower_bounds(space: Space) -> Bounds:
     """The bounds of all sets."""
     bounds = np.full((len(space.sets), len(space.sizes)), np.inf)
     steady, dense = np.zeros_like(bounds), np.zeros_like(bounds)
-    lower = Bounds(seconds=bounds, steady=steady, dense=dense, streams=[])
+    lower = Bounds(seconds=bounds, steady=steady, dense=dense, streams=[], turns=[])
     for level in _levels(space):
         for at in level:
             if space.alone[at] >= 0:
@@ -72,7 +78,9 @@ def lower_bounds(space: Space) -> Bounds:
                     both = bounds[cut.first] + bounds[cut.second]
                     np.minimum(bounds[at], both, out=bounds[at])
         lower.streams.append(StreamRows.of(space, bounds, level))
+        lower.turns.append(TurnRows.of(space, bounds, level))
         _lower_streams(bounds, lower.streams[-1].not_in_turns(), level)
+        _lower_streams(bounds, lower.turns[-1], level)
         for at in level:
             for row in _ahead_rows(space, at, lower):
                 _lower_ahead(bounds, row)
@@ -167,7 +175,9 @@ def limits(
     most = np.full_like(bounds, -np.inf) if asked is None else asked.copy()
     most[-1] = at_root
     splits: list[list[Splits | None]] = [[None] * len(cuts) for cuts in space.cuts]
-    for level, streams in reversed(list(zip(_levels(space), lower.streams, strict=True))):
+    for level, streams, turns in reversed(
+        list(zip(_levels(space), lower.streams, lower.turns, strict=True))
+    ):
         limit = most[level.start : level.stop]
         # A partial schedule may leave devices of its block idle: what is wanted on a larger block
         # is wanted on a smaller one. The whole is looked at on each block for itself.
@@ -179,8 +189,9 @@ def limits(
             if looked_at[at]:
                 _raise_in_turns(space, at, lower, most)
                 for row in _ahead_rows(space, at, lower):
-                    _wanted(row, most, splits)
-        _wanted(streams.only(looked_at[streams.owner]), most, splits)
+                    _wanted([row], most, splits)
+        every = [rows.only(looked_at[rows.owner]) for rows in (streams, turns)]
+        _wanted(every, most, splits)
     return most, splits
 
 
@@ -195,10 +206,10 @@ def _raise_in_turns(space: Space, at: int, lower: Bounds, most: Floats) -> None:
             np.maximum(most[cut.second], limit - first, out=most[cut.second], where=use)
 
 
-def _wanted(rows: StreamRows, most: Floats, splits: list[list[Splits | None]]) -> None:
+def _wanted(rows: Sequence[StreamRows], most: Floats, splits: list[list[Splits | None]]) -> None:
     """Notes the splits within the limits of their owners; raises the limits of their parts."""
     found: list[tuple[Ints, ...]] = []
-    for some in rows.in_parts():
+    for some in (part for every in rows for part in every.in_parts()):
         row, block, first, second = some.within(most)
         limit = most[some.owner[row], block]
         for part, at, room in zip(
@@ -208,11 +219,12 @@ def _wanted(rows: StreamRows, most: Floats, splits: list[list[Splits | None]]) -
         found.append((some.owner[row], some.number[row], block, first, second, some.chunks[row]))
     if not found:
         return
-    owner, number, block, first, second, chunks = (
-        np.concatenate(column) for column in zip(*found, strict=True)
-    )
-    if not len(owner):
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    if not len(columns[0]):
         return
+    if len(rows) > 1 and len(rows[-1].owner):
+        columns = _distinct(columns)
+    owner, number, block, first, second, chunks = columns
     # Those of a cut follow each other.
     starts = 1 + np.flatnonzero((np.diff(owner) != 0) | (np.diff(number) != 0))
     for low, high in pairwise([0, *starts.tolist(), len(owner)]):
@@ -220,3 +232,12 @@ def _wanted(rows: StreamRows, most: Floats, splits: list[list[Splits | None]]) -
         splits[int(owner[low])][int(number[low])] = Splits(
             block=block[here], first=first[here], second=second[here], chunks=chunks[here]
         )
+
+
+def _distinct(columns: list[Ints]) -> list[Ints]:
+    """Each row of some columns of small numbers once, ascending."""
+    names = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        names = names * (1 + int(column.max())) + column
+    rows = np.unique(names, return_index=True)[1]
+    return [column[rows] for column in columns]

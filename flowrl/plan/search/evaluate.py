@@ -19,6 +19,19 @@ max(u1, u2) + min(u1, u2) / c: the first chunk through both, and then the slower
 are so uneven as the `arrivals` of those leaves of the first side say that the second reads, itself
 or what follows from them there; without any they are even.
 
+A Temporal does first what is done in one go (`Problem.in_one`), in the order of the tasks, then the
+other parts, in a stream with every chunk in turn, and last those of which nobody reads a task. So
+a stream from it takes max(u1, the largest of its lines), which are those of
+`flowrl.plan.search.arrivals.turn_lines` in y = (c - 1) x and these, summed over its parts:
+
+    H    t of those with a task in one go
+    h    the same before the last of these, or H where that part has several of them
+    q    t of those of which somebody reads a task
+
+A Spatial hands on after what takes turns in it: it has H and h of the side where something does
+that is done in one go, or H = h = t where both sides have tasks in one go; and q = t. A Leaf has
+H = 0, and so has a Spatial in which no such tasks take turns.
+
 The seconds of an Asynchronous are its period in the steady state. A batch is drawn with weights of
 a updates ago at the earliest, so its way through the first side and its update's t2 are within
 a + 1 periods, which X is (`flowrl.plan.search.overlap`; with d1 = 0 it is (t1 + t2) / (a + 1)).
@@ -43,13 +56,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from operator import mul
 from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
-from flowrl.plan.search.arrivals import Arrivals, stream_lines
+from flowrl.plan.search.arrivals import (
+    Arrivals,
+    Reads,
+    TurnLine,
+    stream_lines,
+    turn_chunks,
+    turn_lines,
+)
 from flowrl.plan.search.overlap import age_period_s
 from flowrl.plan.search.problem import Kind, Objective, Problem
 from flowrl.plan.search.schedule import (
@@ -69,6 +90,7 @@ __all__ = [
     "block",
     "chunked_seconds",
     "evaluate",
+    "from_turns",
     "readers",
     "rounded",
     "seconds_of",
@@ -171,6 +193,10 @@ class _Part(NamedTuple):
         num_splits: Spatial and Asynchronous nodes.
         forms: Forms of weights, with their names.
         uneven: The leaves whose results do not come evenly.
+        in_turns: It is a Temporal.
+        head: H.
+        early: h.
+        ready: q.
     """
 
     tasks: frozenset[str]
@@ -186,6 +212,10 @@ class _Part(NamedTuple):
     num_splits: int
     forms: frozenset[tuple[str | None, str]]
     uneven: tuple[Leaf, ...]
+    in_turns: bool
+    head: float
+    early: float
+    ready: float
 
 
 class Evaluator:
@@ -196,6 +226,8 @@ class Evaluator:
         self.sizes = problem.block_sizes()
         self.tasks = {task.id: task for task in problem.tasks}
         self.behind = {task.id: problem.behind(task.id) for task in problem.tasks}
+        self.number = {task.id: at for at, task in enumerate(problem.tasks)}
+        self.in_one, self.unread = problem.in_one(), problem.unread()
 
     def measure(self, schedule: Schedule) -> Evaluation:
         """What `schedule` takes."""
@@ -222,12 +254,26 @@ class Evaluator:
     def arrivals(self, schedule: Spatial) -> frozenset[Arrivals]:
         """What says when the chunks of a stream are there; none where they are even."""
         first, second = self._part(schedule.first), self._part(schedule.second)
-        return self._arrivals(first, self._readers(first, second))
+        readers = self._readers(first, second)
+        if readers and _waits(first):
+            return self._reads(first, readers)[1]
+        return self._arrivals(first, readers)
 
     def chunked(self, schedule: Spatial) -> tuple[float, float]:
         """u of both sides of a stream."""
         first, second = self._part(schedule.first), self._part(schedule.second)
         return _chunked(first, schedule.chunks), _chunked(second, schedule.chunks)
+
+    def from_turns(self, schedule: Spatial) -> list[tuple[float, float]]:
+        """When each chunk of a stream from a part in turns is there, and the share of the second
+        side's work that is left then; empty where it is from another part."""
+        first, second = self._part(schedule.first), self._part(schedule.second)
+        readers = self._readers(first, second)
+        if not readers or not _waits(first):
+            return []
+        lines = turn_chunks(*self._reads(first, readers), schedule.chunks)
+        numbers = _turns_of(first, schedule.chunks)
+        return [(sum(map(mul, line, numbers)), line[-1]) for line in lines]
 
     def _part(self, schedule: Schedule) -> _Part:
         if isinstance(schedule, Leaf):
@@ -247,6 +293,8 @@ class Evaluator:
             dense_s = 0.0
             resident = first.resident + second.resident - twice
             peak = max(first.peak + second.resident, second.peak + first.resident) - twice
+            head, early = self._through(first) + self._through(second), self._early(first, second)
+            ready = sum(part.ready for part in (first, second) if not part.tasks <= self.unread)
         else:
             size = _rounded_up(self._room(first) + self._room(second), self.sizes)
             resident = max(first.resident, second.resident)
@@ -254,6 +302,7 @@ class Evaluator:
             seconds = max(first.seconds, second.seconds)
             steady_s = max(first.steady_s, second.steady_s)
             dense_s = max(first.dense_s, second.dense_s)
+            head, early = max(first.head, second.head), max(first.early, second.early)
             if isinstance(schedule, Asynchronous):
                 age_s = age_period_s(
                     first.seconds, first.dense_s, second.seconds, self.problem.staleness
@@ -261,8 +310,15 @@ class Evaluator:
                 seconds = steady_s = max(second.seconds, first.steady_s, age_s)
             if isinstance(schedule, Spatial) and (readers := self._readers(first, second)):
                 arrivals = self._arrivals(first, readers)
-                seconds = _stream_s(first, second, schedule.chunks, arrivals)
+                if _waits(first):
+                    lines = turn_lines(*self._reads(first, readers), schedule.chunks)
+                    seconds = _turns_s(first, second, schedule.chunks, lines)
+                else:
+                    seconds = _stream_s(first, second, schedule.chunks, arrivals)
                 steady_s = max(_chunked_s(part, schedule.chunks) for part in (first, second))
+            ready = seconds
+            if head and not any(part.tasks.isdisjoint(self.in_one) for part in (first, second)):
+                head = early = seconds
         return _Part(
             tasks=tasks,
             block=size,
@@ -277,7 +333,29 @@ class Evaluator:
             num_splits=first.num_splits + second.num_splits + (not isinstance(schedule, Temporal)),
             forms=first.forms | second.forms,
             uneven=first.uneven + second.uneven,
+            in_turns=isinstance(schedule, Temporal),
+            head=head,
+            early=early,
+            ready=ready,
         )
+
+    def _through(self, part: _Part) -> float:
+        """Seconds of what is done in one go, where the part takes turns with others."""
+        if part.in_turns:
+            return part.head
+        return 0.0 if part.tasks.isdisjoint(self.in_one) else part.seconds
+
+    def _early(self, first: _Part, second: _Part) -> float:
+        """Seconds before the last task in one go of two parts that take turns."""
+        number = {name: self.number[name] for name in (first.tasks | second.tasks) & self.in_one}
+        if not number:
+            return 0.0
+        last = max(number, key=number.__getitem__)
+        later, other = (first, second) if last in first.tasks else (second, first)
+        if later.in_turns:
+            return self._through(other) + later.early
+        several = len(later.tasks & self.in_one) > 1
+        return self._through(other) + (later.seconds if several else 0.0)
 
     def _room(self, part: _Part) -> int:
         """Devices of a part that stands apart: its block, or more where it must have more."""
@@ -302,6 +380,10 @@ class Evaluator:
             num_splits=0,
             forms=frozenset({named}) if option.form else frozenset(),
             uneven=(leaf,) if option.arrivals is not None else (),
+            in_turns=False,
+            head=0.0,
+            early=0.0,
+            ready=option.seconds,
         )
 
     def _held_twice(self, first: tuple[Leaf, ...], second: tuple[Leaf, ...]) -> int:
@@ -333,6 +415,17 @@ class Evaluator:
             and any(leaf.task in self.behind[name] for name in read)
         )
 
+    def _reads(self, first: _Part, readers: list[str]) -> tuple[Reads, frozenset[Arrivals]]:
+        """What `readers` wait for of a part in turns, and how that comes."""
+        read = {name for reader in readers for name in self.tasks[reader].after} & first.tasks
+        if not read <= self.in_one:
+            return Reads.OTHERS, frozenset()
+        waited = max(read, key=self.number.__getitem__)
+        last = max(first.tasks & self.in_one, key=self.number.__getitem__)
+        own = (leaf.option.arrivals for leaf in first.uneven if leaf.task == waited)
+        arrivals = frozenset(one for one in own if one is not None)
+        return Reads.LAST if waited == last else Reads.EARLIER, arrivals
+
     def _sync_s(self, first: _Part, second: _Part, together: frozenset[str]) -> float:
         """Seconds of the syncs from one side to the other."""
         seconds = 0.0
@@ -351,6 +444,23 @@ def _stream_s(first: _Part, second: _Part, chunks: int, arrivals: frozenset[Arri
     return max(a * u1 + b * u2 for a, b in stream_lines(arrivals, chunks))
 
 
+def _waits(part: _Part) -> bool:
+    """Whether what a part hands on waits for tasks in turns there."""
+    return part.head > 0 or part.ready < part.seconds
+
+
+def _turns_of(part: _Part, chunks: int) -> tuple[float, float, float, float]:
+    """h, H, q and y of a part in turns."""
+    return part.early, part.head, part.ready, (chunks - 1) * part.chunk_s
+
+
+def _turns_s(first: _Part, second: _Part, chunks: int, lines: tuple[TurnLine, ...]) -> float:
+    """Seconds of two sides of which one reads what the other, in turns, makes."""
+    numbers = (*_turns_of(first, chunks), _chunked(second, chunks))
+    found: list[float] = [sum(map(mul, line, numbers)) for line in lines]
+    return max(_chunked(first, chunks), *found)
+
+
 def _chunked(part: _Part, chunks: int) -> float:
     """u of a side of a stream."""
     return part.seconds + (chunks - 1) * part.chunk_s
@@ -364,6 +474,12 @@ def _chunked_s(part: _Part, chunks: int) -> float:
 def arrivals_of(problem: Problem, schedule: Spatial) -> frozenset[Arrivals]:
     """What says when the chunks of a stream are there; none where they are even."""
     return Evaluator(problem).arrivals(schedule)
+
+
+def from_turns(problem: Problem, schedule: Spatial) -> list[tuple[float, float]]:
+    """When each chunk of a stream from a part in turns is there, and the share of the second side's
+    work that is left then; empty where it is from another part."""
+    return Evaluator(problem).from_turns(schedule)
 
 
 def chunked_seconds(problem: Problem, schedule: Spatial) -> tuple[float, float]:

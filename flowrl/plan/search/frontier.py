@@ -90,7 +90,7 @@ def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Front
         if not len(here.block):
             carried, carried_at = no_points(space.num_values), 0
             continue
-        rows = prune(here, space.exact_tokens, keep)
+        rows = prune(here, space.exact_tokens, keep, space.places[0])
         is_own = rows < num_own
         part = here.take(np.concatenate([rows[is_own], rows[~is_own]]))
         start[block], fresh[block], length[block] = total, is_own.sum(), len(rows)

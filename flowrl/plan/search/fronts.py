@@ -43,6 +43,7 @@ def fronts(
     beside: int | None = None,
     keep: int = 1,
     ahead: bool = False,
+    feeds: bool = False,
 ) -> dict[frozenset[str], tuple[Schedule, ...]]:
     """For each of some sets of tasks, all schedules that no other one of them beats.
 
@@ -54,6 +55,7 @@ def fronts(
             devices is worth having too, and `wanted` is seconds by all devices.
         keep: How many must beat a schedule for it to be left out.
         ahead: They may run ahead of the rest.
+        feeds: They may feed the rest.
 
     Returns:
         Empty where nothing fits.
@@ -61,8 +63,11 @@ def fronts(
     found: dict[frozenset[str], list[Schedule]] = {tasks: [] for tasks in wanted}
     for family in families(problem):
         space = compile_space(family)
+        every = (True,) * len(space.sets)
         if ahead:
-            space = replace(space, ahead=(True,) * len(space.sets))
+            space = replace(space, ahead=every)
+        if feeds:
+            space = space.handing_on(every)
         asked = _asked(space, wanted, beside)
         run = _run(space, asked, problem.memory_bytes, keep)
         for at, mask in enumerate(run.space.sets):
@@ -131,7 +136,7 @@ def _schedules(run: _Run, at: int, *, by_devices: bool, keep: int) -> list[Sched
     values: Floats = points.values.copy()
     values[RESIDENT] = 0.0
     values[PEAK] = points.block if by_devices else 0.0
-    rows = prune(_without_tokens(points, values), 0, keep)
+    rows = prune(_without_tokens(points, values), 0, keep, run.space.places[0])
     return [run.records.schedule(run.space, int(points.record[row])) for row in rows]
 
 

@@ -23,7 +23,8 @@ from flowrl.plan.search.points import (
     sieve,
 )
 from flowrl.plan.search.schedule import Leaf, signature
-from flowrl.plan.search.space import Cut, Floats, Ints, Space, largest
+from flowrl.plan.search.space import Bools, Cut, Floats, Ints, Space
+from flowrl.plan.search.streams import largest, largest_in_turns
 
 __all__ = ["Join", "join_splits", "join_turns", "leaf_points"]
 
@@ -75,19 +76,18 @@ def leaf_points(
     rows = np.flatnonzero(use if mine is None else use & mine)
     if not len(rows):
         return []
-    zero = np.zeros(len(rows))
     block = leaves.size[rows]
-    numbers = [
-        leaves.seconds[rows],
-        leaves.chunk_s[rows],
-        zero,
-        leaves.resident[rows],
-        leaves.peak[rows],
-        zero,
-        leaves.steady[rows] if space.ahead[owner] else zero,
-        leaves.dense[rows] if space.ahead[owner] else zero,
-    ]
-    values = np.stack(numbers[: space.num_values])
+    values = np.zeros((space.num_values, len(rows)))
+    values[SECONDS] = leaves.seconds[rows]
+    values[CHUNK_S] = leaves.chunk_s[rows]
+    values[RESIDENT] = leaves.resident[rows]
+    values[PEAK] = leaves.peak[rows]
+    if space.ahead[owner]:
+        values[STEADY] = leaves.steady[rows]
+        values[DENSE] = leaves.dense[rows]
+    _, _, ready = space.places
+    if ready and space.hands_on[owner]:
+        values[ready] = values[SECONDS]
     record = records.add(LEAF, np.zeros_like(rows), np.full_like(rows, task), rows)
     return [
         Points(
@@ -144,6 +144,7 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
             u1 = u1 + extra * one[CHUNK_S, row1]
             u2 = u2 + extra * two[CHUNK_S, row2]
             seconds = _streamed(join.cut, chunks, u1, u2)
+            _from_turns(join, chunks, row1, (u1, u2), seconds)
         else:
             seconds = np.maximum(u1, u2)
         use = seconds <= join.limit[block]
@@ -162,6 +163,41 @@ def _streamed(cut: Cut, chunks: Ints, u1: Floats, u2: Floats) -> Floats:
         if len(here):
             seconds[here] = largest(stream.lines, u1[here], u2[here])
     return seconds
+
+
+def _from_turns(
+    join: Join, chunks: Ints, row1: Ints, sides: tuple[Floats, Floats], seconds: Floats
+) -> None:
+    """Puts the seconds of streams in their place whose first part takes turns.
+
+    Args:
+        row1: The first parts.
+        sides: What both sides take, chunks included.
+    """
+    values = join.first.points.values
+    head, early, ready = join.space.places
+    for stream in join.cut.streams:
+        if not stream.turns:
+            continue
+        here = np.flatnonzero(chunks == stream.chunks)
+        rows = row1[here]
+        waits = np.zeros(len(rows), dtype=bool)
+        if head:
+            waits |= values[head, rows] > 0
+        if ready:
+            waits |= values[ready, rows] < values[SECONDS, rows]
+        here, rows = here[waits], rows[waits]
+        if len(rows):
+            none = np.zeros(len(rows))
+            seconds[here] = largest_in_turns(
+                stream.turns,
+                sides[0][here],
+                values[early, rows] if early else none,
+                values[head, rows] if head else none,
+                values[ready or SECONDS, rows],
+                (stream.chunks - 1) * values[CHUNK_S, rows],
+                sides[1][here],
+            )
 
 
 def _steady(one: Floats, two: Floats, chunks: Ints) -> Floats:
@@ -196,9 +232,12 @@ def _turns(join: Join, block: Ints, row1: Ints, row2: Ints) -> list[Points]:
     one, two = first.values[:, row1], second.values[:, row2]
     token1, token2 = first.tokens[row1], second.tokens[row2]
     values = one + two
-    if len(values) > STEADY:
+    if any(space.ahead):
         values[STEADY] = values[SECONDS] if space.ahead[join.owner] else 0.0
         values[DENSE] = 0.0
+    values[space.first_turn :] = 0.0
+    if space.hands_on[join.owner]:
+        _when_in_turns(join, values, (one, two), (first.turns[row1], second.turns[row2]))
     values[PEAK] = np.maximum(one[PEAK] + two[RESIDENT], two[PEAK] + one[RESIDENT])
     twice = token1 & token2 & space.weight_tokens
     if twice.any():
@@ -218,6 +257,56 @@ def _turns(join: Join, block: Ints, row1: Ints, row2: Ints) -> list[Points]:
     return _made(join, TURNS, (block, row1, row2), values, tokens, name, np.zeros_like(block))
 
 
+def _when_in_turns(
+    join: Join, values: Floats, parts: tuple[Floats, Floats], turns: tuple[Bools, Bools]
+) -> None:
+    """When the results of Temporals are there (`flowrl.plan.search.evaluate`).
+
+    Args:
+        values: Of the Temporals.
+        parts: Of their parts.
+        turns: Which of these are Temporals.
+    """
+    space = join.space
+    head, early, ready = space.places
+    masks = [space.sets[join.cut.first], space.sets[join.cut.second]]
+    if ready:
+        values[ready] = sum(
+            part[ready] for part, mask in zip(parts, masks, strict=True) if mask & ~space.unread
+        )
+    in_one = [mask & space.in_one for mask in masks]
+    if not head or not any(in_one):
+        return
+    through = [
+        np.where(are, part[head], part[SECONDS] if own else 0.0)
+        for part, are, own in zip(parts, turns, in_one, strict=True)
+    ]
+    values[head] = through[0] + through[1]
+    if early:
+        later = int(in_one[1] > in_one[0])
+        part, several = parts[later], in_one[later].bit_count() > 1
+        begun = np.where(turns[later], part[early], part[SECONDS] if several else 0.0)
+        values[early] = through[1 - later] + begun
+
+
+def _when_at_once(join: Join, values: Floats, one: Floats, two: Floats) -> None:
+    """When those of Spatials are."""
+    space = join.space
+    head, early, ready = space.places
+    if ready:
+        values[ready] = values[SECONDS]
+    if not head:
+        return
+    values[head] = np.maximum(one[head], two[head])
+    if early:
+        values[early] = np.maximum(one[early], two[early])
+    if all(space.sets[part] & space.in_one for part in (join.cut.first, join.cut.second)):
+        last = np.where(values[head] > 0, values[SECONDS], 0.0)
+        values[head] = last
+        if early:
+            values[early] = last
+
+
 def _splits(
     join: Join, block: Ints, row1: Ints, row2: Ints, stream: tuple[Ints, Floats]
 ) -> list[Points]:
@@ -226,10 +315,13 @@ def _splits(
     one, two = first.values[:, row1], second.values[:, row2]
     values = one + two
     values[SECONDS] = seconds
-    if len(values) > STEADY:
+    if any(join.space.ahead):
         ahead = join.space.ahead[join.owner]
         values[STEADY] = _steady(one, two, chunks) if ahead else 0.0
         values[DENSE] = np.maximum(one[DENSE], two[DENSE]) if ahead else 0.0
+    values[join.space.first_turn :] = 0.0
+    if join.space.hands_on[join.owner]:
+        _when_at_once(join, values, one, two)
     values[SYNC_S] += sum(join.space.syncs[number].apart_s for number in join.cut.crossing)
     values[RESIDENT] = np.maximum(one[RESIDENT], two[RESIDENT])
     values[PEAK] = np.maximum(one[PEAK], two[PEAK])
@@ -265,7 +357,7 @@ def _made(
     if join.space.ahead[join.owner]:
         fits &= values[STEADY] <= join.most_steady
     points = points.take(np.flatnonzero(fits))
-    points = points.take(sieve(points, join.space.exact_tokens, join.keep))
+    points = points.take(sieve(points, join.space.exact_tokens, join.keep, join.space.places[0]))
     if not len(points.block):
         return []
     made = points.record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowrl.plan.search.problem import Problem
 
-__all__ = ["crossing", "downward_closed", "feeds", "follows", "members", "read_masks"]
+__all__ = ["crossing", "downward_closed", "feeds", "follows", "members", "numbers", "read_masks"]
 
 
 def members(mask: int) -> list[int]:
@@ -17,6 +17,11 @@ def read_masks(problem: Problem) -> tuple[list[int], int]:
     number = {task.id: at for at, task in enumerate(problem.tasks)}
     reads = [sum(1 << number[read] for read in set(task.after)) for task in problem.tasks]
     return reads, sum(1 << number[name] for name in problem.ahead)
+
+
+def numbers(problem: Problem, names: frozenset[str]) -> int:
+    """Some tasks as a set."""
+    return sum(1 << at for at, task in enumerate(problem.tasks) if task.id in names)
 
 
 def follows(reads: list[int]) -> list[int]:

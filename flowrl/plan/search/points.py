@@ -49,7 +49,7 @@ class Points:
     Attributes:
         block: `[P]`, index of the block's size.
         values: `[6, P]`, in the order of the constants of this module; `[8, P]` where a part of
-            the space may run ahead.
+            the space may run ahead; then what counts of turns (`flowrl.plan.search.space.Turns`).
         tokens: `[P]`, bits.
         record: `[P]`, how each came about.
         name: `[P]`, equal exactly for equal `schedule.signature`s but for collisions of hashes.
@@ -100,15 +100,19 @@ def no_points(num_values: int) -> Points:
     )
 
 
-def prune(points: Points, exact_tokens: int, keep: int) -> Ints:
+def prune(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
     """Rows that fewer than `keep` others beat, all of one block, ascending by seconds.
+
+    Args:
+        head: Place of H among the numbers, 0 where it does not count. A part that hands on after H
+            and one that hands on from its beginning do not beat each other.
 
     Of points that are the same schedule but for nesting (`Points.name`), one that is beaten is
     worth nothing, however many are wanted, and a name counts once among those that beat a point.
     """
     order = np.lexsort(points.values[::-1])
     values, tokens = points.values[:, order], points.tokens[order]
-    columns = [at for at in range(1, len(values)) if np.ptp(values[at]) > 0]
+    columns = _that_differ(values[1:], values[head] if head else None)
     equal_tokens = bool((tokens == tokens[0]).all())
     names = points.name[order]
     first_of_name = np.zeros(len(order), dtype=bool)
@@ -119,7 +123,7 @@ def prune(points: Points, exact_tokens: int, keep: int) -> Ints:
         """`[others, rows]`; of equal ones only an earlier row beats a later one."""
         result = others[:, None] < rows
         for column in columns:
-            result &= values[column][others][:, None] <= values[column][rows]
+            result &= column[others][:, None] <= column[rows]
         if not equal_tokens:
             result &= _covers(tokens[others][:, None], tokens[rows], exact_tokens)
         return result
@@ -140,6 +144,15 @@ def prune(points: Points, exact_tokens: int, keep: int) -> Ints:
     return order[kept]
 
 
+def _that_differ(values: Floats, head: Floats | None) -> list[Floats]:
+    """What points are compared by: of which less is better."""
+    columns = [column for column in values if np.ptp(column) > 0]
+    if head is not None:
+        waits = np.where(head > 0, -1.0, 0.0)  # where this is less, H is larger
+        columns += [waits] if np.ptp(waits) > 0 else []
+    return columns
+
+
 def _covers(mine: Ints, theirs: Ints, exact_tokens: int) -> Bools:
     """Whether no token of theirs is missing in mine."""
     result: Bools = (theirs & ~mine) == 0
@@ -148,8 +161,11 @@ def _covers(mine: Ints, theirs: Ints, exact_tokens: int) -> Bools:
     return result
 
 
-def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
+def sieve(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
     """Rows that are left when a few strong points of each block were held against the others.
+
+    Args:
+        head: As of `prune`.
 
     A coarse `prune` for all blocks at once; most points of a large join go here. In each round a
     block's strong point is the one with the least seconds, peak or resident bytes in turn.
@@ -161,7 +177,7 @@ def sieve(points: Points, exact_tokens: int, keep: int) -> Ints:
     if np.count_nonzero(blocks[1:] != blocks[:-1]) * FEW_A_BLOCK >= len(rows):
         return rows
     times_beaten = np.zeros(len(rows), dtype=np.int64)
-    columns = [column for column in points.values if np.ptp(column) > 0]
+    columns = _that_differ(points.values, points.values[head] if head else None)
     equal_tokens = bool((points.tokens == points.tokens[0]).all())
     is_used = np.zeros(len(rows), dtype=bool)  # by row of `points`: it was a strong point
     # One for each name and block; used ones beat nobody twice.

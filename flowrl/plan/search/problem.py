@@ -113,6 +113,8 @@ class Task:
         options: The ways to run it. None at all makes the problem infeasible.
         weights: Name of the parameters that its options hold; tasks may share a name.
         max_chunks: Pieces in which its inputs may arrive; 1 = it needs the whole batch.
+        in_one: It is done in one go: others have its devices before or after, and not between its
+            chunks.
     """
 
     id: str
@@ -120,6 +122,7 @@ class Task:
     options: tuple[Option, ...]
     weights: str | None = None
     max_chunks: int = 1
+    in_one: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,17 @@ class Problem:
             found |= new
             waiting += new
         return frozenset(found)
+
+    def in_one(self) -> frozenset[str]:
+        """The tasks that are done in one go, and those that one of them follows from: they are over
+        before it begins."""
+        found: frozenset[str] = frozenset()
+        return found.union(*(self.behind(task.id) for task in self.tasks if task.in_one))
+
+    def unread(self) -> frozenset[str]:
+        """The tasks that no other one reads, and none in one go follows from."""
+        names = {task.id for task in self.tasks} - self.in_one()
+        return frozenset(names.difference(*(task.after for task in self.tasks)))
 
     def block_sizes(self) -> tuple[int, ...]:
         """The sizes that blocks may have in this pool, ascending."""

@@ -21,24 +21,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowrl.errors import PlanError
-from flowrl.plan.search.arrivals import Arrivals, Line, stream_lines
+from flowrl.plan.search.arrivals import Arrivals
 from flowrl.plan.search.masks import (
     crossing,
     downward_closed,
     feeds,
     follows,
     members,
+    numbers,
     read_masks,
 )
 from flowrl.plan.search.problem import Kind, Option, Problem, Sync, Task
+from flowrl.plan.search.streams import Stream, ahead_stream, streams_between
 
 __all__ = [
-    "AT_ONCE",
     "MAX_TASKS",
     "Bools",
     "Cut",
@@ -46,10 +48,8 @@ __all__ = [
     "Ints",
     "Leaves",
     "Space",
-    "Stream",
     "compile_space",
     "families",
-    "largest",
 ]
 
 Floats = NDArray[np.float64]
@@ -63,51 +63,6 @@ NUM_TOKENS = 62
 
 Ways = tuple[tuple[int, int], ...]
 """Chosen arrivals: pairs of a task and an index of its `Space.arrivals`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """A way in which two parts run at once.
-
-    Attributes:
-        chunks: Pieces in which the first feeds the second; 0 = nothing passes.
-        lines: (a, b): it takes the largest of all a u1 + b u2, chunks included. The first one has
-            the largest b, the last one the largest a.
-        even: They are those of even chunks.
-    """
-
-    chunks: int
-    lines: tuple[Line, ...]
-    even: bool
-
-    @property
-    def turned(self) -> tuple[Line, ...]:
-        """The lines with the second part's factor first."""
-        return tuple((b, a) for a, b in self.lines)
-
-    @property
-    def in_turns(self) -> bool:
-        """The second part begins when the first ends, whatever both take."""
-        return self.lines == ((1.0, 1.0),)
-
-
-def largest(lines: tuple[Line, ...], u1: Floats, u2: Floats) -> Floats:
-    """The largest a u1 + b u2; of infinite seconds, nothing is nothing."""
-    found: Floats = np.full(len(u1), -np.inf)
-    for a, b in lines:
-        np.maximum(found, a * u1 + b * u2 if a and b else a * u1 if a else b * u2, out=found)
-    return found
-
-
-def _ahead(staleness: int) -> Stream:
-    """A first part on later steps than the second, at least: what it takes by itself, and that
-    batches which overlap take longer, is not in the lines."""
-    share = 1.0 / (staleness + 1)
-    return Stream(chunks=0, lines=((0.0, 1.0), (share, share)), even=False)
-
-
-AT_ONCE = Stream(chunks=0, lines=stream_lines(frozenset(), 0), even=True)
-"""Nothing passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +84,20 @@ class Cut:
     crossing: tuple[int, ...]
     turns: bool
     runs_ahead: bool = False
+
+
+class Turns(NamedTuple):
+    """Which numbers count of sets whose tasks take turns and that feed a stream.
+
+    Attributes:
+        head: H, where one of them is done in one go.
+        early: h, where several are.
+        ready: q, where nobody reads one of them; else it is the seconds.
+    """
+
+    head: bool = False
+    early: bool = False
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +153,11 @@ class Space:
         beside: Devices that count besides those of a block.
         staleness: Steps by which a part may run ahead; 0 = none may.
         ahead: Of each set, whether it may be part of one that runs ahead: its steady seconds count.
+        in_one: The tasks that are done in one go, as a set.
+        unread: Those that nobody reads.
+        hands_on: Of each set, whether it may be part of one that hands on in a stream: when its
+            results are there counts.
+        turns: What counts then of sets whose tasks take turns, as `Turns` has it.
     """
 
     tasks: tuple[Task, ...]
@@ -208,11 +182,45 @@ class Space:
     beside: int
     staleness: int
     ahead: tuple[bool, ...]
+    in_one: int
+    unread: int
+    hands_on: tuple[bool, ...]
+    turns: Turns
+
+    def handing_on(self, sets: Iterable[bool]) -> Space:
+        """The space where some of the sets may be parts of such that hand on in a stream."""
+        hands_on = tuple(sets)
+        parted = {
+            mask
+            for mask, hands, cuts in zip(self.sets, hands_on, self.cuts, strict=True)
+            if hands and any(cut.turns for cut in cuts)
+        }
+        several = max(((mask & self.in_one).bit_count() for mask in parted), default=0)
+        turns = Turns(
+            head=several > 0,
+            early=several > 1,
+            ready=any(mask & self.unread for mask in parted),
+        )
+        return replace(self, hands_on=hands_on, turns=turns)
 
     @property
     def num_values(self) -> int:
         """Numbers of a point (`flowrl.plan.search.points`)."""
+        return self.first_turn + sum(self.turns)
+
+    @property
+    def first_turn(self) -> int:
+        """Of these, the place of the first of `turns`."""
         return 8 if any(self.ahead) else 6
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Places of H, h and q among the numbers of a point; 0 of what does not count."""
+        found, at = [], self.first_turn
+        for counts in self.turns:
+            found.append(at if counts else 0)
+            at += counts
+        return found[0], found[1], found[2]
 
 
 def _rests(sizes: Ints, fitting: Ints) -> Ints:
@@ -334,6 +342,10 @@ def _compile(problem: Problem, arrivals: tuple[tuple[Arrivals | None, ...], ...]
         beside=problem.beside,
         staleness=problem.staleness,
         ahead=(),
+        in_one=numbers(problem, problem.in_one()),
+        unread=numbers(problem, problem.unread()),
+        hands_on=(),
+        turns=Turns(),
     )
 
 
@@ -426,7 +438,8 @@ def _with_cuts(
     @cache
     def between(first: int, second: int, ways: Ways) -> tuple[Stream, ...]:
         arrivals = {task: one for task, way in ways if (one := space.arrivals[task][way])}
-        return _streams(problem, first, second, reads, arrivals)
+        turning = (space.in_one, space.unread) if turns and first.bit_count() > 1 else (0, 0)
+        return streams_between(problem, (first, second), reads, arrivals, turning)
 
     cuts = []
     for mask, ways in sets:
@@ -439,7 +452,7 @@ def _with_cuts(
             chosen = _choices(space, told[first] + told[second])
             for one, two in _ways_of_halves(first, second, ways, chosen):
                 streams: tuple[Stream, ...]
-                streams = (_ahead(problem.staleness),) if runs_ahead else ()
+                streams = (ahead_stream(problem.staleness),) if runs_ahead else ()
                 if splits and not runs_ahead and not meet:
                     streams = between(first, second, one)
                 own.append(
@@ -504,29 +517,6 @@ def _choices(space: Space, tasks: tuple[int, ...]) -> Iterator[Ways]:
     return product(*([(task, way) for way in range(len(space.arrivals[task]))] for task in tasks))
 
 
-def _streams(
-    problem: Problem, first: int, second: int, reads: list[int], told: dict[int, Arrivals]
-) -> tuple[Stream, ...]:
-    """Ways for two sets to run at once.
-
-    Args:
-        told: Tasks of the first whose results do not come evenly: how they come.
-    """
-    readers = [task for task in members(second) if reads[task] & first]
-    if not readers:
-        return (AT_ONCE,)
-    behind = follows(reads)
-    read = 0
-    for task in readers:
-        read |= reads[task] & first
-    arrivals = frozenset(one for task, one in told.items() if behind[task] & read)
-    most = min(problem.tasks[task].max_chunks for task in readers)
-    return tuple(
-        Stream(chunks=count, lines=stream_lines(arrivals, count), even=not arrivals)
-        for count in sorted({count for count in problem.chunks if count <= most})
-    )
-
-
 def _meet(problem: Problem, first: int, second: int) -> bool:
     """Whether tasks of both parts must have one device."""
     return bool(_named(problem, first) & _named(problem, second))
@@ -556,7 +546,19 @@ def _completed(problem: Problem, space: Space) -> Space:
         least=np.array([len(_named(problem, mask)) for mask in sets], dtype=np.int64),
         relevant=_relevant(space, sets),
         ahead=_within_ahead(space.cuts),
-    )
+    ).handing_on(_hand_on(space.cuts))
+
+
+def _hand_on(cuts: tuple[tuple[Cut, ...], ...]) -> list[bool]:
+    """Of each set, whether cutting a first part of a stream leads to it."""
+    found = [False] * len(cuts)
+    for at in range(len(cuts) - 1, -1, -1):  # parts have smaller numbers
+        for cut in cuts[at]:
+            if found[at] or any(stream.chunks for stream in cut.streams):
+                found[cut.first] = True
+            if found[at]:
+                found[cut.second] = True
+    return found
 
 
 def _within_ahead(cuts: tuple[tuple[Cut, ...], ...]) -> tuple[bool, ...]:

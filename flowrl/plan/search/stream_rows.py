@@ -8,16 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
 
 from flowrl.plan.search.overlap import age_periods
-from flowrl.plan.search.space import AT_ONCE, Bools, Floats, Ints, Space, Stream
+from flowrl.plan.search.space import Bools, Cut, Floats, Ints, Space
+from flowrl.plan.search.streams import AT_ONCE, Stream
 
-__all__ = ["AheadRow", "StreamRows"]
+__all__ = [
+    "BEYOND",
+    "NEVER",
+    "AheadRow",
+    "Rows",
+    "StreamRows",
+    "Way",
+    "first_within",
+    "further_chunks",
+    "rows_of",
+]
 
 BEYOND = 1e300
 """Seconds that stand for infinitely many, for no share of those is nothing."""
+
+Way = tuple[int, int, Cut, Stream]
+"""A set, which of its cuts, that cut, and one of its streams."""
+
+
+class Rows(TypedDict):
+    """`StreamRows` without lines."""
+
+    space: Space
+    owner: Ints
+    number: Ints
+    parts: Ints
+    chunks: Ints
+    u1: Floats
+    u2: Floats
+
 
 AT_A_TIME = 1 << 12
 """Blocks of all rows that are looked at together."""
@@ -64,24 +92,12 @@ class StreamRows:
             if not cut.runs_ahead
             for stream in cut.streams
         ]
-        parts = [(cut.first, cut.second) for _, _, cut, _ in ways]
-        sides = np.array(parts, dtype=np.int64).reshape(len(ways), 2).T
-        chunks = np.array([stream.chunks for *_, stream in ways], dtype=np.int64)
-        return cls(
-            space=space,
-            owner=np.array([owner for owner, *_ in ways], dtype=np.int64),
-            number=np.array([number for _, number, *_ in ways], dtype=np.int64),
-            parts=sides,
-            chunks=chunks,
-            lines=_lines([stream for *_, stream in ways]),
-            u1=_with_chunks(space, bounds, sides[0], chunks),
-            u2=_with_chunks(space, bounds, sides[1], chunks),
-        )
+        return cls(lines=_lines([stream for *_, stream in ways]), **rows_of(space, bounds, ways))
 
     def only(self, rows: Bools) -> StreamRows:
         """Some of the rows."""
-        return StreamRows(
-            space=self.space,
+        return replace(
+            self,
             owner=self.owner[rows],
             number=self.number[rows],
             parts=self.parts[:, rows],
@@ -152,7 +168,7 @@ class StreamRows:
             Of the first sides, and of the second ones.
         """
         lines = self.lines[row]
-        further = _further_chunks(self.space, self.parts, self.chunks)[:, row]
+        further = further_chunks(self.space, self.parts, self.chunks)[:, row]
         return (
             _room(limit, self.u2[row, second], lines) - further[0],
             _room(limit, self.u1[row, first], lines[:, :, ::-1]) - further[1],
@@ -240,7 +256,7 @@ class StreamRows:
         lines = self.lines[:, None]
         first_room = _room(limit, self.u2[:, left], lines)
         second_room = _room(limit, self.u1[:, left], lines[..., ::-1])
-        return _first_within(self.u1, first_room), _first_within(self.u2, second_room)
+        return first_within(self.u1, first_room), first_within(self.u2, second_room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -302,10 +318,10 @@ class AheadRow(StreamRows):
 
     def _smallest(self, limit: Floats, left: Ints) -> tuple[Ints, Ints]:
         first, second = StreamRows._smallest(self, limit, left)
-        return np.maximum(first, _first_within(self.steady[None], limit)), second
+        return np.maximum(first, first_within(self.steady[None], limit)), second
 
 
-def _first_within(seconds: Floats, most: Floats) -> Ints:
+def first_within(seconds: Floats, most: Floats) -> Ints:
     """`[rows, K]`: the smallest size on which what falls with the size is within each limit."""
     found = [
         np.searchsorted(-own, -limit, side="left") for own, limit in zip(seconds, most, strict=True)
@@ -321,13 +337,13 @@ def _lines(streams: Sequence[Stream]) -> Floats:
 
 def _with_chunks(space: Space, bounds: Floats, sets: Ints, chunks: Ints) -> Floats:
     """`[rows, K]`: the bounds of one side of each."""
-    seconds = bounds[sets] + _further_chunks(space, sets, chunks)[:, None]
+    seconds = bounds[sets] + further_chunks(space, sets, chunks)[:, None]
     seconds[space.sizes < space.least[sets][:, None]] = BEYOND
     found: Floats = np.minimum(seconds, BEYOND, out=seconds)
     return found
 
 
-def _further_chunks(space: Space, sets: Ints, chunks: Ints) -> Floats:
+def further_chunks(space: Space, sets: Ints, chunks: Ints) -> Floats:
     """Seconds of all chunks but the first of each set."""
     found: Floats = np.maximum(chunks - 1, 0) * np.minimum(space.chunk_s[sets], BEYOND)
     return found
@@ -345,3 +361,24 @@ def _room(limit: Floats, other: Floats, lines: Floats) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):
             np.minimum(room, np.where(mine > 0, (limit - theirs * other) / mine, np.inf), out=room)
     return room
+
+
+def rows_of(space: Space, bounds: Floats, ways: Sequence[Way]) -> Rows:
+    """What rows are, but for their lines.
+
+    Args:
+        bounds: As of `StreamRows.of`.
+        ways: A set, which of its cuts, that cut and one of its streams, for each row.
+    """
+    parts = [(cut.first, cut.second) for _, _, cut, _ in ways]
+    sides = np.array(parts, dtype=np.int64).reshape(len(ways), 2).T
+    chunks = np.array([stream.chunks for *_, stream in ways], dtype=np.int64)
+    return Rows(
+        space=space,
+        owner=np.array([owner for owner, *_ in ways], dtype=np.int64),
+        number=np.array([number for _, number, *_ in ways], dtype=np.int64),
+        parts=sides,
+        chunks=chunks,
+        u1=_with_chunks(space, bounds, sides[0], chunks),
+        u2=_with_chunks(space, bounds, sides[1], chunks),
+    )

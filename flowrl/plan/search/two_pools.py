@@ -121,8 +121,13 @@ class Pair:
         if self.runs_ahead and first <= self.whole.ahead:
             return False
         tasks = [self.whole.task(name) for name in second]
-        chunks = [task.max_chunks for task in tasks if not first.isdisjoint(task.after)]
-        return min(chunks, default=2) == 1
+        readers = [task for task in tasks if not first.isdisjoint(task.after)]
+        if min((task.max_chunks for task in readers), default=2) > 1:
+            return False
+        # Of tasks that take turns, some may follow those that are read.
+        read = first & {name for task in readers for name in task.after}
+        goes_on = read <= self.whole.in_one() or not first.isdisjoint(self.whole.unread())
+        return len(first) == 1 or not goes_on
 
     def _joined(
         self, schedule: Spatial | Asynchronous, parts: tuple[Evaluation, Evaluation]

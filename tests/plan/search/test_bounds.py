@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowrl.plan.search.bounds import limits, lower_bounds
-from flowrl.plan.search.space import Floats, Space, compile_space, families
+from flowrl.plan.search.space import Cut, Floats, Space, compile_space, families
+from flowrl.plan.search.streams import Stream
 from flowrl.testing.planner_cases import draw_problem
 
 SEEDS = range(40)
@@ -45,14 +46,39 @@ def splits_of(space: Space, at: int, bounds: Floats) -> Iterator[Split]:
                     second = space.fitting[size - own] if size > own else -1
                     possible = second >= 0 and np.isfinite(u1[first] + u2[second])
                     if possible:
+                        taken = [max(a * u1[first] + b * u2[second] for a, b in stream.lines)]
+                        if stream.turns:
+                            sides = float(u1[first]), float(u2[second])
+                            taken.append(from_turns(space, cut, stream, first, sides))
                         yield Split(
                             number=number,
                             chunks=stream.chunks,
                             block=block,
                             first=first,
                             second=int(second),
-                            seconds=max(a * u1[first] + b * u2[second] for a, b in stream.lines),
+                            seconds=min(taken),
                         )
+
+
+def from_turns(
+    space: Space, cut: Cut, stream: Stream, block: int, sides: tuple[float, float]
+) -> float:
+    """Seconds of a stream whose first part takes turns on such a block, at least."""
+    in_one, read = 0.0, 0.0
+    for task, leaves in enumerate(space.leaves):
+        here = leaves.size <= block
+        if space.sets[cut.first] >> task & 1:
+            fastest = float(leaves.seconds[here].min())
+            if space.in_one >> task & 1:
+                in_one = max(in_one, fastest)
+            if not space.unread >> task & 1:
+                read = max(read, fastest)
+    u1, u2 = sides
+    over = (stream.chunks - 1) * float(space.chunk_s[cut.first])
+    if not space.sets[cut.first] & space.unread:
+        read = u1 - over
+    lines = (h * in_one + r * read + y * over + b * u2 for _, h, r, y, b in stream.turns)
+    return max(u1, u2, *lines)
 
 
 def ahead(space: Space, at: int) -> bool:

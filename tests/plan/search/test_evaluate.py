@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from flowrl.errors import PlanError
 from flowrl.plan.search import (
     Arrivals,
     Asynchronous,
+    Evaluator,
     Kind,
     Leaf,
     Objective,
@@ -32,6 +34,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.search.overlap import age_period_s, age_periods
 from flowrl.plan.search.schedule import signature
+from flowrl.testing.planner_cases import draw_problem
 
 GENERATE = Option(
     devices=4, seconds=12.0, chunk_s=1.0, resident=20, peak=50, weight_bytes=20, form="a"
@@ -327,10 +330,148 @@ def test_only_what_is_read_makes_a_stream_uneven() -> None:
         first=Leaf(task="draw", option=uneven), second=Leaf(task="other", option=option)
     )
     stream = Spatial(first=turns, second=Leaf(task="read", option=option), chunks=2)
-    assert evaluate(problem, stream).step_s == 10.0  # 8 + 4 / 2
+    # What nobody reads comes last: 4 s of the other in halves, then 2 s; both turns take 8 s.
+    assert evaluate(problem, stream).step_s == 8.0
     behind = replace(tasks[1], after=("draw",))
     problem = replace(problem, tasks=(tasks[0], behind, tasks[2]))
     assert evaluate(problem, stream).step_s == 12.0  # both in full, one after the other
+
+
+ALONE = Option(devices=1, seconds=4.0, chunk_s=0.5)
+DRAWN = replace(ALONE, seconds=12.0, arrivals=Arrivals(ready=(0.5, 1.0), work=(0.25, 1.0)))
+
+
+def chain(**after: tuple[str, ...]) -> Problem:
+    """Tasks by what they read; draws take 12 s, the others 4 s, and 0.5 s for a second chunk."""
+    return Problem(
+        tasks=tuple(
+            Task(
+                id=name,
+                after=reads,
+                options=(DRAWN if name.startswith("draw") else ALONE,),
+                max_chunks=2,
+                in_one=name.startswith("draw"),
+            )
+            for name, reads in after.items()
+        ),
+        num_devices=8,
+        memory_bytes=0,
+        chunks=(1, 2),
+    )
+
+
+def tree(problem: Problem, *parts: str | Schedule, chunks: int = 0) -> Schedule:
+    """Tasks by name that take turns, or work at once in so many chunks."""
+    made: list[Schedule] = [
+        Leaf(task=part, option=problem.task(part).options[0]) if isinstance(part, str) else part
+        for part in parts
+    ]
+    first, second = made.pop(0), made.pop()
+    for part in made:
+        first = Temporal(first=first, second=part)
+    if chunks:
+        return Spatial(first=first, second=second, chunks=chunks)
+    return Temporal(first=first, second=second)
+
+
+CRITIC = chain(
+    draw=(),
+    score=("draw",),
+    value=("draw",),
+    learn_values=("draw", "value"),
+    update=("draw", "score", "value"),
+)
+
+
+def test_what_takes_turns_with_a_rollout_hands_on_when_that_is_over() -> None:
+    """12 s are drawn, then 4 s are scored; an update of 4 s elsewhere reads both."""
+    problem = chain(draw=(), score=("draw",), update=("draw", "score"))
+
+    def step_s(chunks: int) -> float:
+        return evaluate(problem, tree(problem, "draw", "score", "update", chunks=chunks)).step_s
+
+    assert step_s(1) == 12 + 4 + 4
+    # A second chunk costs 0.5 s of each of the three: 5 s of scores are there in two halves, at
+    # 14.5 and 17 s, and the halves of the update take 2.25 s.
+    assert step_s(2) == 17 + 2.25
+
+
+def test_what_nobody_waits_for_does_not_delay_a_stream() -> None:
+    """The update begins after scores and values, while the critic learns."""
+    turns = tree(CRITIC, "draw", "score", "value", "learn_values")
+    assert evaluate(CRITIC, tree(CRITIC, turns, "update", chunks=1)).step_s == 12 + 4 + 4 + 4
+    # In halves: 10 s with what chunks cost after 12 s, and 2.25 s after the second one; the first
+    # part ends at 24 + 2 s.
+    assert evaluate(CRITIC, tree(CRITIC, turns, "update", chunks=2)).step_s == 26.0
+    slow = replace(ALONE, seconds=8.0)
+    tasks = (*CRITIC.tasks[:-1], replace(CRITIC.tasks[-1], options=(slow,)))
+    problem = replace(CRITIC, tasks=tasks)
+    # Halves are there at 12 + (8 + 2) / 2 and at 22 s; each takes 4.25 s.
+    assert evaluate(problem, tree(problem, turns, "update", chunks=2)).step_s == 26.25
+
+
+def test_of_turns_only_what_is_read_is_waited_for() -> None:
+    """Values need what is drawn, and not the scores that are computed on its devices after it."""
+    problem = chain(draw=(), score=("draw",), value=("draw",), update=("score", "value"))
+    problem = replace(
+        problem,
+        tasks=tuple(
+            replace(task, options=(replace(ALONE, seconds=8.0),)) if task.id == "value" else task
+            for task in problem.tasks
+        ),
+    )
+    for chunks, step_s in (
+        (1, 12 + 8),
+        # Half of the groups, a quarter of the work, after 6.5 s; the rest, 3/4 of 8.5 s, at 13 s.
+        (2, 13 + 0.75 * 8.5),
+    ):
+        both = tree(problem, tree(problem, "draw", "score"), "value", chunks=chunks)
+        assert evaluate(problem, tree(problem, both, "update")).step_s == step_s + 4
+
+
+def test_rollouts_in_turns_are_read_as_the_last_of_them_comes() -> None:
+    """Two of 12 s each: what reads both, or the second one, waits for the second one's groups."""
+    for reads, halves in (
+        (("draw", "draw_again"), (12 + 6.5, 12 + 13)),
+        (("draw_again",), (12 + 6.5, 12 + 13)),
+        (("draw",), (6.5, 13)),
+    ):
+        problem = chain(draw=(), draw_again=(), update=reads)
+        stream = tree(problem, "draw_again", "draw", "update", chunks=2)
+        u1 = 24 + 1.0
+        expected = max(u1, halves[0] + 4.5, halves[1] + 0.75 * 4.5)
+        assert evaluate(problem, stream).step_s == expected, reads
+
+
+def test_a_stream_from_a_stream_waits_for_what_takes_turns_in_it() -> None:
+    """Values are read from what is drawn, and the update from those and the scores after it."""
+    inner = tree(CRITIC, tree(CRITIC, "draw", "score"), "value", chunks=2)
+    stream = Spatial(first=inner, second=tree(CRITIC, "update", "learn_values"), chunks=2)
+    # The inner stream: draw and score 17 s with their second chunks, values at most 13 + 3.375 s.
+    # Two chunks of it cost 1.5 s more; from 12 s on half of these 6.5 s, then an update of 9 s.
+    assert evaluate(CRITIC, stream).step_s == max(12 + 6.5 / 2 + 9, 18.5 + 9 / 2)
+
+
+@given(st.integers(0, 30_000))
+def test_nesting_of_turns_does_not_change_when_they_hand_on(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = draw_problem(rng)
+    first = [task.id for task in problem.tasks[:-1]]
+    last = problem.tasks[-1]
+    own = {task.id: Leaf(task=task.id, option=rng.choice(task.options)) for task in problem.tasks}
+
+    def nested(names: list[str]) -> Schedule:
+        if len(names) == 1:
+            return own[names[0]]
+        at = rng.randint(1, len(names) - 1)
+        return Temporal(first=nested(names[:at]), second=nested(names[at:]))
+
+    chunks = rng.choice([1, 2, 4]) if set(last.after) & set(first) else 1
+    found = {
+        Evaluator(problem).seconds(Spatial(first=nested(first), second=own[last.id], chunks=chunks))
+        for _ in range(4)
+    }
+    assert max(found) - min(found) <= 1e-9
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 5, 16])

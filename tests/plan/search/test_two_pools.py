@@ -128,7 +128,7 @@ def found_step(
     pair = Pair(whole, first, second)
     ahead, behind = pair.most_seconds(within)
     least = None if whole.objective is Objective.STEP_TIME else 1 + whole.beside
-    one = fronts(first, {tasks: ahead}, beside=least, ahead=pair.runs_ahead)[tasks]
+    one = fronts(first, {tasks: ahead}, beside=least, ahead=pair.runs_ahead, feeds=True)[tasks]
     two = fronts(second, {others: behind}, beside=least)[others]
     return next(iter(pair.best(one, two)), None)
 
