@@ -4,7 +4,7 @@ A plug-in is found by the entry point group `flowrl.backends`; the entry point n
 whose module imports nothing heavy. `Plugin.check` says whether it can be used here, and the
 `open_*` methods import the real library and make workers.
 
-Invariants that the conformance suite checks:
+Invariants, which the tests of a plug-in should prove (docs/backend-guide.md says how):
 
 - Tokens of a sample depend on its prompt, its sampling options, its seed and the weights, never on
   which other samples share the batch (up to the rounding of the device's arithmetic) or on time.

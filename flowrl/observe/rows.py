@@ -57,7 +57,8 @@ class StepMetrics:
             done beside it, by other processes and a thread, since the batch before was delivered.
         wall_s: Of the whole step.
         extra: Further numbers of losses and rewards, by name. `staleness/max` and `staleness/mean`
-            are of the samples that reached an update: publications since their first token.
+            are of the samples that reached an update: publications since the oldest weights that
+            drew one of their tokens.
     """
 
     stage: str

@@ -53,8 +53,8 @@ class SampleStory:
     Attributes:
         state: Its last one; None where no such sample was offered, or it had ended before.
         spans: Which weights made its tokens, of attempts whose tokens were kept.
-        age: At consumption: the version of the batch minus that of its first token; None for
-            samples that were not consumed, or have no token.
+        age: At consumption: the version of the batch minus the oldest that drew one of its tokens;
+            None for samples that were not consumed, or have no token.
         moments: In order.
         num_events: Of the journal.
         earlier: Whether it was offered before the journal begins.

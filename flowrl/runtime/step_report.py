@@ -348,7 +348,7 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
 def _staleness(one: Drawn, ends: Sequence[_Ended]) -> dict[str, float]:
     """How many publications a rollout's consumed samples are behind; nothing where there is none.
 
-    A sample is as old as the weights that drew its first token.
+    A sample is as old as the oldest weights that drew one of its tokens.
     """
     ages = [
         one.version - min(version for version, _ in payload.versions)
