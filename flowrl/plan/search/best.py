@@ -1,9 +1,9 @@
 """The search: the best schedules of a problem, exactly.
 
-The dynamic programme (`dynamic`) finds the best schedules within a limit. The first limit is the
-lower bound itself: where memory binds nowhere, that is already the answer. Otherwise some schedule
-is found cheaply, on few of the device counts, and the limit grows from the bound towards what that
-one takes, until enough schedules lie within it. Nothing outside of a limit can be better than what
+The dynamic programme (`dynamic`) finds the best schedules within a limit. The first limits are just
+above the lower bound: where memory binds little, the answer lies within them. Otherwise some
+schedule is found cheaply, on few of the device counts, and the limit grows towards what that one
+takes, until enough schedules lie within it. Nothing outside of a limit can be better than what
 lies within, so the answer does not depend on these steps, only the time to find it does.
 
 Arrivals are told apart in kinds, which are parted until the best schedules have their own
@@ -33,6 +33,9 @@ STEPS = (0.002, 0.01, 0.04, 0.15, 0.5, 2.0)
 
 WORTH_A_STEP = 1.03
 """The ceiling is tried at once when the next limit is as near to it as this."""
+
+NEAR = 0.01
+"""Up to so far above the bound, limits are tried without asking for a ceiling."""
 
 FEW_SIZES = 20
 """Of more block sizes, about a quarter is looked at first, for a ceiling, and so on."""
@@ -163,19 +166,22 @@ def _best_of(
     least = least_objective(space, bounds, aim)
     if math.isinf(least):
         return NOTHING
-    outcome = run(space, bounds, least, aim)
-    if _num_distinct(outcome) >= top:
-        return outcome
-    if ceiling is None:
-        ceiling = _ceiling(problem, top, space, turns or _Turns(problem))
-    if ceiling is None:
-        return NOTHING
+    few = len(problem.block_sizes()) <= FEW_SIZES
+    if ceiling is None and not few and top == 1 and Kind.HYBRID in problem.kinds:
+        # One of them, found in a smaller space.
+        ceiling = (turns or _Turns(problem)).objective()
     for step in STEPS:
         limit = least * (1 + step)
-        if limit * WORTH_A_STEP < ceiling:
-            outcome = run(space, bounds, limit, aim)
-            if _num_distinct(outcome) >= top:
-                return outcome
+        if ceiling is None and step > NEAR:
+            ceiling = _ceiling(problem, top, space)
+            if ceiling is None:
+                return NOTHING
+        if ceiling is not None and limit * WORTH_A_STEP >= ceiling:
+            break
+        outcome = run(space, bounds, limit, aim)
+        if _num_distinct(outcome) >= top:
+            return outcome
+    assert ceiling is not None
     return run(space, bounds, ceiling, aim)
 
 
@@ -186,18 +192,13 @@ def _num_distinct(outcome: Outcome) -> int:
     return len({signature(schedule) for schedule in outcome.schedules})
 
 
-def _ceiling(problem: Problem, top: int, space: Space, turns: _Turns) -> float | None:
+def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
     """An objective within which `top` schedules lie, or all there are; None where nothing fits.
 
-    Few block sizes are searched whatever it takes. Where one schedule is wanted of any kind, the
-    best of those that take turns is looked at: it is one of them, found in a smaller space.
+    Few block sizes are searched whatever it takes.
     """
     if len(problem.block_sizes()) <= FEW_SIZES:
         return NO_LIMIT
-    if top == 1 and Kind.HYBRID in problem.kinds:
-        objective = turns.objective()
-        if objective is not None:
-            return objective
     fewer, _ = thin(problem, max(FEW_SIZES, len(problem.block_sizes()) // 4))
     if len(fewer.block_sizes()) < len(problem.block_sizes()):
         found = _in_order(problem, _best_of(fewer, top, space).schedules)
