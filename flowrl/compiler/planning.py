@@ -14,7 +14,13 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.plan import PlanConfig
 from flowrl.cost.episodes import CallSeconds
-from flowrl.cost.lengths import ConstantLengths, EmpiricalLengths, Lengths, LognormalLengths
+from flowrl.cost.lengths import (
+    ConstantLengths,
+    EmpiricalLengths,
+    Lengths,
+    LognormalLengths,
+    mean_by_share_cut,
+)
 from flowrl.errors import ConfigError, DataError, combine
 from flowrl.observe.lengths_file import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
@@ -29,6 +35,12 @@ ASSUMED_SHARE = 0.5
 ASSUMED_SIGMA = 0.7
 """Of the logarithm of response lengths: the longest of a thousand is then some seven times the
 mean, before it is cut."""
+
+_MANY_CUT = 0.3
+"""Of responses that reach the longest: so many are told."""
+
+_FEW_CUT = 0.2
+"""Of responses that reach the longest at a mean that is proposed."""
 
 
 def plan_options(
@@ -195,7 +207,40 @@ def assumed_lengths(plan: PlanConfig, longest: int) -> list[str]:
             f"response lengths spread lognormally with sigma {ASSUMED_SIGMA:g}; "
             "plan.sigma says better"
         )
+    found += _cut(plan, mean, longest)
     return found
+
+
+def _cut(plan: PlanConfig, mean: float, longest: int) -> Iterator[str]:
+    """Of lengths that nearly all are cut at the longest, so that their spread is lost."""
+    sigma = ASSUMED_SIGMA if plan.sigma is None else plan.sigma
+    lengths = lengths_of(plan, longest)
+    said = plan.mean_response_tokens is not None
+    key = f"plan.mean_response_tokens={mean:g}" if said else f"a mean of {mean:g}"
+    if not sigma:
+        return
+    if not isinstance(lengths, LognormalLengths):
+        if plan.sigma is not None and longest > 1:
+            yield (
+                f"every response has the {longest:,} tokens of the longest, as {key} says, so "
+                f"plan.sigma={sigma:g} says nothing; {_sensible(sigma, longest)}"
+            )
+    elif lengths.share_cut >= _MANY_CUT:
+        yield (
+            f"{lengths.share_cut:.0%} of responses are cut at the longest, {longest:,} tokens, for "
+            f"{key} with sigma {sigma:g} is a mean of {lengths.before_cut:,.0f} before the cut; "
+            f"{_sensible(sigma, longest)}"
+        )
+
+
+def _sensible(sigma: float, longest: int) -> str:
+    return f"a mean of {_proposed(sigma, longest):,} would cut {_FEW_CUT:.0%}"
+
+
+def _proposed(sigma: float, longest: int) -> int:
+    """A mean of which few responses are cut, in two digits."""
+    mean = mean_by_share_cut(_FEW_CUT, sigma=sigma, maximum=float(longest))
+    return max(1, int(float(f"{mean:.1e}")))
 
 
 def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Lengths:
@@ -213,12 +258,16 @@ def _lengths(loaded: LoadedConfig, longest: int, assumptions: list[str]) -> Leng
 def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigError:
     of = "data.max_prompt_tokens" if "prompt" in key else "train.sampling.max_tokens"
     whole = "prompt" in key or longest == loaded.config.train.sampling.max_tokens
+    sigma = ASSUMED_SIGMA if loaded.config.plan.sigma is None else loaded.config.plan.sigma
+    way_out = f"set {key} to at most {longest}"
+    if "prompt" not in key and sigma:
+        way_out = f"set {key}={_proposed(sigma, longest)}, which cuts {_FEW_CUT:.0%} of responses"
     return ConfigError(
         f"a mean of {counted(mean, 'token')} is longer than the longest",
         where=loaded.where(key),
         found=f"{mean:g}",
         expected=f"at most {longest} ({of}{'' if whole else ' of every turn, and what is said'})",
-        hint=f"set {key} to at most {longest}, or raise {of}",
+        hint=f"{way_out}, or raise {of}",
     )
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "LognormalLengths",
     "expected_maximum",
     "lognormal_before_cut",
+    "mean_by_share_cut",
     "quantiles",
 ]
 
@@ -136,6 +137,16 @@ class LognormalLengths:
                 high = middle
         return (low + high) / 2
 
+    @property
+    def before_cut(self) -> float:
+        """The mean before the cut."""
+        return math.exp(self.mu + self.sigma**2 / 2)
+
+    @property
+    def share_cut(self) -> float:
+        """Of responses that reach the maximum."""
+        return _NORMAL.cdf((self.mu - math.log(self.maximum)) / self.sigma)
+
     @cached_property
     def mean_square(self) -> float:
         """See `Lengths`."""
@@ -201,6 +212,12 @@ def lognormal_before_cut(*, mean: float, sigma: float, maximum: float) -> Length
         return ConstantLengths(tokens=min(mean, maximum))
     mu = math.log(mean) - sigma**2 / 2
     return LognormalLengths(mean=_cut_moment(mu, sigma, maximum, 1), sigma=sigma, maximum=maximum)
+
+
+def mean_by_share_cut(share: float, *, sigma: float, maximum: float) -> float:
+    """The mean, after the cut, of lognormal lengths of which so many reach the maximum."""
+    mu = math.log(maximum) - sigma * _NORMAL.inv_cdf(1 - share)
+    return _cut_moment(mu, sigma, maximum, 1)
 
 
 @lru_cache(maxsize=1024)

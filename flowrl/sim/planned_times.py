@@ -9,7 +9,6 @@ half of them, and in proportion to samples.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
 
-__all__ = ["before_cut", "planned_lengths", "planned_times"]
+__all__ = ["planned_lengths", "planned_times"]
 
 
 def planned_times(stage: CompiledStage, plan: PlanConfig, cost: Cost | None = None) -> StageTimes:
@@ -245,10 +244,4 @@ def planned_lengths(
     lengths = lengths_of(plan, longest)
     if not isinstance(lengths, LognormalLengths):
         return f"constant:{lengths.mean:.0f}"
-    mean = before_cut(lengths)
-    return f"lognormal:mean={mean:g},sigma={lengths.sigma:g}"
-
-
-def before_cut(lengths: LognormalLengths) -> float:
-    """The mean before lengths are cut at the longest, which is the one that `--lengths` says."""
-    return math.exp(lengths.mu + lengths.sigma**2 / 2)
+    return f"lognormal:mean={lengths.before_cut:g},sigma={lengths.sigma:g}"
