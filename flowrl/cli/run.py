@@ -28,8 +28,8 @@ _CHANGEABLE = (
 )
 """Keys that a resumed run may change without ceasing to be the same run."""
 
-_CHANGEABLE_OF_STAGE = re.compile(r"stage\.[^.=]+\.train\.refill_limit\b")
-"""The steps of an earlier stage are none of them: it may be over."""
+_CHANGEABLE_OF_ONE = re.compile(r"stage\.[^.=]+\.train\.refill_limit\b|roles\.[^.=]+\.timeout_s\b")
+"""Such keys with a name in them. The steps of an earlier stage are none: it may be over."""
 
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count it."""
@@ -78,11 +78,12 @@ def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> No
             hint=f"edit {path}/plan.STAGE.json to go on by another one",
         )
     for override in overrides:
-        if not override.startswith(_CHANGEABLE) and not _CHANGEABLE_OF_STAGE.match(override):
+        if not override.startswith(_CHANGEABLE) and not _CHANGEABLE_OF_ONE.match(override):
             raise ConfigError(
                 "a resumed run keeps its configuration",
                 where=f"command line ({override})",
-                expected=f"keys that begin with {', '.join(_CHANGEABLE)}",
+                expected=f"keys that begin with {', '.join(_CHANGEABLE)}, "
+                "stage.NAME.train.refill_limit, roles.NAME.timeout_s",
                 hint="start a new run for anything else",
             )
     RunFolder.open(path)

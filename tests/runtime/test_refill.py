@@ -12,7 +12,7 @@ from flowrl import api
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.cli import run as command
 from flowrl.data import PromptItem
-from flowrl.errors import ConfigError, DataError
+from flowrl.errors import CheckpointError, ConfigError, DataError
 from flowrl.files import read_json_lines
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.prompt_supply import PromptSupply
@@ -196,6 +196,25 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_greater_one_and_nothing_
     never = api.run(None, dapo(tmp_path / "never", refill_limit=30), display=WatchedDisplay())
     assert outcome(tmp_path / "tiny").metrics == outcome(never.folder).metrics
     assert "held-out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("train.refill_limit=30", CheckpointError),
+        ("stage.sft.train.refill_limit=30", CheckpointError),
+        ("roles.game.timeout_s=90", CheckpointError),
+        ("stage.sft.train.refill=false", ConfigError),
+        ("stage.sft.train.steps=9", ConfigError),
+        ("roles.game.num_slots=9", ConfigError),
+    ],
+)
+def test_limits_may_be_raised_in_a_resumed_run_and_what_it_draws_may_not(
+    tmp_path: Path, override: str, error: type[Exception]
+):
+    """What may be changed is looked at before the folder, in which there is no run."""
+    with pytest.raises(error):
+        command.resume(tmp_path, [override])
 
 
 TWO_ROLLOUTS = """
