@@ -132,6 +132,7 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     """
     from flowrl.api import profile_of
     from flowrl.sim.compare import beside, beside_text
+    from flowrl.sim.report import seconds_text
 
     stage = compiled.stages[-1]
     profile = profile_of(compiled.config)
@@ -140,7 +141,27 @@ def beside_run(compiled: Compiled, folder: Path) -> str | None:
     measured = _measured(folder, stage.name)
     options = SimulateOptions(against=folder, profile=profile)
     report = _simulated(compiled, stage, options, None)
-    return f"{stage.name}, by {profile}\n{beside_text(beside(report, measured))}"
+    head = f"{stage.name}, by {profile}, predicted for the samples that the run drew"
+    planned_s = stage.plan.prediction.step_s
+    if planned_s:
+        head += (
+            f"\n(the plan's {seconds_text(planned_s)} a step were for "
+            f"{_expected(compiled, stage)}, before there were any)"
+        )
+    return f"{head}\n{beside_text(beside(report, measured))}"
+
+
+def _expected(compiled: Compiled, stage: CompiledStage) -> str:
+    """What plans take samples to be like."""
+    from flowrl.graph import Op
+    from flowrl.sim.of_plan import rollout_nodes
+
+    lengths = dict.fromkeys(
+        _planned_lengths(stage, node, compiled.config.plan) for node in rollout_nodes(stage.graph)
+    )
+    return f"lengths {'; '.join(lengths)}" + (
+        " and no filtered group" if stage.graph.of_op(Op.FILTER) else ""
+    )
 
 
 def _compiled(loaded: LoadedConfig, plan: Path | None) -> Compiled:

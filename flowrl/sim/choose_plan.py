@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.planning import assumed_lengths
 from flowrl.config.plan import PlanConfig
+from flowrl.graph import Op
 from flowrl.plan.local import LocalChoice, over_budget
 from flowrl.plan.schema import Alternative, PlacementPlan, Reason, Rejection
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
@@ -86,7 +87,7 @@ def choose_plan(
     reason = Reason(
         subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
         choice=f"{chosen.choice.kind}: {chosen.choice}",
-        why=f"a step takes {seconds_text(chosen.step_s)}, by {times.source}",
+        why=f"a step takes {seconds_text(chosen.step_s)}{_of_all(stage)}, by {times.source}",
         rejected=(*(_slower(one, chosen) for one in others), *too_large),
     )
     made = stage.local.plan(stage.graph, chosen.choice, (reason,))
@@ -103,6 +104,11 @@ def choose_plan(
             notes=(*made.notes, *dict.fromkeys(assumed)),
         )
     )
+
+
+def _of_all(stage: CompiledStage) -> str:
+    """What a run's own step may have less of than the one that plans are chosen by."""
+    return " where no group is filtered" if stage.graph.of_op(Op.FILTER) else ""
 
 
 def best_of(found: Sequence[Predicted]) -> Predicted:
