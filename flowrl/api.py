@@ -12,6 +12,7 @@ Each call imports the executor or the simulator when it needs it: compiling need
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -50,6 +51,8 @@ __all__ = [
     "resume",
     "run",
 ]
+
+_log = logging.getLogger(__name__)
 
 ConfigLike: TypeAlias = "str | Path | Mapping[str, object] | RunConfig | LoadedConfig"
 """A path to a YAML file, plain nested values, or a configuration that was already read."""
@@ -263,6 +266,8 @@ def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None
     from flowrl.sim.profiled_cost import profiled_cost
 
     profile, where = load_profile(path), loaded.where("plan.profile")
+    if profile.machine.doubt is not None:
+        _log.warning("%s: the profile's times were %s", where, profile.machine.doubt)
     return lambda request: profiled_cost(profile, request, where=where)
 
 

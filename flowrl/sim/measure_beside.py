@@ -14,9 +14,15 @@ from typing import Protocol, TypeAlias
 
 from flowrl.sim.sharing import Beside
 
-__all__ = ["Busy", "OpenBusy", "measure_beside"]
+__all__ = ["Busy", "OpenBusy", "measure_beside", "told"]
 
 _ALONE_S, _BESIDE_S = 0.15, 0.8
+
+_MOST_LOST, _MOST_GAINED = 3.0, 0.5
+"""Seconds lost to a second of the thread's work; beyond these something else had the cores."""
+
+_LEAST_LEFT = 0.1
+"""Of the thread's speed."""
 
 
 class Busy(Protocol):
@@ -37,11 +43,17 @@ OpenBusy: TypeAlias = Callable[[float], AbstractContextManager[Busy]]
 """Has one work for so many seconds from the beginning of a block."""
 
 
-def measure_beside(call: Callable[[], object], alone_s: float, open_busy: OpenBusy) -> Beside:
+def measure_beside(
+    call: Callable[[], object], alone_s: float, open_busy: OpenBusy
+) -> Beside | None:
     """The speeds of a call and of a busy thread beside each other, by the wall clock.
 
     Args:
         alone_s: Seconds of the call alone.
+
+    Returns:
+        None where it cannot be told: what was lost is more than such a thread takes, or less than
+        nothing by far. Something else had the cores then.
     """
     with open_busy(_ALONE_S) as busy:
         time.sleep(_ALONE_S)
@@ -53,8 +65,15 @@ def measure_beside(call: Callable[[], object], alone_s: float, open_busy: OpenBu
             calls += 1
         spent_s = time.perf_counter() - began
     work_s = busy.rounds * round_s
-    loses = (spent_s - calls * alone_s) / work_s
-    return Beside(
-        loses=round(min(3.0, max(0.0, loses)), 3),
-        lets=round(min(1.0, max(0.1, work_s / busy.worked_s)), 3),
-    )
+    return told(loses=(spent_s - calls * alone_s) / work_s, lets=work_s / busy.worked_s)
+
+
+def told(*, loses: float, lets: float) -> Beside | None:
+    """What was measured, where it can be believed.
+
+    >>> told(loses=0.6, lets=1.02), told(loses=3.4, lets=1.0)
+    (Beside(loses=0.6, lets=1.0), None)
+    """
+    if not -_MOST_GAINED <= loses <= _MOST_LOST or lets < _LEAST_LEFT:
+        return None
+    return Beside(loses=round(max(0.0, loses), 3), lets=round(min(1.0, lets), 3))

@@ -86,10 +86,17 @@ def measure_op(train: TrainBackend, question: TrainQuestion, role: str) -> OpPro
     cost = LinearCost(
         call_s=call_s, pass_s=pass_s, row_s=row_s, token_s=token_s, distinct_s=distinct_s
     )
-    beside = Beside()
+    beside: Beside | None = Beside()
     if longest is not None and question.busy is not None:
         beside = measure_beside(longest, alone_s, question.busy)
-    return OpProfile(role=role, op=str(question.node.op), cost=cost, fit=error, beside=beside)
+    return OpProfile(
+        role=role,
+        op=str(question.node.op),
+        cost=cost,
+        fit=error,
+        beside=beside or Beside(),
+        beside_told=beside is not None,
+    )
 
 
 def _shapes(question: TrainQuestion) -> list[tuple[int, int, float]]:

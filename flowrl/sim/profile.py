@@ -32,6 +32,7 @@ from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
 from flowrl.sim.times import EngineTimes, StageTimes
 from flowrl.sim.workload import PromptLengths
+from flowrl.wording import counted
 
 __all__ = [
     "PROFILE_VERSION",
@@ -65,6 +66,21 @@ class MachineNote:
     num_cores: int = 0
     load: tuple[float, float] = (0.0, 0.0)
     libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether others wanted the cores too; what is measured itself is a process or so more."""
+        return bool(self.num_cores) and max(self.load) > self.num_cores + 0.5
+
+    @property
+    def doubt(self) -> str | None:
+        """What is to be said of times where they are used; None where there is no doubt."""
+        if not self.was_busy:
+            return None
+        return (
+            f"measured on a busy machine (load {max(self.load):.3g} on "
+            f"{counted(self.num_cores, 'core')}), so perhaps too long"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +130,7 @@ class OpProfile:
     Attributes:
         fit: Largest relative error of the line at what was measured.
         beside: What it loses to another thread of its process, and leaves that.
+        beside_told: Whether that could be told; else it counts as standing still meanwhile.
     """
 
     role: str
@@ -121,6 +138,7 @@ class OpProfile:
     cost: LinearCost
     fit: float = 0.0
     beside: Beside = field(default_factory=Beside)
+    beside_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +283,9 @@ def profile_times(profile: Profile, stage: CompiledStage, *, source: str) -> Sta
                 expected=note,
                 hint="measure this one with `flowrl profile CONFIG`",
             )
+    doubt = profile.machine.doubt
     return StageTimes(
-        source=source,
+        source=source if doubt is None else f"{source}, {doubt}",
         engines={engine.role: _engine_times(engine) for engine in profile.engines},
         ops={(op.role, op.op): op.cost for op in profile.ops},
         scorers={scorer.role: scorer.times for scorer in profile.scorers},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.sim.costs import HostCost, LinearCost
-from flowrl.sim.profile import EngineProfile, Profile
+from flowrl.sim.profile import EngineProfile, OpProfile, Profile
 from flowrl.sim.report import seconds_text
 from flowrl.sim.sharing import Beside
 
@@ -20,7 +20,7 @@ def profile_text(profile: Profile) -> str:
         f"  on {', '.join(machine.devices) or 'devices that it does not name'}, "
         f"{machine.num_cores} cores, load {machine.load[0]:g} before and {machine.load[1]:g} after",
     ]
-    if machine.num_cores and max(machine.load) > machine.num_cores + 0.5:
+    if machine.was_busy:
         lines.append(
             "  the machine was busy: measure again when it is quiet, or times are too long"
         )
@@ -32,11 +32,8 @@ def profile_text(profile: Profile) -> str:
         lines += ["", "on whole batches"]
         lines += [f"  {name:<{width}}  {_cost(cost)}{_fit(fit)}" for name, cost, fit in ops]
         for op in profile.ops:
-            if op.beside != Beside():
-                lines.append(
-                    f"  {op.role}.{op.op} loses {op.beside.loses:.2f} s to a second of another "
-                    f"thread's work, and leaves it {op.beside.lets:.0%} of its speed"
-                )
+            if op.beside != Beside() or not op.beside_told:
+                lines.append(f"  {op.role}.{op.op} beside a busy driver: {_beside(op)}")
     if profile.scorers:
         lines += ["", "rewards"]
         lines += [
@@ -98,6 +95,18 @@ def _cost(cost: LinearCost) -> str:
         (cost.distinct_s, "a distinct token"),
     )
     return " + ".join(f"{seconds_text(s)} {what}" for s, what in parts if s) or "nothing"
+
+
+def _beside(op: OpProfile) -> str:
+    if not op.beside_told:
+        return (
+            "could not be told, for something else had the cores; it counts as standing still "
+            "while the driver works"
+        )
+    return (
+        f"takes {seconds_text(op.beside.loses)} longer for each second that the driver works "
+        f"meanwhile, and the driver works at {op.beside.lets:.0%} of its speed"
+    )
 
 
 def _fit(error: float) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from flowrl import api
+from flowrl.config.load import load_config
 from flowrl.errors import ConfigError
 from flowrl.observe.rows import StepMetrics
 from flowrl.plan.local import engines_of
@@ -20,6 +22,7 @@ from flowrl.sim.calibrate import (
 )
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
+from flowrl.sim.measure_beside import told
 from flowrl.sim.profile import (
     PROFILE_VERSION,
     DecodePoint,
@@ -35,9 +38,12 @@ from flowrl.sim.profile import (
 )
 from flowrl.sim.profile_text import profile_text
 from flowrl.sim.scorers import ScoreTimes
+from flowrl.sim.sharing import Beside
 from flowrl.sim.step_time import LinearPrefill
 from flowrl.sim.times import assumed_times
 from tests.runtime.tiny_runs import tiny_config
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +146,56 @@ def test_a_profile_for_people(stage):
     assert "  reference.logprobs  10 us a token  (within 3%)" in lines
     assert "driver: 0 to offer, 20 us to take, 0 to score a sample" in lines
     assert "trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
+
+
+def test_what_operations_take_from_a_driver_is_told_in_words_or_that_it_could_not_be(stage):
+    profile = profile_of(stage)
+    first, *others = profile.ops
+    measured = replace(first, beside=Beside(loses=0.6, lets=0.9))
+    text = profile_text(replace(profile, ops=(measured, *others)))
+    name = f"{first.role}.{first.op}"
+    assert (
+        f"  {name} beside a busy driver: takes 600 ms longer for each second that the driver works "
+        "meanwhile, and the driver works at 90% of its speed"
+    ) in text
+    untold = profile_text(replace(profile, ops=(replace(first, beside_told=False), *others)))
+    assert f"  {name} beside a busy driver: could not be told" in untold
+    assert "beside a busy driver" not in profile_text(profile)
+
+
+@pytest.mark.parametrize(
+    ("loses", "lets", "expected"),
+    [
+        (0.6, 0.9, Beside(loses=0.6, lets=0.9)),
+        (-0.1, 1.2, Beside(loses=0.0, lets=1.0)),
+        (3.2, 1.0, None),
+        (-0.7, 1.0, None),
+        (1.0, 0.05, None),
+    ],
+)
+def test_what_a_busy_machine_makes_of_threads_beside_each_other_is_not_believed(
+    loses, lets, expected
+):
+    assert told(loses=loses, lets=lets) == expected
+
+
+def test_times_that_a_busy_machine_gave_say_so_where_they_are_used(stage):
+    profile = profile_of(stage)
+    busy = replace(profile, machine=MachineNote(num_cores=2, load=(0.5, 3.9)))
+    assert profile_times(busy, stage, source="p.json").source == (
+        "p.json, measured on a busy machine (load 3.9 on 2 cores), so perhaps too long"
+    )
+    quiet = replace(profile, machine=MachineNote(num_cores=2, load=(0.5, 2.1)))
+    assert profile_times(quiet, stage, source="p.json").source == "p.json"
+
+
+def test_plans_for_other_machines_warn_of_a_profile_of_a_busy_one(tmp_path, caplog):
+    path = tmp_path / "p.json"
+    machine = MachineNote(num_cores=8, load=(9.0, 1.0))
+    save_profile(Profile(version=PROFILE_VERSION, name="p", engines=(), machine=machine), path)
+    loaded = load_config(QUICKSTART, [f"plan.profile={path}"])
+    assert api.measured_costs(loaded) is not None
+    assert f"(plan.profile={path}): the profile's times were measured on a busy" in caplog.text
 
 
 def test_without_a_profile_larger_models_are_assumed_to_take_longer(stage, tmp_path):
