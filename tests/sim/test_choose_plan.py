@@ -214,7 +214,7 @@ def test_lengths_that_nobody_names_are_those_of_all_plans(tmp_path: Path):
     stage = stage_of(tmp_path)
     times = times_of(stage, update_s=1.0, export_s=1.0)
     found = workloads_of(stage, times, PlanConfig(), 0)["actor.generate"]
-    assert str(found) == planned_lengths(PlanConfig(), 6)
+    assert str(found) == f"{planned_lengths(PlanConfig(), 6)}, which cut at 6 is 3.0 on average"
     assert lengths_of(PlanConfig(), 6).mean == 3.0
     guessed, said = (choose_plan(stage, times, plan, 0).plan for plan in (PlanConfig(), LENGTHS))
     assert guessed.notes[-2].startswith("responses of 3 tokens on average, half of the longest; ")
