@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["HOURS", "counted", "hours_text"]
+__all__ = ["HOURS", "counted", "hours_text", "percent"]
 
 HOURS = 7200.0
 """Seconds from which on times are told in hours and minutes."""
@@ -30,3 +30,12 @@ def hours_text(seconds: float) -> str:
     """
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours:,} h {minutes} min"
+
+
+def percent(share: float, digits: int = 0, *, signed: bool = False) -> str:
+    """A share as all texts write it.
+
+    >>> percent(0.084), percent(0.0021, 1), percent(0.25, signed=True)
+    ('8 %', '0.2 %', '+25 %')
+    """
+    return f"{100 * share:{'+' if signed else ''}.{digits}f} %"

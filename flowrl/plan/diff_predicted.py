@@ -10,6 +10,7 @@ from flowrl.plan.names import device_names
 from flowrl.plan.prediction import CostSource
 from flowrl.plan.render_many import memory_note
 from flowrl.plan.schema import PlacementPlan, PredictedMemory, PredictedSpan
+from flowrl.wording import percent
 
 __all__ = ["predictions"]
 
@@ -22,7 +23,7 @@ def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     yield from _bars(old, new)
     yield from changed("waits most for", one.bottleneck or "-", other.bottleneck or "-")
     shares = one.idle_share, other.idle_share
-    yield from changed("idle share of the devices", *shares, _share, _share)
+    yield from changed("idle device time", *shares, _share, _share)
     yield from _seconds("new weights on their way", one.sync_s, other.sync_s)
     yield from _seconds("a sample takes of a device", one.device_s, other.device_s)
     if _peak(old) != _peak(new):
@@ -36,7 +37,7 @@ def _seconds(what: str, old: float | None, new: float | None) -> Iterator[str]:
 
 
 def _share(share: float | None, digits: int = 1) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"
+    return "-" if share is None else percent(share, digits)
 
 
 def _times(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:

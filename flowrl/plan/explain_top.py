@@ -9,7 +9,7 @@ from flowrl.plan.local import local_choice
 from flowrl.plan.render_many import schedule_lines, seconds_text
 from flowrl.plan.schema import PlacementPlan
 from flowrl.plan.sizing import HOST_BYTES, HOST_CORES, Job, Size
-from flowrl.wording import counted
+from flowrl.wording import counted, percent
 
 __all__ = ["fewest_lines", "one_line", "sweep_lines", "top_lines"]
 
@@ -112,7 +112,7 @@ def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
                 f"{faster:.2f}",
                 f"{100 * faster * first.devices / one.devices:.0f} %",
                 f"{one.device_s:.2f}",
-                f"{100 * one.idle_share:.0f} %",
+                percent(one.idle_share, 1),
                 one.kind,
             )
         )

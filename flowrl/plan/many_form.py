@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from flowrl.wording import percent
+
 __all__ = [
     "EngineFlags",
     "EnvironmentUse",
@@ -51,7 +53,7 @@ class ScheduleStep:
             return (f"{self.node} on {self.devices} {plural}",)
         pieces = f", {self.chunks} chunks" if self.chunks > 1 else ""
         if self.ready:
-            pieces += f", the first after {self.ready[0]:.0%} of the time"
+            pieces += f", the first after {percent(self.ready[0])} of the time"
         lines = [f"{self.kind} on {self.devices} {plural}{pieces}"]
         for i, part in enumerate(self.parts):
             last = i == len(self.parts) - 1

@@ -18,7 +18,7 @@ from flowrl.plan.schema import (
     Reason,
     WeightRoute,
 )
-from flowrl.wording import HOURS, hours_text
+from flowrl.wording import HOURS, hours_text, percent
 
 __all__ = [
     "many_lists",
@@ -99,11 +99,13 @@ def _summary(plan: PlacementPlan) -> list[str]:
         f"it waits most for {prediction.bottleneck}"
     ]
     if prediction.idle_share is not None:
-        idle = f"{100 * prediction.idle_share:.0f} % of device time is idle"
+        idle = f"{percent(prediction.idle_share, 1)} of device time is idle"
         used, known = _accelerators(plan)
         lines.append(idle if used == known else f"{idle}, of the {used} of {known} that are used")
     if prediction.sync_s:
-        lines.append(f"{seconds_text(prediction.sync_s)} of it for new weights on their way")
+        lines.append(
+            f"{seconds_text(prediction.sync_s)} of the step are for new weights on their way"
+        )
     if prediction.device_s is not None:
         hours = prediction.device_s / 3600
         lines.append(

@@ -25,6 +25,7 @@ from flowrl.sim.report import seconds_text
 from flowrl.sim.run import simulate
 from flowrl.sim.times import StageTimes
 from flowrl.sim.workload import Workload, open_workload
+from flowrl.wording import percent
 
 __all__ = [
     "DOUBT",
@@ -194,7 +195,7 @@ def _why_not(one: Predicted, chosen: Predicted) -> str:
         faster = one.step_s < (1 - TIE) * chosen.step_s
         words = "not by more than a prediction may be wrong" if faster else "no faster"
         return f"{seconds_text(one.step_s)} a step: {words}, with more moving parts"
-    return f"{seconds_text(one.step_s)} a step, {one.step_s / chosen.step_s - 1:.0%} more"
+    return f"{seconds_text(one.step_s)} a step, {percent(one.step_s / chosen.step_s - 1)} more"
 
 
 def _alternative(one: Predicted, chosen: Predicted) -> Alternative:

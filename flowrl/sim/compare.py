@@ -8,6 +8,7 @@ from statistics import median
 
 from flowrl.observe.rows import StepMetrics, drawn_beside
 from flowrl.sim.report import SimReport, seconds_text
+from flowrl.wording import percent
 
 __all__ = ["Beside", "beside", "beside_text", "rest_s"]
 
@@ -81,12 +82,12 @@ def beside_text(pairs: Sequence[Beside]) -> str:
 
     >>> print(beside_text([Beside(what="step", predicted_s=0.11, measured_s=0.1)]))
     medians    predicted    measured
-      step       110 ms      100 ms    +10%
+      step       110 ms      100 ms    +10 %
     """
     width = max((len(pair.what) for pair in pairs), default=4)
     lines = [f"{'medians':<{width + 2}} {'predicted':>12}{'measured':>12}"]
     for pair in pairs:
-        error = "" if pair.error is None else f"{pair.error:+8.0%}"
+        error = "" if pair.error is None else f"{percent(pair.error, signed=True):>9}"
         lines.append(
             f"  {pair.what:<{width}} {seconds_text(pair.predicted_s):>12}"
             f"{seconds_text(pair.measured_s):>12}{error}"

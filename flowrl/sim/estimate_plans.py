@@ -35,6 +35,7 @@ from flowrl.sim.of_plan import model_of_stage
 from flowrl.sim.report import seconds_text
 from flowrl.sim.times import StageTimes, assumed_times
 from flowrl.sim.workload import GroupDraw, Workload
+from flowrl.wording import percent
 
 __all__ = ["WIRE_S", "Estimated", "estimate_model", "estimated_plan"]
 
@@ -183,7 +184,7 @@ def _why_not(way: _Way, chosen: _Way) -> str:
     if round(mine, 9) == round(best, 9):
         asked = chosen.choice.kind == ASYNCHRONOUS != way.choice.kind
         return f"estimated as fast, {'and not ahead' if asked else 'with more moving parts'}"
-    return f"estimated {mine / best - 1:.0%} longer" if best else "estimated slower"
+    return f"estimated {percent(mine / best - 1)} longer" if best else "estimated slower"
 
 
 def estimate_model(model: SimModel, workloads: Mapping[str, Workload]) -> Estimated:

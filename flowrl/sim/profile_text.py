@@ -8,6 +8,7 @@ from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.profile import EngineProfile, OpProfile, Profile
 from flowrl.sim.report import seconds_text
 from flowrl.sim.sharing import Beside
+from flowrl.wording import percent
 
 __all__ = ["profile_text"]
 
@@ -105,9 +106,9 @@ def _beside(op: OpProfile) -> str:
         )
     return (
         f"takes {seconds_text(op.beside.loses)} longer for each second that the driver works "
-        f"meanwhile, and the driver works at {op.beside.lets:.0%} of its speed"
+        f"meanwhile, and the driver works at {percent(op.beside.lets)} of its speed"
     )
 
 
 def _fit(error: float) -> str:
-    return f"  (within {error:.0%})" if error else ""
+    return f"  (within {percent(error)})" if error else ""

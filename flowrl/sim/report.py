@@ -12,7 +12,7 @@ from statistics import median
 
 from flowrl.files import encode_json
 from flowrl.sim.lanes import LaneUse
-from flowrl.wording import HOURS, counted, hours_text
+from flowrl.wording import HOURS, counted, hours_text, percent
 
 __all__ = [
     "REPORT_VERSION",
@@ -336,6 +336,7 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
         "",
         f"idle{_after(report)}",
         *_idle_lines(report.lanes),
+        *_idle_devices(report),
         *_sample_lines(report),
         *(_planned_lines(report, planned) if planned is not None else ()),
     ]
@@ -370,20 +371,19 @@ def _planned_lines(report: SimReport, planned: Planned) -> list[str]:
     if not report.period_s:
         return []
     other = _not_compared(report, planned)
+    more = percent(report.period_s / planned.step_s - 1, 1, signed=True)
     faults = (" without faults", " with them") if planned.faults else ("", "")
     lines = [
         "",
         f"the plan predicts {seconds_text(planned.step_s)} a step{faults[0]}, simulated "
         f"{seconds_text(report.period_s)} in the mean{_after(report)}{faults[1]}: "
-        + (f"{report.period_s / planned.step_s - 1:+.1%}" if other is None else other),
+        f"{other or more}",
     ]
-    told = planned.idle_share is not None and report.idle_share is not None
-    if told and report.num_enough is None:
-        spare = any(not lane.in_use for lane in report.lanes)
+    idle, found = planned.idle_share, report.idle_share
+    if idle is not None and found is not None and report.num_enough is None:
         lines.append(
-            f"it predicts that {planned.idle_share:.1%} of device time is idle, simulated "
-            f"{report.idle_share:.1%} of {report.num_devices} devices'"
-            f"{', those that it uses' if spare else ''}"
+            f"it predicts that {percent(idle, 1)} of device time is idle, simulated "
+            f"{percent(found, 1)}"
         )
     return lines
 
@@ -399,12 +399,12 @@ def _step_lines(report: SimReport) -> list[str]:
     parts = [(kind, report.seconds(kind)) for kind in report.kinds]
     if report.overlaps:
         shares = sum(spent for _, spent in parts) / report.step_s
-        head += f"; kinds of work overlap, so shares add up to {shares:.0%}"
+        head += f"; kinds of work overlap, so shares add up to {percent(shares)}"
     width = max((len(kind) for kind, _ in parts), default=0)
     return [
         head,
         *(
-            f"  {kind:<{width}}  {seconds_text(spent):>9}  {spent / report.step_s:5.0%}"
+            f"  {kind:<{width}}  {seconds_text(spent):>9}  {percent(spent / report.step_s):>6}"
             for kind, spent in parts
             if report.step_s
         ),
@@ -423,7 +423,9 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
     rows = []
     for some in alike.values():
         if len(some) <= 4:
-            rows += [(_devices_of(lane), lane.lane, f"{lane.idle_share:.1%}", "") for lane in some]
+            rows += [
+                (_devices_of(lane), lane.lane, percent(lane.idle_share, 1), "") for lane in some
+            ]
             continue
         shares = [lane.idle_share for lane in some]
         devices = {lane.device for lane in some}
@@ -432,13 +434,11 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
             (
                 next(iter(devices)) if len(devices) == 1 else f"{number} devices",
                 f"{some[0].lane} to {some[-1].lane}",
-                f"{sum(shares) / len(shares):.1%}",
-                f"({min(shares):.1%} to {max(shares):.1%})",
+                percent(sum(shares) / len(shares), 1),
+                f"({percent(min(shares), 1)} to {percent(max(shares), 1)})",
             )
         )
-    rows.insert(
-        0, ("device", "lane", "of time", "(least to most)" if any(r[3] for r in rows) else "")
-    )
+    rows.insert(0, ("device", "lane", "idle", "(least to most)" if any(r[3] for r in rows) else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return [
         f"  {d:<{widths[0]}}  {n:<{widths[1]}}  {share:<{widths[2]}}  {span}".rstrip()
@@ -449,6 +449,16 @@ def _idle_lines(lanes: Sequence[LaneUse]) -> list[str]:
 def _devices_of(lane: LaneUse) -> str:
     """A lane of accelerators has their names."""
     return counted(lane.num_devices, "device") if lane.device == lane.lane else lane.device
+
+
+def _idle_devices(report: SimReport) -> list[str]:
+    """The share of all devices together, in the words that plans have for it."""
+    if report.idle_share is None:
+        return []
+    known = sum(lane.num_devices for lane in report.lanes)
+    idle = f"  {percent(report.idle_share, 1)} of device time is idle"
+    used = report.num_devices
+    return [idle if used == known else f"{idle}, of the {used} of {known} that are used"]
 
 
 def _sample_lines(report: SimReport) -> list[str]:
@@ -462,7 +472,7 @@ def _sample_lines(report: SimReport) -> list[str]:
     if total:
         lines.append("age of samples that were learned from, in publications")
         lines += [
-            f"  {age:>2}  {report.ages[age]:>9,}  {report.ages[age] / total:6.1%}"
+            f"  {age:>2}  {report.ages[age]:>9,}  {percent(report.ages[age] / total, 1):>7}"
             for age in sorted(report.ages)
         ]
     faults = {k: n for k, n in report.engines.items() if k in ("lost", "preempted") and n}

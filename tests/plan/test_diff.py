@@ -76,7 +76,7 @@ def test_predictions_engines_and_residency_are_compared(grpo: Graph) -> None:
         "actor residency: ",
         "weights actor to actor.generate: ",
         "actor.generate engine: ",
-        "idle share of the devices: ",
+        "idle device time: ",
         "new weights on their way: ",
         "memory in rollout of actor: ",
         "actor.update offload: all -> ",
@@ -98,7 +98,7 @@ def test_what_is_equal_when_rounded_is_told_in_more_digits_with_its_unit(grpo: G
     fewer = replace(entry, memory=replace(entry.memory, parts=(part, *entry.memory.parts[1:])))
     new = replace(old, idle_share=0.0023961040735188324, memory=(fewer, *old.memory[1:]))
     lines = diff_plans(replace(plan, prediction=old), replace(plan, prediction=new))
-    assert "idle share of the devices: 0.235 % -> 0.240 %" in lines
+    assert "idle device time: 0.235 % -> 0.240 %" in lines
     (memory,) = (line for line in lines if line.startswith("memory in "))
     assert f": {total / 2**30:.4f} GiB -> " in memory or f": {total:,} bytes -> " in memory
     step = plan.schedule

@@ -39,9 +39,9 @@ def test_the_table_is_aligned():
     lines = beside_text(beside(report, [row(1, 13.5, generate=0.25)])).splitlines()
     assert lines == [
         "medians       predicted    measured",
-        "  step          13.00 s     13.50 s     -4%",
-        "  generate       8.00 s      250 ms  +3100%",
+        "  step          13.00 s     13.50 s     -4 %",
+        "  generate       8.00 s      250 ms  +3100 %",
         "  update         5.00 s           0",
         "  sync                0           0",
-        "  host                0     13.25 s   -100%",
+        "  host                0     13.25 s   -100 %",
     ]

@@ -143,7 +143,7 @@ def test_a_profile_for_people(stage):
     assert any("the machine was busy" in line for line in lines)
     assert "  rows          10" in lines
     assert "     8      2.4 ms" in lines
-    assert "  reference.logprobs  10 us a token  (within 3%)" in lines
+    assert "  reference.logprobs  10 us a token  (within 3 %)" in lines
     assert "driver: 0 to offer, 20 us to take, 0 to score a sample" in lines
     assert "trainer beside its operations: 1.0 ms a step, 0 a sample" in lines
 
@@ -156,7 +156,7 @@ def test_what_operations_take_from_a_driver_is_told_in_words_or_that_it_could_no
     name = f"{first.role}.{first.op}"
     assert (
         f"  {name} beside a busy driver: takes 600 ms longer for each second that the driver works "
-        "meanwhile, and the driver works at 90% of its speed"
+        "meanwhile, and the driver works at 90 % of its speed"
     ) in text
     untold = profile_text(replace(profile, ops=(replace(first, beside_told=False), *others)))
     assert f"  {name} beside a busy driver: could not be told" in untold

@@ -47,7 +47,7 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
     assert report.step_s == 90.0
     assert report.period_s == 70.0
     planned = Planned(step_s=56.0)
-    assert "simulated 70.00 s in the mean after 3 steps: +25.0%" in report_text(report, planned)
+    assert "simulated 70.00 s in the mean after 3 steps: +25.0 %" in report_text(report, planned)
     told = json.loads(report_json(report, planned))
     assert told["left_out_steps"] == 3
     told = told["planned"]
@@ -88,16 +88,29 @@ def test_steps_that_fill_what_is_drawn_ahead_are_not_compared(
         assert f"--steps {enough} is enough\n" in report_text(report, planned)
     else:
         assert told["difference"] == 1.0
-        assert "in the mean after 3 steps: +100.0%" in report_text(report, planned)
+        assert "in the mean after 3 steps: +100.0 %" in report_text(report, planned)
 
 
 def test_the_heading_says_where_kinds_of_work_overlap() -> None:
     report = _report([4.0, 4.0], ages={0: 2})
     turns, beside = {"generate": 3.0, "update": 1.0}, {"generate": 4.0, "wait": 1.0, "update": 3.0}
     head = "step time: 4.00 s median, 4.00 s to 4.00 s"
-    for seconds, said in (turns, ""), (beside, "; kinds of work overlap, so shares add up to 200%"):
+    for seconds, said in (
+        (turns, ""),
+        (beside, "; kinds of work overlap, so shares add up to 200 %"),
+    ):
         steps = [replace(step, seconds=seconds) for step in report.steps]
         assert f"\n{head}{said}\n" in report_text(replace(report, steps=steps))
+
+
+def test_device_time_that_is_idle_is_told_in_the_words_of_plans() -> None:
+    used = LaneUse(lane="a:[0-2]", device="a:[0-2]", busy_s=3.0, idle_share=0.25, num_devices=3)
+    spare = replace(used, lane="a:3", device="a:3", idle_share=1.0, num_devices=1, in_use=False)
+    report = replace(_report([2.0, 2.0], ages={0: 2}), lanes=[used])
+    assert "\n  25.0 % of device time is idle\n" in report_text(report)
+    text = report_text(replace(report, lanes=[used, spare]), Planned(step_s=2.0, idle_share=0.2))
+    assert "\n  25.0 % of device time is idle, of the 3 of 4 that are used\n" in text
+    assert "\nit predicts that 20.0 % of device time is idle, simulated 25.0 %\n" in text
 
 
 def test_faults_that_the_plan_has_not_are_named_beside_it() -> None:
@@ -131,9 +144,9 @@ def test_lanes_of_accelerators_are_counted_alike_and_lanes_without_work_left_out
     text = report_text(report)
     rows = text[text.index("idle\n") :].splitlines()[1:5]
     assert [" ".join(row.split()) for row in rows] == [
-        "device lane of time (least to most)",
-        "20 devices a-0/cuda:[0-3] to a-4/cuda:[0-3] 75.0% (75.0% to 75.0%)",
-        "8 devices b-0/cuda:[0-7] 100.0%",
-        "a-0/cpu:0 judge 50.0%",
+        "device lane idle (least to most)",
+        "20 devices a-0/cuda:[0-3] to a-4/cuda:[0-3] 75.0 % (75.0 % to 75.0 %)",
+        "8 devices b-0/cuda:[0-7] 100.0 %",
+        "a-0/cpu:0 judge 50.0 %",
     ]
     assert "driver" not in text

@@ -452,7 +452,7 @@ def test_the_json_report_adds_up():
 
 
 def test_the_report_for_people():
-    model = small_model(engines=6, slots=2, judges=True, staleness=1)
+    model = small_model(engines=6, slots=2, groups=6, judges=True, staleness=1)
     work = assumed(Constant(tokens=8), filtered=0.25)
     report = run(model, workload=work, steps=4)
     assert report.ahead == 1
@@ -462,9 +462,9 @@ def test_the_report_for_people():
     assert "  lengths  constant:8" in lines
     assert any(line.startswith("step time: ") for line in lines)
     head = lines.index("idle") + 1
-    assert lines[head].split() == ["device", "lane", "of", "time", "(least", "to", "most)"]
+    assert lines[head].split() == ["device", "lane", "idle", "(least", "to", "most)"]
     [row] = [line for line in lines if line.startswith("  6 devices  engine[0] to engine[5]")]
-    assert row.index("%") > lines[head].index("of time")
+    assert row.index(" %") > lines[head].index("idle")
     assert row.index("(") == lines[head].index("(")
     samples = next(line for line in lines if line.startswith("samples: "))
     total, parts = samples.removeprefix("samples: ").split(" = ")
