@@ -49,6 +49,7 @@ from flowrl.plan.search import (
 from flowrl.plan.search.explain import can_fit
 from flowrl.plan.standing import stand
 from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
+from flowrl.plan.within_hosts import fullest_host, host_bytes, search_within_hosts
 
 __all__ = [
     "MARGIN",
@@ -81,6 +82,10 @@ SIMPLE = 0.005
 
 HOST_SCHEDULES = 200
 """Schedules looked through for one that the hosts hold, where the best ask too much of them."""
+
+FEW_DEVICES = 8
+"""On no more than these they are looked through at once; on more, ways that put less on a host are
+tried first (`within_hosts`)."""
 
 PLACED_SCHEDULES = 1000
 """Likewise, for one that can stand on the devices that pins name."""
@@ -479,16 +484,6 @@ def _split_regions(
     return own, played
 
 
-def host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:
-    """That all tasks of the fullest device have on its host."""
-    on: dict[int, int] = {}
-    for name, way in picked.items():
-        if way.host:
-            for number in numbers[name]:
-                on[number] = on.get(number, 0) + way.host
-    return max(on.values(), default=0)
-
-
 def fits_hosts(posed: Posed, schedule: Schedule) -> bool:
     """Whether a schedule can stand, and the hosts hold what all its tasks together put on them."""
     where = stood(posed, schedule)
@@ -496,6 +491,11 @@ def fits_hosts(posed: Posed, schedule: Schedule) -> bool:
         return False
     picked = _picked(posed, schedule)
     return host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
+
+
+def _on_hosts(posed: Posed, schedule: Schedule) -> dict[str, int]:
+    where = stood(posed, schedule)
+    return {} if where is None else fullest_host(where[0], _picked(posed, schedule))
 
 
 def _picked(posed: Posed, schedule: Schedule) -> dict[str, Candidate]:
@@ -514,6 +514,10 @@ def search_posed(posed: Posed, top: int = 1) -> SearchResult:
         ended = len(result.best) < top or top >= most
         if ended or any(fits_hosts(posed, one.schedule) for one in result.best):
             return result
+        if not posed.problem.places and posed.problem.num_devices > FEW_DEVICES:
+            within = search_within_hosts(posed, result, lambda one: _on_hosts(posed, one), top)
+            if within is not None:
+                return within
         top = min(most, max(32, 8 * top))
 
 

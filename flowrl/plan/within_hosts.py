@@ -1,0 +1,116 @@
+"""Schedules that hosts hold, where the best ones put too much into their memory.
+
+The search knows what each task puts on its host, and not what all tasks of a device do together.
+Where its best schedule is too much for a host, one of the tasks that are on that host must put less
+there: if all put more than their parts h cap / sum(h) of what it holds, that was too much again. So
+each task is tried with no more than its part, and so on, the best of what is left first. The first
+schedule that the hosts hold is the answer: what was not looked at takes longer, or has tasks apart
+that would be too much together. For those, each family of schedules is begun with by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from flowrl.plan.candidate import Candidate
+from flowrl.plan.problem_of import Posed
+from flowrl.plan.search import Kind, Problem, Schedule, SearchResult, search
+
+__all__ = ["fullest_host", "host_bytes", "search_within_hosts"]
+
+MOST_SEARCHES = 60
+"""Of one job."""
+
+FEW = 32
+"""Schedules that are looked at for several that hosts hold."""
+
+
+def host_bytes(numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]) -> int:
+    """That all tasks of the fullest device have on its host."""
+    return sum(fullest_host(numbers, picked).values())
+
+
+def fullest_host(
+    numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]
+) -> dict[str, int]:
+    """What each task of the device that has most on its host has there, in bytes."""
+    on: dict[int, dict[str, int]] = {}
+    for name, way in picked.items():
+        if way.host:
+            for number in numbers[name]:
+                on.setdefault(number, {})[name] = way.host
+    return max(on.values(), key=lambda one: sum(one.values()), default={})
+
+
+def search_within_hosts(
+    posed: Posed,
+    first: SearchResult,
+    on_hosts: Callable[[Schedule], Mapping[str, int]],
+    top: int = 1,
+) -> SearchResult | None:
+    """The best schedule that hosts hold; None where none was found.
+
+    Args:
+        first: What was found without a look at hosts.
+        on_hosts: The `fullest_host` of a schedule.
+        top: How many schedules are wanted: others put no more on hosts than was tried last.
+    """
+    holds = posed.candidates.host or math.inf
+    number = count()
+    waiting: list[tuple[float, int, SearchResult, Problem, dict[str, int]]] = []
+    seen: set[tuple[frozenset[Kind], frozenset[tuple[str, int]]]] = set()
+
+    def enter(problem: Problem, most: dict[str, int], known: SearchResult | None = None) -> None:
+        name = (problem.kinds, frozenset(most.items()))
+        if name in seen or len(seen) == MOST_SEARCHES:
+            return
+        seen.add(name)
+        found = known or search(_with_less(posed, problem, most))
+        if found.best:
+            bound = found.best[0].evaluation.objective
+            heapq.heappush(waiting, (bound, next(number), found, problem, most))
+
+    enter(posed.problem, {}, first)
+    for kinds in _families(posed.problem):
+        enter(replace(posed.problem, kinds=kinds), {})
+    while waiting:
+        _, _, found, problem, most = heapq.heappop(waiting)
+        asked = on_hosts(found.best[0].schedule)
+        total = sum(asked.values())
+        if total <= holds:
+            wanted = _with_less(posed, problem, most)
+            return found if top == 1 else search(wanted, top=max(FEW, top))
+        for task, nbytes in asked.items():
+            enter(problem, most | {task: math.floor(holds * nbytes / total)})
+    return None
+
+
+def _families(problem: Problem) -> list[frozenset[Kind]]:
+    """Kinds that are looked at by themselves: what stands apart is not too much for one host."""
+    kinds = problem.kinds
+    found = [frozenset({Kind.SPATIAL})] if Kind.HYBRID in kinds else []
+    if Kind.ASYNCHRONOUS in kinds and problem.staleness:
+        found.append(frozenset({Kind.ASYNCHRONOUS}))
+    return [family for family in found if family != kinds]
+
+
+def _with_less(posed: Posed, problem: Problem, most: Mapping[str, int]) -> Problem:
+    """With those ways of some tasks that put no more on a host than a number of bytes."""
+    tasks = tuple(
+        replace(
+            task,
+            options=tuple(
+                option
+                for option in task.options
+                if posed.candidate(task.id, option).host <= most[task.id]
+            ),
+        )
+        if task.id in most
+        else task
+        for task in problem.tasks
+    )
+    return replace(problem, tasks=tasks)
