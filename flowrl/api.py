@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages
+from flowrl.compiler import CompiledStage, ask_last_stage, compile_stages, trace_stages
 from flowrl.compiler.stage import of_no_stage
 from flowrl.config.check import check_config
 from flowrl.config.check_files import names_ray
@@ -50,6 +50,7 @@ __all__ = [
     "eager",
     "resume",
     "run",
+    "trace",
 ]
 
 _log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
     overrides: Sequence[str] = (),
     pool: ResourcePool | None = None,
     measured: bool = True,
+    runs: bool = True,
     plan: PlacementPlan | None = None,
 ) -> Compiled:
     """Traces, lowers and places every stage of a configuration.
@@ -144,13 +146,15 @@ def compile(  # noqa: A001  (its name as `fl.compile`)
         pool: Devices to plan for; by default what `cluster` says, which is this machine.
         measured: Plans for this machine are chosen by the times that `flowrl profile` measured, if
             it did.
+        runs: It is to be run; if it is only looked at, its data need not be there.
         plan: One that was made before, for other machines: only the stages that it is of are
             compiled, and nothing is planned. (`Compiled.with_plan` takes one for this machine.)
 
     Raises:
         FlowError: anything that is wrong, before a tensor library is imported or data is read.
     """
-    return _compile(workflow, _load(config, overrides), pool, chooses=measured, given=plan)
+    loaded = _load(config, overrides)
+    return _compile(workflow, loaded, pool, chooses=measured, runs=runs, given=plan)
 
 
 def _compile(
@@ -159,9 +163,10 @@ def _compile(
     pool: ResourcePool | None = None,
     *,
     chooses: bool = True,
+    runs: bool = True,
     given: PlacementPlan | None = None,
 ) -> Compiled:
-    check_config(loaded, elsewhere=given is not None)
+    check_config(loaded, elsewhere=given is not None or not runs)
     if pool is None and given is None and names_ray(loaded.config.cluster):
         from flowrl.runtime.ray_pool import ray_pool
 
@@ -269,6 +274,20 @@ def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None
     if profile.machine.doubt is not None:
         _log.warning("%s: the profile's times were %s", where, profile.machine.doubt)
     return lambda request: profiled_cost(profile, request, where=where)
+
+
+def trace(config: ConfigLike, *, overrides: Sequence[str] = ()) -> dict[str, Graph]:
+    """What the program of each stage says, by the stage's name. Nothing is planned, so neither its
+    data nor devices that it fits need be there.
+
+    Raises:
+        FlowError: anything else that is wrong with the configuration or a program.
+    """
+    loaded = _load(config, overrides)
+    check_config(loaded, elsewhere=True)
+    is_eager = loaded.config.executor == "eager"
+    with locating(loaded), breakpoints_left_out() if is_eager else nullcontext():
+        return trace_stages(loaded)
 
 
 def ask_for_plan(

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flowrl.cli.other_machines import offering_cluster
 from flowrl.cli.output import write_output
@@ -15,9 +14,6 @@ from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
 from flowrl.viz import render, render_diff
-
-if TYPE_CHECKING:
-    from flowrl.compiler import CompiledStage
 
 __all__ = ["GraphOptions", "run"]
 
@@ -147,14 +143,21 @@ def _load(
     if _is_config(target):
         from flowrl import api
 
+        if options.level == "traced" and not inspects:
+            programs = api.trace(Path(target), overrides=overrides)
+            stages += programs
+            return programs[_stage(list(programs), options.stage, target)]
         # Which plan is fastest shows in a placed graph alone.
         placed = options.level == "placed"
         with offering_cluster(Path(target), overrides, "cluster=FILE"):
-            compiled = api.compile(None, Path(target), overrides=overrides, measured=placed)
+            compiled = api.compile(
+                None, Path(target), overrides=overrides, measured=placed, runs=False
+            )
         stages += [stage.name for stage in compiled.stages]
-        stage = _stage(compiled.stages, options.stage, target)
-        if options.level != "traced" and not inspects:
-            return stage.placed if options.level == "placed" else stage.graph
+        chosen = _stage(stages, options.stage, target)
+        stage = next(one for one in compiled.stages if one.name == chosen)
+        if not inspects:
+            return stage.placed if placed else stage.graph
         traced, context = stage.traced, stage.context
     else:
         from flowrl.program.registry import load_workflow
@@ -187,11 +190,10 @@ def _load(
     )
 
 
-def _stage(stages: Sequence[CompiledStage], name: str | None, target: str) -> CompiledStage:
+def _stage(names: Sequence[str], name: str | None, target: str) -> str:
     """The stage that was asked for; without a name the last one."""
-    names = [stage.name for stage in stages]
     if name is None:
-        return stages[-1]
+        return names[-1]
     if name not in names:
         raise ConfigError(
             f"{target} has no stage {name!r}",
@@ -199,7 +201,7 @@ def _stage(stages: Sequence[CompiledStage], name: str | None, target: str) -> Co
             expected=f"one of {listing(names)}",
             hint=one_of_them(name, names),
         )
-    return stages[names.index(name)]
+    return name
 
 
 def _told(stages: Sequence[str]) -> str:

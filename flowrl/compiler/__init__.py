@@ -9,6 +9,14 @@ from flowrl.compiler.stage import (
     compile_stages,
     lower,
     sampling_of,
+    trace_stages,
 )
 
-__all__ = ["CompiledStage", "ask_last_stage", "compile_stages", "lower", "sampling_of"]
+__all__ = [
+    "CompiledStage",
+    "ask_last_stage",
+    "compile_stages",
+    "lower",
+    "sampling_of",
+    "trace_stages",
+]

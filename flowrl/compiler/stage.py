@@ -41,6 +41,7 @@ __all__ = [
     "lower",
     "of_no_stage",
     "sampling_of",
+    "trace_stages",
 ]
 
 
@@ -162,6 +163,16 @@ def ask_last_stage(
     """
     stages, requests = _asked(loaded, workflow, here=False)
     return stages[-1].graph, requests[-1]
+
+
+def trace_stages(loaded: LoadedConfig) -> dict[str, Graph]:
+    """What the program of every stage says, checked as for other machines; nothing is planned.
+
+    Raises:
+        ConfigError, TraceError, GraphError, BackendError: as `compile_stages` does.
+    """
+    stages, _ = _asked(loaded, None, here=False)
+    return {stage.name: stage.traced for stage in stages}
 
 
 def _asked(

@@ -29,7 +29,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [("plan", "--cluster FILE"), ("simulate", "--cluster FILE"), ("graph", "cluster=FILE")],
+    [("plan", "--cluster FILE"), ("simulate", "--cluster FILE")],
 )
 def test_a_large_job_without_data_is_offered_a_cluster(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
@@ -39,13 +39,31 @@ def test_a_large_job_without_data_is_offered_a_cluster(
     assert f"name the cluster that is meant, for which no data is read: {option}" in text
 
 
+def test_a_large_job_without_data_is_drawn_as_with_a_cluster(capsys: pytest.CaptureFixture[str]):
+    code, drawn, _ = runner(capsys)("graph", LARGE)
+    assert code == 0
+    assert runner(capsys)("graph", LARGE, f"cluster={H100S}") == (0, drawn, "")
+    assert "actor.generate" in drawn
+    code, placed, _ = runner(capsys)(
+        "graph", "configs/quickstart.yaml", "data.train=gone.jsonl", "--level", "placed"
+    )
+    assert code == 0
+    assert "grpo (placed)" in placed
+
+
 @pytest.mark.parametrize(
-    ("command", "option"), [("plan", "--cluster FILE"), ("graph", "cluster=FILE")]
+    ("command", "option"),
+    [
+        (["plan", LARGE, DATA], "--cluster FILE"),
+        (["graph", LARGE, "--level", "lowered"], "cluster=FILE"),
+        (["graph", LARGE, "--print-after", "fill_defaults"], "cluster=FILE"),
+    ],
+    ids=["plan", "lowered", "passes"],
 )
 def test_a_job_that_does_not_fit_here_is_offered_a_cluster(
-    command: str, option: str, capsys: pytest.CaptureFixture[str]
+    command: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ):
-    text = told([command, LARGE, DATA, HUGE], capsys)
+    text = told([*command, HUGE], capsys)
     assert "does not fit on" in text
     assert f"; or name the cluster that is meant: {option} (configs/clusters" in text
 
