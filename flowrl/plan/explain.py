@@ -22,6 +22,7 @@ from flowrl.plan.explain_beside import Lost, faster_ones, lost
 from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
+from flowrl.plan.explain_sizes import impossible_sizes
 from flowrl.plan.explain_streams import stream_notes
 from flowrl.plan.explain_took import by_step_time, measure, took_apart
 from flowrl.plan.explain_unlike import unlike
@@ -258,7 +259,7 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
             *runners_up[:MOST_RUNNERS_UP],
             *why_not_all(task, best, only),
             *rejected,
-            *found.refused,
+            *impossible_sizes(task, made, found),
         ),
     )
 

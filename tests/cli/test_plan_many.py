@@ -37,9 +37,9 @@ def test_a_plan_for_a_cluster_says_what_a_step_takes_and_imports_no_tensor_libra
         "cannot run here",
     ):
         assert part in ended.out
-    assert "not tp=8" not in ended.out
+    assert "not tp=3" not in ended.out
     _, explained, _ = flowrl(CONFIG, *SMALL, *NODE, "--explain")
-    assert "not tp=8: does not divide 28 query heads; nearest 4" in explained
+    assert "not tp=3, 5-6, 8-13, 15-16: do not divide 28 query heads; possible 1, 2, 4" in explained
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,8 @@ def test_sizes_that_a_library_does_not_split_are_refused_in_a_sentence(flowrl: R
 def test_the_nearest_size_in_a_plan_is_among_those_that_are_offered_for_a_pin(flowrl: Run):
     # 40 heads: 10 and 20 divide them, and do not fit a node of 8.
     words = [CONFIG, *SMALL, *NODE, "roles.actor.model=configs/models/qwen2.5-14b.json"]
-    assert "tp=16: does not divide 40 query heads; nearest 8\n" in flowrl(*words, "--explain")[1]
+    told = flowrl(*words, "--explain")[1]
+    assert "tp=3, 6-7, 9, 11-16: do not divide 40 query heads; possible 1, 2, 4, 8\n" in told
     err = flowrl(*words, "--pin", "rollout.tp=16")[2]
     assert "tp=16 does not divide 40 query heads\n" in err
     assert "to fix: set tp to 4 or 8, or leave rollout.tp=16 out\n" in err

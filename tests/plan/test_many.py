@@ -265,11 +265,27 @@ def test_each_choice_has_its_runner_up_and_each_impossible_size_its_constraint(
     plan: PlacementPlan,
 ):
     text = plan_text(plan, explain=True)
-    assert "not tp=8: does not divide 28 query heads" in text
+    assert "not tp=3, 5-6, 8-13, 15-16: do not divide 28 query heads; possible 1, 2, 4" in text
+    assert "not tp=7, 14: do not divide 4 key heads, and are no multiples of them; pos" in text
     reason = next(one for one in plan.reasons if one.subject == "actor.generate")
     assert "slower" in reason.rejected[0].constraint
-    assert "tp=8" not in plan_text(plan)
+    assert "tp=3" not in plan_text(plan)
     assert "schedule: temporal" in text or "schedule: hybrid" in text
+
+
+@pytest.mark.parametrize("dimension", ["tp", "pp"])
+def test_each_size_is_possible_or_told_with_its_constraint(plan: PlacementPlan, dimension: str):
+    for task in ("actor.generate", "actor.update"):
+        reason = next(one for one in plan.reasons if one.subject == task)
+        told = [one for one in reason.rejected if one.choice.startswith(f"{dimension}=")]
+        ranges = [part.split("-") for one in told for part in one.choice[3:].split(", ")]
+        impossible = [size for ends in ranges for size in range(int(ends[0]), int(ends[-1]) + 1)]
+        possible = {
+            size
+            for size in range(1, 17)
+            if 28 % size == 0 and (dimension == "pp" or size in (1, 2, 4))
+        }
+        assert sorted([*impossible, *possible]) == list(range(1, 17))
 
 
 def test_engines_get_the_flags_of_their_servers(plan: PlacementPlan, grpo: Graph):
