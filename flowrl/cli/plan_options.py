@@ -58,7 +58,8 @@ _EXCLUDES = {
     "--min-devices": ("--diff", "--output", "--top", "--explain"),
     "--diff": ("--device", "--output", "--top", "--explain"),
     "--plan": ("--cluster", "--pin", "--device", "--min-devices", "--sweep", "--top"),
-    "--output": ("--json",),
+    "--output": ("--json", "--explain"),
+    "--json": ("--explain",),
 }
 """What an option has no use for."""
 
@@ -85,10 +86,13 @@ def refuse_ignored(config: Path, overrides: Sequence[str], options: PlanCommand)
     for one, others in _EXCLUDES.items():
         for other in others:
             if given[one] and given[other]:
+                written = other == "--explain" and one in ("--output", "--json")
                 raise ConfigError(
                     f"{one} and {other} do not go together",
                     where=other,
-                    hint=f"leave {one} or {other} out",
+                    hint="leave --explain out: what is written has every reason and size anyway"
+                    if written
+                    else f"leave {one} or {other} out",
                 )
     _refuse_machines(given, options)
     if is_plan(config):

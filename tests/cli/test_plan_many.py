@@ -337,6 +337,14 @@ def test_what_would_be_ignored_beside_an_option_is_refused(
     assert f"{other[0]}: {one[0]} and {other[0]} do not go together" in err
 
 
+@pytest.mark.parametrize("one", [["--json"], ["--output", "p.json"]])
+def test_a_plan_that_is_written_has_every_reason_without_explain(flowrl: Run, one: list[str]):
+    code, out, err = flowrl(CONFIG, *NODE, *one, "--explain")
+    assert (code, out) == (2, "")
+    assert f"--explain: {one[0]} and --explain do not go together" in err
+    assert "leave --explain out: what is written has every reason and size anyway" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
