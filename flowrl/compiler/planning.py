@@ -357,9 +357,11 @@ def _settings(loaded: LoadedConfig, draws: Mapping[str, Sequence[str]]) -> Itera
     """What roles say of their own: recomputation, and an engine for each replica of a rollout."""
     for name, role in loaded.config.roles.items():
         if role.recompute != "auto":
-            where = loaded.where(f"roles.{name}.recompute")
-            yield Pin(subject=name, field="recompute", value=role.recompute, where=where)
+            key = f"roles.{name}.recompute"
+            kind, where = role.recompute, loaded.where(key)
+            yield Pin(subject=name, field="recompute", value=kind, where=where, setting=key)
         if role.num_engines is not None:
-            where = loaded.where(f"roles.{name}.num_engines")
+            key = f"roles.{name}.num_engines"
+            number, where = str(role.num_engines), loaded.where(key)
             for node in draws.get(name, ()):
-                yield Pin(subject=node, field="dp", value=str(role.num_engines), where=where)
+                yield Pin(subject=node, field="dp", value=number, where=where, setting=key)

@@ -406,4 +406,4 @@ def _set(pin: Pin, values: Sequence[int], pins: PinnedTasks, fits: Fits) -> str 
         if len(offered) == MOST_OFFERED:
             break
     numbers = " or ".join(str(value) for value in sorted(offered))
-    return f"set {pin.field} to {numbers}" if offered else None
+    return f"set {pin.setting or pin.field} to {numbers}" if offered else None

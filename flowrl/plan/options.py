@@ -77,15 +77,18 @@ class Pin:
         subject: A node, an operation (`generate`), `rollout`, or a role.
         field: `devices`, a dimension of the layout, `recompute`, `offload` or `micro_tokens`.
         where: Where somebody asked for it.
+        setting: The key that says it in another form: `roles.actor.num_engines`.
     """
 
     subject: str
     field: str
     value: str
     where: str
+    setting: str = ""
 
     def __str__(self) -> str:
-        return f"{self.subject}.{self.field}={self.value}"
+        """As it was written."""
+        return f"{self.setting or f'{self.subject}.{self.field}'}={self.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

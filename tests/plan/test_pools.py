@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -202,6 +203,18 @@ def test_engines_that_a_role_asks_for_are_replicas_of_its_rollouts(
             None, "configs/grpo_qwen25_7b.yaml", overrides=[*asked, "plan.pins.rollout.dp=4"]
         )
     assert "roles.actor.num_engines=2" in str(told.value)
+    with pytest.raises(PlanError, match="dp=100 needs 100 devices, and there are 8") as told:
+        fl.compile(
+            None,
+            "configs/grpo_qwen25_7b.yaml",
+            overrides=[asked[0], "roles.actor.num_engines=100"],
+        )
+    assert told.value.found == "roles.actor.num_engines=100"
+    hint = told.value.hint or ""
+    assert re.fullmatch(
+        r"set roles\.actor\.num_engines to \d or \d, or leave roles\.actor\.num_engines=100 out",
+        hint,
+    )
 
 
 def test_pins_are_for_the_stages_that_have_what_they_name(
