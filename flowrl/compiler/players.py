@@ -105,6 +105,16 @@ class Players:
         """Where the config says `roles.<role>.<key>`, for messages."""
         return self._loaded.where(f"roles.{role}.{key}")
 
+    def place(self, key: str) -> str:
+        """Where the config says a key, likewise."""
+        return self._loaded.where(key)
+
+    def way_to_a_model(self, role: str) -> str:
+        """What gives a role a model: that of another one, where there is one, or a folder."""
+        others = [name for name, one in self.roles.items() if one.model is not None]
+        folder = f"roles.{role}.model=FOLDER"
+        return f"set roles.{role}.copy_of={others[0]}, or {folder}" if others else f"set {folder}"
+
     def source(self, role: str) -> str:
         """The role whose model this one begins as: itself, or the end of its `copy_of`s."""
         seen = [role]
@@ -160,7 +170,7 @@ class Players:
                 "the role has no model",
                 where=f"roles.{role}.model",
                 expected="a Hugging Face model folder, the fields of a new model, or copy_of",
-                hint=f"set roles.{role}.model=FOLDER, or roles.{role}.copy_of=ANOTHER",
+                hint=self.way_to_a_model(role),
             )
         if isinstance(config.model, str):
             path = str(config_file(config.model))

@@ -81,10 +81,19 @@ def _check_named(players: Players, stage: StageRoles) -> None:
         node = next(node for node in stage.graph.nodes if node.role == role)
         raise ConfigError(
             f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
-            where=str(node.source or stage.workflow.source),
+            where=f"{node.source or stage.workflow.source} and {players.place('roles')}",
             found=f"roles {listing(players.roles)}",
-            hint=suggestion(role, players.roles) or f"add roles.{role}.backend to the config",
+            hint=suggestion(role, players.roles) or _player(role, stage.kinds[role], players),
         )
+
+
+def _player(role: str, kind: RoleKind, players: Players) -> str:
+    """What the config may say of a role that it lacks."""
+    if kind in _MODELS:
+        return players.way_to_a_model(role)
+    wanted = _SERVICES[kind]
+    names = _backends(lambda capabilities: bool(capabilities.services & set(wanted)))
+    return f"set roles.{role}.backend to one that offers {' or '.join(wanted)}: {names}"
 
 
 def _check_one_kind(stages: Sequence[StageRoles]) -> None:

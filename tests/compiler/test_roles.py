@@ -82,6 +82,19 @@ def test_a_role_that_the_config_does_not_name_is_told_at_its_line():
     error = refused(programs.ppo, config())
     assert "has a role 'critic' that the config does not name" in error.what
     assert line_of("critic.values(rollout)") in error.where
+    assert error.hint == "set roles.critic.copy_of=actor, or roles.critic.model=FOLDER"
+
+
+def test_an_environment_that_the_config_does_not_name_is_told_what_plays_one():
+    error = refused(programs.play, config())
+    assert "has a role 'game' that the config does not name" in error.what
+    assert error.hint == "set roles.game.backend to one that offers environment: environment"
+
+
+def test_a_role_without_a_model_is_told_whose_it_may_copy():
+    error = refused(programs.ppo, with_roles(critic={"backend": "torch"}))
+    assert error.what == "the role has no model"
+    assert error.hint == "set roles.critic.copy_of=actor, or roles.critic.model=FOLDER"
 
 
 # One kind throughout a run.
