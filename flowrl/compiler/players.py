@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
+from flowrl.config.check_files import SHAPES
 from flowrl.config.load import LoadedConfig
 from flowrl.config.new_model import fresh_config_json, vocabulary_of
 from flowrl.config.schema import BpeTokenizer, CharTokenizer, FreshModel, RoleConfig
-from flowrl.cost.models import ModelShape
+from flowrl.cost.models import FAMILIES, ModelShape
 from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json
@@ -158,7 +160,7 @@ class Players:
             case FreshModel() as fresh:
                 return fresh.max_length
             case str() as folder:
-                where = str(config_file(folder))
+                where = f"{config_file(folder)} and roles.{source}.model"
                 reader = ConfigReader(config=self._read(folder, source), where=where)
                 return reader.size_or_none("max_position_embeddings", absent=None)
             case None:
@@ -173,8 +175,13 @@ class Players:
                 hint=self.way_to_a_model(role),
             )
         if isinstance(config.model, str):
-            path = str(config_file(config.model))
-            shape = ModelShape.from_hf_config(self._read(config.model, role), where=path)
+            known, file = self._read(config.model, role), config_file(config.model)
+            try:
+                shape = ModelShape.from_hf_config(known, where=f"{file} and roles.{role}.model")
+            except PlanError as error:
+                if known.get("model_type") not in FAMILIES and (like := _of_a_size(known)):
+                    error.hint = f"to plan for a model of about its size, {like}; {error.hint}"
+                raise
             if self._here and (shape.experts is not None or shape.latent is not None):
                 raise PlanError(
                     "experts and latent attention can be counted, but no backend here is known to "
@@ -202,6 +209,35 @@ class Players:
         return self._files[folder]
 
 
+def _of_a_size(config: Mapping[str, object]) -> str | None:
+    """The file of `configs/models` whose model has about as many weights in its layers as one of
+    another family; None where nothing says so."""
+    wanted = _rough_size(config)
+    if wanted is None:
+        return None
+    sizes: dict[Path, float] = {}
+    for path in sorted(SHAPES.glob("*.json")):
+        size = _rough_size(decode_json(path.read_text(encoding="utf-8")))
+        if size is not None:
+            sizes[path] = size
+    if not sizes:
+        return None
+    return f"name {min(sizes, key=lambda path: abs(math.log(sizes[path] / wanted)))}"
+
+
+def _rough_size(config: object) -> float | None:
+    """Weights of the layers of a dense model, but for a factor that such models share."""
+    if not isinstance(config, dict) or any("expert" in key for key in config):
+        return None
+    size = 1.0
+    for key in ("hidden_size", "hidden_size", "num_hidden_layers"):
+        value = config.get(key)
+        if not isinstance(value, int) or not 1 <= value <= 1 << 20:
+            return None
+        size *= value
+    return size
+
+
 def config_file(model: str) -> Path:
     """The `config.json` of a model: the file itself, or what is in the folder."""
     return Path(model) if model.endswith(".json") else Path(model) / "config.json"
@@ -215,12 +251,13 @@ def _read_json(path: Path, role: str) -> Mapping[str, object]:
             "the model's config.json cannot be read",
             where=f"roles.{role}.model",
             found=f"{path}: {error}",
-            hint="point it at a folder that save_pretrained wrote",
+            hint="take the config.json that came with the model: alone (FILE.json) to plan, or in "
+            "its folder",
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(
             "the model's config.json is no mapping",
-            where=str(path),
+            where=f"{path} and roles.{role}.model",
             found=type(value).__name__,
             expected="a JSON object with model_type and the sizes of the model",
             hint="name the config.json that came with the model",

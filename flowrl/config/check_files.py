@@ -13,6 +13,7 @@ from flowrl.config.user_functions import environment_problems
 from flowrl.errors import ConfigError
 
 __all__ = [
+    "SHAPES",
     "cluster_file_exists",
     "data_files_exist",
     "environment_files_exist",
@@ -22,7 +23,7 @@ __all__ = [
     "workflow_files_exist",
 ]
 
-_SHAPES = Path("configs/models")
+SHAPES = Path("configs/models")
 """Where a clone has the sizes of published models."""
 
 _ENDS = (".yaml", ".yml", ".json")
@@ -76,7 +77,7 @@ def model_folders_exist(loaded: LoadedConfig) -> Problems:
                 Path(role.model),
                 "model config",
                 loaded.where(f"roles.{name}.model"),
-                _SHAPES,
+                SHAPES,
             )
             continue
         where, folder = loaded.where(f"roles.{name}.model"), Path(role.model)
@@ -122,9 +123,9 @@ def _way_to_a_model(model: str) -> str:
 
 def _shape_of(name: str) -> str:
     """The file of `configs/models` whose name a model's name begins with, in words."""
-    stems = [path.stem for path in _listed(_SHAPES) if path.suffix == ".json"]
+    stems = [path.stem for path in _listed(SHAPES) if path.suffix == ".json"]
     found = [stem for stem in stems if f"{name.lower()}-".startswith(f"{stem}-")]
-    return f"name {_SHAPES / max(found, key=len)}.json, or " if found else ""
+    return f"name {SHAPES / max(found, key=len)}.json, or " if found else ""
 
 
 def environment_files_exist(loaded: LoadedConfig) -> Problems:

@@ -102,3 +102,35 @@ def test_a_ready_made_config_is_found_by_its_name(name: str, capsys: pytest.Capt
 
 def test_a_name_like_none_of_them_is_not(capsys: pytest.CaptureFixture[str]):
     assert "did you mean" not in told(["plan", "zzz"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            '{"model_type": ',
+            ["config.json cannot be read", "alone (FILE.json) to plan, or in its folder"],
+        ),
+        ("[]", ["config.json is no mapping", "name the config.json that came with the model"]),
+        (
+            '{"model_type": "gemma2", "hidden_size": 3584, "num_hidden_layers": 42}',
+            [
+                "found: model_type 'gemma2'",
+                "about its size, name configs/models/llama-3.1-8b.json; a new family",
+            ],
+        ),
+        (
+            '{"model_type": "gemma2", "num_experts": 8, "hidden_size": 3584}',
+            ["to fix: a new family of Llama's layer"],
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be_read_or_counted_is_told_with_the_key_that_named_it(
+    text: str, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shape = tmp_path / "shape.json"
+    shape.write_text(text)
+    err = told(["plan", LARGE, "--cluster", H100S, f"roles.actor.model={shape}"], capsys)
+    assert f"command line (roles.actor.model={shape})" in err
+    for part in parts:
+        assert part in err
