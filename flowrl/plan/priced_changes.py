@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
+from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.render_many import seconds_apart, seconds_text
@@ -72,19 +73,31 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
         if use is not None and before is not None and not _alike(use.seconds, before.seconds):
             yield f"{one.node}: {_beside(use.seconds, before.seconds, 'by its devices')}"
     yield from _memory_changes(old, new)
-    flags = {one.node: one.command() for one in old.engine_flags}
+    flags = {one.node: one for one in old.engine_flags}
     for engine in new.engine_flags:
-        if flags.get(engine.node) != engine.command():
-            yield (
-                f"{engine.node}: its engine is started with {engine.command()}, the file says "
-                f"{flags.get(engine.node, 'nothing')}"
-            )
+        if flags.get(engine.node) != engine:
+            yield f"{engine.node}: {_started(engine, flags.get(engine.node))}"
     sync_s, said_s = new.prediction.sync_s, old.prediction.sync_s
     if sync_s is not None and not _alike(sync_s, said_s):
         yield f"weights on their way: {_beside(sync_s, said_s)}"
     step, before_s = new.prediction.step_s, old.prediction.step_s
     if step is not None and not _alike(step, before_s):
         yield f"a step: {_beside(step, before_s)}"
+
+
+def _started(engine: EngineFlags, said: EngineFlags | None) -> str:
+    """How an engine is started, by those of its options that a file has otherwise."""
+    if said is None or said.engine != engine.engine:
+        other = "nothing" if said is None else f"{said.engine} {said.command()}"
+        started = f"{engine.engine} {engine.command()}"
+        return f"its engine is started with {started}, the file says {other}"
+    now, before = dict(engine.flags), dict(said.flags)
+    names = [name for name in dict.fromkeys((*now, *before)) if now.get(name) != before.get(name)]
+    texts = [
+        ", ".join(f"{name} {one[name]}".strip() if name in one else f"no {name}" for name in names)
+        for one in (now, before)
+    ]
+    return f"its engine is started with {texts[0]}, the file says {texts[1]}"
 
 
 def _decided(old: Operation, new: Operation) -> Iterator[str]:

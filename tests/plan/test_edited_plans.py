@@ -92,6 +92,10 @@ def another_flag(name: str) -> Change:
     return change
 
 
+def more_flags(raw: dict[str, Any]) -> None:
+    raw["engine_flags"][0]["flags"].append(["--enable-other", ""])
+
+
 def shorter_bar(raw: dict[str, Any]) -> None:
     raw["prediction"]["timeline"][0]["end_s"] /= 2
 
@@ -351,7 +355,15 @@ def test_seconds_memory_and_flags_of_a_file_are_not_believed(
     for change, line in (
         (generate(seconds=10.0), r"actor\.generate: [\d.]+ s by its layout, the file says 10\.0 s"),
         (ten_terabytes, r".* of actor: [\d.]+ GiB on .*, the file says 9\.1 TiB"),
-        (another_flag("--tp-size"), r"actor\.generate: its engine is started with --tp-size 2 .*"),
+        (
+            another_flag("--tp-size"),
+            r"actor\.generate: its engine is started with --tp-size 2, the file says --tp-size 3",
+        ),
+        (
+            more_flags,
+            r"actor\.generate: its engine is started with no --enable-other, the file says "
+            r"--enable-other",
+        ),
     ):
         mine = edited(plan, change)
         new = priced(grpo, ASKED, mine, AnalyticCost())
