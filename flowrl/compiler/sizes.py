@@ -19,6 +19,7 @@ from flowrl.errors import ConfigError, combine
 from flowrl.graph import Graph, Node, Op, sample_sets
 from flowrl.specs import AdvantageSpec, LossSpec, Sampling, ZeroVariance
 from flowrl.specs.select import SelectSpec
+from flowrl.wording import counted
 
 __all__ = ["SizedStage", "check_sizes", "compares_a_group", "generates_before"]
 
@@ -213,8 +214,8 @@ def _responses_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
         key = f"roles.{node.role}.model"
         hint = f"{most.become(limit - prompt)}" if limit > prompt else "a longer model is needed"
         yield ConfigError(
-            f"{node.id} draws responses of {most.written}, which with prompts of {prompt} tokens "
-            f"or more do not fit the model of role {str(node.role)!r}",
+            f"{node.id} draws responses of {most.written}, which with prompts of "
+            f"{counted(prompt, 'token')} or more do not fit the model of role {str(node.role)!r}",
             where=" and ".join(dict.fromkeys((most.where, loaded.where(key)))),
             expected=f"at most {limit} tokens, prompt and response together",
             hint=hint,
@@ -239,8 +240,8 @@ def _episodes_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
             most = (limit - prompt + 1) // 2
             hint = f"write max_turns={most}" if most else "a longer model is needed"
             yield ConfigError(
-                f"{episode.id} has up to max_turns={turns}, which with prompts of {prompt} tokens "
-                f"or more cannot fit the model of role {str(player.role)!r}",
+                f"{episode.id} has up to max_turns={turns}, which with prompts of "
+                f"{counted(prompt, 'token')} or more cannot fit the model of role {str(player.role)!r}",
                 where=" and ".join(filter(None, (_lines(episode), loaded.where(key)))),
                 found=f"{prompt + 2 * turns - 1} tokens where each turn and each observation is "
                 "one token",

@@ -320,10 +320,11 @@ class _Draft:
             return named
         last, names = len(parent) - 1, item_names(parent)
         by_name = f", or a name: {listing(names)}" if names else ""
+        numbers = f"a number from 0 to {last}" if last > 0 else "its only item, 0"
         raise ConfigError(
             f"{path} is a list of {len(parent)}, which has no item {key!r}",
             where=origin.describe(".".join(keys)),
-            expected=f"a number from 0 to {last}{by_name}" if parent else "the list as a whole",
+            expected=f"{numbers}{by_name}" if parent else "the list as a whole",
             hint=suggestion(key, names) or f"set the whole list: '{path}=[...]'",
         )
 

@@ -74,6 +74,8 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
     """How many devices a job needs, and what it is then."""
     nodes = -(-size.devices // job.node_size)
     where = f"{nodes} nodes" if nodes > 1 else f"a node of {job.node_size}"
+    if size.devices < job.node_size:
+        where = f"of {where}"
     return [
         f"at least {size.devices} x {job.spec.name} ({where})",
         f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "

@@ -400,9 +400,11 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
         return pin.value
     if pin.field == "devices":
         return _device_numbers(pin, numbering)
-    if not pin.value.isdecimal() or len(pin.value) > MOST_DIGITS or int(pin.value) < 1:
+    too_long = pin.value.isdecimal() and len(pin.value) > MOST_DIGITS
+    if not pin.value.isdecimal() or too_long or int(pin.value) < 1:
+        most = f", of at most {MOST_DIGITS} digits" if too_long else ""
         raise PlanError(
-            f"{pin.field} is a whole number from 1 to {10**MOST_DIGITS - 1}",
+            f"{pin.field} is a whole number from 1 up{most}",
             where=pin.where,
             found=str(pin),
             hint=f"write {pin.subject}.{pin.field}=1 or more, or leave the pin out",

@@ -134,3 +134,17 @@ def test_a_shape_that_cannot_be_read_or_counted_is_told_with_the_key_that_named_
     assert f"command line (roles.actor.model={shape})" in err
     for part in parts:
         assert part in err
+
+
+def test_responses_that_no_model_holds_are_told_beside_a_prompt_of_a_token(
+    capsys: pytest.CaptureFixture[str],
+):
+    err = told(["plan", LARGE, "--cluster", H100S, "train.sampling.max_tokens=999999"], capsys)
+    assert "which with prompts of 1 token or more do not fit the model" in err
+
+
+def test_fewer_devices_than_a_node_has_are_told_as_its_part(capsys: pytest.CaptureFixture[str]):
+    words = ["plan", LARGE, "--device", "H100-SXM-80GB", "--min-devices"]
+    code, out, _ = runner(capsys)(*words)
+    assert code == 0
+    assert out.startswith("at least 1 x H100-SXM-80GB (of a node of 8)\n")

@@ -61,7 +61,7 @@ def good(tmp_path: Path) -> Path:
         ("data.train=null", ["'train' is missing in data"]),
         (
             "rewards.terms.acuracy=null",
-            ["no item 'acuracy'", "or a name: accuracy", "did you mean"],
+            ["no item 'acuracy'", "its only item, 0, or a name: accuracy", "did you mean"],
         ),
         ("train.steps=-1", ["steps must be at least 0", "found: -1"]),
         ("data.train.digits=4", ["digits must be at most 3"]),
