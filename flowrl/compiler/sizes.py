@@ -241,7 +241,8 @@ def _episodes_fit(loaded: LoadedConfig, stage: SizedStage) -> Problems:
             hint = f"write max_turns={most}" if most else "a longer model is needed"
             yield ConfigError(
                 f"{episode.id} has up to max_turns={turns}, which with prompts of "
-                f"{counted(prompt, 'token')} or more cannot fit the model of role {str(player.role)!r}",
+                f"{counted(prompt, 'token')} or more cannot fit the model of role "
+                f"{str(player.role)!r}",
                 where=" and ".join(filter(None, (_lines(episode), loaded.where(key)))),
                 found=f"{prompt + 2 * turns - 1} tokens where each turn and each observation is "
                 "one token",
