@@ -49,12 +49,10 @@ def impossible_sizes(task: TaskWork, made: Candidates, found: FoundLayouts) -> I
     for (name, _), alike in sorted(
         groups.items(), key=lambda group: (order[group[0][0]], min(map(_size, group[1])))
     ):
-        possible = (
-            sorted({layout.dp for layout in found.possible})
-            if name == "dp"
-            else possible_sizes(task.shape, rules, name)
-        )
-        yield _together(name, alike, possible)
+        sizes: Sequence[int] = sorted({layout.dp for layout in found.possible})
+        if name != "dp":
+            sizes = possible_sizes(task.shape, rules, name)
+        yield _together(name, alike, sizes)
 
 
 def _largest(rules: LayoutRules) -> dict[str, int]:
