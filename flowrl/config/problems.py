@@ -185,11 +185,15 @@ def _missing(
     key = ".".join(path)
     if path[:2] == ("plan", "environments") and (unknown := _no_role(path[2], values, where)):
         return unknown
-    way = f", in the file or as {key}=... on the command line" if root is RunConfig else ""
+    inside = f" in {'.'.join(section)}" if section else ""
     return ConfigError(
-        f"{name!r} is missing" + (f" in {'.'.join(section)}" if section else ""),
+        f"{name!r} is missing{inside}",
         where=where(key),
-        hint=f"set {key}{way}",
+        hint=f"set {key}, in the file or as {key}=... on the command line"
+        if root is RunConfig
+        else f"add {name} to {'.'.join(section)} in that file"
+        if section
+        else f"add {name} to that file",
     )
 
 

@@ -182,3 +182,14 @@ def test_two_links_of_one_kind_are_refused_with_the_lines_of_both(tmp_path: Path
     both = f"{path}:10 (nodes.0.links.0) and {path}:12 (nodes.0.links.2)"
     assert caught.value.where == both
     assert caught.value.found == "gb_per_s 450 and 300"
+
+
+def test_a_missing_key_is_to_be_added_to_the_file_and_not_on_the_command_line(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes:\n  - {cores: 8, memory_gib: 64}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(path)
+    assert str(caught.value).startswith(f"{path}:2 (nodes.0.name): 'name' is missing in nodes.0")
+    assert caught.value.hint == "add name to nodes.0 in that file"
