@@ -119,6 +119,7 @@ class _Simulation:
             engine.id: spec for engine, spec in zip(self.engines, model.engines, strict=True)
         }
         self.versions: Counter[str] = Counter()  # publications so far, by role
+        self.unlearned = 0  # the last step, where all its groups were filtered
         self.asked: set[int] = set()  # batches that were asked for before their step
         self.collecting: dict[str, SimRollout] = {}  # by role, whose engines it has now
         self.workloads = workloads
@@ -274,6 +275,8 @@ class _Simulation:
         batches = self._collect(number, seconds)
         driven_s = sum(self._driven().values()) - sum(driven.values())
         drawn_s = clock.now - asked_s - driven_s
+        took = [batch for batch in batches.values() if batch.delivered or not batch.filtered]
+        self.unlearned = 0 if took or not batches else number
         if self.model.ahead and self.streams.run_ahead and not is_last:
             self._ask(number + 1)
         self.operations.learn(number, batches, seconds)
@@ -378,13 +381,27 @@ class _Simulation:
                 return there() or clock.num_calls - calls >= _STALLED  # noqa: B023
 
             if not clock.run_until(over) or (not there() and self._num_events() == events):
-                waits = [line for rollout in rollouts for line in rollout.scheduler.waits()]
-                raise SchedulerError(
-                    "nothing moves any more",
-                    where=f"{self.model.name}, step {number}, {clock.now:g} s",
-                    found="; ".join(waits) or "nobody waits",
-                    hint="an engine that is lost for good may be what is missing",
-                )
+                raise self._stalled(rollouts, number)
+
+    def _stalled(self, rollouts: Sequence[SimRollout], number: int) -> SchedulerError:
+        """Nobody waits for anything that may still come."""
+        waits = [line for rollout in rollouts for line in rollout.scheduler.waits()]
+        where, found = f"{self.model.name}, step {number}, {self.clock.now:g} s", "; ".join(waits)
+        if not self.unlearned:
+            return SchedulerError(
+                "nothing moves any more",
+                where=where,
+                found=found or "nobody waits",
+                hint="an engine that is lost for good may be what is missing",
+            )
+        return SchedulerError(
+            f"the filter took every group of step {self.unlearned}, so nothing was learned, no "
+            "weights were published, and samples may not be drawn further ahead of them",
+            where=where,
+            found=found or None,
+            hint="name lengths of a run that kept some groups (--lengths), or let others be drawn "
+            "for those that are filtered: train.refill=true",
+        )
 
     def _num_events(self) -> int:
         return sum(rollout.num_events for rollout in self.rollouts)

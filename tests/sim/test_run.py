@@ -81,6 +81,16 @@ def test_with_too_few_steps_to_leave_some_out_idle_shares_are_of_all():
     assert idle["trainer"] == pytest.approx(8 / 40)
 
 
+def test_a_simulation_whose_filter_takes_all_says_so():
+    model = small_model(staleness=1, judges=True)
+    settings = replace(model.rollouts[0].settings, admission=AgeBudget(groups=2))
+    model = replace(model, rollouts=(replace(model.rollouts[0], settings=settings),))
+    with pytest.raises(SchedulerError, match="the filter took every group of step 2, so") as caught:
+        run(model, workload=assumed(Constant(tokens=8), filtered=1.0), steps=3)
+    assert "batch 3 waits for 2 groups" in str(caught.value)
+    assert "train.refill=true" in str(caught.value)
+
+
 def test_what_shares_a_lane_takes_turns():
     report = run(small_model(learn_s=8.0, staleness=1, shared=True), steps=4)
     assert report.sim_s >= 4 * (8.0 + 8.0) - 8.0
