@@ -1,21 +1,35 @@
-"""Why a policy that fits has no place for its environment, and what would help."""
+"""Why a policy that fits has no place for its environment, and what would help.
+
+What is told to do is tried with the whole job first. What cannot be tried, such as another kind of
+accelerators for the environment, is told as what it takes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.regions import HOST_SHARE, room
 from flowrl.plan.tasks import Region, TaskWork
-from flowrl.plan.ways_out import Fits, more_host, more_memory
+from flowrl.plan.ways_out import (
+    Fits,
+    Trial,
+    more_devices,
+    more_host,
+    more_memory,
+    tries_on,
+    without_pins,
+)
 from flowrl.wording import counted
 
 __all__ = ["no_place_for_environment"]
@@ -52,7 +66,7 @@ def _of_accelerators(
 ) -> PlanError:
     made, needs = posed.candidates, region.environment.nbytes
     if region.environment.kind not in (None, posed.group.kind):
-        return _of_another_kind(task, region, posed, pins, where)
+        return _of_another_kind(task, region, posed, pins, where, fits)
     if needs > made.budget:
         return PlanError(
             f"environment {region.role} does not fit on {posed.group.device.name}",
@@ -71,7 +85,7 @@ def _of_accelerators(
             where=asked["environment"].where,
             found=f"{asked['environment']}, and {format_bytes(needs)} of "
             f"{format_bytes(made.budget)}",
-            hint=f"leave {asked['environment']} out, or say apart",
+            hint=_apart(task, posed, pins, asked["environment"], fits),
         )
     if odd:
         named = _listed([str(pin) for pin in odd])
@@ -83,17 +97,46 @@ def _of_accelerators(
             f"{region.role}",
             where=" and ".join(dict.fromkeys(pin.where for pin in odd)),
             found=pins.said(task.id, _PLACES),
-            hint=f"leave {' or '.join(str(pin) for pin in odd)} out",
+            hint=_left_out(odd, posed, pins, fits),
         )
     possible = asked and _has_way(task, posed, Filter())
     return PlanError(
         f"devices cannot be shared out between {task.id} and environment {region.role}",
         where=pins.where(task.id) or "cluster",
         found=pins.said(task.id) or counted(len(posed.group.addresses), "device"),
-        hint=f"leave {_listed([str(pin) for pin in asked.values()])} out"
+        hint=_left_out(tuple(dict.fromkeys(asked.values())), posed, pins, fits)
         if possible
-        else "take more devices, or devices with more memory",
+        else _larger(posed, fits),
     )
+
+
+def _left_out(some: Sequence[Pin], posed: Posed, pins: PinnedTasks, fits: Fits) -> str:
+    """Pins of which each can be left out alone, or all together, as the whole job says."""
+    if not tries_on(len(posed.group.addresses)):
+        return f"without {' or '.join(str(pin) for pin in some)} it may have a place"
+    alone = [pin for pin in some if fits(Trial(pins=without_pins(pins, (pin,))))]
+    if alone:
+        return f"leave {' or '.join(str(pin) for pin in alone)} out"
+    if len(some) > 1 and fits(Trial(pins=without_pins(pins, some))):
+        return f"leave {_listed([str(pin) for pin in some])} out"
+    return f"without {' and '.join(str(pin) for pin in some)} something else does not fit; " + (
+        _larger(posed, fits)
+    )
+
+
+def _apart(task: TaskWork, posed: Posed, pins: PinnedTasks, pin: Pin, fits: Fits) -> str:
+    """What helps where an environment does not fit beside its policy on the same devices."""
+    only = replace(pins.filters[task.id], environment="apart")
+    apart = Trial(pins=replace(pins, filters={**pins.filters, task.id: only}))
+    if tries_on(len(posed.group.addresses)) and fits(apart):
+        return f"leave {pin} out, or say apart"
+    return _left_out((pin,), posed, pins, fits)
+
+
+def _larger(posed: Posed, fits: Fits) -> str:
+    """More devices on which the job was tried, or what it takes without a number."""
+    more = more_devices(posed.group, len(posed.group.addresses) * 4, fits, posed.candidates.host)
+    return more or "it takes more devices, or devices with more memory"
 
 
 _PLACES = ("devices", "environment", OWN)
@@ -106,7 +149,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _of_another_kind(
-    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str
+    task: TaskWork, region: Region, posed: Posed, pins: PinnedTasks, where: str, fits: Fits
 ) -> PlanError:
     kind, outside = region.environment.kind, posed.outside.get(task.id)
     if outside is None:
@@ -114,7 +157,8 @@ def _of_another_kind(
             f"environment {region.role} is to be on {kind}, and all devices here are "
             f"{posed.group.device.name}",
             where=f"{where}.device",
-            hint="plan for a cluster that has both (--cluster), or say accelerator",
+            hint="plan for a cluster that has both (--cluster); or say accelerator, if it may be "
+            f"on {posed.group.device.name} too",
         )
     if region.environment.nbytes > room(outside):
         return PlanError(
@@ -122,15 +166,20 @@ def _of_another_kind(
             where=f"{where}.memory_gib",
             found=format_bytes(region.environment.nbytes),
             expected=f"at most {format_bytes(room(outside))}, what plans may fill of a device",
-            hint=f"take {kind} of {_enough(region.environment.nbytes, outside)} GiB, or an "
-            "environment that needs less",
+            hint=f"alone it takes {kind} of {_enough(region.environment.nbytes, outside)} GiB; or "
+            "an environment that needs less",
         )
     return PlanError(
         f"environment {region.role} is on {kind}, so it is apart from a policy on "
         f"{posed.group.device.name}",
         where=pins.where(task.id, _PLACES),
         found=pins.said(task.id, _PLACES),
-        hint=f"leave {pins.said(task.id, _PLACES) or 'what is pinned'} out",
+        hint=_left_out(
+            [pin for field, pin in pins.asked.get(task.id, {}).items() if field in _PLACES],
+            posed,
+            pins,
+            fits,
+        ),
     )
 
 
@@ -150,7 +199,8 @@ def _of_hosts(
             f"environment {region.role} is on the CPUs of hosts, and has no accelerators to pin",
             where=pin.where,
             found=str(pin),
-            hint=f"leave {pin} out, or set {where}.device=accelerator",
+            hint=f"{_left_out((pin,), posed, pins, fits)}; or, if it is on accelerators, set "
+            f"{where}.device=accelerator",
         )
     spare, pin = posed.group.spare_bytes, asked.get("environment")
     is_apart = pin is not None and pin.value == "apart"
@@ -160,15 +210,17 @@ def _of_hosts(
             where=f"{where}.memory_gib",
             found=f"{format_bytes(needs)} for each of {region.sharers} regions",
             expected=f"at most {format_bytes(int(HOST_SHARE * spare))} in all, what plans may fill",
-            hint=f"take nodes of {math.ceil(region.sharers * needs / HOST_SHARE / (1 << 30))} GiB "
-            "(memory_gib), or an environment that needs less",
+            hint="it takes nodes of "
+            f"{math.ceil(region.sharers * needs / HOST_SHARE / (1 << 30))} GiB (memory_gib), or an "
+            "environment that needs less",
         )
     if pin is not None and is_apart:
         return PlanError(
             f"environment {region.role} needs no accelerator, so it is apart only on nodes without",
             where=pin.where,
             found=f"{pin}, and a cluster that has no such nodes",
-            hint=f"leave {pin} out, or set {where}.device=accelerator",
+            hint=f"{_left_out((pin,), posed, pins, fits)}; or, if it is on accelerators, set "
+            f"{where}.device=accelerator",
         )
     host = (made.host or 0) * posed.group.node_size
     return PlanError(

@@ -221,6 +221,22 @@ def test_an_environment_without_a_place_says_why(words: tuple[str, ...], message
     with pytest.raises(PlanError, match=re.escape(message)) as caught:
         planned(*words)
     assert caught.value.hint
+    said = re.search(r"^leave (.+?) out", caught.value.hint)
+    for pin in said[1].split(" or ") if said else ():
+        rest = [word for word in words if word != f"plan.pins.{pin}"]
+        assert len(rest) == len(words) - 1
+        assert planned(*rest).prediction.step_s  # what is offered works
+
+
+def test_pins_of_an_environment_are_not_to_be_left_out_where_more_is_in_the_way():
+    words = (*SIMULATOR, f"{WORLD}.memory_gib=69", "plan.pins.rollout.environment=together")
+    too_large = ("plan.pins.actor.update.tp=1", "plan.pins.actor.update.micro_tokens=4000000")
+    with pytest.raises(PlanError, match="does not fit beside actor") as caught:
+        planned(*words, *too_large)
+    hint = caught.value.hint or ""
+    assert hint.startswith("without rollout.environment=together something else does not fit; ")
+    with pytest.raises(PlanError):
+        planned(*words[:-1], *too_large)
 
 
 @pytest.mark.parametrize(
