@@ -172,7 +172,7 @@ def draw_problem(rng: random.Random) -> Problem:
         kinds=EVERY_KIND if rng.random() < 0.8 else frozenset({Kind.HYBRID}),
         objective=rng.choice([Objective.STEP_TIME] * 3 + [Objective.DEVICE_SECONDS]),
     )
-    return replace(problem, tasks=tuple(_draw_in_one(rng, tasks)))
+    return replace(problem, tasks=tuple(_draw_in_one(random.Random(repr(tasks)), tasks)))
 
 
 def _chain(rng: random.Random) -> Shape:
@@ -259,7 +259,11 @@ def _draw_arrivals(rng: random.Random, option: Option) -> Option:
 
 
 def _draw_in_one(rng: random.Random, tasks: tuple[Task, ...]) -> Iterator[Task]:
-    """Tasks that are done in one go: the first one, some of any, or none."""
+    """Tasks that are done in one go: the first one, some of any, or none.
+
+    Args:
+        rng: Of these alone, so that problems are otherwise those of their seed.
+    """
     first, others = rng.choice([(0.0, 0.0), (1.0, 0.0), (1.0, 0.3), (0.5, 0.5)])
     for at, task in enumerate(tasks):
         yield replace(task, in_one=rng.random() < (others if at else first))

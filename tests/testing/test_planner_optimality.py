@@ -52,9 +52,17 @@ def without_memory(join, *args, original=joins._made):
     return original(replace(join, memory_bytes=np.inf), *args)
 
 
-def without_one_chunk_count(*args, original=space._streams):
+def without_one_chunk_count(*args, original=space.streams_between):
     streams = original(*args)
     return streams[:-1] if len(streams) > 1 else streams
+
+
+def with_turns_that_hand_on_evenly(join, chunks, rows, sides, seconds):
+    return None
+
+
+def with_rollouts_that_turns_do_not_wait_for(problem, names, original=space.numbers):
+    return 0 if names == problem.in_one() else original(problem, names)
 
 
 def with_even_arrivals(problem):
@@ -71,7 +79,9 @@ def with_the_earliest_arrivals_of_a_kind(alike, schedules):
         (space, "downward_closed", without_a_cut),
         (space, "_number_tokens", without_shared_weights),
         (space, "crossing", without_syncs),
-        (space, "_streams", without_one_chunk_count),
+        (space, "streams_between", without_one_chunk_count),
+        (joins, "_from_turns", with_turns_that_hand_on_evenly),
+        (space, "numbers", with_rollouts_that_turns_do_not_wait_for),
         (space, "_arrivals", with_even_arrivals),
         (Alike, "part", with_the_earliest_arrivals_of_a_kind),
         (dynamic, "limits", with_bounds_too_tight),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -59,17 +60,18 @@ class TurnRows(StreamRows):
         passed = np.zeros((len(ways), most, len(space.sizes)))
         lines[:, :, 0], passed[:] = 1.0, rows["u1"][:, None]  # the first side, in any case
         over = further_chunks(space, rows["parts"][0], rows["chunks"])
+        longest = cache(partial(_longest, space))
         for at, (_, _, cut, stream) in enumerate(ways):
             mask = space.sets[cut.first]
-            least = _longest(space, mask & space.in_one)
+            least = longest(mask & space.in_one)
             read = mask & ~space.unread
             for line, (_, head, ready, further, second) in enumerate(stream.turns):
                 share = ready if read == mask else 0.0
                 lines[at, line] = share, second
                 passed[at, line] = head * least + share * rows["u1"][at]
                 if not share:
-                    longest = np.maximum(least, _longest(space, read))
-                    passed[at, line] += ready * longest + further * over[at]
+                    slowest = np.maximum(least, longest(read))
+                    passed[at, line] += ready * slowest + further * over[at]
         return cls(lines=lines, passed=passed, **rows)
 
     def only(self, rows: Bools) -> TurnRows:
