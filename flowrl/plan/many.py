@@ -284,7 +284,10 @@ def _schedules(job: GroupJob, posed: Posed, wanted: int) -> Searched | None:
     if wanted:
         others = distinct(found, best, wanted)
     else:
-        others = distinct(_neighbours(posed, best, ways), best, NEIGHBOURS)
+        # A variant that is worse than any other kind of schedule tells nobody anything.
+        worst = max(one.objective for one in kinds) if len(kinds) > 1 else math.inf
+        near = [one for one in _neighbours(posed, best, ways) if one.objective <= worst]
+        others = distinct(near, best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
     return Searched(
         posed=posed, best=best, others=tuple(others), pins=job.pins, thinned=result.thinned
