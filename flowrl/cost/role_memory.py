@@ -244,7 +244,7 @@ def offloadable_bytes(
     Parameters, optimizer states and an engine's weights can; a KV cache is dropped, not moved, and
     captured graphs hold on to their buffers.
     """
-    kept = ("kv cache", "cuda graphs", "workspace", "communication")
+    kept = ("kv cache", "captured graphs", "workspace", "communication")
     return max(
         sum(
             nbytes
@@ -340,7 +340,7 @@ def _resident(
         parts["kv cache"] = -(-tokens * token // layout.cp)
         parts["engine weights"] = _engine_weights(shape, layout, work, stage)
         if options.device_type != "cpu":
-            parts["cuda graphs"] = GRAPH_BYTES * min(work.num_slots, MAX_CAPTURED)
+            parts["captured graphs"] = GRAPH_BYTES * min(work.num_slots, MAX_CAPTURED)
             parts["workspace"] = WORKSPACE_BYTES
     if options.device_type != "cpu":
         parts["communication"] = COMMUNICATION_BYTES * _num_groups(layout, work, options)

@@ -18,7 +18,7 @@ PLAYS = "environment of "
 
 _WEIGHTS = ("parameters", "engine weights")
 _MOVABLE = ("parameters", "optimizer", "master weights", "engine weights")
-_RESIDENT = (*_MOVABLE, "kv cache", "cuda graphs", "workspace", "communication")
+_RESIDENT = (*_MOVABLE, "kv cache", "captured graphs", "workspace", "communication")
 
 
 def sharing_sets(chosen: Chosen) -> dict[tuple[str, ...], tuple[int, ...]]:

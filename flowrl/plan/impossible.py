@@ -175,7 +175,7 @@ def _too_large(
         f"{' that pins leave' if pinned else ''}: "
         f"with {layout.describe()} it needs {format_bytes(need + runtime)} of "
         f"{format_bytes(group.budget_bytes)}: {memory.describe()}, "
-        f"framework {format_bytes(runtime)}",
+        f"runtime {format_bytes(runtime)}",
         where=pins.where(task.id) or f"roles.{task.role.name}",
         found=pinned,
         hint=_other_pins(task, posed, pins, fits)

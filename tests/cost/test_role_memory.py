@@ -338,14 +338,14 @@ def test_on_an_accelerator_an_engine_has_graphs_workspaces_and_buffers() -> None
     work = replace(WORK, trainable=False, dtype="bfloat16", num_slots=1000)
     layout = Layout(tp=2, dp=2)
     parts = named(role_memory("a", SHAPE, layout, work, Phase.ROLLOUT, MemoryOptions()))
-    assert parts["cuda graphs"] == 256 * 2 * MIB
+    assert parts["captured graphs"] == 256 * 2 * MIB
     assert parts["workspace"] == 3 << 30
     assert parts["transfer buffers"] == 512 * MIB
     # Of tp alone: engines beside each other do not talk.
     assert parts["communication"] == 384 * MIB
     trained = named(role_memory("a", SHAPE, layout, TRAINING, Phase.UPDATE, MemoryOptions()))
     assert trained["communication"] == 2 * 384 * MIB
-    assert "cuda graphs" not in trained
+    assert "captured graphs" not in trained
 
 
 def test_what_can_be_moved_to_the_host_is_weights_and_states() -> None:

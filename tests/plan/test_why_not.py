@@ -7,6 +7,7 @@ import re
 import pytest
 
 from flowrl.cluster.pool import ResourcePool
+from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
 from flowrl.plan.candidate import Candidate
@@ -186,3 +187,9 @@ def test_more_devices_for_a_task_that_cost_device_time_say_so(grpo: Graph):
         r", but a sample takes [\d.]+ m?s more of a device with it$", told["actor.generate"]
     )
     assert ", but it does not fit beside the others: up to " in told["reference.logprobs"]
+
+
+def test_a_refusal_names_the_parts_of_memory_as_tables_do(grpo: Graph):
+    with pytest.raises(PlanError, match=r", runtime 768 MiB") as told:
+        make_plan(grpo, request(), of_gib(4))
+    assert "captured graphs " in told.value.what
