@@ -211,9 +211,20 @@ def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:
         free, rest = "", f" (plans fill {whole:.0f} % of {format_bytes(device.memory_bytes)})"
     return (
         f"memory of {device.address}{memory_note(peak.num_devices if peak else 1)} "
-        f"({device.name}): peak {format_bytes(total)} of "
+        f"({device.name}{_stages(device.address, plan)}): peak {format_bytes(total)} of "
         f"{format_bytes(device.budget_bytes)}{free}, {share:.1f} %{rest}"
     )
+
+
+def _stages(address: str, plan: PlacementPlan) -> str:
+    """Whose stages are not alike on the devices of a table, of which it has the fullest one."""
+    staged = [one for one in plan.operations if address in one.devices and one.layout.pp > 1]
+    if not staged:
+        return ""
+    *most, last = [one.node for one in staged]
+    names = f"{', '.join(most)} and {last}" if most else last
+    number = f"of {staged[0].layout.pp} stages" if not most else "stage of each"
+    return f"; of {names} the fullest {number}"
 
 
 def _is_filled_partly(device: DeviceSummary) -> bool:

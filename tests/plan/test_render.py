@@ -70,6 +70,19 @@ def test_the_tree_of_a_hybrid_plan_says_that_it_is_one(grpo: Graph) -> None:
     assert "hybrid:" not in plan_text(turns)
 
 
+def test_a_memory_table_says_of_which_operations_it_has_the_fullest_stage(grpo: Graph) -> None:
+    pins = ("rollout.pp=1", "reference.logprobs.pp=1", "actor.update.pp=2")
+    plan = make_plan(grpo, pinned(request(), *pins), h100(8))
+    assert "and 7 like it (H100-SXM-80GB; of actor.update the fullest of 2 stages): " in plan_text(
+        plan
+    )
+    pins = ("rollout.pp=1", "reference.logprobs.pp=4", "actor.update.pp=2")
+    text = plan_text(make_plan(grpo, pinned(request(), *pins), h100(8)))
+    assert "; of reference.logprobs and actor.update the fullest stage of each): " in text
+    pins = ("rollout.pp=1", "reference.logprobs.pp=1", "actor.update.pp=1")
+    assert "fullest" not in plan_text(make_plan(grpo, pinned(request(), *pins), h100(8)))
+
+
 def test_a_memory_table_fits_eighty_columns(grpo: Graph, cases: Any) -> None:
     lines = plan_text(gpu_plan(grpo, cases)).splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("memory of"))
