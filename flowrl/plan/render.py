@@ -160,8 +160,9 @@ def _alternative(alternative: Alternative) -> str:
 def _role_rows(plan: PlacementPlan) -> Rows:
     rows = [("role", "backend", "devices", "process", "type", "details")]
     for placement in plan.placements:
-        processes = placement.process
-        if placement.replicas > 1:
+        processes, models = placement.process, _models(placement, plan)
+        # Of models over many devices their layouts say how many there are.
+        if placement.replicas > 1 and not models:
             processes += f" x {placement.replicas}"
         processes += _engine_processes(placement, plan)
         rows.append(
@@ -171,10 +172,27 @@ def _role_rows(plan: PlacementPlan) -> Rows:
                 device_names(placement.devices),
                 processes,
                 placement.dtype if placement.dtype != "none" else "-",
-                _details(placement),
+                "; ".join(filter(None, (*models, _details(placement, apart=bool(models))))) or "-",
             )
         )
     return tuple(rows)
+
+
+_PLAYS = {"generate": "engines", "update": "trainer"}
+"""What does an operation of a model; that of others has their name."""
+
+
+def _models(placement: Placement, plan: PlacementPlan) -> list[str]:
+    """The engines and the trainer of a role over many devices, each with its layout."""
+    if plan.schedule is None:
+        return []
+    found: dict[str, list[str]] = {}
+    for one in plan.operations:
+        if one.role == placement.role and one.seconds is not None and one.environment is None:
+            told = found.setdefault(_PLAYS.get(one.op, one.op), [])
+            slots = f", {one.slots} slots each" if one.op == "generate" else ""
+            told.append(f"{one.layout.describe()}{slots}")
+    return [f"{who}: {', and '.join(dict.fromkeys(told))}" for who, told in found.items()]
 
 
 def _engine_processes(placement: Placement, plan: PlacementPlan) -> str:
@@ -183,22 +201,27 @@ def _engine_processes(placement: Placement, plan: PlacementPlan) -> str:
     return f", {counted(number, 'engine process', 'engine processes')}" if number else ""
 
 
-def _details(placement: Placement) -> str:
-    layout = placement.layout
-    sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep}
-    words = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+def _details(placement: Placement, *, apart: bool) -> str:
+    """What there is to say of a role.
+
+    Args:
+        apart: Its engines and its trainer are told apart from it.
+    """
+    words = []
+    if not apart and placement.layout.num_devices > 1:
+        words.append(placement.layout.describe())
     if placement.head == "value":
         words.append("value head")
-    if placement.trainable:
+    if placement.trainable and not apart:
         words.append("trained")
-    if placement.num_slots:
-        words.append(f"{placement.num_slots} slots")
+    if placement.num_slots and not apart:
+        words.append(counted(placement.num_slots, "slot"))
     if placement.copy_of:
         how = "begins as a copy" if placement.trainable else "frozen copy"
         words.append(f"{how} of {placement.copy_of}")
     if placement.shares_weights_with:
         words.append(f"reads the weights of {placement.shares_weights_with}")
-    return ", ".join(words) or "-"
+    return ", ".join(words)
 
 
 def _memory_title(device: DeviceSummary, plan: PlacementPlan) -> str:

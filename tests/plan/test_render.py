@@ -59,6 +59,20 @@ def test_the_rich_form_holds_the_same_words_as_the_text(
     assert rich_words == "".join(plan_text(plan).split())
 
 
+def test_engines_and_trainers_of_a_role_are_told_apart_in_one_notation(grpo: Graph) -> None:
+    pins = ("rollout.tp=2", "actor.update.devices=0-3", "actor.update.tp=4")
+    plan = make_plan(grpo, pinned(request(), *pins), h100(8))
+    engines = plan.operation("actor.generate")
+    rows = plan_text(plan).split("\n\nroles\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    (actor,) = (row for row in rows if row.startswith("  actor "))
+    told = f"engines: {engines.layout.describe()}, {engines.slots} slots each; trainer: tp 4"
+    assert actor.endswith(told)
+    assert " actor x " not in actor
+    (reference,) = (row for row in rows if row.startswith("  reference "))
+    layout = plan.operation("reference.logprobs").layout
+    assert reference.endswith(f"logprobs: {layout.describe()}; frozen copy of actor")
+
+
 def test_the_tree_of_a_hybrid_plan_says_that_it_is_one(grpo: Graph) -> None:
     plan = make_plan(grpo, pinned(request(), "rollout.tp=2", "actor.devices=0-3"), h100(8))
     assert plan.kind == "hybrid"
