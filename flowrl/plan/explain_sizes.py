@@ -70,7 +70,10 @@ def _size(refused: Rejection) -> int:
 def _together(name: str, alike: Sequence[Rejection], possible: Sequence[int]) -> Rejection:
     """Sizes that one constraint rules out."""
     if len(alike) == 1:
-        return alike[0]
+        (one,) = alike
+        numbers = ", ".join(filter(None, (one.found, limit_words(one))))
+        words = f"{one.constraint} ({numbers})" if numbers else one.constraint
+        return Rejection(choice=one.choice, constraint=words, nearest=one.nearest)
     verb, _, rest = alike[0].constraint.partition(" ")
     words = f"{_OF_SEVERAL.get(verb, verb)} {rest}".replace("is no multiple", "are no multiples")
     limit = limit_words(alike[0])

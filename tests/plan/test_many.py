@@ -267,6 +267,8 @@ def test_each_choice_has_its_runner_up_and_each_impossible_size_its_constraint(
     text = plan_text(plan, explain=True)
     assert "not tp=3, 5-6, 8-13, 15-16: do not divide 28 query heads; possible 1, 2, 4" in text
     assert "not tp=7, 14: do not divide 4 key heads, and are no multiples of them; pos" in text
+    pieces = "into too short pieces (at least 256 tokens a piece); possible 1, 2, 4"
+    assert f"not cp=8, 16: cut the longest sample of 2560 tokens {pieces}" in text
     reason = next(one for one in plan.reasons if one.subject == "actor.generate")
     assert "slower" in reason.rejected[0].constraint
     assert "tp=3" not in plan_text(plan)
