@@ -77,6 +77,9 @@ where the step time is to be short."""
 NEIGHBOURS = 2
 """Variants of the best schedule that are told where nobody asks for the next best ones."""
 
+WORSE = 1.03
+"""Times the worst best schedule of a kind: variants beyond that are not told."""
+
 SIMPLE = 0.005
 """Of a step's time, given for a schedule in which all take turns on the same devices."""
 
@@ -284,8 +287,9 @@ def _schedules(job: GroupJob, posed: Posed, wanted: int) -> Searched | None:
     if wanted:
         others = distinct(found, best, wanted)
     else:
-        # A variant that is worse than any other kind of schedule tells nobody anything.
+        # A variant that is worse than every kind of schedule tells nobody anything.
         worst = max(one.objective for one in kinds) if len(kinds) > 1 else math.inf
+        worst *= WORSE
         near = [one for one in _neighbours(posed, best, ways) if one.objective <= worst]
         others = distinct(near, best, NEIGHBOURS)
     others += _of_other_kinds((best, *others), (*kinds, found[0]))
