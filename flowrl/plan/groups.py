@@ -371,8 +371,9 @@ def _idle_reason(
 ) -> Reason:
     rejected = _without_plan(failed)
     if best is not None:
-        by_time = spared.posed.candidates.options.objective == "step_time"
-        why = "its best step takes no less" if by_time else "it takes no less of them"
+        why = "its best step takes no less"
+        if not by_step_time(spared.best):
+            why = "it takes no less device time"
         rejected = [_no_better(best, spared, why)]
     return Reason(
         subject="devices",

@@ -3,6 +3,7 @@ others."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.many import SIMPLE
 from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.priced import priced
+from flowrl.plan.render_many import seconds_text
 from tests.plan.many_cases import QWEN25_7B, h100, request
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
@@ -56,7 +58,10 @@ def test_a_device_that_idles_leaves_its_part_of_the_cores_to_the_others():
     (reason,) = (one for one in plan.reasons if one.subject == "devices")
     assert reason.choice == "4 x H100-SXM-80GB (cuda:[0-3])"
     assert reason.why.startswith("the others idle, so that all cores and all memory of the host")
-    assert reason.rejected[0].constraint == "its best step takes no less"
+    assert plan.prediction.step_s is not None
+    step = seconds_text(plan.prediction.step_s)
+    told = rf"its best step takes no less: [\d.]+ s, the plan's {step}"
+    assert re.fullmatch(told, reason.rejected[0].constraint)
     # Priced again from its file it takes as long.
     overrides = [f"data.train={DATA}", "plan.memory_share=0.95"]
     graph, asked, _ = api.ask_for_plan(CONFIG, overrides=overrides)
