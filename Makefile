@@ -53,6 +53,7 @@ soak: set-up
 
 bounds: set-up
 	$(BIN)/python -m flowrl.sim.bounds --whole
+	$(BIN)/python -m flowrl.sim.rollout_grid --whole
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m grid
 
 check: set-up

@@ -28,6 +28,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cost.lengths import Lengths, expected_maximum
@@ -38,6 +39,8 @@ __all__ = [
     "EngineBatch",
     "Occupancy",
     "RowPieces",
+    "check_room",
+    "golden_order",
     "occupancy",
     "reserve_tokens",
     "run_rows",
@@ -46,9 +49,10 @@ __all__ = [
 
 MOST_SAMPLES = 1024
 MOST_WAITING = 256
-LONGEST_AT_ONCE = 3
-"""Longest samples that a cache still holds at once where each row stands for several."""
 ROTATIONS = 2
+LONGEST = 4
+"""Rows with the longest sample that a cache has room for at least where each stands for several."""
+
 RESERVE_TOKENS, RESERVE_SHARE = 64, 1 / 32
 """Of every row, free when another is let in, so that it is not put back at once: so many tokens,
 and at least this share of a mean response."""
@@ -150,14 +154,7 @@ def occupancy(
         PlanError: the cache does not hold the longest sample, or there are no slots.
     """
     longest = expected_maximum(lengths, of_samples)
-    if slots < 1 or prompt_tokens + longest > kv_tokens:
-        raise PlanError(
-            "an engine cannot hold the longest sample",
-            found=f"{slots} slots, room for {kv_tokens:,} tokens",
-            expected=f"a slot, and {prompt_tokens + longest:,.0f} tokens",
-            hint="give it more devices, or shorten max_response_tokens",
-            where="rollout",
-        )
+    check_room(prompt_tokens + longest, slots=slots, kv_tokens=kv_tokens)
     slots = min(slots, samples)
     # All that is above what fits in any case is the same; so is what three digits do not tell.
     most = math.ceil(slots * (held_tokens + longest + RESERVE_TOKENS))
@@ -166,6 +163,25 @@ def occupancy(
     if room >= _enough(lengths, samples, slots, held_tokens, longest):
         room = math.inf
     return _occupancy(lengths, samples, slots, held_tokens, longest, room)
+
+
+def check_room(longest: float, *, slots: int, kv_tokens: int) -> None:
+    """Whether an engine can work at all.
+
+    Args:
+        longest: Tokens of the longest sample, its prompt included.
+
+    Raises:
+        PlanError: the cache does not hold the longest sample, or there are no slots.
+    """
+    if slots < 1 or longest > kv_tokens:
+        raise PlanError(
+            "an engine cannot hold the longest sample",
+            found=f"{slots} slots, room for {kv_tokens:,} tokens",
+            expected=f"a slot, and {longest:,.0f} tokens",
+            hint="give it more devices, or shorten max_response_tokens",
+            where="rollout",
+        )
 
 
 @lru_cache(maxsize=256)
@@ -188,14 +204,15 @@ def _occupancy(
     values = _values(lengths, samples, scale, longest)
     if samples <= slots and _peak_tokens(values, held) * scale <= kv_tokens:
         return _at_once(values, scale)
-    # Rows that stand for several are longer beside the cache, which holds some of the longest yet.
-    held_at_once = math.inf if kv_tokens == math.inf else kv_tokens / (held + longest)
-    most = samples // MOST_WAITING, slots // 16, held_at_once / LONGEST_AT_ONCE
-    scale = max(1, int(min(most)))
+    scale = max(1, min(samples // MOST_WAITING, slots // 16))
     stretch = max(1.0, samples / scale / MOST_SAMPLES)
+    if kv_tokens < scale * LONGEST * (held + longest):
+        # Rows that stand for several do not fit in as single ones do.
+        wanted, scale = scale * stretch, max(1, int(kv_tokens / (LONGEST * (held + longest))))
+        stretch = wanted / scale
     values = spread(lengths, max(1, round(samples / stretch / scale)))
     num = len(values)
-    order = np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
+    order = golden_order(num)
     tables: list[Floats] = []
     starts: list[Floats] = []
     again = 0.0
@@ -209,7 +226,9 @@ def _occupancy(
             held_tokens=held,
         )
         table = np.array((run.steps, run.rows, run.own), np.float64)
-        table, began = _stretched(table, np.array(run.ends) - rows, stretch)
+        ends = np.array(run.ends)
+        drains = float(np.sort(ends)[3 * num // 4]) if kv_tokens < math.inf else math.inf
+        table, began = _stretched(table, ends - rows, stretch, drains)
         tables.append(table)
         starts.append(began)
         again += run.again * stretch
@@ -227,17 +246,30 @@ def _occupancy(
     )
 
 
-def _stretched(table: Floats, starts: Floats, stretch: float) -> tuple[Floats, Floats]:
+def golden_order(num: int) -> npt.NDArray[np.intp]:
+    """Places in an order that mixes what lies near to each other."""
+    return np.argsort((np.arange(num) * _GOLDEN) % 1.0, kind="stable")
+
+
+def _stretched(
+    table: Floats, starts: Floats, stretch: float, drains: float
+) -> tuple[Floats, Floats]:
     """Pieces, `[3, pieces]`, and starts of a queue that is so many times as long.
 
     What is before its last rows drain takes longer.
+
+    Args:
+        drains: The step by which they do, of caches that fill; of others it is seen in the rows.
     """
     if stretch > 1.0:
         steps, batch, _ = table
-        in_order = batch.argsort()
-        half = steps[in_order].cumsum().searchsorted(steps.sum() / 2)
-        usual = batch[in_order[half]]
-        full = int(np.flatnonzero(batch >= 0.9 * usual)[-1]) + 1
+        if drains < math.inf:
+            full = int(steps.cumsum().searchsorted(drains)) + 1
+        else:
+            in_order = batch.argsort()
+            half = steps[in_order].cumsum().searchsorted(steps.sum() / 2)
+            usual = batch[in_order[half]]
+            full = int(np.flatnonzero(batch >= 0.9 * usual)[-1]) + 1
         tokens = steps * batch
         before, after = float(tokens[:full].sum()), float(tokens[full:].sum())
         factor = (stretch * (before + after) - after) / before
@@ -284,12 +316,14 @@ class RowPieces:
         own: Mean tokens that a row has generated, in the middle of it.
         ends: The step at which each row ends, in the order in which rows come.
         again: Tokens that rows put back computed again.
+        put_back: How often each was, in the order in which rows come.
     """
 
     steps: list[float]
     rows: list[int]
     own: list[float]
     ends: list[float]
+    put_back: list[int]
     again: float = 0.0
 
 
@@ -309,8 +343,8 @@ def run_rows(
     ends: list[tuple[float, int]] = []  # those put back stay in it
     # id: length, step at which it had no token, place in the order
     running: dict[int, tuple[float, float, int]] = {}
-    ended = [0.0] * len(lengths)
-    found = RowPieces(steps=[], rows=[], own=[], ends=ended)
+    ended, put_back = [0.0] * len(lengths), [0] * len(lengths)
+    found = RowPieces(steps=[], rows=[], own=[], ends=ended, put_back=put_back)
     add_steps, add_rows, add_own = found.steps.append, found.rows.append, found.own.append
     asked = held_tokens + reserve_tokens(sum(lengths) / len(lengths))
     now = own = again = 0.0
@@ -343,6 +377,7 @@ def run_rows(
             rows -= 1
             own -= now - start
             again += held_tokens + now - start
+            put_back[place] += 1
             waiting.appendleft((length, now - start, place))
             continue
         while ends and (ends[0][0] <= now or ends[0][1] not in running):
@@ -358,7 +393,7 @@ def _run_free(lengths: Sequence[float], slots: int) -> RowPieces:
     """`run_rows` with a cache that is never filled: the same sums in the same order, but no row
     waits for anything but a slot or is put back."""
     num = len(lengths)
-    found = RowPieces(steps=[], rows=[], own=[], ends=[0.0] * num)
+    found = RowPieces(steps=[], rows=[], own=[], ends=[0.0] * num, put_back=[0] * num)
     now = own = 0.0
     rows = place = 0
     ends: list[tuple[float, int]] = []

@@ -29,6 +29,7 @@ Where the cache decides, so that fewer rows run than there are slots, w = L (L /
 sample holds of it at all of its steps together, which varies far more; and m is all that a replica
 is given, but for half of the rows that run. Much of such work is in few long samples: where it is X
 times the mean, all samples are taken to be sqrt(X) times as long, for work grows with the square.
+Where a cache holds few of the longest samples, single ones decide: `flowrl.cost.short_caches`.
 
 The replica that ends last has its rows as long as samples start, that much longer; after that it
 has the rows of any other, and at the end of them its last row alone.
@@ -40,14 +41,16 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from statistics import NormalDist
 
 import numpy as np
 
-from flowrl.cost.lengths import Lengths, expected_maximum, quantiles
-from flowrl.cost.occupancy import EngineBatch, Occupancy, occupancy
+from flowrl.cost.ended import NEVER, last_ones, log_ended
+from flowrl.cost.lengths import Lengths, expected_maximum
+from flowrl.cost.occupancy import EngineBatch, Occupancy, check_room, occupancy
 from flowrl.cost.prompts import held_tokens, shared_by
-from flowrl.cost.spread import Floats, spread
+from flowrl.cost.short_caches import is_short, on_short_caches
+from flowrl.cost.spread import Floats
+from flowrl.cost.uneven import work_variation
 
 __all__ = ["OnReplicas", "on_replicas"]
 
@@ -56,9 +59,6 @@ POINTS = 32
 
 FULL = 0.97
 """Of the slots: where fewer rows run while samples start, the cache decides."""
-
-LENGTHS = 256
-"""That the variance of samples' work is taken from."""
 
 _NORMAL = (
     (-3.7504397177257425, 0.000548268855972217),
@@ -74,13 +74,7 @@ _NODES, _SHARES = np.array(_NORMAL).T
 Stegun 1964, table 25.10). NumPy has the rule too, but importing it takes longer than the rollouts
 of a plan."""
 
-_DEVIATIONS = tuple(step / 16 for step in range(-64, 85))
-"""Of a normal number: where the distribution of lengths is asked for."""
-
 _SAME = 1e-9
-
-_NEVER = -700.0
-"""The logarithm of no chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,22 +110,49 @@ def on_replicas(lengths: Lengths, batch: EngineBatch) -> OnReplicas:
         replicas=batch.replicas, samples=mine, group_size=batch.group_size, at_first=given
     )
     held = held_tokens(lengths, prompt_tokens=batch.prompt_tokens, shared=shared, rows=slots)
+    last = _last(lengths, batch, (mine, every, mean), held)
+    return OnReplicas(
+        pieces=last,
+        prompts=math.ceil(slots / min(batch.group_size, mine)),
+        later=(mine - slots) / shared,
+    )
+
+
+def _last(
+    lengths: Lengths, batch: EngineBatch, samples: tuple[int, int, float], held: float
+) -> Occupancy:
+    """Pieces of the replica that ends last.
+
+    Args:
+        samples: See `_until_last`.
+    """
+    most, _, mean = samples
+    slots, given = min(batch.slots, most), batch.given_per_slot * batch.slots
+    longest = expected_maximum(lengths, batch.samples)
+    needed = batch.prompt_tokens + longest
+    if is_short(lengths, held, samples=most, kv_tokens=batch.kv_tokens, needed=needed):
+        check_room(needed, slots=batch.slots, kv_tokens=batch.kv_tokens)
+        return on_short_caches(
+            lengths,
+            replicas=batch.replicas,
+            samples=most,
+            mean=mean,
+            # One replica has all; of several, what is not given ahead goes where there is room.
+            varied=most if batch.replicas == 1 else min(most, given),
+            held=held,
+            slots=slots,
+            kv_tokens=float(f"{batch.kv_tokens:.3g}"),
+        )
     pieces = occupancy(
         lengths,
-        samples=mine,
+        samples=most,
         of_samples=batch.samples,
         prompt_tokens=batch.prompt_tokens,
         held_tokens=held,
         slots=slots,
         kv_tokens=batch.kv_tokens,
     )
-    return OnReplicas(
-        pieces=_until_last(
-            pieces, lengths, batch.replicas, (mine, every, mean), slots, given, held
-        ),
-        prompts=math.ceil(slots / min(batch.group_size, mine)),
-        later=(mine - slots) / shared,
-    )
+    return _until_last(pieces, lengths, batch.replicas, samples, slots, given, held)
 
 
 @lru_cache(maxsize=1024)
@@ -164,7 +185,7 @@ def _until_last(
         rows = _rows(pieces, dense)
         if rows < FULL * slots:
             waiting, power = min(most, given - rows / 2), 0.5
-            variation = _variation(lengths, held)
+            variation = work_variation(lengths, held)
         else:
             waiting, power = max(0, min(most, given) - slots), 0.0
             variation = math.sqrt(lengths.mean_square / lengths.mean**2 - 1)
@@ -176,7 +197,7 @@ def _until_last(
             ahead=waiting / most,
             power=power,
         )
-        end, late = _end(_last_ones(starts, weight), lengths, replicas, unequal)
+        end, late = _end(last_ones(starts, weight), lengths, replicas, unequal)
     # Lengths times sqrt(X) have nearly the same mean, not quite.
     end = max(end, expected_maximum(lengths, mean * replicas))
     tables = []
@@ -261,7 +282,7 @@ def _end(
     far = min(lengths.maximum, lengths.quantile(1 - 0.01 / total) * scaled[-1])
     steps = np.linspace(first, at[0] * (1 + late[-2:][0]) + far, POINTS)
     age = (steps[:, None, None] - at * (1 + late[:, None])) / scaled[:, None]
-    one = np.exp(np.maximum(_log_ended(lengths, age) @ weight, _NEVER))
+    one = np.exp(np.maximum(log_ended(lengths, age) @ weight, NEVER))
     mean = one @ shares
     every = mean**replicas
     end = float(first + np.trapezoid(1 - every, steps))
@@ -271,47 +292,3 @@ def _end(
     risen = (np.diff(one, axis=0) * shares) @ late
     last = replicas * ((mean[1:] + mean[:-1]) / 2) ** (replicas - 1)
     return end, float(risen @ last) / max(1e-9, float(every[-1] - every[0]))
-
-
-def _last_ones(starts: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Some starts that stand for all, the last ones by themselves; and the samples of each.
-
-    Args:
-        starts: Of rows, last one first.
-        weight: Samples of each.
-    """
-    edges = _edges(len(starts))
-    each: Floats = np.add.reduceat(weight, edges)
-    at: Floats = np.add.reduceat(starts * weight, edges) / each
-    return at, each
-
-
-@lru_cache(maxsize=64)
-def _edges(rows: int) -> list[int]:
-    """Where parts begin that are larger the earlier rows start."""
-    edges = [0]
-    while edges[-1] < rows:
-        edges.append(edges[-1] + max(1, edges[-1] // 3))
-    return edges[:-1]
-
-
-def _log_ended(lengths: Lengths, age: Floats) -> Floats:
-    """Of samples of an age, the logarithm of the share that has ended."""
-    ages, logs = _ended(lengths)
-    return np.interp(age, ages, logs, left=_NEVER, right=0.0)
-
-
-@lru_cache(maxsize=64)
-def _ended(lengths: Lengths) -> tuple[Floats, Floats]:
-    """Ages that rise, and the logarithm of the share that has ended at each."""
-    shares = [NormalDist().cdf(one) for one in _DEVIATIONS]
-    logs = [math.log(share) for share in shares]
-    return np.array(quantiles(lengths, shares), np.float64), np.array(logs, np.float64)
-
-
-@lru_cache(maxsize=64)
-def _variation(lengths: Lengths, held: float) -> float:
-    """Coefficient of variation of what a sample takes of a cache."""
-    values = spread(lengths, LENGTHS)
-    work = values * (values / 2 + held)
-    return float(work.std() / work.mean())
