@@ -171,7 +171,7 @@ def test_rows_that_stand_for_several_change_little(monkeypatch):
 @pytest.mark.parametrize(
     ("samples", "slots", "longest"),
     [
-        (1024, 128, 3),  # rows would stand for 4 samples
+        (1024, 128, 3),  # a quarter of the rows, stretched, in place of rows for 4 samples
         (1024, 64, 1.05),
         (2048, 64, 3),  # and the queue is stretched
         (2048, 16, 1.3),
@@ -189,7 +189,7 @@ def test_small_caches_hold_no_more_where_rows_stand_for_several(
     every = _occupancy(*asked)
     _occupancy.cache_clear()
     assert every.samples_a_row == 1
-    assert found == pytest.approx(every.total_steps, rel=0.03)
+    assert found == pytest.approx(every.total_steps, rel=0.04)
 
 
 def test_long_queues_of_few_slots_take_as_long_as_all_of_their_tokens():
