@@ -14,8 +14,9 @@ further chunks cost. What follows from the others is there chunk by chunk from H
     H + k / c (q + y - H) + (c - k + 1) / c u2
 
 What follows from the first ones alone comes with the last of them that is read, as it has it: after
-h + a_k (H + y - h), or a_k (h + y) where that is an earlier one. That is the stream's second side;
-the first one takes u1 in any case.
+h + a_k (H + y - h), or a_k (h + y) where that is an earlier one. Where others are read that it does
+not follow from, its order says nothing of their samples' work, which is spread evenly. That is the
+stream's second side; the first one takes u1 in any case.
 """
 
 from __future__ import annotations
@@ -103,6 +104,11 @@ class Arrivals:
         low = self.ready[before - 1] if before else 0.0
         share = (before + (time - low) / (self.ready[before] - low)) / steps
         return share, self.at(share)[1]
+
+    def of_others_work(self) -> Arrivals:
+        """Where the reader's work is in what was there before: it is spread evenly."""
+        steps = len(self.ready)
+        return Arrivals(ready=self.ready, work=tuple((at + 1) / steps for at in range(steps)))
 
     def chunk_lines(self, chunks: int) -> tuple[Line, ...]:
         """(a_k, b_k) of each of equally many results."""

@@ -36,6 +36,8 @@ class Bounds:
         steady: `[sets, K]`, of steady seconds; 0 of sets that cannot run ahead.
         dense: `[sets, K]`, of dense seconds; 0 of those, and of several tasks, for all of them may
             take turns.
+        ready: `[sets, K]`, of seconds until all is over that somebody reads, where the tasks of a
+            set take turns or do not.
         streams: Those of the sets of as many tasks each, small sets first.
         turns: Likewise those whose first part takes turns.
     """
@@ -43,6 +45,7 @@ class Bounds:
     seconds: Floats
     steady: Floats
     dense: Floats
+    ready: Floats
     streams: list[StreamRows]
     turns: list[TurnRows]
 
@@ -68,7 +71,8 @@ def lower_bounds(space: Space) -> Bounds:
     """The bounds of all sets."""
     bounds = np.full((len(space.sets), len(space.sizes)), np.inf)
     steady, dense = np.zeros_like(bounds), np.zeros_like(bounds)
-    lower = Bounds(seconds=bounds, steady=steady, dense=dense, streams=[], turns=[])
+    ready = np.zeros_like(bounds)
+    lower = Bounds(seconds=bounds, steady=steady, dense=dense, ready=ready, streams=[], turns=[])
     for level in _levels(space):
         for at in level:
             if space.alone[at] >= 0:
@@ -78,12 +82,14 @@ def lower_bounds(space: Space) -> Bounds:
                     both = bounds[cut.first] + bounds[cut.second]
                     np.minimum(bounds[at], both, out=bounds[at])
         lower.streams.append(StreamRows.of(space, bounds, level))
-        lower.turns.append(TurnRows.of(space, bounds, level))
+        lower.turns.append(TurnRows.of_turns(space, bounds, ready, level))
         _lower_streams(bounds, lower.streams[-1].not_in_turns(), level)
         _lower_streams(bounds, lower.turns[-1], level)
         for at in level:
             for row in _ahead_rows(space, at, lower):
                 _lower_ahead(bounds, row)
+            if space.hands_on[at]:
+                ready[at] = _ready_bound(space, at, lower)
             if space.ahead[at]:
                 steady[at] = _steady_bound(space, at, lower)
                 if space.alone[at] >= 0:
@@ -139,6 +145,16 @@ def _least(space: Space, at: int, values: Floats) -> Floats:
     best = np.full(len(space.sizes), np.inf)
     np.minimum.at(best, leaves.size[use], values[use])
     return np.minimum.accumulate(best)
+
+
+def _ready_bound(space: Space, at: int, lower: Bounds) -> Floats:
+    """`[K]`: least seconds until all of a set is over that somebody reads."""
+    best: Floats = lower.seconds[at].copy()
+    for cut in space.cuts[at] if space.sets[at] & space.unread else ():
+        if cut.turns:
+            parts = [part for part in (cut.first, cut.second) if space.sets[part] & ~space.unread]
+            np.minimum(best, sum(lower.ready[part] for part in parts), out=best)
+    return best
 
 
 def _steady_bound(space: Space, at: int, lower: Bounds) -> Floats:

@@ -423,7 +423,10 @@ class Evaluator:
         waited = max(read, key=self.number.__getitem__)
         last = max(first.tasks & self.in_one, key=self.number.__getitem__)
         own = (leaf.option.arrivals for leaf in first.uneven if leaf.task == waited)
-        arrivals = frozenset(one for one in own if one is not None)
+        spread = not read <= self.behind[waited]
+        arrivals = frozenset(
+            one.of_others_work() if spread else one for one in own if one is not None
+        )
         return Reads.LAST if waited == last else Reads.EARLIER, arrivals
 
     def _sync_s(self, first: _Part, second: _Part, together: frozenset[str]) -> float:

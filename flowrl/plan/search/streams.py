@@ -109,21 +109,25 @@ def streams_between(
             chunks=count,
             lines=stream_lines(arrivals, count),
             even=not arrivals,
-            turns=_turns(first, read, count, told, turning),
+            turns=_turns((first, read, behind), count, told, turning),
         )
         for count in sorted({count for count in problem.chunks if count <= most})
     )
 
 
 def _turns(
-    first: int, read: int, chunks: int, told: dict[int, Arrivals], turning: tuple[int, int]
+    part: tuple[int, int, list[int]],
+    chunks: int,
+    told: dict[int, Arrivals],
+    turning: tuple[int, int],
 ) -> tuple[TurnLine, ...]:
     """Lines of a stream from a set whose tasks take turns; none where they are as of any other.
 
     Args:
-        read: What is read of it.
+        part: The set, what is read of it, and of each task those that follow from it.
         told, turning: As of `streams_between`.
     """
+    first, read, followers = part
     in_one, unread = (first & some for some in turning)
     if not in_one | unread:
         return ()
@@ -133,8 +137,11 @@ def _turns(
         return turn_lines(Reads.OTHERS, frozenset(), chunks)
     waited = read.bit_length() - 1
     reads = Reads.LAST if waited == in_one.bit_length() - 1 else Reads.EARLIER
-    arrivals = frozenset({told[waited]} if waited in told else ())
-    return turn_lines(reads, arrivals, chunks)
+    if waited not in told:
+        return turn_lines(reads, frozenset(), chunks)
+    spread = any(not followers[task] >> waited & 1 for task in members(read))
+    comes = told[waited].of_others_work() if spread else told[waited]
+    return turn_lines(reads, frozenset({comes}), chunks)
 
 
 def _read(first: int, second: int, reads: list[int]) -> int:

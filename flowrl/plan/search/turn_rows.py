@@ -2,8 +2,8 @@
 
 A line of such a stream is A + b u2, where A is what has to pass on the first side, from the factors
 of `flowrl.plan.search.arrivals.turn_lines` and these bounds: H is at least what the longest of the
-tasks in one go takes at its fastest, q at least the longest of those that are read; where all are
-read, q is the side's seconds. Nothing is known of h, so it counts for nothing.
+tasks in one go takes at its fastest; of q there are bounds as of seconds, and where all of the side
+is read, q is its seconds. Nothing is known of h, so it counts for nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class TurnRows(StreamRows):
     passed: Floats
 
     @classmethod
-    def of(cls, space: Space, bounds: Floats, owners: Iterable[int]) -> TurnRows:
+    def of_turns(
+        cls, space: Space, bounds: Floats, ready_s: Floats, owners: Iterable[int]
+    ) -> TurnRows:
         """Those of all cuts of some sets.
 
         Args:
             bounds: `[sets, K]`, of each set on a block of each size.
+            ready_s: Likewise of q.
         """
         ways: list[Way] = [
             (owner, number, cut, stream)
@@ -64,14 +67,14 @@ class TurnRows(StreamRows):
         for at, (_, _, cut, stream) in enumerate(ways):
             mask = space.sets[cut.first]
             least = longest(mask & space.in_one)
-            read = mask & ~space.unread
+            every = not mask & space.unread
+            own = np.minimum(ready_s[cut.first], BEYOND)
             for line, (_, head, ready, further, second) in enumerate(stream.turns):
-                share = ready if read == mask else 0.0
+                share = ready if every else 0.0
                 lines[at, line] = share, second
                 passed[at, line] = head * least + share * rows["u1"][at]
                 if not share:
-                    slowest = np.maximum(least, longest(read))
-                    passed[at, line] += ready * slowest + further * over[at]
+                    passed[at, line] += ready * own + further * over[at]
         return cls(lines=lines, passed=passed, **rows)
 
     def only(self, rows: Bools) -> TurnRows:

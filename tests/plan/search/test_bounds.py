@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def splits_of(space: Space, at: int, bounds: Floats) -> Iterator[Split]:
                         taken = [max(a * u1[first] + b * u2[second] for a, b in stream.lines)]
                         if stream.turns:
                             sides = float(u1[first]), float(u2[second])
-                            taken.append(from_turns(space, cut, stream, first, sides))
+                            taken.append(from_turns(space, (cut, stream), bounds, first, sides))
                         yield Split(
                             number=number,
                             chunks=stream.chunks,
@@ -61,24 +62,38 @@ def splits_of(space: Space, at: int, bounds: Floats) -> Iterator[Split]:
 
 
 def from_turns(
-    space: Space, cut: Cut, stream: Stream, block: int, sides: tuple[float, float]
+    space: Space,
+    way: tuple[Cut, Stream],
+    bounds: Floats,
+    block: int,
+    sides: tuple[float, float],
 ) -> float:
     """Seconds of a stream whose first part takes turns on such a block, at least."""
-    in_one, read = 0.0, 0.0
-    for task, leaves in enumerate(space.leaves):
-        here = leaves.size <= block
-        if space.sets[cut.first] >> task & 1:
-            fastest = float(leaves.seconds[here].min())
-            if space.in_one >> task & 1:
-                in_one = max(in_one, fastest)
-            if not space.unread >> task & 1:
-                read = max(read, fastest)
-    u1, u2 = sides
+    (cut, stream), (u1, u2) = way, sides
+    drawn = [
+        float(leaves.seconds[leaves.size <= block].min())
+        for task, leaves in enumerate(space.leaves)
+        if space.sets[cut.first] & space.in_one & 1 << task
+    ]
     over = (stream.chunks - 1) * float(space.chunk_s[cut.first])
-    if not space.sets[cut.first] & space.unread:
-        read = u1 - over
-    lines = (h * in_one + r * read + y * over + b * u2 for _, h, r, y, b in stream.turns)
+    read = u1 - over
+    if space.sets[cut.first] & space.unread:
+        read = ready(space, bounds, cut.first, block)
+    numbers = (max(drawn, default=0.0), read, over, u2)
+    lines: list[float] = [sum(map(mul, line, numbers)) for _, *line in stream.turns]
     return max(u1, u2, *lines)
+
+
+def ready(space: Space, bounds: Floats, at: int, block: int) -> float:
+    """Seconds until all of a set is over that somebody reads, at least."""
+    if not space.sets[at] & ~space.unread:
+        return 0.0
+    turns = [
+        ready(space, bounds, cut.first, block) + ready(space, bounds, cut.second, block)
+        for cut in space.cuts[at]
+        if cut.turns
+    ]
+    return min([float(bounds[at, block]), *turns])
 
 
 def ahead(space: Space, at: int) -> bool:

@@ -431,15 +431,15 @@ def test_of_turns_only_what_is_read_is_waited_for() -> None:
 
 def test_rollouts_in_turns_are_read_as_the_last_of_them_comes() -> None:
     """Two of 12 s each: what reads both, or the second one, waits for the second one's groups."""
-    for reads, halves in (
-        (("draw", "draw_again"), (12 + 6.5, 12 + 13)),
-        (("draw_again",), (12 + 6.5, 12 + 13)),
-        (("draw",), (6.5, 13)),
+    for reads, halves, late in (
+        (("draw", "draw_again"), (12 + 6.5, 12 + 13), 0.5),  # most work is in the first one's
+        (("draw_again",), (12 + 6.5, 12 + 13), 0.75),
+        (("draw",), (6.5, 13), 0.75),
     ):
         problem = chain(draw=(), draw_again=(), update=reads)
         stream = tree(problem, "draw_again", "draw", "update", chunks=2)
         u1 = 24 + 1.0
-        expected = max(u1, halves[0] + 4.5, halves[1] + 0.75 * 4.5)
+        expected = max(u1, halves[0] + 4.5, halves[1] + late * 4.5)
         assert evaluate(problem, stream).step_s == expected, reads
 
 
