@@ -417,6 +417,9 @@ class Run:
         last = index == len(self._stages) - 1
         logged = [str(node.attr("name")) for node in stage.graph.of_op(Op.LOG)]
         self._display.stage(stage.name, stage.config.train.steps, logged)
+        if (stop := stage.config.stop) is not None:
+            reached = f"{stop.metric} reaches {stop.at_least:g} on held-out data"
+            self._display.note(f"{stage.name} ends before that when {reached}")
         self.loop = self._open.begin_stage(index, checkpoint)
         to_go = TimeToGo(stage.config.train.steps)
         step = done
