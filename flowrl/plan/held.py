@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import MemoryPart, PhaseMemory
 from flowrl.plan.fit import RUNTIME_BYTES
@@ -26,16 +28,21 @@ def sharing_sets(chosen: Chosen) -> dict[tuple[str, ...], tuple[int, ...]]:
 
     Devices that the environment of a task has alone name it with `PLAYS` before it.
     """
-    on: dict[int, list[str]] = {}
+    stand: list[tuple[str, tuple[int, ...]]] = []
     for task in chosen.posed.tasks:
-        for number in chosen.numbers[task.id]:
-            on.setdefault(number, []).append(task.id)
-        for number in chosen.played.get(task.id, ()):
-            on.setdefault(number, []).append(PLAYS + task.id)
-    sets: dict[tuple[str, ...], list[int]] = {}
-    for number, tasks in sorted(on.items()):
-        sets.setdefault(tuple(tasks), []).append(number)
-    return {tasks: tuple(numbers) for tasks, numbers in sets.items()}
+        stand.append((task.id, chosen.numbers[task.id]))
+        stand.append((PLAYS + task.id, chosen.played.get(task.id, ())))
+    on = np.zeros(1 + max(max(numbers, default=0) for _, numbers in stand), np.int64)
+    for bit, (_, numbers) in enumerate(stand):
+        on[list(numbers)] |= 1 << bit
+    masks, first = np.unique(on, return_index=True)
+    return {
+        tuple(name for bit, (name, _) in enumerate(stand) if mask >> bit & 1): tuple(
+            np.flatnonzero(on == mask).tolist()
+        )
+        for mask in masks[first.argsort()].tolist()
+        if mask
+    }
 
 
 def held_memory(chosen: Chosen) -> tuple[PredictedMemory, ...]:
@@ -114,7 +121,8 @@ def _by_task(
             if again and part.name in _WEIGHTS:
                 continue
             if name == active or (part.name in _RESIDENT and _stays(task, chosen, part.name)):
-                yield name, replace(part, name=called.get(part.name, part.name))
+                other = called.get(part.name)
+                yield name, replace(part, name=other) if other else part
 
 
 def _holding(chosen: Chosen, name: str) -> tuple[str, str]:
