@@ -65,5 +65,6 @@ def _in_turns_s(problem: Problem) -> float:
 
 
 def _best_s(problem: Problem, kind: Kind) -> float:
-    best = search(replace(problem, kinds=frozenset({kind}))).best
+    """Of a good schedule of a kind."""
+    best = search(replace(problem, kinds=frozenset({kind})), most_rounds=1).best
     return best[0].evaluation.step_s if best else math.inf

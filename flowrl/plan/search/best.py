@@ -47,6 +47,7 @@ def search(
     top: int = 1,
     max_counts: int | None = None,
     most_kinds: int = MOST_KINDS,
+    most_rounds: int | None = None,
 ) -> SearchResult:
     """The best schedules of `problem`, in order.
 
@@ -59,6 +60,8 @@ def search(
         max_counts: Look at so many device counts only (`thin`); the result names the rule. None =
             all of them, which is exact.
         most_kinds: Of a task's arrivals at first; the answer does not depend on it.
+        most_rounds: In which kinds of arrivals are told apart; the schedules are good ones then,
+            and what they take is right. None = until they are the best.
 
     Returns:
         The schedules, or the reasons why there is none.
@@ -75,7 +78,7 @@ def search(
     num_states = num_points = 0
     turns = _Turns(looked_at)
     for family in families(looked_at):
-        own, outcome = _with_own_arrivals(family, top, turns, most_kinds)
+        own, outcome = _with_own_arrivals(family, top, turns, most_kinds, most_rounds)
         best += own
         num_states += outcome.num_states
         num_points += outcome.num_points
@@ -123,12 +126,14 @@ class _Turns:
 
 
 def _with_own_arrivals(
-    problem: Problem, top: int, turns: _Turns, most_kinds: int
+    problem: Problem, top: int, turns: _Turns, most_kinds: int, most_rounds: int | None
 ) -> tuple[list[Found], Outcome]:
     """The best schedules of one family, and what the last run of the search for them found."""
     alike = Alike(problem, most_kinds)
     known: list[Found] = []
+    rounds = 0
     while True:
+        rounds += 1
         ceiling = known[top - 1].evaluation.objective if len(known) >= top else None
         outcome = _best_of(alike.problem, top, turns=turns, ceiling=ceiling)
         found = _in_order(alike.problem, outcome.schedules)[:top]
@@ -139,7 +144,7 @@ def _with_own_arrivals(
             for mine in [_measured(problem, alike.own(one.schedule))]
             if mine.evaluation.key > one.evaluation.key
         ]
-        if not late or not alike.part(late):
+        if not late or rounds == most_rounds or not alike.part(late):
             return own, outcome
         known = _first([*known, *own], top)
 
