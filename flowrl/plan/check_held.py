@@ -10,11 +10,12 @@ from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.held import held_memory
-from flowrl.plan.many import Chosen, host_bytes
+from flowrl.plan.many import Chosen
 from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import PlacementPlan, PredictedMemory
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.within_hosts import host_bytes
 
 __all__ = ["Again", "check_held"]
 

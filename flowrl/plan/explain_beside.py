@@ -14,7 +14,7 @@ from flowrl.plan.candidate import Candidate, pareto
 from flowrl.plan.candidates import MOST_REPLICA
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import fullest_phase
-from flowrl.plan.many import Chosen, host_bytes
+from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
 from flowrl.plan.plain_ways import with_option
 from flowrl.plan.problem_of import option_of
@@ -22,6 +22,7 @@ from flowrl.plan.render_many import seconds_text
 from flowrl.plan.search import Leaf, Objective, leaves
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
 from flowrl.plan.tasks import TaskWork
+from flowrl.plan.within_hosts import host_bytes
 
 __all__ = ["Cause", "Lost", "faster_ones", "lost"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
-from flowrl.plan.many import Chosen, host_bytes
+from flowrl.plan.many import Chosen
+from flowrl.plan.within_hosts import fullest_host
 
 __all__ = ["host_notes", "host_words"]
 
@@ -29,14 +30,8 @@ def host_words(best: Chosen, tasks: list[str]) -> str:
     empty where nothing of them is on a host."""
     numbers = {name: best.numbers[name] for name in tasks}
     ways = {name: best.ways[name] for name in tasks}
-    most = host_bytes(numbers, ways)
-    if not most:
+    held = fullest_host(numbers, ways)
+    if not held:
         return ""
-    every = sorted({number for own in numbers.values() for number in own})
-
-    def those_on(number: int) -> list[str]:
-        return [name for name in tasks if number in numbers[name] and ways[name].host]
-
-    fullest = max(every, key=lambda number: sum(ways[name].host for name in those_on(number)))
-    each = ", ".join(f"{name} {format_bytes(ways[name].host)}" for name in those_on(fullest))
-    return f"{format_bytes(most)} of its host's memory ({each})"
+    each = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in held.items())
+    return f"{format_bytes(sum(held.values()))} of its host's memory ({each})"

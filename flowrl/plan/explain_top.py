@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.local import local_choice
@@ -82,6 +82,7 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         "for a sample",
         f"  {_host_line(job)}",
         *([f"  a device fills up to {size.host}"] if size.host else []),
+        *([f"  looked at {size.thinned}"] if size.thinned else []),
         *(f"  {line}" for line in schedule_lines(size.schedule, size.kind)),
         *(f"  {task}: {words}" for task, words in size.ways),
     ]
@@ -129,5 +130,16 @@ def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
             )
             for row in rows
         ),
+        *_thinned_lines(found),
         _host_line(job),
     ]
+
+
+def _thinned_lines(found: Sequence[Size | int]) -> Iterator[str]:
+    """Where not every schedule was looked at, and what was."""
+    rules: dict[str, list[str]] = {}
+    for one in found:
+        if isinstance(one, Size) and one.thinned:
+            rules.setdefault(one.thinned, []).append(str(one.devices))
+    for rule, devices in rules.items():
+        yield f"of {', '.join(devices)} devices: looked at {rule}"

@@ -16,7 +16,6 @@ from flowrl.cost.memory import format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
-from flowrl.plan.assign import slots
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.fit import DoesNotFit
@@ -30,8 +29,8 @@ from flowrl.plan.impossible import (
 from flowrl.plan.impossible_pins import Elsewhere, Ground, misplaced, uneven
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.plain_ways import plainer, with_option
+from flowrl.plan.posed_search import fits_hosts, picked, search_posed, stood
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
-from flowrl.plan.regions import split_numbers
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
     EVERY_KIND,
@@ -47,9 +46,9 @@ from flowrl.plan.search import (
     search,
 )
 from flowrl.plan.search.explain import can_fit
-from flowrl.plan.standing import stand
 from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
-from flowrl.plan.within_hosts import fullest_host, host_bytes, search_within_hosts
+from flowrl.plan.within_hosts import host_bytes
+from flowrl.wording import counted
 
 __all__ = [
     "MARGIN",
@@ -59,12 +58,8 @@ __all__ = [
     "best_of_group",
     "distinct",
     "engine_least",
-    "fits_hosts",
-    "host_bytes",
     "hosts_full",
     "search_group",
-    "search_posed",
-    "stood",
 ]
 
 MARGIN = 4
@@ -83,16 +78,6 @@ WORSE = 1.03
 SIMPLE = 0.005
 """Of a step's time, given for a schedule in which all take turns on the same devices."""
 
-HOST_SCHEDULES = 200
-"""Schedules looked through for one that the hosts hold, where the best ask too much of them."""
-
-FEW_DEVICES = 8
-"""On no more than these they are looked through at once; on more, ways that put less on a host are
-tried first (`within_hosts`)."""
-
-PLACED_SCHEDULES = 1000
-"""Likewise, for one that can stand on the devices that pins name."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
@@ -104,6 +89,7 @@ class Chosen:
         ways: Each task's candidate.
         numbers: Each task's devices, numbered in the group; of episodes, those of the policy.
         played: Devices of environments alone, by the task that they play with.
+        thinned: The rule by which others were left out of the search, where it stands alone.
     """
 
     posed: Posed
@@ -115,6 +101,7 @@ class Chosen:
     numbers: Mapping[str, tuple[int, ...]]
     peak: int
     played: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    thinned: str | None = None
 
     @property
     def sync_s(self) -> float:
@@ -150,7 +137,7 @@ class Searched:
     Attributes:
         best: The plan's schedule.
         others: The next ones that differ visibly, and the best of each kind that is not among them.
-        thinned: The rule by which device counts were left out, if any.
+        thinned: The rule by which device counts or schedules were left out, if any.
     """
 
     posed: Posed
@@ -256,22 +243,30 @@ def search_group(
     if uneven_pins is not None:
         raise uneven_pins
     posed = job.posed(all_ways=wanted > 0)
-    found = _schedules(job, posed, wanted)
+    result = _result(posed, wanted)
+    found = _schedules(job, posed, result, wanted)
     if found is None or found.slowest_s > posed.candidates.ceiling:
         if posed.candidates.ceiling < math.inf:
             posed = job.posed()
-            found = _schedules(job, posed, wanted)
+            result = _result(posed, wanted)
+            found = _schedules(job, posed, result, wanted)
         if found is None:
-            raise _why_none(posed, pins, ground)
+            raise _why_none(posed, result, pins, ground)
     return found
 
 
-def _schedules(job: GroupJob, posed: Posed, wanted: int) -> Searched | None:
-    """The best schedule of a job, and `wanted` others; None where nothing fits."""
+def _result(posed: Posed, wanted: int) -> SearchResult | None:
+    """The best schedules, for `wanted` others; None where some task has no way to run."""
     if not all(posed.ways.values()):
         return None
-    result = search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
-    if result.infeasible is not None:
+    return search_posed(posed, 1 + MARGIN * wanted if wanted else 1)
+
+
+def _schedules(
+    job: GroupJob, posed: Posed, result: SearchResult | None, wanted: int
+) -> Searched | None:
+    """The best schedule of a job, and `wanted` others; None where nothing fits."""
+    if result is None or result.infeasible is not None:
         return None
     ways = weight_ways(job.graph, posed.tasks)
     found = _priced(posed, result.best, ways)
@@ -298,12 +293,13 @@ def _schedules(job: GroupJob, posed: Posed, wanted: int) -> Searched | None:
     )
 
 
-def _why_none(posed: Posed, pins: PinnedTasks, ground: Ground) -> PlanError:
+def _why_none(
+    posed: Posed, result: SearchResult | None, pins: PinnedTasks, ground: Ground
+) -> PlanError:
     """What is said where nothing fits: a task, all of them, their hosts, or where pins are."""
-    for task in posed.tasks:
-        if not posed.ways[task.id]:
-            return nothing_runs(task, posed, pins, ground)
-    result = search_posed(posed)
+    if result is None:
+        task = next(task for task in posed.tasks if not posed.ways[task.id])
+        return nothing_runs(task, posed, pins, ground)
     if result.infeasible is not None:
         return nothing_fits(posed, result.infeasible, pins, ground.fits)
     if any(stood(posed, one.schedule) for one in result.best):
@@ -316,9 +312,9 @@ def best_of_group(graph: Graph, request: PlanRequest, posed: Posed) -> Chosen | 
     nothing fits."""
     result, ways = search_posed(posed), weight_ways(graph, posed.tasks)
     best = _plain(posed, _priced(posed, result.best, ways), ways)
-    if best is None or request.options.kind != "auto" or best.kind is Kind.TEMPORAL:
-        return best
-    return _turns_if_alike(best, _of_kinds(posed, result, ways, [Kind.TEMPORAL]))
+    if best is not None and request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
+        best = _turns_if_alike(best, _of_kinds(posed, result, ways, [Kind.TEMPORAL]))
+    return None if best is None else replace(best, thinned=result.thinned)
 
 
 def engine_least(devices: int, request: PlanRequest) -> int:
@@ -434,14 +430,14 @@ def _priced(
         if where is None:
             continue
         numbers, played = where
-        picked = _picked(posed, one.schedule)
-        if host_bytes(numbers, picked) > (posed.candidates.host or math.inf):
+        chosen_ways = picked(posed, one.schedule)
+        if host_bytes(numbers, chosen_ways) > (posed.candidates.host or math.inf):
             continue
         syncs = {
             (update, task): sync_seconds(
                 posed.task(task),
-                picked[update].layout,
-                picked[task].layout,
+                chosen_ways[update].layout,
+                chosen_ways[task].layout,
                 posed.candidates,
                 apart=numbers[update] != numbers[task],
                 shard=posed.task(update).library.shard,
@@ -456,7 +452,7 @@ def _priced(
                 kind=kind_of(one.schedule),
                 step_s=one.evaluation.step_s - one.evaluation.sync_s + sum(syncs.values()),
                 syncs=syncs,
-                ways=picked,
+                ways=chosen_ways,
                 numbers=numbers,
                 played=played,
                 peak=one.evaluation.peak,
@@ -466,68 +462,6 @@ def _priced(
     return sorted(chosen, key=lambda one: one.objective)
 
 
-def _split_regions(
-    numbers: Mapping[str, tuple[int, ...]],
-    ways: Mapping[str, Candidate],
-    pinned: Mapping[str, tuple[int, ...]],
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Each task's devices without those that its environment has alone; and these.
-
-    Args:
-        pinned: Devices of environments, by task. Where a task's are none of its, it has none left.
-    """
-    own: dict[str, tuple[int, ...]] = {}
-    played: dict[str, tuple[int, ...]] = {}
-    for name, block in numbers.items():
-        way = ways[name].played
-        policy, alone = split_numbers(None if way is None else way.split, block)
-        asked = pinned.get(name)
-        if asked is not None and set(asked) != set(alone or policy):
-            alone = asked if alone and set(asked) <= set(block) else ()
-            policy = tuple(number for number in block if number not in alone) if alone else ()
-        own[name] = policy
-        if alone:
-            played[name] = alone
-    return own, played
-
-
-def fits_hosts(posed: Posed, schedule: Schedule) -> bool:
-    """Whether a schedule can stand, and the hosts hold what all its tasks together put on them."""
-    where = stood(posed, schedule)
-    if where is None:
-        return False
-    picked = _picked(posed, schedule)
-    return host_bytes(where[0], picked) <= (posed.candidates.host or math.inf)
-
-
-def _on_hosts(posed: Posed, schedule: Schedule) -> dict[str, int]:
-    where = stood(posed, schedule)
-    return {} if where is None else fullest_host(where[0], _picked(posed, schedule))
-
-
-def _picked(posed: Posed, schedule: Schedule) -> dict[str, Candidate]:
-    return {leaf.task: posed.candidate(leaf.task, leaf.option) for leaf in leaves(schedule)}
-
-
-def search_posed(posed: Posed, top: int = 1) -> SearchResult:
-    """The best schedules; more of them where none of so many can stand.
-
-    The search knows what each task puts on its host, and not what all of them do together; and of
-    pinned devices whether two parts need one, and not where nodes end.
-    """
-    most = PLACED_SCHEDULES if posed.problem.places else HOST_SCHEDULES
-    while True:
-        result = search(posed.problem, top=top)
-        ended = len(result.best) < top or top >= most
-        if ended or any(fits_hosts(posed, one.schedule) for one in result.best):
-            return result
-        if not posed.problem.places and posed.problem.num_devices > FEW_DEVICES:
-            within = search_within_hosts(posed, result, lambda one: _on_hosts(posed, one), top)
-            if within is not None:
-                return within
-        top = min(most, max(32, 8 * top))
-
-
 def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fits) -> PlanError:
     """Of schedules that fit the devices, and not their hosts.
 
@@ -535,7 +469,7 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
         found: The schedules.
         fits: Whether there is a plan with a change.
     """
-    blocks = [(stood(posed, one.schedule), _picked(posed, one.schedule)) for one in found]
+    blocks = [(stood(posed, one.schedule), picked(posed, one.schedule)) for one in found]
     need = min((host_bytes(on[0], ways) for on, ways in blocks if on is not None), default=0)
     host, group = posed.candidates.host, posed.group
     every = list(dict.fromkeys(pin for own in pins.asked.values() for pin in own.values()))
@@ -543,33 +477,15 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
     changes = [f"leave {' or '.join(without)} out"] if without else []
     changes.append(more_host(host, group, fits, need))
     wheres = dict.fromkeys(pin.where for pin in every if without)
+    looked_at = f"; {counted(len(found), 'schedule')} looked at" if found else ""
     if (more := more_devices(group, MOST_DEVICES, fits, host)) is not None:
         changes.append(more)
     return DoesNotFit(
         "what fits the devices puts more into the memory of their hosts than these have",
         where=" and ".join(wheres) or "cluster",
-        found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device",
+        found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device{looked_at}",
         hint=", or ".join(changes),
     )
-
-
-def stood(
-    posed: Posed, schedule: Schedule
-) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]] | None:
-    """Each task's devices by number, and those of environments alone; None where pins forbid it."""
-    problem, node_size = posed.problem, posed.group.node_size
-    sizes = problem.block_sizes()
-    numbers: Mapping[str, tuple[int, ...]] | None
-    if problem.places:
-        numbers = stand(schedule, sizes, node_size, problem.num_devices, problem.places)
-    else:
-        given = slots(schedule, sizes, node_size)
-        numbers = {name: tuple(block) for name, block in given.items()}
-    if numbers is None:
-        return None
-    own, played = _split_regions(numbers, _picked(posed, schedule), posed.environments)
-    played |= {name: posed.outside_numbers(name) for name in numbers if name in posed.outside}
-    return (own, played) if all(own.values()) else None
 
 
 def distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:

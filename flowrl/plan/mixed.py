@@ -27,12 +27,10 @@ from flowrl.plan.many import (
     Chosen,
     Searched,
     distinct,
-    fits_hosts,
-    search_posed,
-    stood,
 )
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.plain_ways import PLAIN, plainer_options, with_option
+from flowrl.plan.posed_search import fits_hosts, search_posed, stood
 from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (

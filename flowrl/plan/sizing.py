@@ -26,13 +26,12 @@ from flowrl.plan.many import (
     Chosen,
     best_of_group,
     engine_least,
-    fits_hosts,
     hosts_full,
-    search_posed,
 )
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import way_words
 from flowrl.plan.pins import PinnedTasks, read_pins
+from flowrl.plan.posed_search import fits_hosts, search_posed
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
@@ -69,6 +68,7 @@ class Size:
         layouts: Of each task, in words.
         ways: Likewise, with what is computed again and what is on the host.
         host: What a device fills of its host's memory, in words; empty where it is nothing.
+        thinned: The rule by which schedules were left out of the search, if any.
     """
 
     devices: int
@@ -81,6 +81,7 @@ class Size:
     ways: tuple[tuple[str, str], ...]
     host: str
     schedule: ScheduleStep
+    thinned: str | None = None
 
 
 def pool_of_devices(
@@ -330,4 +331,5 @@ def _as_size(best: Chosen, devices: int) -> Size:
         ),
         host=host_words(best, list(best.ways)),
         schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),
+        thinned=best.thinned,
     )

@@ -3,9 +3,10 @@
 The search knows what each task puts on its host, and not what all tasks of a device do together.
 Where its best schedule is too much for a host, one of the tasks that are on that host must put less
 there: if all put more than their parts h cap / sum(h) of what it holds, that was too much again. So
-each task is tried with no more than its part, and so on, the best of what is left first. The first
-schedule that the hosts hold is the answer: what was not looked at takes longer, or has tasks apart
-that would be too much together. For those, each family of schedules is begun with by itself.
+each task is tried with no more than its part, and so on, the best of what is left first, at most
+`MOST_SEARCHES` times. The first schedule that the hosts hold is the answer: what was not looked at
+takes longer, or has tasks apart that would be too much together. For those, each family of
+schedules is begun with by itself; of others a faster one may be missed, and plans say so.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def fullest_host(
 def search_within_hosts(
     posed: Posed,
     first: SearchResult,
-    on_hosts: Callable[[Schedule], Mapping[str, int]],
+    on_hosts: Callable[[Schedule], Mapping[str, int] | None],
     top: int = 1,
 ) -> SearchResult | None:
     """The best schedule that hosts hold; None where none was found.
 
     Args:
         first: What was found without a look at hosts.
-        on_hosts: The `fullest_host` of a schedule.
+        on_hosts: The `fullest_host` of a schedule; None where it cannot stand, which is no answer.
         top: How many schedules are wanted: others put no more on hosts than was tried last.
     """
     holds = posed.candidates.host or math.inf
@@ -80,6 +81,8 @@ def search_within_hosts(
     while waiting:
         _, _, found, problem, most = heapq.heappop(waiting)
         asked = on_hosts(found.best[0].schedule)
+        if asked is None:
+            continue
         total = sum(asked.values())
         if total <= holds:
             wanted = _with_less(posed, problem, most)

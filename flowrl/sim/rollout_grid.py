@@ -36,6 +36,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths, lognormal_before_cut
 from flowrl.cost.models import ModelShape
 from flowrl.cost.occupancy import reserve_tokens
+from flowrl.files import write_text_atomic
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.lengths import Lognormal
@@ -280,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in _lines(checks):
         print(line)
     if options.json is not None:
-        options.json.write_text(_json(checks) + "\n", encoding="utf-8")
+        write_text_atomic(options.json, _json(checks) + "\n")
     print(f"{time.monotonic() - began:.0f} s")
     return int(any(check.far for check in checks))
 

@@ -19,8 +19,9 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
 from flowrl.plan.groups import even_parts
-from flowrl.plan.many import SIMPLE, search_posed
+from flowrl.plan.many import SIMPLE
 from flowrl.plan.plain_ways import PLAIN
+from flowrl.plan.posed_search import search_posed
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.sizing import Job, Size, fewest, sizes
 from tests.plan.many_cases import h100, pinned, request

@@ -155,6 +155,15 @@ def test_more_devices_for_the_environment_where_it_is_slow():
     assert own[0] < own[1]
 
 
+@pytest.mark.parametrize("pinned", ["12-13", "14-15"])
+def test_devices_that_an_environment_is_pinned_to_are_looked_for_among_many_schedules(pinned):
+    plan = planned(*SIMULATOR, f"{WORLD}.step_s=2", f"plan.pins.world.devices={pinned}")
+    first, last = (int(number) - 8 for number in pinned.split("-"))
+    assert list(plan.operation("world.interact").devices) == [
+        f"node-1/cuda:{number}" for number in range(first, last + 1)
+    ]
+
+
 def test_devices_of_an_environment_are_pinned_inside_those_of_its_rollout():
     pins = ("plan.pins.rollout.devices=0-15", "plan.pins.world.devices=8-11")
     plan = planned(*SIMULATOR, *pins)

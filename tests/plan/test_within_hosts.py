@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.plan import many
+from flowrl.plan import posed_search
 from flowrl.plan.within_hosts import fullest_host, host_bytes
 from tests.cli.command_line import ROOT, runner
 
@@ -21,8 +21,8 @@ def step_of(
     monkeypatch.chdir(ROOT)
     cluster = tmp_path / "cluster.yaml"
 
-    def plan(memory_gib: int, *words: str) -> tuple[float, list[int]]:
-        """Seconds of a step, and how many schedules were asked of each search."""
+    def plan(memory_gib: int, *words: str) -> tuple[float, list[int], list[str]]:
+        """Seconds of a step, how many schedules were asked of each search, and notes."""
         node = f"name: n, count: 4, memory_gib: {memory_gib}, cores: 192"
         cluster.write_text(
             f"nodes: [{{{node}, devices: [{{name: A100-SXM-80GB, count: 8}}]}}]", encoding="utf-8"
@@ -34,13 +34,14 @@ def step_of(
             return known(problem, top=top)
 
         with monkeypatch.context() as patched:
-            known = many.search
-            patched.setattr(many, "search", search)
+            known = posed_search.search
+            patched.setattr(posed_search, "search", search)
             code, out, err = runner(capsys, "plan")(
                 "configs/grpo_qwen25_32b.yaml", "--cluster", str(cluster), "--json", *words
             )
         assert (code, err) == (0, "")
-        return json.loads(out)["prediction"]["step_s"], tops
+        found = json.loads(out)
+        return found["prediction"]["step_s"], tops, found["notes"]
 
     return plan
 
@@ -49,11 +50,13 @@ def step_of(
 def test_less_on_hosts_leads_to_the_schedule_that_many_of_the_best_lead_to(
     step_of: Any, monkeypatch: pytest.MonkeyPatch, memory_gib: int
 ):
-    step_s, tops = step_of(memory_gib)
+    step_s, tops, notes = step_of(memory_gib)
     assert set(tops) == {1}
-    monkeypatch.setattr(many, "FEW_DEVICES", 1 << 20)
-    looked_through_s, tops = step_of(memory_gib)
+    assert f"looked at {posed_search.LESS_ON_HOSTS}" in notes
+    monkeypatch.setattr(posed_search, "FEW_DEVICES", 1 << 20)
+    looked_through_s, tops, notes = step_of(memory_gib)
     assert max(tops) > 1  # the best by itself puts too much there
+    assert not any(posed_search.LESS_ON_HOSTS in note for note in notes)
     assert step_s == pytest.approx(looked_through_s, rel=1e-12)
 
 

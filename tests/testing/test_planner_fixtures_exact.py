@@ -170,10 +170,6 @@ def test_no_schedule_of_larger_fixtures_takes_less() -> None:
         check(drawn(rng, graph, rng.choice([6, 8, 9])), all_of_them=False)
 
 
-def test_a_pipeline_in_a_pipeline_is_priced_at_the_pace_of_its_slowest_stage() -> None:
-    """The search's own seconds prefer another schedule here; one of 200 that it finds is better."""
-
-
 def test_where_pipelines_are_nested_the_searchs_own_best_ones_are_not_taken_for_the_best() -> None:
     """Of the 128 that the search prefers the best takes 3.6 % more."""
     seconds = {"rollout": 130.0, "reference": 119.0, "reward": 0.8, "values": 0.7}
