@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 from flowrl.observe.rows import SampleRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.rollout.story import SampleStory, sample_story
-from flowrl.runtime.journal_files import SampleFiles, rollout_journals
+from flowrl.runtime.journal_files import NUM_FILES, SampleFiles, rollout_journals
 from flowrl.wording import counted
 
 __all__ = ["run"]
@@ -118,7 +120,7 @@ def run(folder: Path, sample: str, *, as_json: bool) -> None:
         return
     journals = rollout_journals(folder)
     rows = {(r.stage, r.rollout): r for r in opened.samples_of(group, member)}
-    told = _told(journals, rows, SampleId(sample))
+    told = _told(journals, rows, SampleId(sample), _setting(opened, "journal_mb"))
     if not told:
         raise _unknown(opened, group, member, journals)
     if as_json:
@@ -148,11 +150,19 @@ def _tell_group(opened: RunFolder, group: str, *, as_json: bool) -> None:
                 f"  {row.sample}  {_end_of(row)}{_score_of(row)}{_by_weights(row)}; "
                 f"response {_excerpt(row.response, 60)}"
             )
+    if logged := _setting(opened, "log_samples"):
+        print(
+            f"the first {counted(logged, 'sample')} of each step have a row "
+            f"(runtime.log_samples={logged}); others of the group may have none"
+        )
     print(f"one's story: flowrl why {shlex.quote(str(opened.path))} {rows[0].sample}")
 
 
 def _told(
-    journals: Sequence[SampleFiles], rows: Mapping[tuple[str, str], SampleRow], sample: SampleId
+    journals: Sequence[SampleFiles],
+    rows: Mapping[tuple[str, str], SampleRow],
+    sample: SampleId,
+    journal_mb: int,
 ) -> list[_Told]:
     found = []
     for files in journals:
@@ -167,7 +177,7 @@ def _told(
                     stage=files.stage,
                     rollout=files.rollout,
                     story=story,
-                    missing="" if story else _why_missing(files),
+                    missing="" if story else _why_missing(files, journal_mb),
                     row=row,
                 )
             )
@@ -186,10 +196,23 @@ def _told(
     return found
 
 
-def _why_missing(files: SampleFiles) -> str:
+def _setting(opened: RunFolder, name: str) -> int:
+    """A number of the run's `runtime`; 0 where its configuration says none."""
+    config = yaml.safe_load(opened.config_path.read_text(encoding="utf-8"))
+    section = config.get("runtime") if isinstance(config, dict) else None
+    value = section.get(name) if isinstance(section, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def _why_missing(files: SampleFiles, journal_mb: int) -> str:
     whole = files.whole_mb
     if whole is None:
         return "the journal does not tell of it"
+    if whole <= journal_mb:
+        return (
+            f"the journal does not go back to it: its last {NUM_FILES} files are kept, and each "
+            "resume begins one"
+        )
     return (
         "the journal does not go back to it "
         f"(runtime.journal_mb={whole} would have kept all of this run's)"
@@ -203,21 +226,20 @@ def _unknown(
     where = f"{opened.path}: sample {sample}"
     path = shlex.quote(str(opened.path))
     offered = {name: members for files in journals for name, members in files.groups().items()}
-    last = _last_member(opened, group)
-    if last is None and group in offered:
-        last = offered[group] - 1
-    if last is not None:
-        what = (
-            f"the group {group} has no member {member}"
-            if member is not None
-            else "no step has reported this group yet"
-        )
+    last = max(_last_member(opened, group), offered.get(group, 0) - 1)
+    logged = _setting(opened, "log_samples")
+    if last >= 0:
+        what, hint = f"the group {group} has no member {member}", f"flowrl why {path} {group}/0"
+        if member is None:
+            what = "no step has reported this group yet"
+        elif logged and group not in offered:
+            what = f"no row tells of member {member} of the group {group}"
+            hint = (
+                f"the first {counted(logged, 'sample')} of each step have a row "
+                f"(runtime.log_samples={logged}; 0 logs all)"
+            )
         return ConfigError(
-            what,
-            where=where,
-            expected=f"{group}/0 to {group}/{last}",
-            found=sample,
-            hint=f"flowrl why {path} {group}/0",
+            what, where=where, expected=f"{group}/0 to {group}/{last}", found=sample, hint=hint
         )
     nearest = _nearest(group, opened.groups() | offered.keys())
     suffix = "" if member is None else "/0"
@@ -232,10 +254,10 @@ def _unknown(
     )
 
 
-def _last_member(opened: RunFolder, group: str) -> int | None:
-    """The greatest member with a row; None where the group has none."""
+def _last_member(opened: RunFolder, group: str) -> int:
+    """The greatest member with a row; -1 where the group has none."""
     members = (int(row.sample.rpartition("/")[2]) for row in opened.samples_of(group))
-    return max(members, default=None)
+    return max(members, default=-1)
 
 
 def _nearest(group: str, groups: Iterable[str]) -> list[str]:

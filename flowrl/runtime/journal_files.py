@@ -28,12 +28,19 @@ from flowrl.rollout import RolloutScheduler
 from flowrl.rollout.events import Event
 from flowrl.rollout.journal import Journal, JournalWriter, read_journal
 
-__all__ = ["JOURNALS", "RolloutJournal", "RolloutJournals", "SampleFiles", "rollout_journals"]
+__all__ = [
+    "JOURNALS",
+    "NUM_FILES",
+    "RolloutJournal",
+    "RolloutJournals",
+    "SampleFiles",
+    "rollout_journals",
+]
 
 JOURNALS = "journal"
 """The folder of a run that holds them."""
 
-_NUM_FILES = 16
+NUM_FILES = 16
 """Of a journal; the oldest one goes when another is begun."""
 
 
@@ -49,7 +56,7 @@ class RolloutJournal:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._file_bytes = max_bytes // _NUM_FILES
+        self._file_bytes = max_bytes // NUM_FILES
         self._text = io.StringIO()
         self._writer = JournalWriter(self._text)
         self._descriptor: int | None = None
@@ -67,7 +74,7 @@ class RolloutJournal:
             os.close(self._descriptor)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._size = 0
-        for old in self._files()[:-_NUM_FILES]:
+        for old in self._files()[:-NUM_FILES]:
             old.unlink(missing_ok=True)
         self._writer.begin(scheduler if scheduler.last_event_id >= 0 else scheduler.settings)
         # Not counted, or files of a rollout with a large state would hold nothing else.

@@ -193,6 +193,19 @@ class Profile:
     models: Mapping[str, str] = field(default_factory=dict)
     machine: MachineNote = field(default_factory=MachineNote)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is to be said of its times where they are used."""
+        busy = () if self.machine.doubt is None else (self.machine.doubt,)
+        untold = [f"{op.role}.{op.op}" for op in self.ops if not op.beside_told]
+        if not untold:
+            return busy
+        return (
+            *busy,
+            f"what {' and '.join(untold)} loses to a driver beside could not be told, and counts "
+            "as standing still",
+        )
+
 
 class _ProfileFile(BaseModel):
     """Its settings hold for the plain dataclasses inside it too."""
@@ -283,9 +296,8 @@ def profile_times(profile: Profile, stage: CompiledStage, *, source: str) -> Sta
                 expected=note,
                 hint="measure this one with `flowrl profile CONFIG`",
             )
-    doubt = profile.machine.doubt
     return StageTimes(
-        source=source if doubt is None else f"{source}, {doubt}",
+        source=", ".join((source, *profile.doubts)),
         engines={engine.role: _engine_times(engine) for engine in profile.engines},
         ops={(op.role, op.op): op.cost for op in profile.ops},
         scorers={scorer.role: scorer.times for scorer in profile.scorers},

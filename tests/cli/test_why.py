@@ -96,7 +96,9 @@ def test_what_is_not_there_is_answered_with_what_is_near(made: Path, asked: str,
             for end in ("consumed", "filtered")
             for row in rows(made, end)
         }
-        assert f"the nearest are 0/{max(map(int, offered))}" in told
+        member = "/0" if asked.endswith("/0") else ""
+        nearest = [f"0/{prompt}{member}" for prompt in sorted(map(int, offered), reverse=True)[:3]]
+        assert f"the nearest are {', '.join(nearest)}\n" in f"{told}\n"
     assert caught.value.exit_code == 2
 
 
@@ -121,6 +123,54 @@ def test_the_nearest_are_found_where_only_the_rows_go_back_to_them(tmp_path: Pat
         why.run(tmp_path, "0/4/0", as_json=False)
 
 
+def test_samples_that_were_not_logged_are_told_from_samples_that_there_are_none_of(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    group = rows(made, "consumed")[0]["sample"].rpartition("/")[0]
+    (tmp_path / "config.yaml").write_text("runtime: {log_samples: 2}")
+    logged = [
+        row for row in read_json_lines(made / "samples.jsonl") if row["sample"][:-1] == f"{group}/"
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in logged[:2])
+    (tmp_path / "samples.jsonl").write_text(text)
+    why.run(tmp_path, group, as_json=False)
+    out = capsys.readouterr().out
+    assert f"group {group}: 2 samples" in out
+    assert "the first 2 samples of each step have a row (runtime.log_samples=2)" in out
+    with pytest.raises(ConfigError, match="no row tells of member 3") as caught:
+        why.run(tmp_path, f"{group}/3", as_json=False)
+    assert "runtime.log_samples=2; 0 logs all" in str(caught.value)
+    # The journal knows how large the group is.
+    shutil.copytree(made / "journal", tmp_path / "journal")
+    with pytest.raises(ConfigError, match="has no member 9") as caught:
+        why.run(tmp_path, f"{group}/9", as_json=False)
+    assert f"{group}/0 to {group}/3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("journal_mb", "told"),
+    [
+        (0, "runtime.journal_mb=1 would have kept all of this run's"),
+        (128, "its last 16 files are kept, and each resume begins one"),
+    ],
+)
+def test_a_larger_journal_is_offered_only_where_it_would_have_helped(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], journal_mb: int, told: str
+):
+    row = rows(made, "consumed")[0]
+    run = tmp_path / "run"
+    shutil.copytree(made, run)
+    (run / "config.yaml").write_text(f"runtime: {{journal_mb: {journal_mb}}}")
+    (folder,) = (run / "journal" / "grpo").iterdir()
+    (file,) = folder.iterdir()
+    # As after a resume or more: the file that told of the sample is gone.
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / f"{5:0{len(file.stem)}}{file.suffix}").write_text(lines[0], encoding="utf-8")
+    file.unlink()
+    why.run(run, row["sample"], as_json=False)
+    assert told in capsys.readouterr().out
+
+
 def test_a_group_is_told_by_its_samples(made: Path, capsys: pytest.CaptureFixture[str]):
     row = rows(made, "filtered")[0]
     group = row["sample"].rpartition("/")[0]
@@ -143,6 +193,7 @@ def test_where_the_journal_does_not_go_back_the_row_is_told_and_what_would_have_
 ):
     run = tmp_path / "run"
     shutil.copytree(made, run)
+    (run / "config.yaml").write_text("runtime: {journal_mb: 2}", encoding="utf-8")
     folder = run / "journal" / "grpo" / "actor.generate"
     for number in (2, 3):  # those before have gone, and what is left tells of none of its samples
         (folder / f"{number:06d}.jsonl").write_bytes(

@@ -60,7 +60,7 @@ def bounds(planned: Planned) -> tuple[float, float]:
     """Least and most seconds of a simulated step."""
     step_s = planned.step_s
     if planned.kind == "asynchronous":
-        least, most = 0.97, 1.06
+        least, most = 0.98, 1.06
     else:
         least, most = (0.96, 1.08) if planned.streams else (0.98, 1.04)
     return least * step_s, most * step_s

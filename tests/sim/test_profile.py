@@ -161,6 +161,14 @@ def test_what_operations_take_from_a_driver_is_told_in_words_or_that_it_could_no
     untold = profile_text(replace(profile, ops=(replace(first, beside_told=False), *others)))
     assert f"  {name} beside a busy driver: could not be told" in untold
     assert "beside a busy driver" not in profile_text(profile)
+    # Where its times are used it is said too.
+    quiet = replace(profile, machine=MachineNote())
+    times = replace(quiet, ops=(replace(first, beside_told=False), *others))
+    assert profile_times(times, stage, source="p.json").source == (
+        f"p.json, what {name} loses to a driver beside could not be told, and counts as standing "
+        "still"
+    )
+    assert profile_times(quiet, stage, source="p.json").source == "p.json"
 
 
 @pytest.mark.parametrize(
