@@ -22,7 +22,7 @@ share on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Literal, TypeAlias
@@ -66,10 +66,6 @@ NO_FASTER = 0.999
 
 MICRO_SAMPLES = (1, 4)
 """Longest samples that a packed micro-batch holds."""
-
-MOST_REPLICA = 8
-"""Devices of a replica, as a multiple of the smallest that fits: beyond that a model is only cut
-into smaller pieces that exchange more."""
 
 TIGHT = 0.5
 """Of a device: where an update takes more even with all activations computed again, its optimizer
@@ -165,23 +161,12 @@ class Candidates:
         if self._may_be_rivals(task, only):
             found = self._worth_timing(task, num_devices, only)
         else:
-            fitting = self._small_enough(
-                task, num_devices, only, lambda layout: bool(self.of_layout(task, layout, free))
-            )
-            found = [one for layout in fitting for one in self.of_layout(task, layout, free)]
+            found = [
+                one
+                for layout in filter(only.takes, self.layouts(task, num_devices).possible)
+                for one in self.of_layout(task, layout, free)
+            ]
         return self.worth_having(found, task, shared=shared)
-
-    def _small_enough(
-        self, task: TaskWork, num_devices: int, only: Filter, fits: Callable[[Layout], bool]
-    ) -> Iterator[Layout]:
-        """Layouts that fit, with replicas that are not too large beside the smallest of them."""
-        smallest = num_devices
-        for layout in self.layouts(task, num_devices).possible:
-            if layout.model_devices > MOST_REPLICA * smallest and not only.layout:
-                return  # layouts come with the smallest replicas first
-            if only.takes(layout) and fits(layout):
-                smallest = min(smallest, layout.model_devices)
-                yield layout
 
     def worth_having(
         self, found: Sequence[Candidate], task: TaskWork, *, shared: bool
@@ -384,19 +369,16 @@ class Candidates:
 
         Layouts come in the order of the least that they take, for what is known early spares more.
         """
-        caches: dict[Layout, list[Candidate]] = {}
         bound = cache(partial(self._bound, task))
-
-        def fits(layout: Layout) -> bool:
-            ways = self._caches(task, layout, task_slots(task, layout, 0))
-            caches[layout] = [way for way in ways if way.peak <= self.budget]
-            return bool(caches[layout])
-
         most = self.ceiling * task.every
-        possible = self.layouts(task, num_devices).possible
+        possible = tuple(filter(only.takes, self.layouts(task, num_devices).possible))
         if most < math.inf and all(bound(layout).least_s() > most for layout in possible):
             return []
-        fitting = list(self._small_enough(task, num_devices, only, fits))
+        caches: dict[Layout, list[Candidate]] = {}
+        for layout in possible:
+            ways = self._caches(task, layout, task_slots(task, layout, 0))
+            caches[layout] = [way for way in ways if way.peak <= self.budget]
+        fitting = [layout for layout, ways in caches.items() if ways]
         fitting.sort(key=lambda layout: bound(layout).least_s(caches[layout][-1].kv_tokens))
         rivals, found = Rivals(self.budget), list[Candidate]()
         for layout in fitting:

@@ -242,9 +242,8 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
             rejected.append(_too_large(task, layout, best, replace(only, layout=())))
     ways.sort(key=lambda one: one.seconds)
     ahead = task.generates and best.kind is Kind.ASYNCHRONOUS
-    smallest = min(one.layout.model_devices for one in (way, *ways))
     sooner = [one for one in ways if one.seconds < way.seconds]
-    faster = [(one, lost(task, one, best, smallest)) for one in sooner]
+    faster = [(one, lost(task, one, best)) for one in sooner]
     runners_up = [_faster(other, why, ahead=ahead) for other, why in faster]
     runners_up += [_slower(other, way) for other in ways[len(faster) :]]
     pinned = [f"{name}={size}" for name, size in only.layout]

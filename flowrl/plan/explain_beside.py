@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.candidate import Candidate, pareto
-from flowrl.plan.candidates import MOST_REPLICA
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import fullest_phase
 from flowrl.plan.many import Chosen
@@ -33,7 +32,6 @@ class Cause(StrEnum):
     ROOM = "do not fit beside the others"
     HOST = "put more on their hosts than these hold"
     STEP = "make the step no better"
-    SIZE = "have replicas larger than are looked at"
     PLAIN = "are less plain"
     RIVAL = "have rivals that are as fast in no more memory"
     UNKNOWN = "are less plain or take more memory"
@@ -51,18 +49,14 @@ class Lost:
     words: str
 
 
-def lost(task: TaskWork, other: Candidate, best: Chosen, smallest: int | None = None) -> Lost:
-    """Why a task is not run in another way, on as many devices or on more that it could have.
-
-    Args:
-        smallest: Devices of the smallest replica that fits so many devices, where that is known.
-    """
+def lost(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
+    """Why a task is not run in another way, on as many devices or on more that it could have."""
     if _stands_alike(other, best.ways[task.id]):
         tried = replace(best, ways={**best.ways, task.id: other})
         found = _too_full(task, tried) or _host_full(task, tried)
         if found is not None:
             return found
-    return _by_step(task, other, best, smallest)
+    return _by_step(task, other, best)
 
 
 def _too_full(task: TaskWork, tried: Chosen) -> Lost | None:
@@ -102,7 +96,7 @@ def faster_ones(causes: Iterable[Cause]) -> str:
     return f"faster ones {', '.join(most)}{' or ' if most else ''}{last}"
 
 
-def _by_step(task: TaskWork, other: Candidate, best: Chosen, smallest: int | None) -> Lost:
+def _by_step(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
     """By what the search measures of the schedule with it."""
     posed, way = best.posed, best.ways[task.id]
     now, then = _measured(task, other, best)
@@ -116,13 +110,6 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen, smallest: int | Non
         return Lost(cause=Cause.ROOM, words=words)
     if rounded(then.objective) >= rounded(now.objective):
         return Lost(cause=Cause.STEP, words=_no_better(now, then, best))
-    known = other in posed.ways[task.id]
-    if smallest and not known and other.layout.model_devices > MOST_REPLICA * smallest:
-        words = (
-            f"its replicas of {other.layout.model_devices} devices are more than {MOST_REPLICA} "
-            f"times the smallest that fit, of {smallest}: a pin may ask for it"
-        )
-        return Lost(cause=Cause.SIZE, words=words)
     if other.plainness > way.plainness:
         return Lost(cause=Cause.PLAIN, words=f"less plain{_better(now, then, best)}")
     rival = _rival(task, other, best)

@@ -15,7 +15,7 @@ from flowrl.cost.role_memory import kv_capacity
 from flowrl.cost.source import Estimate
 from flowrl.graph import Graph
 from flowrl.plan.candidate import Candidate, pareto
-from flowrl.plan.candidates import MOST_REPLICA, Candidates
+from flowrl.plan.candidates import Candidates
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork, tasks_of
 from tests.plan.many_cases import h100, request
@@ -130,18 +130,9 @@ def test_rollouts_whose_time_is_not_asked_for_are_not_worth_having(
         )
         asked_for = len(timed)
         made = Candidates(asked, group, AnalyticCost())
-        smallest = min(
-            (
-                layout.model_devices
-                for layout in made.layouts(work, devices).possible
-                if made.of_layout(work, layout, Filter())
-            ),
-            default=0,
-        )
         every = [
             one
             for layout in made.layouts(work, devices).possible
-            if layout.model_devices <= MOST_REPLICA * smallest
             for one in made.of_layout(work, layout, Filter())
         ]
         assert found == made.worth_having(every, work, shared=False)

@@ -295,7 +295,8 @@ def other_layout(raw: dict[str, Any]) -> None:
     last = operation(raw, BOTH[1])
     layout = last["layout"]
     if layout["dp"] % 2:
-        layout |= {"dp": 2 * layout["dp"], "tp": layout["tp"] // 2}
+        (split, size), *_ = (one for one in layout.items() if one[1] % 2 == 0)
+        layout |= {"dp": 2 * layout["dp"], split: size // 2}
     else:
         layout |= {"dp": layout["dp"] // 2, "tp": 2 * layout["tp"]}
     last["replicas"] = layout["dp"]

@@ -96,7 +96,7 @@ def faster_ways(found: Searched) -> list[tuple[Leaf, Candidate]]:
     ("pool", "causes"),
     [
         (h100(8), {Cause.ROOM}),
-        (h100(16), {Cause.PLAIN}),
+        (h100(32), {Cause.PLAIN}),
         (with_hosts(of_gib(24), 400), {Cause.ROOM, Cause.PLAIN}),
     ],
 )
@@ -126,7 +126,8 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
         else:
             assert why.cause is Cause.PLAIN
             assert way.plainness > best.ways[leaf.task].plainness
-            assert seconds_text(now.step_s - then.step_s) in why.words
+            gained = seconds_text(now.step_s - then.step_s)
+            assert gained in why.words or gained == seconds_text(0.0)
     assert seen == causes
 
 
@@ -135,33 +136,31 @@ def told_gib(words: str) -> list[float]:
     return [float(one) * of[unit] for one, unit in re.findall(r"([\d.]+) (MiB|GiB)", words)]
 
 
-def test_a_faster_layout_whose_replicas_are_too_large_to_look_at_may_be_pinned(grpo: Graph):
-    plan = make_plan(grpo, request(), h100(16))
-    (told,) = (one for one in plan.reasons if one.subject == "actor.update")
-    assert told.rejected[0].choice == "pp 4, cp 4"
-    expected = "its replicas of 16 devices are more than 8 times the smallest that fit, of 1"
-    assert expected in told.rejected[0].constraint
-    asked = pinned(request(), "actor.update.pp=4", "actor.update.cp=4")
-    other = make_plan(grpo, asked, h100(16)).operation("actor.update")
-    mine = plan.operation("actor.update")
-    assert other.layout.describe() == "pp 4, cp 4"
-    assert other.seconds is not None
-    assert mine.seconds is not None
-    assert other.seconds < mine.seconds
+def test_a_faster_layout_is_taken_however_large_its_replicas_are(grpo: Graph):
+    """One of 16 devices, of a model that one device holds."""
+    plan = make_plan(grpo, request(), h100(16)).operation("actor.update")
+    assert plan.layout.describe() == "pp 4, cp 4"
+    asked = pinned(request(), "actor.update.pp=1", "actor.update.cp=1", "actor.update.tp=1")
+    small = make_plan(grpo, asked, h100(16)).operation("actor.update")
+    assert plan.seconds is not None
+    assert small.seconds is not None
+    assert plan.seconds < small.seconds
 
 
 def test_a_way_that_loses_to_a_third_one_names_it(grpo: Graph):
-    best = searched(grpo, request(), h100(16)).best
-    task = best.posed.task("actor.update")
+    best = searched(grpo, request(), with_hosts(of_gib(24), 400)).best
+    task = best.posed.task("reference.logprobs")
     made, way = best.posed.made(task.id), best.ways[task.id]
     found = [
         lost(task, one, best)
-        for layout in made.layouts(task, 16).possible
+        for layout in made.layouts(task, way.layout.num_devices).possible
         for one in made.of_layout(task, layout, Filter())
         if one.seconds < way.seconds
     ]
     (rival,) = {one.words for one in found if one.cause is Cause.RIVAL}
-    assert rival == "pp 2, cp 4, dp 2 is as fast in about as much memory or less"
+    assert rival == (
+        "pp 2, cp 4, all on the host between turns is as fast in about as much memory or less"
+    )
 
 
 def test_what_is_said_of_all_faster_ways_is_true_of_each():
