@@ -15,7 +15,7 @@ A device of the catalogue may differ in `memory_gib` and in its rates (`tflops`,
 time its rates and links. The rates of `links` are those of one device, in one direction.
 
 Every node gets a CPU device with the node's memory and cores. An entry `{type: cpu, count: 2}`
-makes it two devices that share them, so that two workers can be placed apart.
+makes it two devices that share them, so that two workers can be placed apart; it says no more.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def _expand(entry: _NodeEntry, where: Places, key: str) -> list[ClusterNode]:
     devices, cpus = [], 0
     counts = Counter[str]()
     for index, group in enumerate(entry.devices):
-        if group.type == "cpu":
+        if _is_cpu(group):
+            _check_cpu(group, where, f"{key}.devices.{index}")
             cpus += group.count
             continue
         device = _device(group, links, where, f"{key}.devices.{index}")
@@ -211,6 +212,33 @@ def _expand(entry: _NodeEntry, where: Places, key: str) -> list[ClusterNode]:
         (node,) = split_cpus(ResourcePool(nodes=(node,)), cpus).nodes
     # The nodes share one tuple of devices, which keeps a pool of thousands small.
     return [replace(node, name=name) for name in _names(entry)]
+
+
+def _is_cpu(entry: _DeviceEntry) -> bool:
+    known = None if entry.name is None or entry.type is not None else find_spec(entry.name)
+    return entry.type == "cpu" or (known is not None and known.type == "cpu")
+
+
+def _check_cpu(entry: _DeviceEntry, where: Places, key: str) -> None:
+    """Of the node's own CPU an entry says only how many devices it is.
+
+    Raises:
+        ConfigError: it says more, which would be ignored.
+    """
+    of_node = {"name": "cpu", "memory_gib": "memory_gib", "tflops": "cores"}
+    for name in sorted(entry.model_fields_set - {"type", "count"}):
+        if name == "name" and find_spec(entry.name or "") is not None:
+            continue
+        hint = f"take {name} out"
+        if name in of_node:
+            hint += f", or say `{of_node[name]}` of the node"
+        raise ConfigError(
+            f"a CPU has no {name} of its own in a node's devices",
+            where=where(f"{key}.{name}"),
+            found=str(getattr(entry, name)),
+            expected="type and count: such devices share the node's cores and memory",
+            hint=hint,
+        )
 
 
 def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: Places, key: str) -> Device:

@@ -107,6 +107,7 @@ class DeviceGroup:
         node_size: Devices of a node.
         addresses: Node by node.
         budget_bytes: What a plan may use of each: of the one with least.
+        in_part: Its nodes have more of these devices, which idle.
         host_cores: CPU cores of each node's host.
         host_bytes: Memory of each node's host, of the one that has least.
         spare_cores: CPU cores of the pool's nodes without accelerators; 0 of a group of CPUs.
@@ -119,6 +120,7 @@ class DeviceGroup:
     node_size: int
     addresses: tuple[str, ...]
     budget_bytes: int
+    in_part: bool = False
     host_cores: int = 0
     host_bytes: int = 0
     spare_cores: int = 0

@@ -15,7 +15,7 @@ from flowrl.plan.names import cache_words, way_words
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.schema import PlacementPlan, PredictedMemory
 from flowrl.plan.tasks import TaskWork
-from flowrl.plan.within_hosts import host_bytes
+from flowrl.plan.within_hosts import overfull_host
 
 __all__ = ["Again", "check_held"]
 
@@ -47,15 +47,22 @@ def check_held(chosen: Chosen, plan: PlacementPlan, where: str, again: Again) ->
             expected=f"at most {format_bytes(budget)}",
             hint=_nearest(chosen, plan, entry, again),
         )
-    host, most = chosen.posed.candidates.host, host_bytes(chosen.numbers, chosen.ways)
-    if host is not None and most > host:
+    over = _host_over(chosen)
+    if over is not None:
+        held, host = over
+        each = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in held.items())
         raise PlanError(
             "what the file puts on the hosts is more than they hold",
             where=f"{where}: operations",
-            found=f"{format_bytes(most)} for each device",
+            found=f"{format_bytes(sum(held.values()))} for a device: {each}",
             expected=f"at most {format_bytes(host)}",
-            hint="take `offload` off an operation",
+            hint=f"take `offload` off {' or '.join(held)}",
         )
+
+
+def _host_over(chosen: Chosen) -> tuple[dict[str, int], int] | None:
+    """Of a device whose host does not hold its part: what each task has there, and the part."""
+    return overfull_host(chosen.numbers, chosen.ways, lambda task: chosen.posed.made(task).host)
 
 
 def _too_full(chosen: Chosen, plan: PlacementPlan) -> PredictedMemory | None:
@@ -100,9 +107,7 @@ def _nearest(chosen: Chosen, plan: PlacementPlan, entry: PredictedMemory, again:
                 new = again(other)
             except PlanError:
                 continue
-            host = new.posed.candidates.host
-            is_over = host is not None and host_bytes(new.numbers, new.ways) > host
-            if not is_over and _too_full(new, other) is None:
+            if _host_over(new) is None and _too_full(new, other) is None:
                 kept = any(
                     p.field in change and set(p.nodes) & {*task.operations} for p in plan.pins
                 )

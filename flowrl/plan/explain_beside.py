@@ -21,7 +21,7 @@ from flowrl.plan.render_many import seconds_text
 from flowrl.plan.search import Leaf, Objective, leaves
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
 from flowrl.plan.tasks import TaskWork
-from flowrl.plan.within_hosts import host_bytes
+from flowrl.plan.within_hosts import overfull_host
 
 __all__ = ["Cause", "Lost", "faster_ones", "lost"]
 
@@ -53,7 +53,7 @@ def lost(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
     """Why a task is not run in another way, on as many devices or on more that it could have."""
     if _stands_alike(other, best.ways[task.id]):
         tried = replace(best, ways={**best.ways, task.id: other})
-        found = _too_full(task, tried) or _host_full(task, tried)
+        found = _too_full(task, tried) or _host_full(tried)
         if found is not None:
             return found
     return _by_step(task, other, best)
@@ -78,13 +78,14 @@ def _too_full(task: TaskWork, tried: Chosen) -> Lost | None:
     return Lost(cause=Cause.ROOM, words=words)
 
 
-def _host_full(task: TaskWork, tried: Chosen) -> Lost | None:
+def _host_full(tried: Chosen) -> Lost | None:
     """None where the hosts hold what is put on them."""
-    host = tried.posed.made(task.id).host
-    put = host_bytes(tried.numbers, tried.ways)
-    if host is None or put <= host:
+    over = overfull_host(tried.numbers, tried.ways, lambda one: tried.posed.made(one).host)
+    if over is None:
         return None
-    words = f"the hosts would hold {format_bytes(put)} for each device, of {format_bytes(host)}"
+    held, host = over
+    put = format_bytes(sum(held.values()))
+    words = f"the hosts would hold {put} for each device, of {format_bytes(host)}"
     return Lost(cause=Cause.HOST, words=words)
 
 

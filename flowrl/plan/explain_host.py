@@ -6,22 +6,24 @@ from collections.abc import Iterator
 
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.many import Chosen
+from flowrl.plan.names import device_names
 from flowrl.plan.within_hosts import fullest_host
 
 __all__ = ["host_notes", "host_words"]
 
 
 def host_notes(best: Chosen) -> Iterator[str]:
-    """One line for each kind of device with something in the memory of its hosts."""
-    kinds: dict[str, list[str]] = {}
+    """One line for each group of devices with something in the memory of its hosts."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     for task in best.posed.tasks:
-        kinds.setdefault(best.posed.group_of(task.id).device.name, []).append(task.id)
-    for name, tasks in kinds.items():
+        groups.setdefault(best.posed.group_of(task.id).addresses, []).append(task.id)
+    for addresses, tasks in groups.items():
         words = host_words(best, tasks)
         if words:
             host = best.posed.made(tasks[0]).host
             of = "" if host is None else f", of {format_bytes(host)} that it may fill"
-            who = f"each {name}" if len(kinds) > 1 else "a device"
+            name = best.posed.group_of(tasks[0]).device.name
+            who = f"each {name} of {device_names(addresses)}" if len(groups) > 1 else "a device"
             yield f"{who} fills up to {words}{of}"
 
 

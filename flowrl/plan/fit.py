@@ -8,6 +8,7 @@ only that makes a phase fit, it does so outside of rollouts; its own weights go 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,19 @@ context and loaded kernels; estimates, not measured here."""
 
 
 class DoesNotFit(PlanError):
-    """A device does not hold all that takes turns on it."""
+    """A device does not hold all that takes turns on it.
+
+    Attributes:
+        over: What is needed of a device's memory, as a multiple of what there is; infinite where
+            nobody knows. Memory of hosts is easier to have.
+    """
+
+    over: float = math.inf
+
+    def by(self, over: float) -> DoesNotFit:
+        """The same error, with what is needed."""
+        self.over = over
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

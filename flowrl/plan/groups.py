@@ -23,6 +23,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
 from flowrl.plan.explain_took import by_step_time, took_apart
+from flowrl.plan.fit import DoesNotFit
 from flowrl.plan.impossible_pins import Elsewhere
 from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
@@ -33,6 +34,7 @@ from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.ways_out import Trial, changed_alike
 from flowrl.plan.write_many import write_plan
 
 __all__ = ["cost_of", "groups_for", "host_parts", "host_share", "plan_over_groups"]
@@ -84,6 +86,7 @@ def _shares(alike: Sequence[DeviceGroup], size: int) -> DeviceGroup:
         alike[0],
         node_size=size,
         addresses=tuple(addresses),
+        in_part=True,
         budget_bytes=min(group.budget_bytes for group in alike if group.node_size >= size),
     )
 
@@ -230,7 +233,7 @@ class _Job:
         for seating in ways:
             if not _names_only(part, pins, seating):
                 return min(every, key=lambda one: one.best.objective, default=None)
-            every.append(search_group(self.on(part, seating, pins), pool=self.beside(part)))
+            every.append(search_group(self.on(part, seating, pins), pool=self.beside(part, pins)))
         return min(every, key=lambda one: one.best.objective, default=None)
 
     def on(self, part: Part, seating: Seating, pins: PinnedTasks) -> GroupJob:
@@ -255,14 +258,21 @@ class _Job:
             hosts=self.hosts,
         )
 
-    def beside(self, part: Part) -> Elsewhere:
+    def beside(self, part: Part, pins: PinnedTasks) -> Elsewhere:
         """What there is besides one of the groups that are tried."""
         return Elsewhere(
             groups=tuple(one.group for one in self.parts),
-            fits=lambda pins: self._fits_beside(part, pins),
+            fits=lambda change: self._fits_beside(part, pins, change),
         )
 
-    def _fits_beside(self, part: Part, pins: PinnedTasks) -> bool:
+    def _fits_beside(self, part: Part, kept: PinnedTasks, change: Trial) -> bool:
+        if change.pins is None:
+            return any(
+                self.holds(one, kept, alike)
+                for one in self.tried
+                if one is not part and (alike := _alike(one, part, change)) is not None
+            )
+        pins = change.pins
         try:
             _check_kinds(pins, self.parts)
             check_environments(
@@ -278,12 +288,22 @@ class _Job:
             for pair in pair_searches(self.on_two(pins))
         )
 
-    def holds(self, part: Part, pins: PinnedTasks) -> bool:
-        """Whether there is a plan on one group."""
+    def holds(self, part: Part, pins: PinnedTasks, change: Trial | None = None) -> bool:
+        """Whether there is a plan on one group, or on it with a change."""
         return any(
-            _names_only(part, pins, seating) and self.on(part, seating, pins).has_plan()
+            _names_only(part, pins, seating)
+            and self.on(part, seating, pins).changed(change or Trial()).has_plan()
             for seating in seatings(self.tasks(), part, (), self.hosts, pins)
         )
+
+
+def _alike(part: Part, before: Part, change: Trial) -> Trial | None:
+    """What a change of one group is for another one of the same devices; None where nothing."""
+    if change.group is None:
+        same = part.group.kind == before.group.kind and change.host is not None
+        return Trial(host=part.host * (change.host or 0) // before.host) if same else None
+    group = changed_alike(part.group, before.group, change.group)
+    return None if group is None else Trial(group=group)
 
 
 def _names_only(part: Part, pins: PinnedTasks, seating: Seating) -> bool:
@@ -385,7 +405,7 @@ def _idle_reason(
 
 def _telling(errors: Sequence[tuple[DeviceGroup, PlanError]], pins: PinnedTasks) -> PlanError:
     """The error of the first group that has as many devices as pinned layouts need, or of the
-    largest one."""
+    largest one; where memory is short, of the group that lacks least of it."""
     need = max(
         (
             math.prod(size for name, size in one.layout if name != "ep")
@@ -393,9 +413,11 @@ def _telling(errors: Sequence[tuple[DeviceGroup, PlanError]], pins: PinnedTasks)
         ),
         default=1,
     )
-    enough = (error for group, error in errors if len(group.addresses) >= need)
-    largest = max(errors, key=lambda item: len(item[0].addresses))[1]
-    return next(enough, largest)
+    enough = [error for group, error in errors if len(group.addresses) >= need]
+    if not enough:
+        return max(errors, key=lambda item: len(item[0].addresses))[1]
+    short = [error for error in enough if isinstance(error, DoesNotFit)]
+    return min(short, key=lambda error: error.over) if enough[0] in short else enough[0]
 
 
 def _part(pool: ResourcePool, group: DeviceGroup, order: Mapping[str, int]) -> Part:

@@ -26,8 +26,8 @@ from flowrl.plan.ways_out import (
     Fits,
     Trial,
     fewer_pins,
+    host_enough,
     more_devices,
-    more_host,
     more_memory,
     tries_on,
     with_value,
@@ -57,12 +57,14 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
     """
     binding = why.bindings[0]
     names = ", ".join(binding.tasks)
+    over = math.inf
     helps = [change for change in why.changes if _helps(change, pins, fits)]
     changes = [_in_full(change, posed, pins) for change in helps]
     memory = [c for c in helps if c.kind is ChangeKind.MEMORY and c.value is not None]
     if memory and memory[0].value is not None:
         runtime = RUNTIME_BYTES[posed.candidates.machine.spec.type]
         changes = [_in_full(c, posed, pins) for c in helps if c.kind is not ChangeKind.MEMORY]
+        over = (memory[0].value + runtime) / posed.group.budget_bytes
         changes.append(more_memory(memory[0].value + runtime, posed.group, fits))
     if not any(change.kind is ChangeKind.PIN for change in why.changes):
         others = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
@@ -81,7 +83,7 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
         hint="; or ".join(changes)
         or more_devices(posed.group, MOST_DEVICES, fits, posed.candidates.host)
         or _without(asked, kind),
-    )
+    ).by(over)
 
 
 def _helps(change: Change, pins: PinnedTasks, fits: Fits) -> bool:
@@ -168,8 +170,10 @@ def _too_large(
             "memory of its host than that has",
             where=pins.where(task.id) or "cluster",
             found=f"{format_bytes(made.host)} of its host for each device",
-            hint=_without_pin(task, posed, pins, only, fits) or more_host(made.host, group, fits),
-        )
+            hint=_without_pin(task, posed, pins, only, fits)
+            or host_enough(made.host, group, fits)
+            or _way_out(task, posed, need + runtime, fits, pinned=only.devices is not None),
+        ).by(1.0)
     return DoesNotFit(
         f"{task.phase} of {task.role.name} does not fit on {group.device.name} in any layout"
         f"{' that pins leave' if pinned else ''}: "
@@ -180,7 +184,7 @@ def _too_large(
         found=pinned,
         hint=_other_pins(task, posed, pins, fits)
         or _way_out(task, posed, need + runtime, fits, pinned=only.devices is not None),
-    )
+    ).by((need + runtime) / group.budget_bytes)
 
 
 def _least(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, Layout]:

@@ -56,11 +56,11 @@ class Elsewhere:
 
     Attributes:
         groups: All groups of equal devices, these among them.
-        fits: Whether the job has a plan on the others, or on two groups, with other pins.
+        fits: Whether the job has a plan on the others, or on two groups, with a change.
     """
 
     groups: tuple[DeviceGroup, ...]
-    fits: Callable[[PinnedTasks], bool]
+    fits: Fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

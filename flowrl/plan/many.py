@@ -106,7 +106,7 @@ class Chosen:
     @property
     def sync_s(self) -> float:
         """What new weights take on their way."""
-        return sum(self.syncs.values())
+        return sum(self.syncs.values(), 0.0)
 
     @property
     def used(self) -> int:
@@ -340,7 +340,7 @@ def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
         """Whether there is a plan with a change; asked only for messages."""
         if job.changed(change).has_plan():
             return True
-        return change.pins is not None and pool is not None and pool.fits(change.pins)
+        return pool is not None and pool.fits(change)
 
     def next_error(kept: PinnedTasks) -> PlanError | None:
         try:
@@ -485,7 +485,7 @@ def hosts_full(posed: Posed, found: Sequence[Found], pins: PinnedTasks, fits: Fi
         where=" and ".join(wheres) or "cluster",
         found=f"{format_bytes(posed.candidates.host or 0)} of its host for each device{looked_at}",
         hint=", or ".join(changes),
-    )
+    ).by(1.0)
 
 
 def distinct(found: Sequence[Chosen], best: Chosen, most: int) -> list[Chosen]:

@@ -242,8 +242,9 @@ class _Reading:
             machine = self.plan.pool.machines[kind]
             # Of nodes that hold unequally many, plans use equal parts: those are the nodes. Of the
             # only node, those that idle leave its cores to the others.
-            spares = len(self.pool.nodes) == 1 and any(task.region for task in self.tasks)
-            size = max(nodes.values()) if len(nodes) > 1 or spares else machine.node_size
+            spares = self._is_only_node() and any(task.region for task in self.tasks)
+            most = max(nodes.values())
+            size = most if len(nodes) > 1 or spares else max(most, machine.node_size)
             groups[kind] = replace(
                 by_address[next(iter(used))],
                 spec=machine.spec,
@@ -252,6 +253,17 @@ class _Reading:
                 budget_bytes=min(budgets[one] for one in used),
             )
         return {name: groups[kind] for name, kind in kinds.items()}
+
+    def _is_only_node(self) -> bool:
+        """Whether all devices that tasks can be divided over are in one node, as the planner asks
+        (`flowrl.plan.groups`): others may hold a device alone, or none that this job can use."""
+        kind = self.plan.pool.device(self.operation(self.tasks[0].id).devices[0]).type
+        nodes: dict[int, list[str]] = {}
+        for device in self.plan.pool.devices:
+            if device.machine is not None and device.type == kind:
+                nodes.setdefault(device.machine, []).append(device.node)
+        several = [names for names in nodes.values() if len(names) > 1]
+        return len(several) == 1 and len(set(several[0])) == 1
 
     def _outside(self) -> dict[str, DeviceGroup]:
         """Accelerators of another kind that environments have, by task."""
@@ -294,7 +306,7 @@ class _Reading:
         """As the planner shares a host's memory; None of hosts that the plan does not describe."""
         mine = set(group.addresses)
         least = min(host_parts(self.pool, group), default=0.0)
-        if len(self.pool.nodes) == 1:  # what idles leaves its part to the others
+        if self._is_only_node():  # what idles leaves its part to the others
             used = {one for task in self.tasks for one in self.operation(task.id).devices}
             least *= len(mine) / max(1, len(mine & used))
         return int(HOST_SHARE * least) if least else None

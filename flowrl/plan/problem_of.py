@@ -473,7 +473,7 @@ def _dense_s(task: TaskWork, way: Candidate, request: PlanRequest) -> float:
     `_waits_s`. A batch is through later by this, as if so much more were its own.
     """
     seconds, dense, period = way.seconds, way.dense_s, way.period_s
-    if not way.slots or not request.max_staleness or not seconds:
+    if not way.slots or not request.max_staleness or dense >= period:
         return dense
     if request.max_staleness == 1:
         return min(period, dense + (period - dense) * period / seconds)

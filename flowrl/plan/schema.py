@@ -120,7 +120,7 @@ class MachineSummary:
     """What times of a kind of devices followed from.
 
     Attributes:
-        node_size: Devices of a node.
+        node_size: Devices of a node that may be used: the others idle.
         spec: Figures of a device, with the links of its node.
     """
 

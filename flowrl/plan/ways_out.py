@@ -25,11 +25,14 @@ __all__ = [
     "FOUND",
     "Fits",
     "Trial",
+    "changed_alike",
     "fewer_pins",
+    "host_enough",
     "more_devices",
     "more_host",
     "more_memory",
     "tries_on",
+    "wider",
     "with_devices",
     "with_value",
     "without_pins",
@@ -104,13 +107,18 @@ def more_host(host: int | None, group: DeviceGroup, fits: Fits, need: int = 0) -
     Args:
         need: Of these, at least.
     """
+    return host_enough(host, group, fits, need) or "take hosts with more memory (memory_gib)"
+
+
+def host_enough(host: int | None, group: DeviceGroup, fits: Fits, need: int = 0) -> str | None:
+    """The same, where a size that is tried is enough; else None."""
     if not host or not group.host_bytes:
-        return "take hosts with more memory (memory_gib)"
+        return None
     each = group.host_bytes / host
     least = math.ceil(max(need * each, group.host_bytes) / GIB)
     found = _smallest(least, group, lambda gib: fits(Trial(host=int(gib * GIB / each))))
     if found is None:
-        return "take hosts with more memory (memory_gib)"
+        return None
     return f"take hosts with {found} GiB of memory (memory_gib)"
 
 
@@ -132,12 +140,14 @@ def more_devices(group: DeviceGroup, most: int, fits: Fits, host: int | None = N
             return f"take {more} devices in the node"
 
     def enough(nodes: int) -> bool:
-        return fits(Trial(group=_wider(group, nodes * size)))
+        return fits(Trial(group=wider(group, nodes)))
 
     low = devices // size
     for nodes in (2 * low, 4 * low):
         if nodes * size <= most and tries_on(nodes * size) and enough(nodes):
             fewer = next(filter(enough, _round_numbers(low, nodes, tries_on(nodes * size))), nodes)
+            if group.in_part:
+                return f"take {counted(fewer, 'node')} like these"
             return f"take {fewer * size} devices ({counted(fewer, 'node')})"
         low = nodes
     return None
@@ -198,12 +208,23 @@ def _fuller(group: DeviceGroup, devices: int) -> DeviceGroup:
     return replace(group, addresses=group.addresses + more, node_size=devices)
 
 
-def _wider(group: DeviceGroup, devices: int) -> DeviceGroup:
-    """With further nodes like those that are there."""
-    more = range(devices - len(group.addresses))
-    nodes = devices // group.node_size
-    spare = group.addresses + tuple(f"more-{one // group.node_size}/{one}" for one in more)
-    return replace(group, addresses=spare) if nodes * group.node_size == devices else group
+def wider(group: DeviceGroup, nodes: int) -> DeviceGroup:
+    """With so many nodes, like those that are there."""
+    more = range(nodes * group.node_size - len(group.addresses))
+    spare = tuple(f"more-{one // group.node_size}/{one}" for one in more)
+    return replace(group, addresses=group.addresses + spare)
+
+
+def changed_alike(
+    group: DeviceGroup, before: DeviceGroup, after: DeviceGroup
+) -> DeviceGroup | None:
+    """A group of the same devices, changed as another one was: in their memory, or in the number of
+    nodes; None where that says nothing of it."""
+    if group.kind != before.kind or before.node_size != after.node_size:
+        return None
+    if before.num_nodes != after.num_nodes:
+        return wider(group, after.num_nodes) if group.num_nodes == before.num_nodes else None
+    return replace(group, device=after.device, spec=after.spec, budget_bytes=after.budget_bytes)
 
 
 def without_pins(pins: PinnedTasks, left_out: Collection[Pin]) -> PinnedTasks:

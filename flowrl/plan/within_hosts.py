@@ -21,7 +21,7 @@ from flowrl.plan.candidate import Candidate
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.search import Kind, Problem, Schedule, SearchResult, search
 
-__all__ = ["fullest_host", "host_bytes", "search_within_hosts"]
+__all__ = ["fullest_host", "host_bytes", "overfull_host", "search_within_hosts"]
 
 MOST_SEARCHES = 60
 """Of one job."""
@@ -39,12 +39,41 @@ def fullest_host(
     numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]
 ) -> dict[str, int]:
     """What each task of the device that has most on its host has there, in bytes."""
+    on = _on_hosts(numbers, picked)
+    return max(on.values(), key=lambda one: sum(one.values()), default={})
+
+
+def overfull_host(
+    numbers: Mapping[str, Sequence[int]],
+    picked: Mapping[str, Candidate],
+    holds: Callable[[str], int | None],
+) -> tuple[dict[str, int], int] | None:
+    """What each task of a device has on a host that holds less, and what that holds of a device;
+    None where all hosts hold what is put on them.
+
+    Args:
+        holds: Bytes of its host that a device may fill, of the kind that a task is on; None where
+            nobody knows.
+    """
+    full: list[tuple[int, dict[str, int], int]] = []
+    for tasks in _on_hosts(numbers, picked).values():
+        host = holds(next(iter(tasks)))
+        if host is not None:
+            full.append((sum(tasks.values()) - host, tasks, host))
+    over, tasks, host = max(full, key=lambda one: one[0], default=(0, {}, 0))
+    return (tasks, host) if over > 0 else None
+
+
+def _on_hosts(
+    numbers: Mapping[str, Sequence[int]], picked: Mapping[str, Candidate]
+) -> dict[int, dict[str, int]]:
+    """By device, what each task has on its host."""
     on: dict[int, dict[str, int]] = {}
     for name, way in picked.items():
         if way.host:
             for number in numbers[name]:
                 on.setdefault(number, {})[name] = way.host
-    return max(on.values(), key=lambda one: sum(one.values()), default={})
+    return on
 
 
 def search_within_hosts(

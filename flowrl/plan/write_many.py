@@ -93,7 +93,7 @@ def write_plan(
     plan = PlacementPlan(
         version=PLAN_VERSION,
         graph=graph.name,
-        pool=_pool(pool),
+        pool=_pool(pool, chosen),
         sizes=plan_sizes(request),
         placements=parts.placements,
         operations=parts.operations,
@@ -137,9 +137,15 @@ def written(
     )
 
 
-def _pool(pool: ResourcePool) -> PoolSummary:
-    """The pool, with what times followed from."""
+def _pool(pool: ResourcePool, chosen: Chosen) -> PoolSummary:
+    """The pool, with what times followed from: of nodes that are used in part, that part."""
     groups = [group for group in pool.groups() if group.spec is not None]
+    used = {chosen.posed.group_of(task.id).addresses: task.id for task in chosen.posed.tasks}
+    sizes = {
+        address: chosen.posed.group_of(task).node_size
+        for addresses, task in used.items()
+        for address in addresses
+    }
     number = {address: i for i, group in enumerate(groups) for address in group.addresses}
     summary = pool_summary(pool)
     return replace(
@@ -148,7 +154,13 @@ def _pool(pool: ResourcePool) -> PoolSummary:
             replace(device, machine=number.get(device.address)) for device in summary.devices
         ),
         machines=tuple(
-            MachineSummary(node_size=group.machine.node_size, spec=group.machine.spec)
+            MachineSummary(
+                node_size=next(
+                    (sizes[one] for one in group.addresses if one in sizes),
+                    group.machine.node_size,
+                ),
+                spec=group.machine.spec,
+            )
             for group in groups
         ),
     )

@@ -185,6 +185,10 @@ def test_a_device_of_no_catalogue_brings_all_its_figures_or_none(tmp_path: Path)
         ("{count: 2}", "a device needs a name"),
         ("{name: H20-96GB, type: npu}", "H20-96GB is of another type"),
         ("{type: cpu, count: 5}", "a node of 4 cores cannot have 5 CPU devices"),
+        ("{type: cpu, count: 2, memory_gib: 4}", "a CPU has no memory_gib of its own"),
+        ("{type: cpu, reserved: true}", "a CPU has no reserved of its own"),
+        ("{type: cpu, name: Xeon}", "a CPU has no name of its own"),
+        ("{name: CPU, tflops: 3}", "a CPU has no tflops of its own"),
     ],
 )
 def test_devices_that_cannot_be_are_named(tmp_path: Path, devices: str, message: str) -> None:
@@ -192,8 +196,11 @@ def test_devices_that_cannot_be_are_named(tmp_path: Path, devices: str, message:
         load_cluster(written(tmp_path, devices))
 
 
-def test_a_cpu_can_be_several_devices_that_share_cores_and_memory(tmp_path: Path) -> None:
-    pool = load_cluster(written(tmp_path, "{type: cpu, count: 3}, {name: H20-96GB}"))
+@pytest.mark.parametrize("entry", ["{type: cpu, count: 3}", "{name: CPU, count: 3}"])
+def test_a_cpu_can_be_several_devices_that_share_cores_and_memory(
+    tmp_path: Path, entry: str
+) -> None:
+    pool = load_cluster(written(tmp_path, f"{entry}, {{name: H20-96GB}}"))
     assert [address for address, _, _ in pool] == ["cpu:0", "cpu:1", "cpu:2", "cuda:0"]
     assert [pool.device(f"cpu:{i}").num_cores for i in range(3)] == [2, 1, 1]
     assert pool.device("cpu:2").memory_bytes == 64 * GIB // 3

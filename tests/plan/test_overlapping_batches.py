@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,9 +13,27 @@ import pytest
 from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.problem_of import _waits_s
+from flowrl.plan.problem_of import _dense_s, _waits_s
+from flowrl.plan.tasks import TaskWork
+from tests.plan.many_cases import request
 
 MEAN, SAMPLES = 1000.0, 256
+
+
+def task(samples: int) -> TaskWork:
+    """What is read of a rollout's task."""
+    return cast(TaskWork, SimpleNamespace(samples=samples))
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+def test_of_batches_that_bring_no_other_one_on_all_of_a_period_is_their_own(staleness: int):
+    estimate = Estimate(seconds=20.0, steady_s=20.0, dense_s=20.0)
+    whole = Candidate(layout=Layout(), estimate=estimate, resident=0, peak=0, slots=64)
+    assert _dense_s(task(64), whole, request(max_staleness=staleness)) == 20.0
+    # It is where a batch that brings others on a little comes to.
+    nearly = replace(whole, estimate=replace(estimate, seconds=20.1, dense_s=19.9))
+    near = _dense_s(task(64), nearly, request(max_staleness=staleness))
+    assert near == pytest.approx(20.0, abs=0.11)
 
 
 def way(slots: int, period: float) -> Candidate:

@@ -14,8 +14,17 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, make_plan
+from flowrl.plan.groups import even_parts
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.plan.ways_out import FOUND, Trial, more_devices, more_memory, tries_on
+from flowrl.plan.ways_out import (
+    FOUND,
+    Trial,
+    changed_alike,
+    more_devices,
+    more_memory,
+    tries_on,
+    wider,
+)
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
 
 ROOT = Path(__file__).parents[2]
@@ -199,3 +208,66 @@ def test_pins_and_a_kind_that_go_together_nowhere_are_what_is_to_be_left_out(grp
         asked = request(kind=str(kept.get("kind", "spatial")))
         plan = make_plan(grpo, pinned(asked, *kept["pins"]), h100(16))
         assert plan.prediction.step_s is not None
+
+
+def nodes_of_three(nodes: int, host: int, gib: int | None = None) -> ResourcePool:
+    """With hosts of so many GiB, and devices that are sold with so many."""
+    spec = device_spec("Ascend-A3-die")
+    if gib is not None:
+        spec = replace(spec, memory_bytes=int(FOUND[spec.type] * gib * GIB))
+    return with_hosts(pool_of_devices(spec, 3 * nodes, node_size=3), host)
+
+
+def undivided_by_three() -> PlanRequest:
+    """64 heads, 80 layers and 512 samples: of three devices of a node two are used."""
+    big = replace(QWEN25_7B, num_layers=80, hidden_size=8192, num_heads=64, num_kv_heads=8)
+    return request(big, alternatives=0)
+
+
+def test_of_nodes_that_divide_badly_the_part_that_lacks_least_is_told(grpo: Graph):
+    asked = undivided_by_three()
+    error = refusal(grpo, asked, nodes_of_three(2, 512))
+    assert "with tp 2, pp 2 it needs" in error.what
+    gib = number_in(r"take devices of (\d+) GiB", error.hint)
+    assert make_plan(grpo, asked, nodes_of_three(2, 512, gib)).prediction.step_s is not None
+    refusal(grpo, asked, nodes_of_three(2, 512, round(0.93 * gib)))
+    nodes = number_in(r"take (\d+) nodes like these", error.hint)
+    assert make_plan(grpo, asked, nodes_of_three(nodes, 512)).prediction.step_s is not None
+
+
+def test_hosts_are_told_where_a_part_of_the_nodes_lacks_nothing_else(grpo: Graph):
+    asked = undivided_by_three()
+    hosts = number_in(
+        r"take hosts with (\d+) GiB", refusal(grpo, asked, nodes_of_three(4, 64)).hint
+    )
+    assert make_plan(grpo, asked, nodes_of_three(4, hosts)).prediction.step_s is not None
+    refusal(grpo, asked, nodes_of_three(4, round(0.9 * hosts)))
+
+
+def test_larger_hosts_are_told_only_where_they_are_enough(grpo: Graph):
+    spec = device_spec("H20-96GB")
+    pool = with_hosts(pool_of_devices(spec, 6, node_size=3), 512)
+    error = refusal(grpo, undivided_by_three(), pool)
+    assert "only with more in the memory of its host" in error.what
+    gib = number_in(r"take devices of (\d+) GiB", error.hint)
+    spec = replace(spec, memory_bytes=int(FOUND["cuda"] * gib * GIB))
+    larger = with_hosts(pool_of_devices(spec, 6, node_size=3), 512)
+    assert make_plan(grpo, undivided_by_three(), larger).prediction.step_s is not None
+
+
+def test_what_changes_with_devices_of_a_node_changes_with_a_part_of_them():
+    (three,) = nodes_of_three(4, 512).groups()
+    (two,) = even_parts([three])
+    (other,) = h100(8).groups()
+    assert (two.node_size, two.num_nodes, two.in_part, three.in_part) == (2, 4, True, False)
+    (larger,) = nodes_of_three(4, 512, gib=200).groups()
+    found = changed_alike(two, three, larger)
+    assert found is not None
+    assert (found.addresses, found.budget_bytes) == (two.addresses, larger.budget_bytes)
+    found = changed_alike(two, three, wider(three, 9))
+    assert found is not None
+    assert (found.num_nodes, found.node_size) == (9, 2)
+    assert changed_alike(other, three, larger) is None
+    # Of further nodes for a part of the nodes it says nothing.
+    (half,) = nodes_of_three(2, 512).groups()
+    assert changed_alike(half, three, wider(three, 9)) is None
