@@ -3,10 +3,6 @@
 Each group of equal devices is tried for the whole job, and each ordered pair of groups with a part
 of the step on the one and the rest on the other (`flowrl.plan.mixed`). The best is taken; the plan
 says what the others would be.
-
-Nodes that hold unequal numbers of free devices are groups of their own, and are also tried as equal
-ones that leave some devices idle: of nodes with 8 and 5 free devices, 5 of each; of nodes with 5
-each, 4 of each, since most models divide by powers of two.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from flowrl.plan.impossible_pins import Elsewhere
 from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
+from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts, with_whole_host
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins, tell
 from flowrl.plan.regions import HOST_SHARE
@@ -55,39 +52,6 @@ def groups_for(
         if len(group.addresses) >= least
         and group.spec is not None
         and group.device.type in supported
-    )
-
-
-def even_parts(groups: Sequence[DeviceGroup]) -> tuple[DeviceGroup, ...]:
-    """Equal shares of nodes of one kind of device, where they hold unequal or odd numbers of it."""
-    kinds: dict[object, list[DeviceGroup]] = {}
-    for group in groups:
-        key = (replace(group.device, id="", available_bytes=None), group.spec)
-        kinds.setdefault(key, []).append(group)
-    found: list[DeviceGroup] = []
-    for alike in kinds.values():
-        held = {group.node_size for group in alike}
-        sizes = {size for size in held if size < max(held)}
-        sizes |= {1 << (size.bit_length() - 1) for size in held} - held
-        found += [_shares(alike, size) for size in sorted(sizes, reverse=True)]
-    return tuple(group for group in found if group.num_nodes > 1)
-
-
-def _shares(alike: Sequence[DeviceGroup], size: int) -> DeviceGroup:
-    """The first `size` devices of every node that has so many."""
-    addresses = [
-        address
-        for group in alike
-        if group.node_size >= size
-        for place, address in enumerate(group.addresses)
-        if place % group.node_size < size
-    ]
-    return replace(
-        alike[0],
-        node_size=size,
-        addresses=tuple(addresses),
-        in_part=True,
-        budget_bytes=min(group.budget_bytes for group in alike if group.node_size >= size),
     )
 
 
@@ -347,18 +311,12 @@ def _with_idle(job: _Job, pins: PinnedTasks, best: Searched | None) -> Searched 
     if others or part.group.num_nodes != 1 or not _minds_hosts(job, part, pins, best):
         return None
     for size in range(part.group.node_size - 1, 0, -1):
-        share = _idle_part(part, size)
+        share = idle_part(part, size)
         if not job.holds(share, pins):
             continue
         one = job.search(share, pins)
         assert one is not None, "what has a plan names no devices but those"
-        # As good is enough where the best one leaves them idle too: then it has the cores.
-        spares = best is not None and found is best and best.best.used == size
-        if (
-            found is None
-            or one.best.objective < found.best.objective
-            or (spares and one.best.objective <= found.best.objective)
-        ):
+        if found is None or is_better(one.best, found.best, spares=size if found is best else 0):
             found = one
     return None if found is best else found
 
@@ -366,24 +324,8 @@ def _with_idle(job: _Job, pins: PinnedTasks, best: Searched | None) -> Searched 
 def _minds_hosts(job: _Job, part: Part, pins: PinnedTasks, best: Searched | None) -> bool:
     """Whether the part of a host that each device has may bind a plan."""
     if best is None:  # then it does where there is one with more of it
-        return job.holds(replace(part, host=part.host * part.group.node_size), pins)
-    posed = best.posed
-    regions = (task.region for task in posed.tasks if task.region is not None)
-    if any(not region.environment.accelerated for region in regions):
-        return True
-    made = posed.candidates
-    most = sum(max((way.host for way in ways), default=0) for ways in posed.ways.values())
-    return made.host is not None and (made.short_of_host or most > made.host)
-
-
-def _idle_part(part: Part, size: int) -> Part:
-    """The first devices of a node, with what of the host the others would have."""
-    group = part.group
-    return Part(
-        group=replace(group, node_size=size, addresses=group.addresses[:size]),
-        host=part.host * group.node_size // size,
-        numbering=part.numbering[:size],
-    )
+        return job.holds(with_whole_host(part), pins)
+    return minds_hosts(best.posed)
 
 
 def _idle_reason(

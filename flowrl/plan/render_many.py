@@ -34,6 +34,12 @@ __all__ = [
 
 Rows = tuple[tuple[str, ...], ...]
 
+SHORT_S = 10.0
+"""Of a step: times of a shorter one are told in milliseconds."""
+
+LEAST_HOURS = 0.001
+"""Of a device, that are told as such too."""
+
 _IMPOSSIBLE = "="
 """In the name of a rejected size (`tp=8`), which only `--explain` lists."""
 
@@ -108,9 +114,8 @@ def _summary(plan: PlacementPlan) -> list[str]:
         )
     if prediction.device_s is not None:
         hours = prediction.device_s / 3600
-        lines.append(
-            f"{seconds_text(prediction.device_s)} of a device for a sample ({hours:.4f} h)"
-        )
+        told = f" ({hours:.4f} h)" if hours >= LEAST_HOURS else ""
+        lines.append(f"{seconds_text(prediction.device_s)} of a device for a sample{told}")
     return lines
 
 
@@ -150,17 +155,19 @@ def _details(operation: Operation) -> str:
 def _times(plan: PlacementPlan) -> Rows:
     sources = {one.node: one for one in plan.prediction.confidence}
     rows = [("operation", "begins", "ends", "works", "source", "most of it")]
+    digits = 1 if (plan.prediction.step_s or 0.0) >= SHORT_S else 3
     for span in plan.prediction.timeline or ():
         one = sources.get(span.node)
         parts = sorted(one.parts, key=lambda part: -part[1])[:3] if one is not None else []
         rows.append(
             (
                 span.node,
-                f"{span.begin_s:.1f}",
-                f"{span.end_s:.1f}",
-                f"{one.seconds if one is not None else span.end_s - span.begin_s:.1f}",
+                f"{span.begin_s:.{digits}f}",
+                f"{span.end_s:.{digits}f}",
+                f"{one.seconds if one is not None else span.end_s - span.begin_s:.{digits}f}",
                 one.source if one is not None else "analytic",
-                ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts) or _where(span),
+                ", ".join(f"{name} {seconds:.{digits}f}" for name, seconds in parts)
+                or _where(span),
             )
         )
     return tuple(rows)

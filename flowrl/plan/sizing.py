@@ -19,6 +19,7 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds, schedule_step
+from flowrl.plan.elsewhere import Part
 from flowrl.plan.explain_host import host_words
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
@@ -30,6 +31,7 @@ from flowrl.plan.many import (
 )
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import way_words
+from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts, with_whole_host
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.posed_search import fits_hosts, search_posed
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
@@ -167,47 +169,84 @@ class Job:
 
     def posed(
         self,
-        devices: int,
+        part: Part,
         *,
-        numbered: int,
-        pins: PinnedTasks | None = None,
+        pins: PinnedTasks,
         engine_least: int = 1,
     ) -> Posed:
-        """The problem of so many devices alone.
+        """The problem of some devices alone.
 
         Args:
-            numbered: Devices that pins may name.
-            pins: What they say; None reads those of the request.
             engine_least: The fewest devices that rollouts are tried on.
         """
-        pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
-        (group,) = pool.filled_to(self.request.options.memory_share).groups()
-        cores = HOST_CORES if self.cores is None else self.cores
-        group = replace(group, host_cores=cores * group.node_size // self.node_size)
-        pins = self.pins(numbered) if pins is None else pins
-        # Part of a node has its part of the host, so that more devices never have less each.
-        host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
         return pose(
             self.graph,
             self.request,
-            group,
+            part.group,
             self.cost,
             filters=pins.filters,
-            places=pins.places(range(numbered)),
-            environments=pins.environments_in(range(numbered)),
+            places=pins.places(part.numbering),
+            environments=pins.environments_in(part.numbering),
             kinds=kinds_wanted(self.request),
-            host=host,
+            host=part.host,
             engine_least=engine_least,
         )
 
-    def size(self, devices: int, *, numbered: int) -> Size | None:
-        """What the plan of so many devices takes; None where it does not fit."""
-        least = engine_least(devices, self.request)
-        posed = self.posed(devices, numbered=numbered, engine_least=least)
-        if _lacking(posed):
-            return None
-        best = best_of_group(self.graph, self.request, posed)
+    def parts(self, devices: int, pins: PinnedTasks) -> list[Part]:
+        """So many devices, and equal shares of their nodes, that have all which pins name."""
+        pool = pool_of_devices(self.spec, devices, node_size=self.node_size, where=self.where)
+        (group,) = pool.filled_to(self.request.options.memory_share).groups()
+        cores = HOST_CORES if self.cores is None else self.cores
+        # Part of a node has its part of the host, so that more devices never have less each.
+        group = replace(group, host_cores=cores * group.node_size // self.node_size)
+        host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
+        number = {address: i for i, address in enumerate(group.addresses)}
+        named = [*pins.devices.values(), *pins.environments.values()]
+        every = (
+            Part(group=one, host=host, numbering=tuple(number[a] for a in one.addresses))
+            for one in (group, *even_parts([group]))
+        )
+        return [one for one in every if all(set(some) <= set(one.numbering) for some in named)]
+
+    def size(self, devices: int, *, numbered: int, only_fits: bool = False) -> Size | None:
+        """What the plan of so many devices takes; None where it does not fit.
+
+        Args:
+            only_fits: No faster plan is looked for that leaves devices of the only node idle.
+        """
+        pins = self.pins(numbered)
+        parts = self.parts(devices, pins)
+        alone = (one for part in parts if (one := self._best(part, pins)) is not None)
+        best = min(alone, key=lambda one: one.objective, default=None)
+        if parts and parts[0].group.num_nodes == 1 and not (best and only_fits):
+            best = self._with_idle(parts[0], pins, best)
         return None if best is None else _as_size(best, devices)
+
+    def _best(self, part: Part, pins: PinnedTasks) -> Chosen | None:
+        """The best plan of some devices; None where it does not fit."""
+        least = engine_least(len(part.numbering), self.request)
+        posed = self.posed(part, pins=pins, engine_least=least)
+        return None if _lacking(posed) else best_of_group(self.graph, self.request, posed)
+
+    def _with_idle(self, part: Part, pins: PinnedTasks, best: Chosen | None) -> Chosen | None:
+        """The best plan of the only node where devices that idle leave its host to the others, as
+        `flowrl.plan.groups` has it."""
+        if best is not None and not minds_hosts(best.posed):
+            return best
+        if best is None and (
+            part.group.node_size == 1 or self._best(with_whole_host(part), pins) is None
+        ):
+            return None
+        found, named = best, [*pins.devices.values(), *pins.environments.values()]
+        for size in range(part.group.node_size - 1, 0, -1):
+            share = idle_part(part, size)
+            if not all(set(some) <= set(share.numbering) for some in named):
+                continue
+            one = self._best(share, pins)
+            spares = size if found is best else 0
+            if one is not None and (found is None or is_better(one, found, spares=spares)):
+                found = one
+        return found
 
 
 def fewest(job: Job) -> Size:
@@ -219,30 +258,40 @@ def fewest(job: Job) -> Size:
     node_size = job.node_size
     devices = math.ceil(FIRST_POOL / node_size) * node_size
     while True:
-        posed = job.posed(devices, numbered=devices)
-        lacking = _lacking(posed)
-        number = None if lacking else fewest_devices(posed.problem)
+        pins = job.pins(devices)
+        tried = [(part, job.posed(part, pins=pins)) for part in job.parts(devices, pins)]
+        posed = tried[0][1]
+        nodes = [_fewest_nodes(one) for _, one in tried if not _lacking(one)]
+        number = min((one for one in nodes if one is not None), default=None)
         if number is not None:
             # Among many devices not every part of a node is looked at, and of many nodes not
             # every number. Alone, any part of a node is a machine.
             whole = [one for one in posed.problem.block_sizes() if one > node_size]
-            small = number <= node_size
-            numbers = [*range(1, node_size + 1), *whole] if small else whole[whole.index(number) :]
-            alone = (job.size(one, numbered=devices) for one in numbers)
+            numbers = [one for one in whole if one >= number * node_size]
+            if number <= 1:
+                numbers = [*range(1, node_size + 1), *numbers]
+            alone = (job.size(one, numbered=devices, only_fits=True) for one in numbers)
             size = next((size for size in alone if size is not None), None)
             if size is not None:
                 return size
         if devices >= LARGEST_POOL:
-            raise _too_much(job, posed, job.pins(devices))
+            raise _too_much(job, tried[0][0], pins)
         devices *= 4
 
 
-def _too_much(job: Job, posed: Posed, pins: PinnedTasks) -> PlanError:
+def _fewest_nodes(posed: Posed) -> int | None:
+    """The fewest nodes on which a job fits, where it has a plan at all."""
+    number = fewest_devices(posed.problem)
+    return None if number is None else math.ceil(number / posed.group.node_size)
+
+
+def _too_much(job: Job, part: Part, pins: PinnedTasks) -> PlanError:
     """What is said of a job that does not fit on the largest pool."""
-    devices = len(posed.group.addresses)
+    devices = len(part.numbering)
+    posed = job.posed(part, pins=pins)
 
     def with_pins(kept: PinnedTasks) -> Posed:
-        return job.posed(devices, numbered=devices, pins=kept)
+        return job.posed(part, pins=kept)
 
     def fits(change: Trial) -> bool:
         """Whether it fits there with other pins; no more devices or memory are tried."""
@@ -254,7 +303,7 @@ def _too_much(job: Job, posed: Posed, pins: PinnedTasks) -> PlanError:
         return any(fits_hosts(other, one.schedule) for one in search_posed(other).best)
 
     def next_error(kept: PinnedTasks) -> PlanError | None:
-        return _too_much(job, with_pins(kept), kept)
+        return _too_much(job, part, kept)
 
     if lacking := _lacking(posed):
         ground = Ground(

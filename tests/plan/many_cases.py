@@ -19,7 +19,8 @@ from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.one_pins import device_numbers
 from flowrl.plan.options import Pin, PlanOptions
 from flowrl.plan.pins import read_pins
-from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.problem_of import Posed
+from flowrl.plan.sizing import Job, pool_of_devices
 from flowrl.plan.tasks import tasks_of
 from tests.plan.conftest import VERIFY
 
@@ -109,3 +110,9 @@ def searched(graph: Graph, wanted: PlanRequest, pool: ResourcePool) -> Searched:
     pins = read_pins(wanted.options, tasks_of(graph, wanted), part.numbering)
     job = GroupJob(graph=graph, request=wanted, cost=AnalyticCost(), part=part, pins=pins)
     return search_group(job)
+
+
+def posed_alone(job: Job, number: int) -> Posed:
+    """So many devices in whole nodes."""
+    pins = job.pins(number)
+    return job.posed(job.parts(number, pins)[0], pins=pins)

@@ -18,13 +18,13 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
-from flowrl.plan.groups import even_parts
 from flowrl.plan.many import SIMPLE
+from flowrl.plan.node_parts import even_parts
 from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.posed_search import search_posed
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.sizing import Job, Size, fewest, sizes
-from tests.plan.many_cases import h100, pinned, request
+from tests.plan.many_cases import h100, pinned, posed_alone, request
 from tests.plan.workflows import lowered
 
 
@@ -296,6 +296,6 @@ def test_a_sweep_tells_of_each_number_of_devices_what_its_plan_takes(grpo: Graph
         assert size.kind == plan.kind
         layouts = {one.node: one.layout.describe() for one in plan.operations}
         assert all(layouts[node] == layout for node, layout in size.layouts)
-        best = search_posed(as_job(grpo, asked).posed(number, numbered=number)).best[0]
+        best = search_posed(posed_alone(as_job(grpo, asked), number)).best[0]
         plainer |= best.evaluation.step_s < 0.999 * size.step_s
     assert plainer  # in one of them at least, the fastest ways are not the plan's

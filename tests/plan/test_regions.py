@@ -30,6 +30,7 @@ from flowrl.plan.regions import Split, split_numbers, splits
 from flowrl.plan.render import plan_text
 from flowrl.plan.sizing import Job, pool_of_devices
 from flowrl.plan.tasks import tasks_of
+from tests.plan.many_cases import posed_alone
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"
 DATA = Path(__file__).parents[1] / "data" / "gsm8k_test.jsonl"
@@ -309,7 +310,7 @@ def test_sizes_take_the_cores_of_the_file_and_a_part_of_a_node_has_its_part():
     seconds = {}
     for cores in (192, 48):
         job = Job(graph=graph, request=request, spec=spec, cost=AnalyticCost(), cores=cores)
-        posed = job.posed(4, numbered=4)
+        posed = posed_alone(job, 4)
         played = posed.ways["actor.generate"][0].played
         assert played is not None
         assert played.split.at_once == cores * played.split.policy / 8
@@ -322,7 +323,7 @@ def test_sizes_keep_the_devices_of_an_environment_that_pins_name():
     overrides = [f"data.train={DATA}", *SIMULATOR, *pins]
     graph, request, _ = api.ask_for_plan(CONFIG, overrides=overrides)
     spec = device_spec("H100-SXM-80GB")
-    posed = Job(graph=graph, request=request, spec=spec, cost=AnalyticCost()).posed(16, numbered=16)
+    posed = posed_alone(Job(graph=graph, request=request, spec=spec, cost=AnalyticCost()), 16)
     assert posed.environments == {"actor.generate": (8, 9, 10, 11)}
 
 

@@ -84,6 +84,29 @@ def test_the_tree_of_a_hybrid_plan_says_that_it_is_one(grpo: Graph) -> None:
     assert "hybrid:" not in plan_text(turns)
 
 
+def test_times_of_a_short_step_are_told_in_milliseconds(grpo: Graph) -> None:
+    plan = make_plan(grpo, request(alternatives=0), h100(8))
+    seconds = plan.prediction.step_s
+    assert seconds is not None
+    short = replace(
+        plan,
+        prediction=replace(
+            plan.prediction,
+            step_s=seconds / 100,
+            device_s=0.5,  # 0.00014 h
+            timeline=tuple(
+                replace(one, begin_s=one.begin_s / 100, end_s=one.end_s / 100)
+                for one in plan.prediction.timeline or ()
+            ),
+        ),
+    )
+    for one, digits in ((plan, 1), (short, 3)):
+        ends = (one.prediction.timeline or ())[0].end_s
+        assert f" {ends:.{digits}f} " in plan_text(one)
+    assert " of a device for a sample (0.0001 h)" not in plan_text(short)
+    assert "500 ms of a device for a sample\n" in plan_text(short)
+
+
 def test_a_memory_table_says_of_which_operations_it_has_the_fullest_stage(grpo: Graph) -> None:
     pins = ("rollout.pp=1", "reference.logprobs.pp=1", "actor.update.pp=2")
     plan = make_plan(grpo, pinned(request(), *pins), h100(8))

@@ -14,7 +14,7 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, make_plan
-from flowrl.plan.groups import even_parts
+from flowrl.plan.node_parts import even_parts
 from flowrl.plan.sizing import pool_of_devices
 from flowrl.plan.ways_out import (
     FOUND,
