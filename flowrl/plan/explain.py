@@ -18,7 +18,7 @@ from flowrl.plan.assign import schedule_step
 from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
-from flowrl.plan.explain_beside import Lost, faster_ones, lost
+from flowrl.plan.explain_beside import Cause, Lost, faster_ones, lost
 from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
@@ -29,7 +29,7 @@ from flowrl.plan.explain_unlike import unlike
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import most_held
 from flowrl.plan.many import Chosen, Searched
-from flowrl.plan.names import cache_words, offload_words, way_words
+from flowrl.plan.names import cache_words, memory_words, way_words
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import like
 from flowrl.plan.render_many import seconds_text
@@ -128,7 +128,7 @@ def reasons_of(searched: Searched) -> tuple[Reason, ...]:
     for task in best.posed.tasks:
         reasons.append(_layout_reason(task, best, searched))
         reasons += region_reason(task, best, searched)
-        reasons += _memory_reasons(task, best)
+        reasons += _memory_reasons(task, best, searched)
     return tuple(reasons)
 
 
@@ -330,19 +330,18 @@ def _only_so(task: TaskWork, layout: Layout, made: Candidates, only: Filter) -> 
     )
 
 
-def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
+def _memory_reasons(task: TaskWork, best: Chosen, searched: Searched) -> Iterator[Reason]:
     """Why something is computed again, is on the host, or has less of the device."""
     way = best.ways[task.id]
     if task.updates and (way.recompute != "none" or way.offload):
         memory = _plain_memory(task, way, best)
         budget = best.posed.group_of(task.id).budget_bytes
         total = memory.total + RUNTIME_BYTES[best.posed.group_of(task.id).device.type]
-        fits = total <= budget
-        again = [f"{way.recompute} recompute"] if way.recompute != "none" else []
+        only = searched.pins.filters.get(task.id, Filter())
         yield Reason(
             subject=f"{task.id} memory",
-            choice=", ".join((*again, *offload_words(way.offload))),
-            why="what shares its devices fits only so" if fits else "it fits only so",
+            choice=", ".join(memory_words(way.recompute, way.offload)),
+            why=_why_so(task, best, only, fits=total <= budget),
             rejected=(
                 Rejection(
                     choice="nothing recomputed or offloaded",
@@ -358,6 +357,27 @@ def _memory_reasons(task: TaskWork, best: Chosen) -> Iterator[Reason]:
             choice=cache_words(way.kv_tokens, way.slots),
             why=cache_why(task.id, best),
         )
+
+
+def _why_so(task: TaskWork, best: Chosen, only: Filter, *, fits: bool) -> str:
+    """Why something of an update is computed again or is on the host.
+
+    Args:
+        fits: Whether it fits its devices alone without.
+    """
+    asked = (("recompute", only.recompute), ("offload", only.offload))
+    pinned = [f"{name}={value}" for name, value in asked if value is not None]
+    if pinned:
+        return f"pinned ({', '.join(pinned)})"
+    way, made = best.ways[task.id], best.posed.made(task.id)
+    alike = made.of_layout(task, way.layout, replace(only, layout=()))
+    for one in sorted(alike, key=lambda one: one.seconds):
+        if one.plainness < way.plainness:
+            why = lost(task, one, best)
+            if why.cause not in (Cause.ROOM, Cause.HOST):
+                words = ", ".join(memory_words(one.recompute, one.offload)) or "none of it"
+                return f"it would fit with {words}, but {why.words}"
+    return "what shares its devices fits only so" if fits else "it fits only so"
 
 
 def cache_why(task: str, chosen: Chosen) -> str:

@@ -16,10 +16,10 @@ from flowrl.plan.held import fullest_phase
 from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
 from flowrl.plan.plain_ways import with_option
-from flowrl.plan.problem_of import option_of
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.search import Leaf, Objective, leaves
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
+from flowrl.plan.search_options import option_of
 from flowrl.plan.tasks import TaskWork
 from flowrl.plan.within_hosts import overfull_host
 

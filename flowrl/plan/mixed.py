@@ -38,6 +38,7 @@ from flowrl.plan.search import (
     Joined,
     Kind,
     Leaf,
+    Option,
     Pair,
     Problem,
     Schedule,
@@ -421,13 +422,13 @@ class PairSearch:
             outside={
                 name: group
                 for name, group in self.seating.outside.items()
-                if name in sides and _plays_elsewhere(sides[name], name, chosen[name].label)
+                if name in sides and _plays_elsewhere(sides[name], name, chosen[name])
             },
         )
 
 
-def _plays_elsewhere(side: Posed, task: str, label: int) -> bool:
-    played = side.ways[task][label].played
+def _plays_elsewhere(side: Posed, task: str, option: Option) -> bool:
+    played = side.candidate(task, option).played
     return played is not None and played.split.elsewhere > 0
 
 

@@ -11,7 +11,7 @@ from flowrl.cost.layout import Layout
 from flowrl.plan.check_plan import number_ranges
 from flowrl.wording import counted
 
-__all__ = ["RATES", "cache_words", "device_names", "offload_words", "way_words"]
+__all__ = ["RATES", "cache_words", "device_names", "memory_words", "offload_words", "way_words"]
 
 RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
 """Of a device, without which no time is known of it."""
@@ -63,10 +63,13 @@ def _folded(names: Iterable[str]) -> list[str]:
 
 def way_words(layout: Layout, recompute: str, offload: Sequence[str]) -> str:
     """`tp 2, dp 4, full recompute`: how something is run, in few words."""
-    words = [layout.describe()]
-    if recompute != "none":
-        words.append(f"{recompute} recompute")
-    return ", ".join((*words, *offload_words(offload)))
+    return ", ".join((layout.describe(), *memory_words(recompute, offload)))
+
+
+def memory_words(recompute: str, offload: Sequence[str]) -> list[str]:
+    """What is computed again, and what is on the host."""
+    again = [f"{recompute} recompute"] if recompute != "none" else []
+    return [*again, *offload_words(offload)]
 
 
 def offload_words(offload: Sequence[str]) -> list[str]:

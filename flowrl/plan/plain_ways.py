@@ -33,14 +33,17 @@ def plainer(posed: Posed, schedule: Schedule) -> Found:
 
 
 def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
-    """Plainer ways to run a task on as many devices, the plainest first.
+    """Plainer ways to run a task on as many devices, the plainest first; of equally plain ones
+    the fastest.
 
-    One that is there for batches that overlap is not taken for the sake of plainness.
+    Those that the search does without are among them: one layout may be as fast as another in less
+    memory, and still the other be plainer. One that is there for batches that overlap is not taken
+    for the sake of plainness.
     """
-    now = posed.candidate(leaf.task, leaf.option)
+    now, task = posed.candidate(leaf.task, leaf.option), posed.problem.task(leaf.task)
     found = {
         option: posed.candidate(leaf.task, option)
-        for option in posed.problem.task(leaf.task).options
+        for option in (*task.options, *task.beside)
         if option.devices == leaf.option.devices
     }
     plainer = [
@@ -48,7 +51,7 @@ def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
         for option, way in found.items()
         if way.plainness < now.plainness and (now.overlaps or not way.overlaps)
     ]
-    return sorted(plainer, key=lambda option: found[option].plainness)
+    return sorted(plainer, key=lambda option: (found[option].plainness, option.seconds))
 
 
 def with_option(schedule: Schedule, task: str, option: Option) -> Schedule:

@@ -26,7 +26,7 @@ from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.mixed import priced_syncs
 from flowrl.plan.operations import place_operations
 from flowrl.plan.priced_changes import is_changed
-from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead, option_tasks
+from flowrl.plan.problem_of import CHUNKS, Posed, may_run_ahead
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.schema import Operation, PlacementPlan
@@ -40,6 +40,7 @@ from flowrl.plan.search import (
     kind_of,
     seconds_of,
 )
+from flowrl.plan.search_options import option_tasks
 from flowrl.plan.tasks import TaskWork, tasks_of
 from flowrl.plan.write_priced import with_prices
 

@@ -14,11 +14,9 @@ weights: rewards and references.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.cost.role_memory import Shard
@@ -32,10 +30,10 @@ from flowrl.plan.options import KindName
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.search import Kind, Objective, Option, Problem, Sync, Task
+from flowrl.plan.search import Kind, Objective, Option, Problem, Sync
 from flowrl.plan.search.problem import EVERY_KIND
+from flowrl.plan.search_options import option_tasks, shared_weights
 from flowrl.plan.step_ceiling import step_ceiling
-from flowrl.plan.stream_arrivals import arrivals_of_ways
 from flowrl.plan.tasks import TaskWork, tasks_of
 
 __all__ = [
@@ -46,8 +44,6 @@ __all__ = [
     "device_counts",
     "kinds_wanted",
     "may_run_ahead",
-    "option_of",
-    "option_tasks",
     "pose",
     "possible_counts",
     "rollouts_of",
@@ -56,11 +52,6 @@ __all__ = [
 ]
 
 CHUNKS = (1, 2, 4, 8, 16)
-
-CHUNK_S = 0.05
-"""Seconds that a further chunk costs its sender and its reader: messages, a shorter last batch and
-launches. An estimate; nothing measures it yet. What leaves the device between its turns takes its
-way to the host and back besides, with every chunk: in a stream, those that take turns alternate."""
 
 SINGLE_ROLLOUT = "prompts can be offered ahead to a single rollout"
 
@@ -78,6 +69,8 @@ class Posed:
         environments: Devices that pins name for environments, by the task that they play with.
         parts: Of a problem over several groups of devices, what each task's group was asked.
         outside: Devices of another kind that environments have, by the task that they play with.
+        beside: Of each update, faster ways in the layouts of `ways` that the search does without,
+            for others are as fast in as little memory. Labels go on with them.
     """
 
     problem: Problem
@@ -88,6 +81,7 @@ class Posed:
     environments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Mapping[str, Posed] = field(default_factory=dict)
     outside: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -121,7 +115,10 @@ class Posed:
 
     def candidate(self, task: str, option: Option) -> Candidate:
         """What an option of a task is."""
-        return self.ways[task][option.label]
+        ways = self.ways[task]
+        if option.label < len(ways):
+            return ways[option.label]
+        return self.beside[task][option.label - len(ways)]
 
 
 def pose(
@@ -165,10 +162,13 @@ def pose(
     counts = possible_counts(group, filters)
     known = _Ways(made, tasks, filters, counts)
 
-    def problem_with(ways: Mapping[str, tuple[Candidate, ...]]) -> Problem:
+    def problem_with(
+        ways: Mapping[str, tuple[Candidate, ...]],
+        beside: Mapping[str, tuple[Candidate, ...]] | None = None,
+    ) -> Problem:
         here = frozenset(ways)
         return Problem(
-            tasks=option_tasks(tasks, ways, request),
+            tasks=option_tasks(tasks, ways, request, beside or {}),
             num_devices=len(group.addresses),
             counts=counts,
             memory_bytes=max(0, made.budget),
@@ -186,14 +186,20 @@ def pose(
     if not all_ways and _has_ceiling(request, tasks, filters, group):
         made.ceiling = step_ceiling(tasks, known.on, problem_with, counts)
     ways = known.every(engine_least)
+    beside = {
+        str(task.id): made.beside(task, ways[task.id], filters.get(task.id, Filter()))
+        for task in tasks
+        if task.updates
+    }
     return Posed(
-        problem=problem_with(ways),
+        problem=problem_with(ways, beside),
         tasks=tasks,
         ways=ways,
         candidates=made,
         group=group,
         environments=environments or {},
         outside=made.outside,
+        beside=beside,
     )
 
 
@@ -225,12 +231,6 @@ def _pinned(filters: Mapping[str, Filter], here: frozenset[str]) -> dict[str, in
     }
 
 
-def _shared_weights(tasks: Sequence[TaskWork]) -> frozenset[str]:
-    """The weights that several tasks hold."""
-    held = Counter(task.weights for task in tasks if task.weights is not None)
-    return frozenset(name for name, times in held.items() if times > 1)
-
-
 def _objective(request: PlanRequest) -> Objective:
     step_time = request.options.objective == "step_time"
     return Objective.STEP_TIME if step_time else Objective.DEVICE_SECONDS
@@ -247,7 +247,7 @@ class _Ways:
         counts: Sequence[int],
     ) -> None:
         self._made, self._tasks, self._filters, self._counts = made, tasks, filters, counts
-        self._shares = _shared_weights(tasks)
+        self._shares = shared_weights(tasks)
         self._drawn: Drawn = {}
         self._found: dict[tuple[str, int], tuple[Candidate, ...]] = {}
 
@@ -403,105 +403,6 @@ def sync_seconds(
         task.shape, source, destination, made.machine, apart=apart, shard=shard
     )
     return estimate.seconds
-
-
-def option_tasks(
-    tasks: Sequence[TaskWork], ways: Mapping[str, tuple[Candidate, ...]], request: PlanRequest
-) -> tuple[Task, ...]:
-    """Tasks as the search has them."""
-    here, shares = frozenset(ways), _shared_weights(tasks)
-    return tuple(_option_task(task, ways[task.id], here, shares, request) for task in tasks)
-
-
-def _option_task(
-    task: TaskWork,
-    ways: tuple[Candidate, ...],
-    here: frozenset[str],
-    shares: frozenset[str],
-    request: PlanRequest,
-) -> Task:
-    weights = task.weights if task.weights in shares else None
-    shared = weights is not None
-    return Task(
-        id=task.id,
-        after=tuple(before for before in task.after if before in here),
-        options=tuple(
-            option_of(task, way, request, shared=shared, label=label)
-            for label, way in enumerate(ways)
-        ),
-        weights=weights,
-        max_chunks=task.pieces,
-        in_one=task.generates,
-    )
-
-
-def option_of(
-    task: TaskWork, way: Candidate, request: PlanRequest, *, shared: bool, label: int
-) -> Option:
-    """A way to run a task as the search has it.
-
-    Args:
-        shared: Other tasks hold the task's weights too.
-        label: Its place among the task's ways.
-    """
-    (arrives,) = arrivals_of_ways(task, (way,), request)
-    return Option(
-        devices=way.devices,
-        seconds=way.seconds / task.every,
-        steady_s=way.period_s / task.every,
-        dense_s=_dense_s(task, way, request) / task.every,
-        chunk_s=CHUNK_S + way.move_s,
-        resident=way.resident,
-        peak=way.peak,
-        weight_bytes=way.weight_bytes if shared else 0,
-        form=way.form,
-        label=label,
-        arrivals=arrives,
-    )
-
-
-def _dense_s(task: TaskWork, way: Candidate, request: PlanRequest) -> float:
-    """What of a batch's period brings no other batch on.
-
-    Over several periods others progress in it as far as its engines' steps go. Where a batch is
-    within two (staleness 1), its last tokens fall into the first seconds of the next one, when its
-    engines are full, and they are the fuller the more of a batch's time these are: so much of the
-    rest of the period is counted too. (Such batches may even fall into pairs that are drawn
-    together, which takes longer.)
-
-    Within more, samples may wait for slots, though each batch by itself has enough: see
-    `_waits_s`. A batch is through later by this, as if so much more were its own.
-    """
-    seconds, dense, period = way.seconds, way.dense_s, way.period_s
-    if not way.slots or not request.max_staleness or dense >= period:
-        return dense
-    if request.max_staleness == 1:
-        return min(period, dense + (period - dense) * period / seconds)
-    # What ages leave where the trainer takes all of a period.
-    apart = max(period, dense + (seconds - dense) / request.max_staleness)
-    waits = _waits_s(way, task.samples / way.layout.dp, apart)
-    if not waits:
-        return dense
-    through = (seconds - dense) * apart / (apart - dense) + waits
-    return min(period, apart * (through - seconds) / (through - apart))
-
-
-def _waits_s(way: Candidate, samples: float, apart: float) -> float:
-    """How much longer the last sample of a batch waits for a slot than if its batch were alone.
-
-    With S(t) the share of n samples that run after t seconds, sum over j of n S(j T) are there when
-    a batch is T seconds behind others, its own included. By Little's law the mean over T is
-    slots s1 / T, s1 being the period of full engines, and the sum is n / 2 more (Euler-Maclaurin).
-    Of its own, n - slots wait in any case; the slots get free one by one, n of them in s1 (rather
-    later: few rows end just after a batch has begun).
-
-    Args:
-        samples: n, of a replica.
-        apart: T.
-    """
-    slots = way.slots * (1 if way.played is None else GIVEN_PER_SLOT)
-    others = slots * way.period_s / apart - samples / 2
-    return way.period_s / samples * max(0.0, others - max(0.0, slots - samples))
 
 
 def rollouts_of(tasks: Sequence[TaskWork]) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph import Op
 from flowrl.plan.many_form import EnvironmentUse
-from flowrl.plan.problem_of import CHUNK_S
 from flowrl.plan.schema import Operation, PlacementPlan
+from flowrl.plan.search_options import CHUNK_S
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.costs import LinearCost
 from flowrl.sim.episodes import EnvironmentTimes, EpisodeShape

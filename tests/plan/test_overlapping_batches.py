@@ -13,7 +13,7 @@ import pytest
 from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate
 from flowrl.plan.candidate import Candidate
-from flowrl.plan.problem_of import _dense_s, _waits_s
+from flowrl.plan.search_options import _dense_s, _waits_s
 from flowrl.plan.tasks import TaskWork
 from tests.plan.many_cases import request
 

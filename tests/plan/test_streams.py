@@ -11,7 +11,7 @@ import pytest
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan.groups import host_share
-from flowrl.plan.problem_of import CHUNK_S, Posed, pose
+from flowrl.plan.problem_of import Posed, pose
 from flowrl.plan.search import (
     Alike,
     Kind,
@@ -23,6 +23,7 @@ from flowrl.plan.search import (
     evaluate,
     search,
 )
+from flowrl.plan.search_options import CHUNK_S
 from tests.plan.many_cases import h100, request
 from tests.plan.test_mixed import cluster, over_two
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
 from flowrl.plan.candidate import Candidate
+from flowrl.plan.explain import reasons_of
 from flowrl.plan.explain_beside import Cause, faster_ones, lost
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Searched
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.plain_ways import with_option
 from flowrl.plan.render_many import seconds_text
-from flowrl.plan.search import Leaf, evaluate, leaves
+from flowrl.plan.search import Evaluator, Leaf, evaluate, leaves
+from flowrl.plan.search_options import option_of
+from flowrl.plan.sizing import pool_of_devices
 from tests.plan.many_cases import h100, pinned, request, searched
+from tests.plan.test_trainers import lowered, two_policies, with_second_policy
 from tests.plan.test_ways_out import of_gib, with_hosts
 
 
@@ -192,3 +198,43 @@ def test_a_refusal_names_the_parts_of_memory_as_tables_do(grpo: Graph):
     with pytest.raises(PlanError, match=r", runtime 768 MiB") as told:
         make_plan(grpo, request(), of_gib(4))
     assert "captured graphs " in told.value.what
+
+
+SMALL = [
+    pool_of_devices(replace(device_spec(name), memory_bytes=gib * GIB), devices)
+    for name, devices, gib in (
+        ("A100-SXM-80GB", 16, 24),
+        ("A100-SXM-80GB", 24, 33),
+        ("H100-SXM-80GB", 8, 45),
+        ("H100-SXM-80GB", 16, 30),
+    )
+]
+
+
+@pytest.mark.parametrize("pool", SMALL)
+def test_an_update_recomputes_and_offloads_no_more_than_it_has_to(pool: ResourcePool):
+    graph, asked = lowered(two_policies, mini_batches=4), with_second_policy(request())
+    found = searched(graph, asked, pool)
+    best = found.best
+    now = evaluate(best.posed.problem, best.schedule)
+    why = {one.subject: one.why for one in reasons_of(found)}
+    for leaf in leaves(best.schedule):
+        task, way = best.posed.task(leaf.task), best.ways[leaf.task]
+        if not task.updates:
+            continue
+        less = [
+            one
+            for one in best.posed.made(task.id).of_layout(task, way.layout, Filter())
+            if one.plainness < way.plainness
+            and lost(task, one, best).cause not in (Cause.ROOM, Cause.HOST)
+        ]
+        if way.recompute == "none" and not way.offload:
+            assert f"{task.id} memory" not in why
+        else:
+            assert why[f"{task.id} memory"].endswith("fits only so") == (not less)
+        for one in less:
+            option = option_of(task, one, asked, shared=False, label=leaf.option.label)
+            changed = with_option(best.schedule, leaf.task, option)
+            then = Evaluator(best.posed.problem).measure(changed)
+            assert one.seconds > way.seconds
+            assert then.objective > now.objective

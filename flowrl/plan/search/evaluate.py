@@ -507,7 +507,8 @@ def _check(problem: Problem, schedule: Schedule) -> None:
             "A schedule runs every task exactly once", found=str(found), expected=str(expected)
         )
     for leaf in leaves(schedule):
-        options = problem.task(leaf.task).options
+        task = problem.task(leaf.task)
+        options = (*task.options, *task.beside)
         if not any(leaf.option is option for option in options) and leaf.option not in options:
             raise PlanError("The schedule uses an option that is none", where=leaf.task)
         if leaf.option.devices not in (*problem.counts, problem.num_devices) and problem.counts:

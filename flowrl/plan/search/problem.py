@@ -115,6 +115,8 @@ class Task:
         max_chunks: Pieces in which its inputs may arrive; 1 = it needs the whole batch.
         in_one: It is done in one go: others have its devices before or after, and not between its
             chunks.
+        beside: Further ways, which the search does without; schedules that are measured may use
+            them.
     """
 
     id: str
@@ -123,6 +125,7 @@ class Task:
     weights: str | None = None
     max_chunks: int = 1
     in_one: bool = False
+    beside: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
