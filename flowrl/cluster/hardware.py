@@ -19,6 +19,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from flowrl.cluster.efficiencies import Efficiencies, efficiencies_of
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
 from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
@@ -39,6 +40,10 @@ _FOLDERS = (
 """Where a wheel and where a checkout has the catalogue."""
 
 
+_VENDORS = ("nvidia", "tesla", "geforce", "huawei")
+"""Words before the name of a product."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """What a device can do. Rates are peaks; `measured_*` is what a program reached.
@@ -56,6 +61,7 @@ class DeviceSpec:
         measured_flops: Of large matrix products.
         measured_memory_bytes_per_s: Of copies, bytes read and written.
         sibling_bytes_per_s: To the other die of the same card, where a card has two.
+        efficiencies: Of which generation its kernels' efficiencies are, where somebody says it.
         source: Of the figures.
         aliases: Other names, as drivers and schedulers report them.
     """
@@ -71,8 +77,14 @@ class DeviceSpec:
     measured_flops: float | None = None
     measured_memory_bytes_per_s: float | None = None
     sibling_bytes_per_s: float | None = None
+    efficiencies: Efficiencies | None = None
     source: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> Efficiencies | None:
+        """Whose calibrated efficiencies hold: what was said, else by the name; None of neither."""
+        return self.efficiencies or efficiencies_of(self.type, self.name)
 
     def __hash__(self) -> int:
         # Equal figures have equal names; a hash of all of them costs more than what it looks up.
@@ -155,9 +167,14 @@ def _alike(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def find_spec(name: str) -> DeviceSpec | None:
-    """The figures of a device, or None where the catalogue has none. Case makes no difference."""
+    """The figures of a device, or None where the catalogue has none.
+
+    Case makes no difference, nor does what stands between words, nor the vendor before them:
+    drivers and schedulers write `NVIDIA A100-SXM4-40GB`, `A100-SXM4-40GB` and
+    `nvidia-a100-sxm4-40gb` for one device.
+    """
     by_name, by_alias = _read()
-    return by_name.get(name) or by_alias.get(name.casefold())
+    return by_name.get(name) or by_alias.get(_spelling(name))
 
 
 def abbreviated(name: str) -> list[DeviceSpec]:
@@ -170,6 +187,13 @@ def abbreviated(name: str) -> list[DeviceSpec]:
         if wanted and all(word in words for word in wanted):
             found.setdefault(spec.name, spec)
     return list(found.values())
+
+
+def _spelling(name: str) -> str:
+    words = _words(name)
+    while len(words) > 1 and words[0] in _VENDORS:
+        del words[0]
+    return " ".join(words)
 
 
 def _words(name: str) -> list[str]:
@@ -193,6 +217,7 @@ class _Entry(Section):
     inter_node_gb_per_s: LinkRate
     host_gb_per_s: HostRate
     sibling_gb_per_s: LinkRate | None = None
+    efficiencies: Efficiencies | None = None
     measured: _Measured = _Measured()
     source: str = Field(min_length=1)
     aliases: tuple[str, ...] = ()
@@ -204,7 +229,7 @@ class _File(Section):
 
 @cache
 def _read() -> tuple[Mapping[str, DeviceSpec], Mapping[str, DeviceSpec]]:
-    """Devices by name, and by every name in lower case."""
+    """Devices by name, and by every name as `_spelling` has it."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     if folder is None:
         raise ConfigError(
@@ -219,7 +244,7 @@ def _read() -> tuple[Mapping[str, DeviceSpec], Mapping[str, DeviceSpec]]:
             spec = _spec(name, entry)
             by_name[name] = spec
             for alias in (name, *entry.aliases):
-                if by_alias.setdefault(alias.casefold(), spec) is not spec:
+                if by_alias.setdefault(_spelling(alias), spec) is not spec:
                     raise ConfigError(
                         f"two devices are named {alias!r}",
                         where=str(path),
@@ -259,6 +284,7 @@ def _spec(name: str, entry: _Entry) -> DeviceSpec:
         measured_flops=None if flops is None else flops * 1e12,
         measured_memory_bytes_per_s=None if memory is None else memory * 1e12,
         sibling_bytes_per_s=None if sibling is None else sibling * 1e9,
+        efficiencies=entry.efficiencies,
         source=entry.source,
         aliases=entry.aliases,
     )

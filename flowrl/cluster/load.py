@@ -12,7 +12,11 @@
 
 A device of the catalogue may differ in `memory_gib` and in its rates (`tflops`, `memory_tb_per_s`,
 `host_gb_per_s`). One that is not in it needs its `type` and `memory_gib`, and for predictions of
-time its rates and links. The rates of `links` are those of one device, in one direction.
+time its rates and links, and `efficiencies` where its name does not tell its generation.
+
+`memory_gib` is what software reports, of which plans fill 90 %; `tflops` the peak in dense
+bfloat16; all rates of links are of one device, in one direction: eight devices that share a network
+card of 200 Gb/s have 25 / 8 GB/s each.
 
 Every node gets a CPU device with the node's memory and cores. An entry `{type: cpu, count: 2}`
 makes it two devices that share them, so that two workers can be placed apart; it says no more.
@@ -21,14 +25,22 @@ makes it two devices that share them, so that two workers can be placed apart; i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, StrictBool, ValidationError
 
+from flowrl.cluster.efficiencies import Efficiencies
 from flowrl.cluster.fields import Gib, HostRate, LinkRate, MemoryRate, Tflops
-from flowrl.cluster.hardware import DeviceSpec, catalogue, device_spec, find_spec
+from flowrl.cluster.hardware import (
+    DeviceSpec,
+    abbreviated,
+    catalogue,
+    device_spec,
+    find_spec,
+)
 from flowrl.cluster.pool import ClusterNode, Device, Link, ResourcePool, split_cpus
 from flowrl.config.nearest import listing
 from flowrl.config.problems import validation_error
@@ -47,6 +59,9 @@ MOST_CORES = 100_000
 MOST_DEVICES = 1 << 17
 """In one file: more are a slip of the hand, and would take all memory before anything is said."""
 
+SAME_MEMORY = 0.1
+"""A device has the memory that a file gives where they differ by at most so much: what it is sold
+with and what it reports are nearer than that."""
 
 CLUSTER = FileKind(
     noun="cluster file",
@@ -67,6 +82,7 @@ class _DeviceEntry(Section):
     tflops: Tflops | None = None
     memory_tb_per_s: MemoryRate | None = None
     host_gb_per_s: HostRate | None = None
+    efficiencies: Efficiencies | None = None
 
 
 class _LinkEntry(Section):
@@ -250,9 +266,7 @@ def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: Places, key: st
             expected="one of configs/hardware, or any with type and memory_gib",
             hint=f"add name to it: one of {listing(catalogue())}",
         )
-    known = find_spec(entry.name)
-    if known is None and (entry.type is None or entry.memory_gib is None):
-        known = device_spec(entry.name, where=where(f"{key}.name"))
+    known = _known(entry, entry.name, where(f"{key}.name"))
     if known is not None and entry.type not in (None, known.type):
         raise ConfigError(
             f"{known.name} is of another type",
@@ -274,6 +288,35 @@ def _device(entry: _DeviceEntry, links: tuple[Link, ...], where: Places, key: st
     )
 
 
+def _known(entry: _DeviceEntry, name: str, where: str) -> DeviceSpec | None:
+    """What the catalogue has of it; None of a device that the entry describes by itself.
+
+    A bare product may be one of several: an `A100` of 40 GiB is none with 80.
+    """
+    known = find_spec(name)
+    if known is None:
+        alone = entry.type is not None and entry.memory_gib is not None
+        return None if alone else device_spec(name, where=where)
+    if entry.memory_gib is None or name == known.name:
+        return known
+    nbytes = entry.memory_gib * GIB
+    if abs(known.memory_bytes / nbytes - 1) <= SAME_MEMORY:
+        return known
+    meant = [one for one in abbreviated(name) if abs(one.memory_bytes / nbytes - 1) <= SAME_MEMORY]
+    if len(meant) > 1:
+        if None not in (entry.type, entry.tflops, entry.memory_tb_per_s, entry.host_gb_per_s):
+            return None
+        raise ConfigError(
+            f"{name} with {entry.memory_gib:g} GiB may be any of {len(meant)} devices in the "
+            "hardware catalogue",
+            where=where,
+            found=repr(name),
+            expected=f"one of {listing([one.name for one in meant])}",
+            hint=f"write {' or '.join(one.name for one in meant)}",
+        )
+    return meant[0] if meant else known
+
+
 def _own_spec(
     entry: _DeviceEntry, known: DeviceSpec | None, links: tuple[Link, ...], where: str
 ) -> DeviceSpec | None:
@@ -281,7 +324,7 @@ def _own_spec(
     flops = _scaled(entry.tflops, 1e12)
     memory = _scaled(entry.memory_tb_per_s, 1e12)
     host = _scaled(entry.host_gb_per_s, 1e9)
-    if flops is None and memory is None and host is None:
+    if flops is None and memory is None and host is None and entry.efficiencies is None:
         return None
     if known is not None:
         # What was measured of the device is not that of one with another rate.
@@ -294,26 +337,21 @@ def _own_spec(
             measured_memory_bytes_per_s=(
                 known.measured_memory_bytes_per_s if memory is None else None
             ),
+            efficiencies=entry.efficiencies or known.efficiencies,
             source=f"{known.source}; changed by the cluster file",
         )
     rates = {link.kind: link.bytes_per_s for link in links}
     host = host or rates.get("pcie")
     intra = rates.get("nvlink") or rates.get("hccs") or rates.get("pcie")
     inter = rates.get("network")
-    needed = {
-        "tflops": flops,
-        "memory_tb_per_s": memory,
-        "host_gb_per_s": host,
-        "a link nvlink, hccs or pcie": intra,
-        "a link network": inter,
-    }
-    missing = [name for name, value in needed.items() if value is None]
-    if missing or not (flops and memory and host and intra and inter):
-        raise ConfigError(
-            f"{entry.name} is in no catalogue, and its figures are not complete",
+    if not (flops and memory and host and intra and inter):
+        rated = {"tflops": flops, "memory_tb_per_s": memory, "host_gb_per_s": host}
+        linked = {"nvlink": intra, "network": inter}
+        raise _incomplete(
+            entry.name or "",
+            rated=[name for name, value in rated.items() if value is None],
+            linked=[name for name, value in linked.items() if value is None],
             where=where,
-            expected=", ".join(missing),
-            hint="leave all figures out where no time is to be predicted",
         )
     return DeviceSpec(
         name=entry.name or "",
@@ -324,7 +362,31 @@ def _own_spec(
         intra_bytes_per_s=intra,
         inter_bytes_per_s=inter,
         host_bytes_per_s=host,
+        efficiencies=entry.efficiencies,
         source="the cluster file",
+    )
+
+
+def _incomplete(
+    name: str, *, rated: Sequence[str], linked: Sequence[str], where: str
+) -> ConfigError:
+    """Of a device with some figures, which lacks others; the way out is what to add."""
+    inside = " (or hccs or pcie)"
+    lines = [
+        f"- {{kind: {kind}, gb_per_s: ...}}{inside if kind == 'nvlink' else ''}" for kind in linked
+    ]
+    add = [f"{', '.join(f'{one}: ...' for one in rated)} to the device"] if rated else []
+    if lines:
+        add.append(
+            f"{' and '.join(lines)} to the links of its node: what one device has of it, in one "
+            "direction"
+        )
+    kinds = {"nvlink": "a link nvlink, hccs or pcie", "network": "a link network"}
+    return ConfigError(
+        f"{name} is in no catalogue, and its figures are not complete",
+        where=where,
+        expected=", ".join([*rated, *(kinds[kind] for kind in linked)]),
+        hint=f"add {', and '.join(add)}",
     )
 
 

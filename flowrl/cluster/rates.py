@@ -46,7 +46,7 @@ FIGURES = {
         most=100_000,
         unit="TFLOP/s",
         scale=1e12,
-        typical="an H100 has 989, a core of a CPU 0.1",
+        typical="dense bfloat16: an H100 has 989; a core of a CPU 0.1",
     ),
     "memory_tb_per_s": Figure(
         least=0.001,
@@ -60,21 +60,22 @@ FIGURES = {
         most=10_000,
         unit="GB/s",
         scale=1e9,
-        typical="an H100 has 54, over PCIe gen 5",
+        typical="of one device, in one direction: an H100 has 54, over PCIe gen 5",
     ),
     "link_gb_per_s": Figure(
         least=0.01,
         most=100_000,
         unit="GB/s",
         scale=1e9,
-        typical="NVLink of an H100 has 450, a network card of 400 Gb/s has 50",
+        typical="of one device, in one direction: NVLink of an H100 has 450, a network card of "
+        "400 Gb/s has 50, an eighth of it where eight devices share it",
     ),
     "memory_gib": Figure(
         least=0.1,
         most=1_000_000,
         unit="GiB",
         scale=1 << 30,
-        typical="an H100 has 80, a node of eight 2,048",
+        typical="as software reports it: an H100 has 79.1, a node of eight 2,048",
     ),
 }
 

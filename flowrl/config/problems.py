@@ -22,7 +22,7 @@ from flowrl.config.declared import (
 )
 from flowrl.config.nearest import listing, one_of_them, suggestion
 from flowrl.config.schema import RunConfig
-from flowrl.config.synonyms import called_here, meant_word
+from flowrl.config.synonyms import called_here, how_to_get, meant_word
 from flowrl.errors import ConfigError, combine
 
 __all__ = ["Problems", "describe_value", "homes_of", "validation_error", "wrong_type"]
@@ -202,11 +202,16 @@ def _other_choice(
 ) -> ConfigError:
     """Of a value that is none of some words; `expected` is pydantic's `'a', 'b' or 'c'`."""
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    meant = meant_word(str(value), choices)
+    # In the first line, which is all that is told of it behind another mistake.
+    called = "" if meant is None else f": it is called {meant}"
     return ConfigError(
-        f"{name} cannot be {value!r}",
+        f"{name} cannot be {value!r}{called}",
         where=where(key),
         expected=f"one of {listing(choices)}" if len(choices) > 1 else choices[0],
-        hint=meant_word(str(value), choices) or one_of_them(str(value), choices),
+        hint=f"write {meant}"
+        if meant is not None
+        else how_to_get(str(value), choices) or one_of_them(str(value), choices),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["called_here", "meant_word"]
+__all__ = ["called_here", "how_to_get", "meant_word"]
 
 _RATE = "train.optimizer.learning_rate"
 _PROMPTS = "train.prompts_per_step (prompts; each has train.group_size samples)"
@@ -156,15 +156,25 @@ _WORDS: Mapping[str, str] = {
     "infiniband": "network",
     "ib": "network",
     "roce": "network",
+    "rocev2": "network",
     "rdma": "network",
     "ethernet": "network",
+    "eth": "network",
+    "net": "network",
+    "nic": "network",
+    "efa": "network",
+    "slingshot": "network",
     "nvswitch": "nvlink",
+    "nvl": "nvlink",
+    "pciexpress": "pcie",
+    "pci": "pcie",
     "colocated": "temporal",
     "colocate": "temporal",
     "disaggregated": "spatial",
     "separated": "spatial",
 }
-"""Words of descriptions of machines and plans, and what they are here."""
+"""Words of descriptions of machines and plans without capitals, spaces, `_` and `-`, and what they
+are here."""
 
 _FOUND_BY: Mapping[str, tuple[str, str]] = {
     "hybrid": ("auto", "take auto, which gives hybrid plans where they are the best"),
@@ -173,9 +183,17 @@ _FOUND_BY: Mapping[str, tuple[str, str]] = {
 
 
 def meant_word(word: str, choices: Collection[str]) -> str | None:
-    """What a word is among the choices; None where nothing is known of it."""
+    """Which of the choices a word is another name of; None where nothing is known of it.
+
+    >>> meant_word("InfiniBand", ("nvlink", "network"))
+    'network'
+    """
+    plain = "".join(letter for letter in word.lower() if letter.isalnum())
+    meant = _WORDS.get(plain)
+    return meant if meant in choices else None
+
+
+def how_to_get(word: str, choices: Collection[str]) -> str | None:
+    """What to do about a word that nobody can ask for, where one of the choices may give it."""
     choice, how = _FOUND_BY.get(word.lower(), ("", ""))
-    if choice in choices:
-        return how
-    meant = _WORDS.get(word.lower())
-    return f"it is called {meant}" if meant in choices else None
+    return how if choice in choices else None

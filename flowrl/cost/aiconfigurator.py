@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from flowrl.cluster.hardware import Machine
+from flowrl.cluster.hardware import DeviceSpec, Machine, catalogue
 from flowrl.cost import efficiency
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
@@ -149,6 +149,10 @@ class AIConfiguratorCost(PartialCost):
         system = SYSTEMS.get(machine.spec.name)
         if system is None:
             return f"AIConfigurator has no {machine.spec.name}"
+        if _other_rates(machine.spec):
+            return (
+                f"AIConfigurator has no {machine.spec.name} with other rates than the catalogue's"
+            )
         model = self._names.get(shape)
         if model is None:
             return f"AIConfigurator has no model of these sizes ({shape.family})"
@@ -225,6 +229,12 @@ def _not_installed() -> BackendError:
         where=PACKAGE,
         hint="pip install 'flowrl[aiconfigurator]', or plan with the analytic estimates",
     )
+
+
+def _other_rates(spec: DeviceSpec) -> bool:
+    """Whether a description of machines gives a device rates that were not measured on it."""
+    known = catalogue()[spec.name]
+    return (spec.flops, spec.memory_bytes_per_s) != (known.flops, known.memory_bytes_per_s)
 
 
 def _noted(estimate: Estimate, note: str) -> Estimate:

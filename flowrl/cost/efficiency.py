@@ -28,14 +28,17 @@ reach on average (H100, H200).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from flowrl.cluster.efficiencies import Efficiencies
 from flowrl.cluster.hardware import DeviceSpec
 
 __all__ = [
     "ALL_REDUCE_BASE_S",
     "ALL_REDUCE_RANK_S",
+    "ASSUMED",
     "BETWEEN_S",
     "CURRENT",
     "DECODE_ATTENTION_S",
@@ -119,7 +122,8 @@ CURRENT = Generation(
     decode_attention_bytes_share=1.0,
     trainer_attention_share=0.42,
 )
-"""Hopper (K), and devices of which nothing else is known. Trainers have FlashAttention 2, which
+"""Hopper (K), and devices of which neither name nor description says a generation: plans have a
+note of these. Trainers have FlashAttention 2, which
 reaches up to 335 TFLOP/s there, forward and backward (Dao 2023, arXiv 2307.08691, section 4.1);
 engines have its successor."""
 
@@ -132,7 +136,10 @@ EARLIER = Generation(
 """Ampere (A), whose attention kernels are those of FlashAttention 2: 73 % of the data sheet's rate
 forward and 63 % backward (the same paper). Taken for Ascend too, of which there are no rows."""
 
-_EARLIER_NAMES = ("A100", "A800", "Ascend")
+ASSUMED: Efficiencies = "hopper"
+"""Whose are taken of devices that tell no generation."""
+
+_GENERATIONS: Mapping[Efficiencies, Generation] = {"ampere": EARLIER, "hopper": CURRENT}
 
 EXPERT_SKEW_POWER = 0.65
 EXPERT_SKEW_MOST = 4.0
@@ -227,8 +234,8 @@ class Rates:
 
 
 def generation(spec: DeviceSpec) -> Generation:
-    """By the device's name in the catalogue."""
-    return EARLIER if spec.name.startswith(_EARLIER_NAMES) else CURRENT
+    """What the device's description says, else by its name (`flowrl.cluster.efficiencies`)."""
+    return _GENERATIONS[spec.generation or ASSUMED]
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_beside import Cause, Lost, faster_ones, lost
+from flowrl.plan.explain_efficiencies import efficiency_notes
 from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
 from flowrl.plan.explain_room import why_not_all
@@ -140,6 +141,7 @@ def notes_of(searched: Searched, request: PlanRequest, graph: Graph) -> tuple[st
     by_model = any(task.phase is Phase.SCORES for task in best.posed.tasks)
     if graph.of_op(Op.SCORE) and not by_model:
         notes.append("assumed: rules score on the hosts while samples come, and take no time here")
+    notes += efficiency_notes(best)
     notes += region_notes(best)
     notes += host_notes(best)
     notes += stream_notes(best)

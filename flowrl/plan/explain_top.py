@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flowrl.cost.memory import format_bytes
+from flowrl.plan.explain_efficiencies import efficiency_note
 from flowrl.plan.local import local_choice
 from flowrl.plan.render_many import schedule_lines, seconds_text
 from flowrl.plan.schema import PlacementPlan
@@ -81,6 +82,7 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         f"  a step takes {seconds_text(size.step_s)}, {seconds_text(size.device_s)} of a device "
         "for a sample",
         f"  {_host_line(job)}",
+        *(f"  {note}" for note in efficiency_note(job.spec)),
         *([f"  a device fills up to {size.host}"] if size.host else []),
         *([f"  looked at {size.thinned}"] if size.thinned else []),
         *(f"  {line}" for line in schedule_lines(size.schedule, size.kind)),
@@ -132,6 +134,7 @@ def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
         ),
         *_thinned_lines(found),
         _host_line(job),
+        *efficiency_note(job.spec),
     ]
 
 

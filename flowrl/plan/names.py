@@ -13,7 +13,10 @@ from flowrl.wording import counted
 
 __all__ = ["RATES", "cache_words", "device_names", "memory_words", "offload_words", "way_words"]
 
-RATES = "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file"
+RATES = (
+    "tflops, memory_tb_per_s, host_gb_per_s and links (nvlink, hccs or pcie, and network) "
+    "in the cluster file"
+)
 """Of a device, without which no time is known of it."""
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")

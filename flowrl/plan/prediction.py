@@ -54,12 +54,15 @@ class CostSource:
     Attributes:
         source: `measured`, `aiconfigurator` or `analytic`; `assumed` of a plan for this machine.
         parts: `(name, seconds)`; what overlaps may add up to more.
+        assumed: What it takes for granted of the device, such as `hopper's efficiencies`; else
+            empty.
     """
 
     node: str
     seconds: float
     source: str
     parts: tuple[tuple[str, float], ...] = ()
+    assumed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

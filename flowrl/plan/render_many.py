@@ -100,8 +100,11 @@ def _summary(plan: PlacementPlan) -> list[str]:
     if prediction.step_s is None:
         return []
     sources = sorted({one.source for one in prediction.confidence})
+    assumed = sorted({one.assumed for one in prediction.confidence if one.assumed})
+    granted = f", {' and '.join(assumed)} assumed" if assumed else ""
     lines = [
-        f"{seconds_text(prediction.step_s)}, predicted from {' and '.join(sources)} costs; "
+        f"{seconds_text(prediction.step_s)}, predicted from {' and '.join(sources)} costs"
+        f"{granted}; "
         f"it waits most for {prediction.bottleneck}"
     ]
     if prediction.idle_share is not None:

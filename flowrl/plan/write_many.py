@@ -22,6 +22,7 @@ from flowrl.plan.check_plan import check_plan
 from flowrl.plan.dtypes import role_dtype
 from flowrl.plan.engine_flags import engine_flags
 from flowrl.plan.explain import alternatives_of, notes_of, reasons_of
+from flowrl.plan.explain_efficiencies import assumed_efficiencies
 from flowrl.plan.held import held_memory, sharing_sets
 from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summary
 from flowrl.plan.many import Chosen, Searched
@@ -426,6 +427,9 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
                     seconds=turn.seconds,
                     source=turn.estimate.source,
                     parts=turn.estimate.parts,
+                    assumed=assumed_efficiencies(chosen.posed.group_of(task.id).machine.spec)
+                    if turn.estimate.source == "analytic"
+                    else "",
                 )
                 for task in chosen.posed.tasks
                 for turn in _turns(task, chosen)

@@ -481,7 +481,8 @@ def test_devices_without_rates_are_told_to_be_left_idle(flowrl: Run, mixed: str)
     assert code == 0
     assert (
         "  8 x a GPU (b-[0-1]/cuda:[0-3]): left idle, for no time is known of them, which takes "
-        "tflops, memory_tb_per_s, host_gb_per_s and links in the cluster file\n"
+        "tflops, memory_tb_per_s, host_gb_per_s and links (nvlink, hccs or pcie, "
+        "and network) in the cluster file\n"
     ) in out
     code, out, err = flowrl(CONFIG, *SMALL, "--cluster", mixed, "--min-devices")
     assert code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.cluster import hardware
+from flowrl.cluster.efficiencies import efficiencies_of
 from flowrl.cluster.hardware import catalogue, device_spec, find_spec
 from flowrl.errors import ConfigError
 
@@ -42,6 +43,17 @@ def test_every_device_has_a_source_and_measures_no_more_than_its_peak() -> None:
         ("nvidia a100-sxm4-80gb", "A100-SXM-80GB"),
         ("h20-96gb", "H20-96GB"),
         ("910B3", "Ascend-A2-910B-313T"),
+        ("NVIDIA-H100-80GB-HBM3", "H100-SXM-80GB"),
+        ("A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("Tesla A100-SXM4-40GB", "A100-SXM-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIE-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("NVIDIA L40S", "L40S-48GB"),
+        ("NVIDIA L20", "L20-48GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090-24GB"),
+        ("nvidia_b200", "B200-SXM-180GB"),
     ],
 )
 def test_a_device_is_found_by_the_name_that_its_driver_gives(name: str, found: str) -> None:
@@ -55,10 +67,29 @@ def test_a_device_is_found_by_the_name_that_its_driver_gives(name: str, found: s
         ("a100-80gb", "A100-SXM-80GB"),
         ("Ascend-A3", "Ascend-A3-die"),
         ("ascend_a2_376t", "Ascend-A2-910B-376T"),
+        ("4090", "RTX-4090-24GB"),
     ],
 )
 def test_words_that_one_device_alone_has_are_its_name(name: str, found: str) -> None:
     assert device_spec(name).name == found
+
+
+def test_every_accelerator_says_whose_efficiencies_hold() -> None:
+    said = {name: spec.efficiencies for name, spec in catalogue().items()}
+    assert said.pop("CPU") is None
+    assert {name for name, whose in said.items() if whose == "hopper"} == {
+        "H100-SXM-80GB",
+        "H100-PCIE-80GB",
+        "H100-NVL-94GB",
+        "H200-SXM-141GB",
+        "H20-96GB",
+        "H800-SXM-80GB",
+        "B200-SXM-180GB",
+        "GB200-186GB",
+    }
+    assert set(said.values()) == {"ampere", "hopper"}
+    # A name alone tells the same: plans that were written before say nothing else.
+    assert {name: efficiencies_of(catalogue()[name].type, name) for name in said} == said
 
 
 def test_words_of_several_devices_list_exactly_those() -> None:

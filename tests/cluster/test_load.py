@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cluster import Link, load_cluster
+from flowrl.cluster import DeviceSpec, Link, load_cluster
 from flowrl.errors import ConfigError
 
 GIB = 1 << 30
@@ -79,6 +79,12 @@ def test_a_device_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
         ("type: cuda, count: 2", "type: cuda, count: 999999999", 2, "nodes.0", "1,000,000,001"),
         ("    cores: 96\n", "", 2, "nodes.0.cores", "'cores' is missing in nodes.0"),
         ("kind: nvlink", "kind: ethernet", 10, "nodes.0.links.0.kind", "nvlink, hccs"),
+        ("kind: nvlink", "kind: RoCEv2", 10, "nodes.0.links.0.kind", "it is called network"),
+        ("kind: nvlink", "kind: IB", 10, "nodes.0.links.0.kind", "it is called network"),
+        ("kind: nvlink", "kind: NV-Switch", 10, "nodes.0.links.0.kind", "it is called nvlink"),
+        ("kind: nvlink", "kind: PCI Express", 10, "nodes.0.links.0.kind", "it is called pcie"),
+        ("kind: nvlink", "kind: PCI-E", 10, "nodes.0.links.0.kind", "did you mean 'pcie'"),
+        ("kind: nvlink", "kind: HCCS", 10, "nodes.0.links.0.kind", "did you mean 'hccs'"),
         ("cores: 96", "memory_gib: 1024", 5, "", "'memory_gib' stands twice"),
     ],
 )
@@ -98,12 +104,24 @@ def test_a_wrong_key_or_value_is_named_by_file_and_key(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("memory_gib: 80", "memory_gib: 0", "from 0.1 to 1,000,000 GiB (an H100 has 80"),
+        (
+            "memory_gib: 80",
+            "memory_gib: 0",
+            "1,000,000 GiB (as software reports it: an H100 has 79.1",
+        ),
         ("memory_gib: 80", "memory_gib: -80", "from 0.1 to 1,000,000 GiB"),
-        ("memory_gib: 80", "tflops: 1.0e+30", "from 0.001 to 100,000 TFLOP/s (an H100 has 989"),
+        ("memory_gib: 80", "tflops: 1.0e+30", "100,000 TFLOP/s (dense bfloat16: an H100 has 989"),
         ("memory_gib: 80", "memory_tb_per_s: 1.0e-9", "0.001 to 1,000 TB/s (an H100 has 3.35"),
-        ("memory_gib: 80", "host_gb_per_s: 1.0e-9", "from 0.1 to 10,000 GB/s (an H100 has 54"),
-        ("gb_per_s: 50", "gb_per_s: 1.0e-9", "from 0.01 to 100,000 GB/s (NVLink of an H100"),
+        (
+            "memory_gib: 80",
+            "host_gb_per_s: 1.0e-9",
+            "10,000 GB/s (of one device, in one direction: an H100 has 54",
+        ),
+        (
+            "gb_per_s: 50",
+            "gb_per_s: 1.0e-9",
+            "100,000 GB/s (of one device, in one direction: NVLink of",
+        ),
         ("gb_per_s: 50", "gb_per_s: -50", "from 0.01 to 100,000 GB/s"),
         ("gb_per_s: 50", "gb_per_s: 50000000000", "from 0.01 to 100,000 GB/s"),  # bytes, not GB
     ],
@@ -193,3 +211,144 @@ def test_a_missing_key_is_to_be_added_to_the_file_and_not_on_the_command_line(
         load_cluster(path)
     assert str(caught.value).startswith(f"{path}:2 (nodes.0.name): 'name' is missing in nodes.0")
     assert caught.value.hint == "add name to nodes.0 in that file"
+
+
+def test_what_a_link_is_called_is_told_behind_other_mistakes_too(tmp_path: Path) -> None:
+    text = TWO_NODES.replace("kind: nvlink", "kind: infiniband").replace("cores: 96", "cores: 0")
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(written(tmp_path, text))
+    assert "cores must be at least 1" in str(caught.value)
+    assert "and 1 more mistake: " in str(caught.value)
+    assert "kind cannot be 'infiniband': it is called network" in str(caught.value)
+
+
+OWN = """\
+nodes:
+  - name: trainer
+    memory_gib: 1024
+    cores: 96
+    devices:
+      - {name: NAME, count: 8, RATES}
+    links: [LINKS]
+"""
+RATES = "type: cuda, memory_gib: 40, tflops: 312, memory_tb_per_s: 1.555, host_gb_per_s: 25"
+NVLINK = "{kind: nvlink, gb_per_s: 300}"
+NETWORK = "{kind: network, gb_per_s: 3.1}"
+
+
+def own(name: str, *, rates: str = RATES, links: str = f"{NVLINK}, {NETWORK}") -> str:
+    return OWN.replace("NAME", name).replace("RATES", rates).replace("LINKS", links)
+
+
+@pytest.mark.parametrize(
+    ("rates", "links", "missing", "hint"),
+    [
+        (
+            RATES,
+            NVLINK,
+            "a link network",
+            "add - {kind: network, gb_per_s: ...} to the links of its node: what one device has of "
+            "it, in one direction",
+        ),
+        (
+            RATES,
+            NETWORK,
+            "a link nvlink, hccs or pcie",
+            "add - {kind: nvlink, gb_per_s: ...} (or hccs or pcie) to the links of its node: what "
+            "one device has of it, in one direction",
+        ),
+        (
+            RATES.replace("tflops: 312, ", ""),
+            f"{NVLINK}, {NETWORK}",
+            "tflops",
+            "add tflops: ... to the device",
+        ),
+        (
+            "type: cuda, memory_gib: 40, tflops: 312",
+            "{kind: pcie, gb_per_s: 25}",
+            "memory_tb_per_s, a link network",
+            "add memory_tb_per_s: ... to the device, and - {kind: network, gb_per_s: ...} to the "
+            "links of its node: what one device has of it, in one direction",
+        ),
+    ],
+)
+def test_rates_that_lack_a_part_are_answered_with_the_lines_to_add(
+    tmp_path: Path, rates: str, links: str, missing: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match="its figures are not complete") as caught:
+        load_cluster(written(tmp_path, own("mine", rates=rates, links=links)))
+    assert (caught.value.expected, caught.value.hint) == (missing, hint)
+
+
+def spec_of(tmp_path: Path, text: str) -> DeviceSpec:
+    (group,) = load_cluster(written(tmp_path, text)).groups("cuda")
+    return group.machine.spec
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("A100-40", "ampere"),
+        ("NVIDIA A100-PCIE-40GB", "ampere"),
+        ("NVIDIA A100X", "ampere"),
+        ("gpu_a30", "ampere"),
+        ("NVIDIA GeForce RTX 3090", "ampere"),
+        ("NVIDIA RTX 6000 Ada Generation", "ampere"),
+        ("NVIDIA L4", "ampere"),
+        ("NVIDIA GH200 480GB", "hopper"),
+        ("H20-3e", "hopper"),
+        ("nvidia-b300", "hopper"),
+        ("V100", None),
+        ("MI300X", None),
+        ("A1000", None),  # a part of a word is no product
+        ("H100 or A100", None),
+    ],
+)
+def test_the_product_tells_the_generation_wherever_in_the_name_it_stands(
+    tmp_path: Path, name: str, generation: str | None
+) -> None:
+    assert spec_of(tmp_path, own(name)).generation == generation
+
+
+def test_an_npu_is_an_ascend_whatever_it_is_called(tmp_path: Path) -> None:
+    rates = RATES.replace("cuda", "npu")
+    links = f"{{kind: hccs, gb_per_s: 196}}, {NETWORK}"
+    (group,) = load_cluster(written(tmp_path, own("mine", rates=rates, links=links))).groups("npu")
+    assert group.machine.spec.generation == "ampere"
+
+
+@pytest.mark.parametrize("name", ["mine", "H100-SXM-80GB", "A100-40"])
+@pytest.mark.parametrize("generation", ["ampere", "hopper"])
+def test_a_description_says_whose_efficiencies_hold_whatever_the_name_is(
+    tmp_path: Path, name: str, generation: str
+) -> None:
+    said = RATES + f", efficiencies: {generation}"
+    assert spec_of(tmp_path, own(name, rates=said)).generation == generation
+
+
+def test_efficiencies_of_a_generation_without_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="efficiencies cannot be 'volta'") as caught:
+        load_cluster(written(tmp_path, own("mine", rates=RATES + ", efficiencies: volta")))
+    assert caught.value.expected == "one of ampere, hopper"
+
+
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [
+        ("memory_gib: 80", "A100-SXM-80GB"),
+        ("memory_gib: 79.15", "A100-SXM-80GB"),
+        ("memory_gib: 20", "A100-SXM-80GB"),  # a part of one; no A100 is sold so
+        (RATES, "A100"),  # SXM or PCIe: all that matters is said
+    ],
+)
+def test_memory_decides_between_devices_of_one_short_name(
+    tmp_path: Path, rates: str, found: str
+) -> None:
+    assert spec_of(tmp_path, own("A100", rates=rates)).name == found
+    assert spec_of(tmp_path, own("H100", rates="memory_gib: 94")).name == "H100-NVL-94GB"
+
+
+def test_a_short_name_and_a_memory_of_several_devices_list_these(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="A100 with 40 GiB may be any of 2 devices") as caught:
+        load_cluster(written(tmp_path, own("A100", rates="memory_gib: 40")))
+    assert caught.value.hint == "write A100-SXM-40GB or A100-PCIE-40GB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -209,6 +210,9 @@ def test_what_aiconfigurator_lacks_is_estimated_with_the_reason(qwen, repository
         return found.notes[-1]
 
     assert note(qwen, Layout(), H20) == "AIConfigurator has no H20-96GB"
+    slower = Machine(spec=replace(H100.spec, flops=500e12), node_size=8)
+    rated = "AIConfigurator has no H100-SXM-80GB with other rates than the catalogue's"
+    assert note(qwen, Layout(), slower) == rated
     assert "no model of these sizes (qwen2)" in note(other, Layout(), H100)
     assert "not asked for cp 2" in note(qwen, Layout(cp=2), H100)
     assert note(qwen, Layout(), H100, batch=513).endswith("no such point: outside of the grid")
