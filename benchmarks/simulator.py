@@ -327,8 +327,9 @@ def report() -> str:
     known = json.loads((RESULTS / "simulator.json").read_text())
     lines = ["# The simulator, measured", ""]
     lines += [
-        "Made by `python benchmarks/simulator.py`. Predictions come from a profile of the base "
-        "config alone and the lengths of its run; errors are predicted over measured, less 1. "
+        "Made by `python benchmarks/simulator.py predict` (and `scale`). Predictions come "
+        "from a profile of the base config alone and the lengths of its run; errors are predicted "
+        "over measured, less 1. "
         "*Others* is how many cores other processes kept busy while the profile and the run were "
         "measured.",
         "",
