@@ -131,7 +131,7 @@ def test_devices_of_the_simulator_are_pinned_on_its_kind():
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        ((f"{WORLD}.device=L40S",), PlanError, "is to be on L40S, and the cluster has none"),
+        ((f"{WORLD}.device=L40S",), PlanError, "is to be on L40S-48GB, and the cluster has none"),
         ((f"{WORLD}.device=acelerator",), ConfigError, "did you mean 'accelerator'"),
         ((*ON_A100, f"{WORLD}.memory_gib=80"), PlanError, "does not fit on A100-SXM-80GB"),
         ((*ON_A100, "plan.pins.world.devices=8-11"), PlanError, "which its pins do not name"),
