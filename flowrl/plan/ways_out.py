@@ -22,11 +22,11 @@ from flowrl.plan.pins import LAYOUT_FIELDS, PinnedTasks
 from flowrl.wording import counted
 
 __all__ = [
-    "FOUND",
     "Fits",
     "Trial",
     "changed_alike",
     "fewer_pins",
+    "found_share",
     "host_enough",
     "more_devices",
     "more_host",
@@ -45,9 +45,13 @@ _LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 _HALVINGS = 3
 
-FOUND = {"cuda": 0.98, "npu": 0.95}
+_FOUND = {"cuda": 0.98, "npu": 0.95}
 """Of the memory that an accelerator is sold with, what software finds on it: rounded down from
-those of configs/hardware, which have both (0.989 to 0.992 of CUDA's, 0.952 to 0.957 of NPUs)."""
+those of configs/hardware, which have both (0.985 to 0.992 of CUDA's, 0.952 to 0.957 of NPUs)."""
+
+_ECC_GIB = 48
+_FOUND_BESIDE_ECC = 0.92
+"""CUDA's devices of up to so much may be cards whose ECC takes a sixteenth of it (L40S, L20)."""
 
 FULL_NODE = 8
 """Devices that a node may have: a smaller one may get more of them."""
@@ -93,11 +97,11 @@ def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
         if not tries_on(len(group.addresses)):
             return f"set plan.memory_share to more than {(least - 1) / 100:g}"
     usable = 1.0 if group.device.type == "cpu" else group.device.share
-    found_share = FOUND.get(group.device.type, 1.0)
-    least_gib = math.ceil(max(need / usable, _free(group)) / found_share / GIB)
+    least_gib = math.ceil(_sold(group.device.type, max(need / usable, _free(group))))
     found = _smallest(least_gib, group, lambda gib: fits(Trial(group=_larger(group, gib))))
     if found is None:
-        return f"take devices with more than {format_bytes(round(need / usable / found_share))}"
+        more = round(_sold(group.device.type, need / usable) * GIB)
+        return f"take devices with more than {format_bytes(more)}"
     return f"take devices of {found} GiB"
 
 
@@ -196,10 +200,25 @@ def _filled(group: DeviceGroup, share: float) -> DeviceGroup:
 
 def _larger(group: DeviceGroup, gib: int) -> DeviceGroup:
     """Devices that are sold with so much."""
-    nbytes = int(FOUND.get(group.device.type, 1.0) * gib * GIB)
+    nbytes = int(found_share(group.device.type, gib) * gib * GIB)
     device = replace(group.device, memory_bytes=nbytes, available_bytes=None)
     spec = None if group.spec is None else replace(group.spec, memory_bytes=nbytes)
     return replace(group, device=device, spec=spec, budget_bytes=device.budget_bytes)
+
+
+def found_share(device_type: str, gib: float) -> float:
+    """Of so much that an accelerator is sold with, what software finds on it at least."""
+    if device_type == "cuda" and gib <= _ECC_GIB:
+        return _FOUND_BESIDE_ECC
+    return _FOUND.get(device_type, 1.0)
+
+
+def _sold(device_type: str, nbytes: float) -> float:
+    """GiB that an accelerator is sold with on which software finds so many bytes."""
+    gib = nbytes / GIB / found_share(device_type, 0.0)
+    if device_type == "cuda" and gib > _ECC_GIB:
+        return max(_ECC_GIB + 1.0, nbytes / GIB / _FOUND["cuda"])
+    return gib
 
 
 def _fuller(group: DeviceGroup, devices: int) -> DeviceGroup:
