@@ -78,6 +78,24 @@ def test_dead_and_empty_nodes_are_left_out_and_a_head_without_cpus_is_reserved()
     assert not pool.device("work/cpu:0").reserved
 
 
+@pytest.mark.parametrize(
+    ("types", "found"),
+    [
+        (("A100", "A100-80G"), "A100-SXM-80GB"),
+        (("A100", "A100-40G"), "A100-SXM-40GB"),
+        (("L40S",), "L40S-48GB"),
+        (("L20",), "L20-48GB"),
+        (("H100", "H100-SXM-80GB"), "H100-SXM-80GB"),
+    ],
+)
+def test_types_that_ray_knows_are_devices_of_the_catalogue(
+    types: tuple[str, ...], found: str
+) -> None:
+    resources = {f"accelerator_type__{one}": 1.0 for one in types}
+    (group,) = pool_of_nodes([listed("a", CPU=96.0, GPU=8.0, **resources)]).groups()
+    assert group.machine.spec.name == found
+
+
 def test_two_nodes_of_one_host_have_names_of_their_own() -> None:
     pool = pool_of_nodes([listed("a", node_id="2", CPU=1.0), listed("a", node_id="1", CPU=2.0)])
     assert [(node.name, node.num_cores) for node in pool.nodes] == [("a", 2), ("a#2", 1)]
@@ -95,6 +113,8 @@ def test_a_fraction_of_a_device_is_none() -> None:
         ({"GPU": 8.0}, "accelerator types nothing"),
         ({"GPU": 8.0, "accelerator_type__T4": 1.0}, "accelerator types T4"),
         ({"NPU": 8.0, "accelerator_type__H100": 1.0}, "accelerator types H100"),
+        # Ray calls those of 40 and of 80 GB so.
+        ({"GPU": 8.0, "accelerator_type__A100": 1.0}, "accelerator types A100"),
     ],
 )
 def test_devices_of_a_type_that_nobody_knows_are_refused(
