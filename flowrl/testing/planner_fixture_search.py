@@ -26,19 +26,21 @@ from itertools import pairwise
 import numpy as np
 
 from flowrl.plan.search import Problem, Schedule
-from flowrl.plan.search.bounds import Splits, limits, lower_bounds
+from flowrl.plan.search.bounds import Splits
 from flowrl.plan.search.frontier import LEAF, SPLIT, TURNS, Records
 from flowrl.plan.search.space import Cut, Floats, Ints, Space, compile_space, families
+from flowrl.testing.planner_fixture_bounds import PACE, TOTAL, WARM, least_numbers, most_numbers
 
 __all__ = ["best_below"]
 
 STEPS = (1e-9, 3e-4, 2e-3, 1e-2, 4e-2, 0.15, 0.5)
 """By how much limits lie above the lower bound, one after the other."""
 
+FURTHER = 1.1
+"""Bounds are made anew where a limit is lower by this than the one that they were made for."""
+
 SLACK = 1e-12
 """Relative room of limits, for rounding."""
-
-TOTAL, WARM, PACE = range(3)
 
 AT_A_TIME = 1 << 20
 """Pairs of parts that are joined together."""
@@ -58,14 +60,17 @@ def best_below(problem: Problem, batch: int, seconds: float) -> Schedule | None:
     best: tuple[float, Schedule] | None = None
     for family in families(problem):
         space = compile_space(family)
-        bounds = lower_bounds(space)
-        least = float(bounds.seconds[-1].min())
-        ends = (seconds if best is None else best[0]) * (1 - SLACK)
+        ends = known = (seconds if best is None else best[0]) * (1 - SLACK)
+        least = least_numbers(space, batch, ends * (1 + SLACK))
+        bound = float(least[TOTAL, -1].min())
         for step in (*STEPS, np.inf):
-            limit = min(ends, least * (1 + step))
-            if least > limit:
+            if bound > ends:
                 break
-            most, splits = limits(space, bounds, np.full(len(space.sizes), limit * (1 + SLACK)))
+            limit = min(ends, bound * (1 + step))
+            if limit * FURTHER < known:
+                known = limit
+                least = least_numbers(space, batch, limit * (1 + SLACK))
+            most, splits = most_numbers(space, batch, least, limit * (1 + SLACK))
             found = _Run(space=space, batch=batch, most=most).best(splits)
             if found is not None and found[0] < ends:
                 best = found
@@ -140,7 +145,7 @@ class _Run:
                 if own is not None:
                     made += self._at_once(owner, cut, own)
             if owner < len(splits) - 1:
-                self._fronts.append(_front(_joined(made), self._most[owner]))
+                self._fronts.append(_front(_joined(made), self._most[:, owner]))
         whole = _joined(made)
         if not len(whole.block):
             return None
@@ -153,16 +158,17 @@ class _Run:
         if task < 0:
             return []
         leaves = self._space.leaves[task]
-        rows = np.flatnonzero(leaves.seconds <= self._most[owner][leaves.size])
-        seconds = leaves.seconds[rows]
+        seconds = leaves.seconds
         values = np.stack([seconds, seconds / self._batch, seconds / self._batch])
+        rows = np.flatnonzero((values <= self._most[:, owner, leaves.size]).all(axis=0))
+        values = values[:, rows]
         record = self._records.add(LEAF, np.zeros_like(rows), np.full_like(rows, task), rows)
         return [_Parts(block=leaves.size[rows], values=values, record=record)]
 
     def _in_turns(self, owner: int, cut: Cut) -> list[_Parts]:
         """On each block all pairs of which one needs all of it."""
         first, second = self._fronts[cut.first], self._fronts[cut.second]
-        blocks = np.flatnonzero(self._most[owner] > -np.inf)
+        blocks = np.flatnonzero(self._most[TOTAL, owner] > -np.inf)
         old = first.length - first.fresh
         found = []
         for start, length1, length2 in (
@@ -208,7 +214,7 @@ class _Run:
     ) -> _Parts:
         """Those within the limits, entered."""
         first, one, second, two = of
-        rows = np.flatnonzero(values[TOTAL] <= self._most[owner][block])
+        rows = np.flatnonzero((values <= self._most[:, owner, block]).all(axis=0))
         block, values = block[rows], values[:, rows]
         rows = rows[own := _unbeaten_by_block(block, values)]
         record = self._records.add(
@@ -239,14 +245,15 @@ def _pairs(
 def _front(made: _Parts, most: Floats) -> _Front:
     """What is worth having of the parts of a set, on each block."""
     made = made.take(np.argsort(made.block, kind="stable"))
-    edges = np.searchsorted(made.block, np.arange(len(most) + 1))
-    start, fresh, length = (np.zeros(len(most), dtype=np.int64) for _ in range(3))
+    count = most.shape[1]
+    edges = np.searchsorted(made.block, np.arange(count + 1))
+    start, fresh, length = (np.zeros(count, dtype=np.int64) for _ in range(3))
     kept: list[_Parts] = []
     total = 0
     carried = _joined([])
-    for block in np.flatnonzero(most > -np.inf):
+    for block in np.flatnonzero(most[TOTAL] > -np.inf):
         own = np.arange(edges[block], edges[block + 1])
-        within = np.flatnonzero(carried.values[TOTAL] <= most[block])
+        within = np.flatnonzero((carried.values <= most[:, block, None]).all(axis=0))
         if len(own) or len(within) < len(carried.block) or not kept:
             both = _joined([carried.take(within), made.take(own)])
             rows = _unbeaten(both.values)

@@ -3,8 +3,9 @@
 The dynamic programme (`dynamic`) finds the best schedules within a limit. The first limits are just
 above the lower bound: where memory binds little, the answer lies within them. Otherwise some
 schedule is found cheaply, on few of the device counts, and the limit grows towards what that one
-takes, until enough schedules lie within it. Nothing outside of a limit can be better than what
-lies within, so the answer does not depend on these steps, only the time to find it does.
+takes, until enough schedules lie within it; of very many counts that is the next limit. Nothing
+outside of a limit can be better than what lies within, so the answer does not depend on these
+steps, only the time to find it does.
 
 Arrivals are told apart in kinds, which are parted until the best schedules have their own
 (`alike`).
@@ -31,6 +32,9 @@ __all__ = ["fewest_devices", "search", "thin"]
 STEPS = (0.002, 0.01, 0.04, 0.15, 0.5, 2.0)
 """By how much limits lie above the lower bound, one after the other."""
 
+NEAR_STEPS = (0.0, 1e-4)
+"""Of very many block sizes, these come before, for what is further above the bound takes long."""
+
 WORTH_A_STEP = 1.03
 """The ceiling is tried at once when the next limit is as near to it as this."""
 
@@ -39,6 +43,10 @@ NEAR = 0.01
 
 FEW_SIZES = 20
 """Of more block sizes, about a quarter is looked at first, for a ceiling, and so on."""
+
+MANY_SIZES = 100
+"""Of more, the best of so few is found for a ceiling, before limits lie further above the bound
+than `NEAR`."""
 
 
 def search(
@@ -171,17 +179,21 @@ def _best_of(
     least = least_objective(space, bounds, aim)
     if math.isinf(least):
         return NOTHING
-    few = len(problem.block_sizes()) <= FEW_SIZES
-    if ceiling is None and not few and top == 1 and Kind.HYBRID in problem.kinds:
+    num_sizes = len(problem.block_sizes())
+    many = num_sizes > MANY_SIZES
+    if ceiling is None and num_sizes > FEW_SIZES and top == 1 and Kind.HYBRID in problem.kinds:
         # One of them, found in a smaller space.
         ceiling = (turns or _Turns(problem)).objective()
-    for step in STEPS:
+    for step in (*NEAR_STEPS, *STEPS) if many else STEPS:
         limit = least * (1 + step)
         if ceiling is None and step > NEAR:
             ceiling = _ceiling(problem, top, space)
             if ceiling is None:
                 return NOTHING
         if ceiling is not None and limit * WORTH_A_STEP >= ceiling:
+            break
+        if ceiling is not None and many and step > NEAR:
+            ceiling = _lower_ceiling(problem, top, space, ceiling)
             break
         outcome = run(space, bounds, limit, aim)
         if _num_distinct(outcome) >= top:
@@ -213,6 +225,13 @@ def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
     if smallest is None:
         return None
     return evaluate(problem, smallest).objective if top == 1 else NO_LIMIT
+
+
+def _lower_ceiling(problem: Problem, top: int, space: Space, ceiling: float) -> float:
+    """An objective within which `top` schedules of few block sizes lie, if that is lower."""
+    fewer, _ = thin(problem, MANY_SIZES)
+    found = _in_order(problem, _best_of(fewer, top, space, ceiling=ceiling).schedules)
+    return min(ceiling, found[top - 1].evaluation.objective) if len(found) >= top else ceiling
 
 
 def _in_order(problem: Problem, schedules: Iterable[Schedule]) -> list[Found]:

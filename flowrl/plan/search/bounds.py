@@ -24,7 +24,7 @@ from flowrl.plan.search.space import Bools, Floats, Ints, Space
 from flowrl.plan.search.stream_rows import AheadRow, StreamRows
 from flowrl.plan.search.turn_rows import TurnRows
 
-__all__ = ["Bounds", "Splits", "limits", "lower_bounds"]
+__all__ = ["Bounds", "Splits", "levels", "limits", "lower_bounds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def lower_bounds(space: Space) -> Bounds:
     steady, dense = np.zeros_like(bounds), np.zeros_like(bounds)
     ready = np.zeros_like(bounds)
     lower = Bounds(seconds=bounds, steady=steady, dense=dense, ready=ready, streams=[], turns=[])
-    for level in _levels(space):
+    for level in levels(space):
         for at in level:
             if space.alone[at] >= 0:
                 bounds[at] = _least(space, at, space.leaves[space.alone[at]].seconds)
@@ -97,7 +97,7 @@ def lower_bounds(space: Space) -> Bounds:
     return lower
 
 
-def _levels(space: Space) -> list[range]:
+def levels(space: Space) -> list[range]:
     """The sets of equally many tasks each, small ones first: parts have fewer tasks."""
     counts = [mask.bit_count() for mask in space.sets]  # ascending
     starts = [at for at in range(len(counts)) if not at or counts[at - 1] < counts[at]]
@@ -192,7 +192,7 @@ def limits(
     most[-1] = at_root
     splits: list[list[Splits | None]] = [[None] * len(cuts) for cuts in space.cuts]
     for level, streams, turns in reversed(
-        list(zip(_levels(space), lower.streams, lower.turns, strict=True))
+        list(zip(levels(space), lower.streams, lower.turns, strict=True))
     ):
         limit = most[level.start : level.stop]
         # A partial schedule may leave devices of its block idle: what is wanted on a larger block

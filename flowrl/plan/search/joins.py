@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flowrl.plan.search.bounds import Splits
+from flowrl.plan.search.crossings import crossings
 from flowrl.plan.search.frontier import AHEAD, LEAF, SPLIT, TURNS, Frontier, Records
 from flowrl.plan.search.overlap import age_periods
 from flowrl.plan.search.points import (
@@ -130,6 +131,9 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
     first, second = join.first, join.second
     own = first.length if join.space.least[join.cut.first] else first.fresh
     counts = (own[splits.first], second.length[splits.second])
+    few = _of_classes(join, splits, int((counts[0] * counts[1]).sum()))
+    if few is not None:
+        return few
     starts = (first.start[splits.first], second.start[splits.second])
     one, two = first.points.values, second.points.values
     found = []
@@ -149,6 +153,35 @@ def join_splits(join: Join, splits: Splits) -> list[Points]:
             seconds = np.maximum(u1, u2)
         use = seconds <= join.limit[block]
         found += _splits(join, block[use], row1[use], row2[use], (chunks[use], seconds[use]))
+    return found
+
+
+def _of_classes(join: Join, splits: Splits, num_pairs: int) -> list[Points] | None:
+    """Spatials in which nothing passes, of few pairs of points; None where all must be tried.
+
+    What a Spatial's numbers follow from besides the seconds of both parts are the columns below
+    (`_splits`): where a number of its own is added there, it belongs here.
+    """
+    space = join.space
+    if join.keep > 1 or join.cut.runs_ahead or num_pairs == 0 or splits.chunks.any():
+        return None
+    if space.least[join.cut.first] or space.least[join.cut.second]:
+        return None
+    columns = [CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS]
+    columns += [STEADY, DENSE] if space.ahead[join.owner] else []
+    columns += [at for at in space.places[:2] if at and space.hands_on[join.owner]]
+    blocks = np.unique(splits.block)
+    pairs = crossings(space, (join.first, join.second), columns, blocks, num_pairs)
+    if pairs is None:
+        return None
+    found = []
+    for block, row1, row2 in pairs:
+        seconds = np.maximum(
+            join.first.points.values[SECONDS, row1], join.second.points.values[SECONDS, row2]
+        )
+        use = np.flatnonzero(seconds <= join.limit[block])
+        chunks = np.zeros(len(use), dtype=np.int64)
+        found += _splits(join, block[use], row1[use], row2[use], (chunks, seconds[use]))
     return found
 
 
