@@ -230,6 +230,8 @@ def _ceiling(problem: Problem, top: int, space: Space) -> float | None:
 def _lower_ceiling(problem: Problem, top: int, space: Space, ceiling: float) -> float:
     """An objective within which `top` schedules of few block sizes lie, if that is lower."""
     fewer, _ = thin(problem, MANY_SIZES)
+    if len(fewer.block_sizes()) >= len(problem.block_sizes()):
+        return ceiling
     found = _in_order(problem, _best_of(fewer, top, space, ceiling=ceiling).schedules)
     return min(ceiling, found[top - 1].evaluation.objective) if len(found) >= top else ceiling
 
