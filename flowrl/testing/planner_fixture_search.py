@@ -12,9 +12,7 @@ prompts: `total` of all, `warm` of the first one, `pace` from prompt to prompt.
 Everything grows with each of the three, so of the schedules of a set of tasks on so many devices
 only those are kept that no other one equals or beats in all of them.
 
-What is looked at comes from the search's bounds. By induction over a schedule, warm >= total / B
-and total <= warm + pace (B - 1). So a stream takes at least max(total1, total2) + min(total1,
-total2) / B, which is what the search takes it for: its bounds are bounds of this model too.
+What is looked at comes from bounds of all three (`planner_fixture_bounds`).
 """
 
 from __future__ import annotations
