@@ -48,6 +48,7 @@ __all__ = [
     "ask_for_plan",
     "compile",
     "eager",
+    "priced_here",
     "resume",
     "run",
     "trace",
@@ -101,7 +102,10 @@ class Compiled:
             ConfigError: the file is no plan, or of no stage's graph.
             PlanError: the parts of the plan contradict each other.
         """
-        given = plan if isinstance(plan, PlacementPlan) else load_plan(plan)
+        # What an edited one for this machine predicts is of no matter to the executor.
+        given = plan if isinstance(plan, PlacementPlan) else load_plan(plan, alone=False)
+        if given.schedule is not None and isinstance(plan, Path):
+            given = load_plan(plan)
         if given.graph not in [stage.graph.name for stage in self.stages]:
             where = "the given plan" if isinstance(plan, PlacementPlan) else at_line(plan, "graph")
             raise of_no_stage(given, self.stages, where=where)
@@ -228,6 +232,39 @@ def _fastest(loaded: LoadedConfig, stages: tuple[CompiledStage, ...]) -> tuple[C
         chosen = _estimated(config, stage)
         chosen = chosen.with_plan(replace(chosen.plan, reasons=(*chosen.plan.reasons, left)))
     return (*stages[:-1], chosen)
+
+
+def priced_here(config: RunConfig, stage: CompiledStage, plan: PlacementPlan) -> PlacementPlan:
+    """A plan's file for this machine, with the step, the reasons and the alternatives that its
+    decisions have: by a profile where there is one, by assumed times otherwise.
+
+    Args:
+        stage: By the planner's own plan.
+        plan: That the executor can run.
+
+    Raises:
+        FlowError: the profile that `plan.profile` names cannot be used.
+    """
+    if stage.local is None or not stage.local.request.roles or stage.local.request.in_process:
+        return plan
+    from flowrl.sim.price_local import price_local
+    from flowrl.sim.profile import load_profile, profile_times
+
+    path = profile_of(config)
+    if config.cluster == "auto" and path.is_file():
+        try:
+            times = profile_times(load_profile(path), stage, source=str(path))
+            return price_local(stage, plan, config.plan, config.seed, times)
+        except FlowError:
+            if config.plan.profile is not None:
+                raise
+            # Why it is not used is told with the planner's own plan, and so with this one.
+    try:
+        return price_local(stage, plan, config.plan, config.seed, None)
+    except FlowError as reason:
+        left = Reason(subject="estimates", choice="none", why=reason.what)
+        unpriced = replace(plan.prediction, step_s=None, confidence=())
+        return replace(plan, prediction=unpriced, reasons=(left,), alternatives=())
 
 
 def _left_behind(loaded: LoadedConfig, path: Path) -> Reason | None:
@@ -388,7 +425,7 @@ def _as_begun(stage: CompiledStage, folder: Path) -> CompiledStage:
     written = folder / f"plan.{stage.name}.json"
     if stage.local is None or stage.local.request.in_process or not written.is_file():
         return stage
-    plan = load_plan(written)
+    plan = load_plan(written, alone=False)  # it may be edited, which the executor checks
     # One without a kind is older than this choice; one of a line by line run knows none.
     ahead = stage.local.request.may_run_ahead or stage.local.request.must_run_ahead
     if plan.kind == "" or (plan.kind == ASYNCHRONOUS) > ahead:

@@ -37,14 +37,7 @@ def compiled_by(loaded: LoadedConfig, path: Path) -> Compiled:
     given = load_plan(path, alone=False)
     if given.schedule is not None:
         return _priced(loaded, given, path)
-    from flowrl.runtime.local_plans import require_local_plan
-
-    compiled = run_by(api.compile(None, loaded), path)
-    with lines_of(path):
-        for stage in compiled.stages:
-            if stage.graph.name == given.graph and stage.local is not None:
-                require_local_plan(stage, in_process=compiled.config.executor == "eager")
-    return compiled
+    return run_by(api.compile(None, loaded), path)
 
 
 def run_by(compiled: Compiled, path: Path) -> Compiled:
@@ -54,25 +47,45 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
 
     Raises:
         ConfigError: the file is no plan, or of no stage of the configuration.
-        PlanError: its parts contradict each other.
+        PlanError: its parts contradict each other, or the executor cannot run it.
     """
+    from flowrl import api
     from flowrl.plan import load_plan
-    from flowrl.plan.plan_fields import differences, field_text
     from flowrl.plan.settle_local import settled
+    from flowrl.runtime.local_plans import require_local_plan
 
-    given = load_plan(path)
+    given = load_plan(path, alone=False)
     stages = [stage for stage in compiled.stages if stage.graph.name == given.graph]
     local = stages[-1].local if stages else None
     if local is None:
         return compiled.with_plan(path)
     plan = settled(given, local.base, stages[-1].graph)
+    by_file = compiled.with_plan(plan)
+    with lines_of(path):
+        for stage in by_file.stages:
+            if stage.graph.name == given.graph:
+                require_local_plan(stage, in_process=compiled.config.executor == "eager")
+    if stages[-1] is compiled.stages[-1]:  # others have no times
+        plan = api.priced_here(compiled.config, stages[-1], plan)
+        by_file = compiled.with_plan(plan)
+    for line in _follows(given, plan, path):
+        print(f"warning: {line}", file=sys.stderr)
+    return by_file
+
+
+def _follows(given: PlacementPlan, plan: PlacementPlan, path: Path) -> Iterator[str]:
+    """What a file for one device says otherwise than its decisions have it."""
+    from flowrl.plan.plan_fields import differences, field_text
+    from flowrl.plan.priced_changes import memory_changes, step_changes
+
     told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]
     # Ways of samples are as many as edges, and follow from what else is told.
     few = [one for one in told if not one[0].startswith("channels.")] or told
     for key, said, follows in few:
         words = f"{field_text(follows)} follows from the rest, the file says {field_text(said)}"
-        print(f"warning: {_at(path, key)}: {words}", file=sys.stderr)
-    return compiled.with_plan(plan)
+        yield f"{_at(path, key)}: {words}"
+    for line in (*memory_changes(given, plan), *step_changes(given, plan)):
+        yield f"{path}: {line}"
 
 
 def refuse_many_devices(path: Path) -> None:

@@ -99,7 +99,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
             print("\n" + plan_text(last, explain=True))
         return
     _tell(plans, options)
-    if is_plan(config) and last.schedule is not None and not (options.output or options.as_json):
+    if is_plan(config) and not (options.output or options.as_json):
         anew = f"flowrl plan CONFIG --plan {config}"
         print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
 
@@ -125,11 +125,15 @@ def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
 
 def _print_priced(config: Path, written: Path, words: Sequence[str], options: PlanCommand) -> None:
     """A plan's file by its decisions, or what another plan does otherwise than it."""
-    compiled = _compiled_by(config, written, words)
+    from flowrl.plan import load_plan
+
+    graph = load_plan(written, alone=False).graph
+    stages = _compiled_by(config, written, words).stages
+    plan = next(stage.plan for stage in reversed(stages) if stage.graph.name == graph)
     if options.diff is not None:
-        _print_diff(compiled.plan, _plan_of(options.diff, words), options)
+        _print_diff(plan, _plan_of(options.diff, words), options)
     else:
-        _tell([compiled.plan], options)
+        _tell([plan], options)
 
 
 def _compiled_by(config: Path, written: Path, words: Sequence[str]) -> Compiled:

@@ -13,6 +13,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph.types import Op
 from flowrl.plan.check_follows import check_follows
+from flowrl.plan.check_local import check_local
 from flowrl.plan.check_numbers import PRICE_ANEW
 from flowrl.plan.many_form import EngineFlags, ScheduleStep
 from flowrl.plan.names import cache_words, way_words
@@ -43,13 +44,14 @@ _LENGTH_FLAGS = ("--context-length", "--max-model-len")
 
 
 def check_predicted(plan: PlacementPlan, where: str) -> None:
-    """Memory within the devices; of a plan over many, times and engines as the operations say.
+    """Memory within the devices; times, engines and reasons as the operations say.
 
     Raises:
         PlanError: something is not; names its key.
     """
     _check_memory(plan, where)
     if plan.schedule is None:
+        check_local(plan, where)
         return
     for i, operation in enumerate(plan.operations):
         if operation.seconds is not None and operation.environment is None:

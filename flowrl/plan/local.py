@@ -43,6 +43,7 @@ from flowrl.plan.schema import (
 
 __all__ = [
     "ASYNCHRONOUS",
+    "ENGINE_PROCESSES",
     "LocalChoice",
     "LocalEngines",
     "LocalKind",
@@ -52,6 +53,7 @@ __all__ = [
     "engines_of",
     "local_choice",
     "local_choices",
+    "memory_with_engines",
     "over_budget",
     "with_choice",
 ]
@@ -62,6 +64,9 @@ ASYNCHRONOUS: Literal["asynchronous"] = "asynchronous"
 
 MANY = 8
 """Engines up to which each number is looked at; beyond are powers of two, and all cores."""
+
+ENGINE_PROCESSES = "engine processes"
+"""What they hold is called in a plan's memory."""
 
 _OF_TRAINER = ("optimizer", "master weights", "gradients")
 
@@ -264,7 +269,7 @@ def with_choice(
         ),
         prediction=replace(
             plan.prediction,
-            memory=tuple(_with_processes(plan, entry, engines) for entry in plan.prediction.memory),
+            memory=memory_with_engines(plan, engines),
         ),
         reasons=(*plan.reasons, *reasons, *_whole_batches(graph, choice)),
     )
@@ -308,6 +313,17 @@ def _drawn(operation: Operation, number: int, *, pinned: bool) -> Operation:
     return replace(operation, process=operation.node, replicas=number, cores=cores)
 
 
+def memory_with_engines(
+    plan: PlacementPlan, engines: Mapping[str, int]
+) -> tuple[PredictedMemory, ...]:
+    """The memory of a plan with everything in the main process, with that of engine processes.
+
+    Args:
+        engines: How many draw for a role.
+    """
+    return tuple(_with_processes(plan, entry, engines) for entry in plan.prediction.memory)
+
+
 def _with_processes(
     plan: PlacementPlan, entry: PredictedMemory, engines: Mapping[str, int]
 ) -> PredictedMemory:
@@ -326,7 +342,7 @@ def _with_processes(
             for part in drawing[0].parts
             if (part.role == role and part.name not in _OF_TRAINER) or part.name == "runtime"
         )
-        parts.append(MemoryPart(role=role, name="engine processes", nbytes=number * each))
+        parts.append(MemoryPart(role=role, name=ENGINE_PROCESSES, nbytes=number * each))
     return replace(entry, memory=replace(entry.memory, parts=(*entry.memory.parts, *parts)))
 
 

@@ -13,7 +13,7 @@ from flowrl.plan.plan_fields import differences, field_text
 from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 
-__all__ = ["changes", "is_changed"]
+__all__ = ["changes", "is_changed", "memory_changes", "step_changes"]
 
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
@@ -72,7 +72,7 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
             yield f"{one.node}: {_beside(steady_s, one.steady_s, 'from one batch to the next')}"
         if use is not None and before is not None and not _alike(use.seconds, before.seconds):
             yield f"{one.node}: {_beside(use.seconds, before.seconds, 'by its devices')}"
-    yield from _memory_changes(old, new)
+    yield from memory_changes(old, new)
     flags = {one.node: one for one in old.engine_flags}
     for engine in new.engine_flags:
         if flags.get(engine.node) != engine:
@@ -80,6 +80,11 @@ def _prices(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     sync_s, said_s = new.prediction.sync_s, old.prediction.sync_s
     if sync_s is not None and not _alike(sync_s, said_s):
         yield f"weights on their way: {_beside(sync_s, said_s)}"
+    yield from step_changes(old, new)
+
+
+def step_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """What a step takes, where the file has it otherwise."""
     step, before_s = new.prediction.step_s, old.prediction.step_s
     if step is not None and not _alike(step, before_s):
         yield f"a step: {_beside(step, before_s)}"
@@ -113,7 +118,8 @@ def _decided(old: Operation, new: Operation) -> Iterator[str]:
         yield f"{new.node}: {told}, the file says {old.micro_batch}"
 
 
-def _memory_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+def memory_changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
+    """What devices hold in each phase, where the file has it otherwise."""
     rows: dict[tuple[str, str, str], list[int]] = {}
     for one in old.prediction.memory:
         key = (one.device, one.active, str(one.memory.phase))

@@ -34,7 +34,10 @@ __all__ = [
     "best_of",
     "choices_that_fit",
     "choose_plan",
+    "notes_of",
+    "of_all_groups",
     "predicted_choices",
+    "simulated_step_s",
     "workloads_of",
 ]
 
@@ -88,26 +91,31 @@ def choose_plan(
     reason = Reason(
         subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
         choice=f"{chosen.choice.kind}: {chosen.choice}",
-        why=f"a step takes {seconds_text(chosen.step_s)}{_of_all(stage)}, by {times.source}",
+        why=f"a step takes {seconds_text(chosen.step_s)}{of_all_groups(stage)}, by {times.source}",
         rejected=(*(_slower(one, chosen) for one in others), *too_large),
     )
     made = stage.local.plan(stage.graph, chosen.choice, (reason,))
-    assumed = [
-        note
-        for node in rollout_nodes(stage.graph)
-        for note in assumed_lengths(plan, longest_response(stage, node))
-    ]
     return stage.with_plan(
         replace(
             made,
             prediction=replace(made.prediction, step_s=chosen.step_s),
             alternatives=tuple(_alternative(one, chosen) for one in others),
-            notes=(*made.notes, *dict.fromkeys(assumed)),
+            notes=(*made.notes, *notes_of(stage, plan)),
         )
     )
 
 
-def _of_all(stage: CompiledStage) -> str:
+def notes_of(stage: CompiledStage, plan: PlanConfig) -> tuple[str, ...]:
+    """What simulated steps take for granted."""
+    assumed = [
+        note
+        for node in rollout_nodes(stage.graph)
+        for note in assumed_lengths(plan, longest_response(stage, node))
+    ]
+    return tuple(dict.fromkeys(assumed))
+
+
+def of_all_groups(stage: CompiledStage) -> str:
     """What a run's own step may have less of than the one that plans are chosen by."""
     return " where no group is filtered" if stage.graph.of_op(Op.FILTER) else ""
 
@@ -130,7 +138,7 @@ def predicted_choices(
     fitting, too_large = choices_that_fit(stage)
     found: list[Predicted] = []
     for choice, made in fitting:
-        step_s = _step_s(stage.with_plan(made), times, workloads, seed)
+        step_s = simulated_step_s(stage.with_plan(made), times, workloads, seed)
         found.append(Predicted(choice=choice, plan=made, step_s=step_s))
     return found, too_large
 
@@ -155,9 +163,14 @@ def choices_that_fit(
     return fitting, too_large
 
 
-def _step_s(
+def simulated_step_s(
     stage: CompiledStage, times: StageTimes, workloads: Mapping[str, Workload], seed: int
 ) -> float:
+    """Seconds of a step by the stage's plan on average, behind the first ones.
+
+    Raises:
+        FlowError: the stage cannot be simulated.
+    """
     model = model_of_stage(stage, times)
     report = simulate(model, steps=_WARM_UP + _STEPS, workloads=workloads, seed=seed)
     later = report.steps[_WARM_UP:]

@@ -37,7 +37,14 @@ from flowrl.sim.times import StageTimes, assumed_times
 from flowrl.sim.workload import GroupDraw, Workload
 from flowrl.wording import percent
 
-__all__ = ["WIRE_S", "Estimated", "estimate_model", "estimated_plan"]
+__all__ = [
+    "WIRE_S",
+    "Estimated",
+    "assumed_for",
+    "estimate_model",
+    "estimated_plan",
+    "with_estimate",
+]
 
 WIRE_S = 25e-6
 """Of the driver, for a sample that comes from another process. Measured steps of 512 samples took
@@ -84,13 +91,7 @@ def estimated_plan(
     """
     if stage.local is None or len(stage.local.choices()) < 2:
         return stage
-    times = assumed_times(stage) if times is None else times
-    given = {
-        str(node.role): _mean_call(plan.environments[node.role], node)
-        for node in stage.graph.of_op(Op.INTERACT)
-        if node.role in plan.environments
-    }
-    times = replace(times, environments={**times.environments, **given})
+    times = assumed_for(stage, plan, times)
     workloads = workloads_of(stage, times, plan, seed)
     ways: list[_Way] = []
     fitting, too_large = choices_that_fit(stage)
@@ -103,6 +104,43 @@ def estimated_plan(
     best = min(ways, key=lambda way: way.found.step_s)
     chosen = next((way for way in ways if way.choice == plain), best)
     return stage.with_plan(_told(stage, chosen, ways, too_large, times))
+
+
+def assumed_for(
+    stage: CompiledStage, plan: PlanConfig, times: StageTimes | None = None
+) -> StageTimes:
+    """Times that are assumed of a stage's devices, with environments as `plan` has them.
+
+    Args:
+        times: Take the place of those that are assumed.
+
+    Raises:
+        FlowError: nothing can be assumed of a stage's times.
+    """
+    times = assumed_times(stage) if times is None else times
+    given = {
+        str(node.role): _mean_call(plan.environments[node.role], node)
+        for node in stage.graph.of_op(Op.INTERACT)
+        if node.role in plan.environments
+    }
+    return replace(times, environments={**times.environments, **given})
+
+
+def with_estimate(plan: PlacementPlan, found: Estimated) -> PlacementPlan:
+    """The plan with what a step of it is estimated to take."""
+    seconds = {**found.draw_s, **found.ops_s}
+    return replace(
+        plan,
+        prediction=replace(
+            plan.prediction,
+            step_s=found.step_s,
+            confidence=tuple(
+                CostSource(node=name, seconds=value, source="assumed")
+                for name, value in seconds.items()
+                if value
+            ),
+        ),
+    )
 
 
 def _mean_call(given: EnvironmentTimesConfig, node: Node) -> EnvironmentTimes:
@@ -143,18 +181,8 @@ def _told(
         ),
     )
     made = stage.local.plan(stage.graph, chosen.choice, (reason,))
-    seconds = {**chosen.found.draw_s, **chosen.found.ops_s}
     return replace(
-        made,
-        prediction=replace(
-            made.prediction,
-            step_s=chosen.found.step_s,
-            confidence=tuple(
-                CostSource(node=name, seconds=value, source="assumed")
-                for name, value in seconds.items()
-                if value
-            ),
-        ),
+        with_estimate(made, chosen.found),
         alternatives=tuple(
             Alternative(
                 summary=str(way.choice),

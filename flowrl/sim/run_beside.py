@@ -167,7 +167,7 @@ def _words(choice: LocalChoice) -> str:
 
 def _plan(folder: Path, stage: str) -> PlacementPlan | None:
     path = _plan_path(folder, stage)
-    return load_plan(path) if path.is_file() else None
+    return load_plan(path, alone=False) if path.is_file() else None
 
 
 def _plan_path(folder: Path, stage: str) -> Path:
