@@ -75,15 +75,15 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
 
 def _follows(given: PlacementPlan, plan: PlacementPlan, path: Path) -> Iterator[str]:
     """What a file for one device says otherwise than its decisions have it."""
-    from flowrl.plan.plan_fields import differences, field_text
+    from flowrl.plan.plan_fields import differences, texts_apart
     from flowrl.plan.priced_changes import memory_changes, step_changes
 
     told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]
     # Ways of samples are as many as edges, and follow from what else is told.
     few = [one for one in told if not one[0].startswith("channels.")] or told
-    for key, said, follows in few:
-        words = f"{field_text(follows)} follows from the rest, the file says {field_text(said)}"
-        yield f"{_at(path, key)}: {words}"
+    for key, before, after in few:
+        follows, said = texts_apart(after, before)
+        yield f"{_at(path, key)}: {follows} follows from the rest, the file says {said}"
     for line in (*memory_changes(given, plan), *step_changes(given, plan)):
         yield f"{path}: {line}"
 

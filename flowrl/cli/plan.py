@@ -131,7 +131,7 @@ def _print_priced(config: Path, written: Path, words: Sequence[str], options: Pl
     stages = _compiled_by(config, written, words).stages
     plan = next(stage.plan for stage in reversed(stages) if stage.graph.name == graph)
     if options.diff is not None:
-        _print_diff(plan, _plan_of(options.diff, words), options)
+        _print_diff(plan, _other_plan(options.diff, words), options)
     else:
         _tell([plan], options)
 
@@ -202,6 +202,27 @@ def _plan_of(path: Path, words: Sequence[str]) -> PlacementPlan:
     return api.compile(None, path, overrides=words).plan
 
 
+def _other_plan(path: Path, words: Sequence[str], option: str = "--diff ") -> PlacementPlan:
+    """One of two plans that are compared.
+
+    Args:
+        option: That names it; empty of the first one.
+
+    Raises:
+        ConfigError: there is no such file, whatever it was to be.
+    """
+    from flowrl.config.nearest import nearest_file
+
+    if not path.exists():
+        raise ConfigError(
+            "no such file",
+            where=f"{option}{path}",
+            expected="a plan that was written, or a configuration to plan",
+            hint=nearest_file(path) or "`flowrl plan CONFIG -o FILE.json` writes a plan",
+        )
+    return _plan_of(path, words)
+
+
 def _plans_of(
     first: Path, second: Path, words: Sequence[str]
 ) -> tuple[PlacementPlan, PlacementPlan]:
@@ -214,7 +235,7 @@ def _plans_of(
     plans = []
     for path, other in ((first, second), (second, first)):
         try:
-            plans.append(_plan_of(path, words))
+            plans.append(_other_plan(path, words, "--diff " if path is second else ""))
         except FlowError as error:
             if is_plan(other) and not is_plan(path) and path.is_file():
                 error.what = (

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from flowrl.config.misplaced import refuse_plan, way_for_file
 from flowrl.config.nearest import listing, suggestion
 from flowrl.config.nulls import item_named, item_names, remove_nulls
+from flowrl.config.places import places_together
 from flowrl.config.problems import validation_error
 from flowrl.config.schema import RunConfig
 from flowrl.config.yaml_tree import Value, read_yaml_file, read_yaml_value
@@ -99,7 +100,7 @@ class LoadedConfig:
             self.where(part) if _KEY.fullmatch(part) and part.split(".")[0] in _SECTIONS else part
             for part in where.split(" and ")
         ]
-        return " and ".join(dict.fromkeys(parts))
+        return places_together(parts)
 
     def is_set(self, key: str) -> bool:
         """Whether `key` was written anywhere, rather than left at its default."""

@@ -12,7 +12,7 @@ from flowrl.plan.diff_predicted import predictions
 from flowrl.plan.diff_words import changed, operation_words, pair, seconds_pair
 from flowrl.plan.many_form import ScheduleStep
 from flowrl.plan.names import device_names
-from flowrl.plan.plan_fields import differences, field_text
+from flowrl.plan.plan_fields import differences, field_text, texts_apart
 from flowrl.plan.schema import Operation, PlacementPlan
 
 __all__ = ["diff_plans"]
@@ -50,7 +50,9 @@ def _fields(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     for key, one, other in differences(old, new):
         if _IN_WORDS.match(key):
             continue
-        words = " -> ".join(pair(one, other, field_text))
+        is_list = isinstance(one, list) and isinstance(other, list)
+        texts = texts_apart(one, other) if is_list else pair(one, other, field_text)
+        words = " -> ".join(texts)
         if (found := _OF_DEVICE.match(key)) is not None:
             address = old.pool.devices[int(found[1])].address
             alike.setdefault((found[2], words), []).append(address)

@@ -26,6 +26,8 @@ def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     yield from changed("idle device time", *shares, _share, _share)
     yield from _seconds("new weights on their way", one.sync_s, other.sync_s)
     yield from _seconds("a sample takes of a device", one.device_s, other.device_s)
+    rates = one.tokens_per_device_s, other.tokens_per_device_s
+    yield from changed("tokens a second for each device", *rates, _tokens, _tokens)
     if _peak(old) != _peak(new):
         yield f"fullest device: {' -> '.join(bytes_pair(_peak(old), _peak(new)))}"
     yield from _memory(old, new)
@@ -34,6 +36,10 @@ def predictions(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
 def _seconds(what: str, old: float | None, new: float | None) -> Iterator[str]:
     if old != new:
         yield f"{what}: {' -> '.join(seconds_pair(old, new))}"
+
+
+def _tokens(rate: float | None, digits: int = 0) -> str:
+    return "-" if rate is None else f"{rate:,.{digits}f}"
 
 
 def _share(share: float | None, digits: int = 1) -> str:

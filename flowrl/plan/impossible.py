@@ -16,7 +16,7 @@ from flowrl.plan.fit import RUNTIME_BYTES, DoesNotFit
 from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.names import way_words
-from flowrl.plan.options import Pin
+from flowrl.plan.options import Pin, pins_text
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed
@@ -126,7 +126,7 @@ def fewest_left_out(some: Sequence[Pin], pins: PinnedTasks, fits: Fits) -> list[
         tried = islice(combinations(some, number), MOST_TRIES)
         enough = [one for one in tried if fits(Trial(pins=without_pins(pins, one)))]
         if enough:
-            return [" and ".join(str(pin) for pin in one) for one in enough]
+            return [pins_text(one) for one in enough]
     return []
 
 
@@ -143,14 +143,14 @@ def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
         for field, pin in own.items()
         if field in ("devices", OWN)
     )
-    said = [str(pin) for pin in placed]
+    said = pins_text(placed)
     helps = fewest_left_out(list(placed), pins, fits)
     return PlanError(
-        f"no schedule has {' and '.join(said)}{' at once' if len(said) > 1 else ''}",
+        f"no schedule has {said}{' at once' if len(placed) > 1 else ''}",
         where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",
         found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint=f"leave {' or '.join(helps or [' and '.join(said)])} out",
+        hint=f"leave {' or '.join(helps or [said])} out",
     )
 
 
@@ -253,7 +253,7 @@ def _without_pin(
             continue
         tried -= 1
         if fits(Trial(pins=without_pins(pins, left_out))):
-            named = " and ".join(str(pin) for pin in left_out)
+            named = pins_text(left_out)
             if any(pin.field == "devices" for pin in left_out):
                 return f"leave {named} out"  # it may run on many numbers of them then
             how = way_words(way.layout, way.recompute, way.offload)

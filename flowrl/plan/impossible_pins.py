@@ -8,7 +8,7 @@ either, what stands in its way besides is told first (`Refused`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.layouts import check_size, layouts, limit_words, possible_sizes, why_none
-from flowrl.plan.options import Pin
+from flowrl.plan.options import Pin, pins_text
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
@@ -105,7 +105,7 @@ class Refused:
         ways = [*changes]
         least = _fewest(task, pins, self.pins, ground.fits)
         if least:
-            ways.append(f"leave {_listed(least)} out")
+            ways.append(f"leave {pins_text(least)} out")
         if not ways and self.pins:
             beyond = ground.next_error(without_pins(pins, self.pins))
             if beyond is not None:
@@ -115,7 +115,7 @@ class Refused:
 
     def _behind(self, other: PlanError) -> PlanError:
         """What stands in the way without these pins, and that they are in it too."""
-        out = f"leave {_listed(self.pins)} out too, for {self.why.what}"
+        out = f"leave {pins_text(self.pins)} out too, for {self.why.what}"
         return PlanError(
             other.what,
             where=other.where,
@@ -123,10 +123,6 @@ class Refused:
             expected=other.expected,
             hint=f"{other.hint}; and {out}" if other.hint else out,
         )
-
-
-def _listed(pins: Iterable[Pin]) -> str:
-    return " and ".join(str(pin) for pin in pins)
 
 
 def _fewest(task: str, pins: PinnedTasks, refused: Sequence[Pin], fits: Fits) -> tuple[Pin, ...]:
@@ -272,7 +268,9 @@ def _refused(task: TaskWork, pins: PinnedTasks, why: Rejection, fields: Sequence
             where=pins.where(task.id, fields) or f"roles.{task.role.name}",
             found=pins.said(task.id, fields),
             expected=limit_words(why),
-            hint=f"leave {_listed(asked)} out" if asked else "take another model, or other devices",
+            hint=f"leave {pins_text(asked)} out"
+            if asked
+            else "take another model, or other devices",
         ),
         pins=asked,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -21,6 +21,7 @@ __all__ = [
     "ObjectiveName",
     "Pin",
     "PlanOptions",
+    "pins_text",
 ]
 
 ObjectiveName: TypeAlias = Literal["step_time", "device_time"]
@@ -89,6 +90,25 @@ class Pin:
     def __str__(self) -> str:
         """As it was written."""
         return f"{self.setting or f'{self.subject}.{self.field}'}={self.value}"
+
+
+def pins_text(pins: Iterable[Pin]) -> str:
+    """Pins in a message; three and more of one subject name it once.
+
+    >>> some = [Pin(subject="rollout", field=f, value="2", where="") for f in ("tp", "pp", "dp")]
+    >>> pins_text(some[:2]), pins_text(some)
+    ('rollout.tp=2 and rollout.pp=2', 'rollout (tp=2, pp=2, dp=2)')
+    """
+    told: dict[str, list[Pin]] = {}
+    for pin in dict.fromkeys(pins):
+        told.setdefault(pin.setting or pin.subject, []).append(pin)
+    parts: list[str] = []
+    for subject, some in told.items():
+        if len(some) < 3 or any(pin.setting for pin in some):
+            parts += [str(pin) for pin in some]
+        else:
+            parts.append(f"{subject} ({', '.join(f'{pin.field}={pin.value}' for pin in some)})")
+    return " and ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

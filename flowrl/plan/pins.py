@@ -25,7 +25,7 @@ from flowrl.errors import PlanError, combine
 from flowrl.plan.candidate import RECOMPUTE
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
-from flowrl.plan.options import Pin, PlanOptions
+from flowrl.plan.options import Pin, PlanOptions, pins_text
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork
 from flowrl.wording import counted
@@ -123,7 +123,7 @@ class PinnedTasks:
     def said(self, task: str, fields: Collection[str] = (*FIELDS, OWN)) -> str | None:
         """A task's pins of some fields, as they are written."""
         own = self.asked.get(task, {})
-        return " and ".join(str(pin) for field, pin in own.items() if field in fields) or None
+        return pins_text(pin for field, pin in own.items() if field in fields) or None
 
 
 def read_pins(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from flowrl.plan.schema import PlacementPlan
 from flowrl.wording import counted
 
-__all__ = ["FREE_TEXTS", "Difference", "differences", "field_text"]
+__all__ = ["FREE_TEXTS", "Difference", "differences", "field_text", "texts_apart"]
 
 FREE_TEXTS = ("notes", "reasons", "alternatives", "pool.warnings")
 """Parts of a plan that are written for people, and that nothing is made of."""
@@ -95,6 +95,62 @@ def _equal(old: object, new: object, near: float) -> bool:
         both_whole = isinstance(old, int) and isinstance(new, int)
         return old == new if both_whole else math.isclose(old, new, rel_tol=near, abs_tol=1e-9)
     return old == new
+
+
+_MOST_ENTRIES = 4
+"""Entries of long lists that are shown where lists differ."""
+
+
+def texts_apart(one: object, other: object, near: float = 0.0) -> tuple[str, str]:
+    """Two values of a field in a line each; of long lists the entries in which they differ.
+
+    Args:
+        near: As of `differences`.
+
+    >>> texts_apart([[n, n] for n in range(30)], [[n, n + (n == 7)] for n in range(30)])
+    ('[7, 7] as entry 7 of 30', '[7, 8]')
+    """
+    if not isinstance(one, list | tuple) or not isinstance(other, list | tuple):
+        return field_text(one), field_text(other)
+    if max(len(str(one)), len(str(other))) <= _MOST_SHOWN:
+        return field_text(one), field_text(other)
+    if len(one) == len(other):
+        places = [i for i in range(len(one)) if not _equal(one[i], other[i], near)]
+        shown = ", ".join(str(i) for i in places[:_MOST_ENTRIES])
+        more = f" and {len(places) - _MOST_ENTRIES} more" if len(places) > _MOST_ENTRIES else ""
+        noun = "entry" if len(places) == 1 else "entries"
+        texts = _entries(one[i] for i in places), _entries(other[i] for i in places)
+        return f"{texts[0]} as {noun} {shown}{more} of {len(one)}", texts[1]
+    return _beyond(one, other), _beyond(other, one)
+
+
+def _beyond(one: Sequence[object], other: Sequence[object]) -> str:
+    """How many entries there are, and which of them others have not."""
+    left = list(other)
+    own = []
+    for entry in one:
+        if entry in left:
+            left.remove(entry)
+        else:
+            own.append(entry)
+    number = counted(len(one), "entry", "entries")
+    return f"{number}, of them {_entries(own)} alone" if own else number
+
+
+def _entries(entries: Iterable[object]) -> str:
+    texts = [_entry_text(entry) for entry in entries]
+    more = [f"{len(texts) - _MOST_ENTRIES} more"] if len(texts) > _MOST_ENTRIES else []
+    return ", ".join([*texts[:_MOST_ENTRIES], *more])
+
+
+def _entry_text(entry: object) -> str:
+    """An entry of a list; a row by its name."""
+    if isinstance(entry, dict):
+        named = [str(entry[name]) for name in ("address", "role", "node") if entry.get(name)]
+        ends = [str(entry[name]) for name in ("source", "destination") if entry.get(name)]
+        if named or ends:
+            return (named or [" to ".join(ends)])[0]
+    return field_text(entry)
 
 
 _MOST_SHOWN = 80

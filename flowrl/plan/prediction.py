@@ -75,6 +75,8 @@ class Prediction:
         idle_share: Of the time of the devices that the plan uses, 0 to 1.
         sync_s: Of `step_s`, what new weights take on their way.
         device_s: Seconds of these devices for a sample, idle or not.
+        tokens_per_device_s: Tokens of prompts and responses of all samples that a step draws (of a
+            step that draws none: learns from), by mean lengths, a second of each of these devices.
         confidence: Which times were measured, and which estimated.
     """
 
@@ -85,6 +87,7 @@ class Prediction:
     idle_share: float | None = None
     sync_s: float | None = None
     device_s: float | None = None
+    tokens_per_device_s: float | None = None
     confidence: tuple[CostSource, ...] = ()
 
     def peak(self, device: str) -> PredictedMemory | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.names import device_names
-from flowrl.plan.plan_fields import differences, field_text
+from flowrl.plan.plan_fields import differences, texts_apart
 from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.schema import Operation, PlacementPlan
 
@@ -31,10 +31,8 @@ def changes(old: PlacementPlan, new: PlacementPlan) -> Iterator[str]:
     yield from told
     for key, before, after in differences(old, new, _NEAR):
         if not any(one.search(key) for one in (_TOLD if told else _TOLD_ALWAYS)):
-            yield (
-                f"{key}: {field_text(after)} by the decisions of the plan, the file says "
-                + field_text(before)
-            )
+            follows, said = texts_apart(after, before, _NEAR)
+            yield f"{key}: {follows} by the decisions of the plan, the file says {said}"
 
 
 def is_changed(old: PlacementPlan, new: PlacementPlan) -> bool:

@@ -119,7 +119,17 @@ def _summary(plan: PlacementPlan) -> list[str]:
         hours = prediction.device_s / 3600
         told = f" ({hours:.4f} h)" if hours >= LEAST_HOURS else ""
         lines.append(f"{seconds_text(prediction.device_s)} of a device for a sample{told}")
+    if prediction.tokens_per_device_s is not None:
+        tokens = _rate(prediction.tokens_per_device_s)
+        lines.append(
+            f"{tokens} tokens a second for each device, prompts and responses of all samples"
+        )
     return lines
+
+
+def _rate(number: float) -> str:
+    """In whole ones, or two digits of what is less than ten."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
 
 
 def _operation_rows(plan: PlacementPlan) -> Rows:

@@ -420,6 +420,7 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
         idle_share=max(0.0, 1 - busy / total) if total else 0.0,
         sync_s=chosen.sync_s,
         device_s=chosen.step_s * chosen.used / samples,
+        tokens_per_device_s=_step_tokens(chosen) / total if total else None,
         confidence=(
             *(
                 CostSource(
@@ -436,6 +437,18 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
             ),
             *environment_costs(chosen),
         ),
+    )
+
+
+def _step_tokens(chosen: Chosen) -> float:
+    """Of prompts and responses of all samples of a step, by their mean lengths."""
+    posed = chosen.posed
+    drawing = [task for task in posed.tasks if task.generates]
+    counted = drawing or [max(posed.tasks, key=lambda task: task.samples)]
+    options = [posed.made(task.id).options for task in counted]
+    return sum(
+        task.samples * (one.prompt_tokens + one.lengths.mean)
+        for task, one in zip(counted, options, strict=True)
     )
 
 

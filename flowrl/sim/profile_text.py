@@ -111,4 +111,4 @@ def _beside(op: OpProfile) -> str:
 
 
 def _fit(error: float) -> str:
-    return f"  (within {percent(error)})" if error else ""
+    return f"  (at most {percent(error)} off what was measured)" if error else ""

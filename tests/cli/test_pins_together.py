@@ -126,3 +126,12 @@ def test_mistakes_that_were_combined_are_combined_anew_and_none_is_told_twice():
 def test_of_very_many_mistakes_some_are_told():
     first = combine([PlanError(f"mistake {number}") for number in range(10)])
     assert str(first).endswith("mistake 6; and 3 more")
+
+
+def test_many_pins_of_one_operation_name_it_once_before_the_point(told):
+    pins = ["tp=2", "pp=4", "cp=2", "recompute=none", "offload=none"]
+    err = told(CONFIG, *(f"actor.update.{pin}" for pin in pins))
+    some = ", ".join(pins[:3])
+    assert err.startswith(f"error: command line (plan.pins.actor.update: {some}")
+    assert err.count("command line") == 1
+    assert f"  found: actor.update ({some}" in err

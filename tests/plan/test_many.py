@@ -20,6 +20,7 @@ from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import held_memory
 from flowrl.plan.names import device_names
 from flowrl.plan.render import plan_text
+from flowrl.plan.render_many import seconds_text
 from flowrl.plan.routes import expand_plan_route
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.tasks import tasks_of
@@ -74,6 +75,25 @@ def test_operations_schedule_and_layouts_agree(plan: PlacementPlan):
         operation = plan.operation(node)
         assert len(operation.devices) == devices == operation.layout.num_devices
         assert operation.seconds is not None
+
+
+def test_tokens_for_each_device_are_those_of_prompts_and_responses_of_all_samples(
+    plan: PlacementPlan,
+):
+    sizes, prediction = plan.sizes, plan.prediction
+    samples = sizes.prompts_per_step * sizes.group_size
+    used = {one for operation in plan.operations for one in operation.devices if "cuda" in one}
+    # 200 tokens of a prompt and 600 of a response on average, as the job says.
+    expected = samples * 800 / (prediction.step_s or 0.0) / len(used)
+    assert prediction.tokens_per_device_s == pytest.approx(expected)
+    told = (
+        f"  {expected:,.0f} tokens a second for each device, prompts and responses of all samples"
+    )
+    lines = plan_text(plan).splitlines()
+    assert told in lines
+    # Hours of seconds and milliseconds say nothing.
+    assert (prediction.device_s or 0.0) < 36.0
+    assert f"  {seconds_text(prediction.device_s or 0.0)} of a device for a sample" in lines
 
 
 def test_the_timeline_ends_with_the_step(plan: PlacementPlan):
