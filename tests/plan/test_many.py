@@ -20,7 +20,7 @@ from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.held import held_memory
 from flowrl.plan.names import device_names
 from flowrl.plan.render import plan_text
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import LEAST_HOURS, seconds_text
 from flowrl.plan.routes import expand_plan_route
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from flowrl.plan.tasks import tasks_of
@@ -92,7 +92,7 @@ def test_tokens_for_each_device_are_those_of_prompts_and_responses_of_all_sample
     lines = plan_text(plan).splitlines()
     assert told in lines
     # Hours of seconds and milliseconds say nothing.
-    assert (prediction.device_s or 0.0) < 36.0
+    assert (prediction.device_s or 0.0) < 3600 * LEAST_HOURS
     assert f"  {seconds_text(prediction.device_s or 0.0)} of a device for a sample" in lines
 
 
