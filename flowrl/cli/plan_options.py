@@ -194,7 +194,7 @@ def machine_words(
 
 
 def as_overrides(options: PlanCommand, overrides: Sequence[str] = ()) -> list[str]:
-    """`--cluster`, `--pin` and `--top` as overrides, beside others of the command.
+    """`--cluster`, `--pin`, `--top` and `--explain` as overrides, beside others of the command.
 
     Raises:
         ConfigError: pins as in `machine_words`, or a number of plans that is out of bounds.
@@ -221,6 +221,8 @@ def as_overrides(options: PlanCommand, overrides: Sequence[str] = ()) -> list[st
                 hint=f"write --top {most} for as many as there may be",
             )
         words.append(f"plan.alternatives={options.top - 1}")
+    if options.explain and not any(one.startswith("plan.try_batches=") for one in overrides):
+        words.append("plan.try_batches=true")
     return words
 
 

@@ -85,6 +85,7 @@ def plan_options(
         kind=plan.kind,
         kind_where=loaded.where("plan.kind"),
         alternatives=plan.alternatives,
+        try_batches=plan.try_batches,
         pins=_pins(loaded, plan),
         settings=tuple(_settings(loaded, draws)),
         assumptions=tuple(assumptions),

@@ -67,6 +67,8 @@ class PlanConfig(Section):
             ahead, a process beside it).
         memory_share: Of an accelerator's memory, as software finds it, what a plan may fill.
         alternatives: Next best plans that are told; the best of each other kind is told anyway.
+        try_batches: Other sizes of a step are planned for where no number of replicas on all
+            devices divides its samples, to tell what they take; `flowrl plan --explain` does so.
         pins: Decisions that are kept, by what they are about: `{rollout: {tp: 2}}`.
     """
 
@@ -85,4 +87,5 @@ class PlanConfig(Section):
     kind: Literal["auto", "temporal", "spatial", "asynchronous"] = "auto"
     memory_share: Annotated[Float, Field(gt=0, le=1)] = 0.9
     alternatives: Int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    try_batches: bool = False
     pins: dict[str, object] = Field(default_factory=dict)

@@ -258,7 +258,7 @@ def _layout_reason(task: TaskWork, best: Chosen, searched: Searched) -> Reason:
         why=why,
         rejected=(
             *runners_up[:MOST_RUNNERS_UP],
-            *why_not_all(task, best, only),
+            *why_not_all(task, best, only, searched.whole),
             *rejected,
             *impossible_sizes(task, made, found),
         ),

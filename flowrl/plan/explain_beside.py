@@ -12,7 +12,7 @@ from enum import StrEnum
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.candidate import Candidate, pareto
 from flowrl.plan.fit import RUNTIME_BYTES
-from flowrl.plan.held import fullest_phase
+from flowrl.plan.held import full_phases
 from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
 from flowrl.plan.plain_ways import with_option
@@ -63,19 +63,28 @@ def _too_full(task: TaskWork, tried: Chosen) -> Lost | None:
     """None where all that is on the task's devices fits them."""
     group = tried.posed.group_of(task.id)
     runtime = RUNTIME_BYTES[group.device.type]
-    active, held = fullest_phase(tried, task.id)
+    (active, held), *others = full_phases(tried, task.id)
     total = runtime + sum(held.values())
     if total <= group.budget_bytes:
         return None
     parts = [f"{format_bytes(held.pop(task.id, 0))} its own"]
     parts += [f"{format_bytes(nbytes)} of {name}" for name, nbytes in held.items() if nbytes]
-    while_ = "it" if active == task.id else active
+    over = [
+        f"{format_bytes(runtime + sum(more.values()))} while {_works(other, task)}"
+        for other, more in others
+        if runtime + sum(more.values()) > group.budget_bytes
+    ]
     words = (
         f"it does not fit beside the others: {format_bytes(total)} of "
-        f"{format_bytes(group.budget_bytes)} while {while_} works, {', '.join(parts)}, "
+        f"{format_bytes(group.budget_bytes)} while {_works(active, task)}, {', '.join(parts)}, "
         f"{format_bytes(runtime)} runtime"
+        + (f"; nor is there room for {' or '.join(over)}" if over else "")
     )
     return Lost(cause=Cause.ROOM, words=words)
+
+
+def _works(active: str, task: TaskWork) -> str:
+    return f"{'it' if active == task.id else active} works"
 
 
 def _host_full(tried: Chosen) -> Lost | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from flowrl.cluster.pool import DeviceGroup
+from flowrl.plan.batches import uneven_tasks
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.explain_beside import lost
 from flowrl.plan.layouts import why_none
@@ -21,22 +23,35 @@ from flowrl.wording import counted
 __all__ = ["why_not_all"]
 
 
-def why_not_all(task: TaskWork, best: Chosen, only: Filter) -> Iterator[Rejection]:
-    """Why a task is not on all devices of its part of the schedule; nothing where it is, where
-    pins say how many it has, or where some of them may be its environment's.
+def why_not_all(
+    task: TaskWork, best: Chosen, only: Filter, whole: DeviceGroup | None = None
+) -> Iterator[Rejection]:
+    """Why a task is not on all devices of its part of the schedule, and not on all that there are
+    where no number of replicas shares its samples evenly there; nothing where it is, where pins say
+    how many it has, or where some of them may be its environment's.
 
     Args:
         only: What pins leave.
+        whole: The group that the plan's devices are a share of, where they are one.
     """
     way, posed = best.ways[task.id], best.posed
     sizes = posed.problem.block_sizes()
-    whole = posed.problem.num_devices if isinstance(best.schedule, Leaf | Temporal) else 0
-    room = dict(_rooms(best.schedule, whole or block(best.schedule, sizes), sizes))[task.id]
-    if task.region is not None or only.devices is not None or room <= way.devices:
+    every = posed.problem.num_devices if isinstance(best.schedule, Leaf | Temporal) else 0
+    room = dict(_rooms(best.schedule, every or block(best.schedule, sizes), sizes))[task.id]
+    if task.region is not None or only.devices is not None:
         return
-    yield Rejection(
-        choice=counted(room, "device"), constraint=_why_not(task, way, room, best, only)
-    )
+    if room > way.devices:
+        yield Rejection(
+            choice=counted(room, "device"), constraint=_why_not(task, way, room, best, only)
+        )
+    group, request = whole or posed.group_of(task.id), posed.made(task.id).request
+    there = len(group.addresses)
+    if there > max(room, way.devices):
+        used: dict[str, int] = {task.id: way.devices}
+        if uneven_tasks((task,), used, group, request, {task.id: only}):
+            rules = layout_rules(task, request, group.node_size)
+            left = why_none(task.shape, there, rules, only.takes)
+            yield Rejection(choice=counted(there, "device"), constraint=f"leave {left}")
 
 
 def _rooms(schedule: Schedule, room: int, sizes: tuple[int, ...]) -> Iterator[tuple[str, int]]:

@@ -85,6 +85,7 @@ def fewest_lines(size: Size, job: Job) -> list[str]:
         *(f"  {note}" for note in efficiency_note(job.spec)),
         *([f"  a device fills up to {size.host}"] if size.host else []),
         *([f"  looked at {size.thinned}"] if size.thinned else []),
+        *([f"  devices idle, for {size.uneven}"] if size.uneven else []),
         *(f"  {line}" for line in schedule_lines(size.schedule, size.kind)),
         *(f"  {task}: {words}" for task, words in size.ways),
     ]
@@ -101,7 +102,8 @@ def _host_line(job: Job) -> str:
 
 
 def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
-    """A table of what more devices give; speed-up is to the fewest that fit."""
+    """A table of what more devices give; speed-up is to the fewest that fit. Rows are marked
+    in which devices idle for the size of the batch alone."""
     rows = [("devices", "a step", "speed-up", "of ideal", "device s/sample", "idle", "schedule")]
     first: Size | None = None
     for one in found:
@@ -118,7 +120,7 @@ def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
                 f"{100 * faster * first.devices / one.devices:.0f} %",
                 f"{one.device_s:.2f}",
                 percent(one.idle_share, 1),
-                one.kind,
+                f"{one.kind} *" if one.uneven else one.kind,
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -131,6 +133,11 @@ def sweep_lines(found: Sequence[Size | int], job: Job) -> list[str]:
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             )
             for row in rows
+        ),
+        *(
+            f"* devices idle, for {one.uneven}"
+            for one in found
+            if isinstance(one, Size) and one.uneven
         ),
         *_thinned_lines(found),
         _host_line(job),

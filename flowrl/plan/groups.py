@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
+from flowrl.plan.batches import Batch
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
+from flowrl.plan.explain_batches import idle_for_batch, uneven_note
 from flowrl.plan.explain_took import by_step_time, took_apart
 from flowrl.plan.fit import DoesNotFit
 from flowrl.plan.impossible_pins import Elsewhere
-from flowrl.plan.many import GroupJob, Searched, search_group
+from flowrl.plan.many import Chosen, GroupJob, Searched, best_of_group, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts, with_whole_host
@@ -128,14 +131,51 @@ def plan_over_groups(
         raise _telling(errors, pins) if errors else _apart(pins, parts)
     told = spared or best
     assert told is not None
+    told = replace(told, whole=_whole(told, parts))
     plan = write_plan(graph, request, pool, told, hosted)
-    plan = replace(plan, notes=(*plan.notes, *_not_looked_at(pool, (*parts, *hosts))))
+    notes = (*_not_looked_at(pool, (*parts, *hosts)), *_batch_notes(job, pins, told))
+    plan = replace(plan, notes=(*plan.notes, *notes))
     if spared is not None:
         reason = _idle_reason(spared, best, failed)
         return replace(plan, reasons=(reason, *plan.reasons))
     if len(tried) == 1:
         return plan
     return replace(plan, reasons=(_group_reason(told, found, beaten, failed), *plan.reasons))
+
+
+def _whole(told: Searched, parts: Sequence[Part]) -> DeviceGroup | None:
+    """The group of which a plan's devices are some, of each node as many; None where they are
+    all of it, or of several groups."""
+    mine = set(told.posed.group.addresses)
+    groups = (part.group for part in parts if not told.posed.parts)
+    return next((one for one in groups if mine < set(one.addresses)), None)
+
+
+def _batch_notes(job: _Job, pins: PinnedTasks, told: Searched) -> Iterator[str]:
+    """Of each group that the plan is on, what idles there for the batch alone."""
+    for part in job.parts:
+        uneven = idle_for_batch(told, job.request, part.group)
+        if uneven:
+            tries = job.request.options.try_batches
+            tried = partial(_with_batch, job, pins, told, part) if tries else None
+            yield from uneven_note(told, uneven, job.request, tried)
+
+
+def _with_batch(
+    job: _Job, pins: PinnedTasks, told: Searched, part: Part, batch: Batch
+) -> Chosen | None:
+    """The best plan with another batch: on the whole of a part, or on two groups again."""
+    other = replace(job, request=batch.asked(job.request))
+    if told.posed.parts:
+        over_two = search_two_groups(other.on_two(pins), math.inf).best
+        return None if over_two is None else over_two.best
+    found = []
+    for seating in seatings(other.tasks(), part, (), job.hosts, pins):
+        if _names_only(part, pins, seating):
+            posed = other.on(part, seating, pins).posed()
+            if all(posed.ways.values()):
+                found.append(best_of_group(job.graph, other.request, posed))
+    return min(filter(None, found), key=lambda one: one.objective, default=None)
 
 
 def _not_looked_at(pool: ResourcePool, parts: Sequence[Part]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from flowrl.plan.many import Chosen
 from flowrl.plan.schema import PredictedMemory
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["PLAYS", "fullest_phase", "held_memory", "most_held", "sharing_sets"]
+__all__ = ["PLAYS", "full_phases", "held_memory", "most_held", "sharing_sets"]
 
 PLAYS = "environment of "
 
@@ -71,17 +71,20 @@ def most_held(chosen: Chosen, task: str) -> PhaseMemory:
     return max(found, key=lambda one: one.total)
 
 
-def fullest_phase(chosen: Chosen, task: str) -> tuple[str, dict[str, int]]:
-    """When one of a task's devices is fullest: the task that works then, and the bytes of each."""
-    found = []
+def full_phases(chosen: Chosen, task: str) -> list[tuple[str, dict[str, int]]]:
+    """What the fullest of a task's devices holds while each of the tasks on them works, and whose
+    bytes these are; the fullest first."""
+    found: dict[str, dict[str, int]] = {}
     for tasks in sharing_sets(chosen):
         for active in tasks if task in tasks else ():
             held: dict[str, int] = {}
             for name, part in _by_task(chosen, tasks, active):
                 own = name.removeprefix(PLAYS)
                 held[own] = held.get(own, 0) + part.nbytes
-            found.append((active.removeprefix(PLAYS), held))
-    return max(found, key=lambda one: sum(one[1].values()))
+            works = active.removeprefix(PLAYS)
+            if sum(held.values()) > sum(found.get(works, {}).values()):
+                found[works] = held
+    return sorted(found.items(), key=lambda one: -sum(one[1].values()))
 
 
 def _held(chosen: Chosen, tasks: tuple[str, ...], active: str) -> PhaseMemory:

@@ -16,8 +16,16 @@ from typing import TypeAlias
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
+from flowrl.plan.batches import batch_keys, batches_near
 from flowrl.plan.check_plan import number_ranges
-from flowrl.plan.layouts import check_size, layouts, limit_words, possible_sizes, why_none
+from flowrl.plan.layouts import (
+    check_size,
+    layouts,
+    limit_words,
+    possible_sizes,
+    uneven_replicas,
+    why_none,
+)
 from flowrl.plan.options import Pin, pins_text
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
@@ -242,9 +250,10 @@ def _size_alone(
             else f"is not looked at: sizes of {name} are powers of two",
         )
         refused = _refused(task, pins, problems[0] if problems else unknown, [name])
-        return refused.error(
-            task.id, pins, ground, list(_changes(task, posed, pins, only, [name], ground))
-        )
+        changes = list(_changes(task, posed, pins, only, [name], ground))
+        if name == "dp" and rules.rows is not None and rules.rows % size:
+            changes += _even_batches(task, posed, [size], ground)
+        return refused.error(task.id, pins, ground, changes)
     longest = rules.max_length
     if only.micro_tokens is not None and only.micro_tokens < longest:
         short = Rejection(
@@ -295,7 +304,28 @@ def _sizes_together(
     choice = " and ".join(f"{name}={_size(only, name)}" for name in fields)
     refused = _refused(task, pins, Rejection(choice=choice, constraint=why), fields)
     changes = list(_changes(task, posed, pins, only, fields, ground))
+    group = posed.group_of(task.id)
+    rules = layout_rules(task, posed.made(task.id).request, group.node_size)
+    uneven = (uneven_replicas(task.shape, count, rules, only.takes) for count in counts)
+    replicas = sorted({one for some in uneven for one in some})
+    changes += _even_batches(task, posed, replicas, ground)
     return refused.error(task.id, pins, ground, changes)
+
+
+def _even_batches(
+    task: TaskWork, posed: Posed, replicas: Sequence[int], ground: Ground
+) -> list[str]:
+    """The nearest batches that so many replicas share evenly, with which there is a plan.
+
+    Args:
+        replicas: Numbers that pins leave; empty where it is not that none divides the samples.
+    """
+    if not replicas:
+        return []
+    request = posed.made(task.id).request
+    near = batches_near([(task, replicas)], request)
+    fitting = [one for one in near if ground.fits(Trial(batch=one))]
+    return [f"set {key}" for key in batch_keys(fitting, request)]
 
 
 def _size(only: Filter, name: str) -> int:

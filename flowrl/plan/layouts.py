@@ -46,6 +46,7 @@ __all__ = [
     "limit_words",
     "nearest_divisors",
     "possible_sizes",
+    "uneven_replicas",
     "why_none",
     "with_possible",
 ]
@@ -187,6 +188,24 @@ def why_none(
         if found is not None:
             return f"{layout.describe()}, where {_in_words(found)}"
     return None
+
+
+def uneven_replicas(
+    shape: ModelShape,
+    num_devices: int,
+    rules: LayoutRules,
+    takes: Callable[[Layout], bool] = lambda _: True,
+) -> tuple[int, ...]:
+    """The numbers of replicas that a model could have on so many devices, where it has no layout
+    for the one reason that none of them divides the rows; empty elsewhere. Ascending.
+
+    Args:
+        takes: As for `why_none`.
+    """
+    if rules.rows is None or any(map(takes, layouts(shape, num_devices, rules).possible)):
+        return ()
+    any_rows = layouts(shape, num_devices, replace(rules, rows=None))
+    return tuple(sorted({layout.dp for layout in any_rows.possible if takes(layout)}))
 
 
 def _in_words(refused: Rejection) -> str:

@@ -138,6 +138,7 @@ class Searched:
         best: The plan's schedule.
         others: The next ones that differ visibly, and the best of each kind that is not among them.
         thinned: The rule by which device counts or schedules were left out, if any.
+        whole: The group that these devices are an equal share of, where they are one.
     """
 
     posed: Posed
@@ -145,6 +146,7 @@ class Searched:
     others: tuple[Chosen, ...]
     pins: PinnedTasks
     thinned: str | None = None
+    whole: DeviceGroup | None = None
 
     @property
     def slowest_s(self) -> float:
@@ -209,7 +211,8 @@ class GroupJob:
             return False
 
     def changed(self, change: Trial) -> GroupJob:
-        """The job with other pins, or on a larger group or one with more of its hosts."""
+        """The job with other pins or another batch, on a larger group or one with more of its
+        hosts."""
         part, group = self.part, change.group or self.part.group
         after = max(part.numbering) + 1
         further = range(after, after + len(group.addresses) - len(part.numbering))
@@ -221,6 +224,7 @@ class GroupJob:
                 numbering=(*part.numbering, *further),
             ),
             pins=change.pins or self.pins,
+            request=self.request if change.batch is None else change.batch.asked(self.request),
         )
 
 

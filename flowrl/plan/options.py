@@ -143,6 +143,7 @@ class PlanOptions:
         kind: Of schedule; `auto` takes the best of all.
         kind_where: Who asked for it.
         alternatives: Next best plans that are told.
+        try_batches: Plans with other batches, where this one leaves devices idle.
         pins: Decisions that somebody asked the planner to keep.
         settings: What roles' own settings decide of a plan over many devices, in the same form.
         assumptions: What nobody said and the plan takes for granted, one sentence each.
@@ -162,6 +163,7 @@ class PlanOptions:
     kind: KindName = "auto"
     kind_where: str = "plan.kind"
     alternatives: int = 0
+    try_batches: bool = False
     pins: tuple[Pin, ...] = ()
     settings: tuple[Pin, ...] = ()
     assumptions: tuple[str, ...] = ()

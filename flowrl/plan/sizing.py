@@ -18,13 +18,15 @@ from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
-from flowrl.plan.assign import busy_seconds, schedule_step
+from flowrl.plan.assign import schedule_step
 from flowrl.plan.elsewhere import Part
+from flowrl.plan.explain_batches import even_sizes, idle_for_batch, idle_share, uneven_words
 from flowrl.plan.explain_host import host_words
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
 from flowrl.plan.many import (
     Chosen,
+    Searched,
     best_of_group,
     engine_least,
     hosts_full,
@@ -71,6 +73,8 @@ class Size:
         ways: Likewise, with what is computed again and what is on the host.
         host: What a device fills of its host's memory, in words; empty where it is nothing.
         thinned: The rule by which schedules were left out of the search, if any.
+        uneven: What idles for the size of the batch alone, and which sizes can be shared evenly;
+            empty where it is nothing.
     """
 
     devices: int
@@ -84,6 +88,7 @@ class Size:
     host: str
     schedule: ScheduleStep
     thinned: str | None = None
+    uneven: str = ""
 
 
 def pool_of_devices(
@@ -220,7 +225,20 @@ class Job:
         best = min(alone, key=lambda one: one.objective, default=None)
         if parts and parts[0].group.num_nodes == 1 and not (best and only_fits):
             best = self._with_idle(parts[0], pins, best)
-        return None if best is None else _as_size(best, devices)
+        if best is None:
+            return None
+        return replace(_as_size(best, devices), uneven=self._uneven(best, parts[0], pins))
+
+    def _uneven(self, best: Chosen, part: Part, pins: PinnedTasks) -> str:
+        """What idles of so many devices for the size of the batch alone; empty where nothing does.
+
+        Args:
+            part: All of them.
+        """
+        searched = Searched(posed=best.posed, best=best, others=(), pins=pins)
+        uneven = idle_for_batch(searched, self.request, part.group)
+        near = even_sizes(uneven, self.request) if uneven else ""
+        return f"{uneven_words(uneven)}; {near} can be shared evenly" if near else ""
 
     def _best(self, part: Part, pins: PinnedTasks) -> Chosen | None:
         """The best plan of some devices; None where it does not fit."""
@@ -294,10 +312,14 @@ def _too_much(job: Job, part: Part, pins: PinnedTasks) -> PlanError:
         return job.posed(part, pins=kept)
 
     def fits(change: Trial) -> bool:
-        """Whether it fits there with other pins; no more devices or memory are tried."""
-        if change.pins is None:
+        """Whether it fits there with other pins or another batch; no more devices or memory are
+        tried."""
+        asked = job
+        if change.batch is not None:
+            asked = replace(job, request=change.batch.asked(job.request))
+        elif change.pins is None:
             return False
-        other = with_pins(change.pins)
+        other = asked.posed(part, pins=change.pins or pins)
         if _lacking(other):
             return False
         return any(fits_hosts(other, one.schedule) for one in search_posed(other).best)
@@ -358,15 +380,12 @@ def _lacking(posed: Posed) -> list[TaskWork]:
 def _as_size(best: Chosen, devices: int) -> Size:
     posed, schedule = best.posed, best.schedule
     samples = max(task.samples for task in posed.tasks)
-    played = {name: way.played for name, way in best.ways.items() if way.played is not None}
-    busy = busy_seconds(posed.problem, schedule, played)
-    total = best.step_s * best.used
     return Size(
         devices=devices,
         used=best.used,
         step_s=best.step_s,
-        device_s=total / samples,
-        idle_share=max(0.0, 1 - busy / total) if total else 0.0,
+        device_s=best.step_s * best.used / samples,
+        idle_share=idle_share(best),
         kind=str(best.kind),
         layouts=tuple(
             (node, way.layout.describe())

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
+from flowrl.plan.batches import Batch
 from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import LAYOUT_FIELDS, PinnedTasks
@@ -59,7 +60,7 @@ FULL_NODE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A job with one thing otherwise: its devices, the memory of their hosts, or its pins.
+    """A job with one thing otherwise: its devices, the memory of their hosts, its pins or batch.
 
     Attributes:
         host: Bytes of its host's memory that each device may fill.
@@ -68,6 +69,7 @@ class Trial:
     group: DeviceGroup | None = None
     host: int | None = None
     pins: PinnedTasks | None = None
+    batch: Batch | None = None
 
 
 Fits: TypeAlias = Callable[[Trial], bool]

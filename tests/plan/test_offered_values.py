@@ -66,6 +66,7 @@ def asked(pool: str) -> PlanRequest:
 SIZES = re.compile(r"set (\w+) to (\d+(?: or \d+)*)")
 DEVICES = re.compile(r"set (\S+\.devices) to ([\d,-]+(?: or [\d,-]+)*?)(?=, or |;|$)")
 LEFT_OUT = re.compile(r"leave (.+?) out")
+BATCHES = re.compile(r"set train\.(prompts_per_step|mini_batches) to (\d+(?: or \d+)*)")
 
 
 def offers(error: PlanError, pins: list[str]) -> Iterator[list[str]]:
@@ -94,11 +95,15 @@ def test_with_each_value_that_is_offered_the_job_has_a_plan(grpo: Graph, pool: s
     changed = list(offers(caught.value, pins))
     assert changed, caught.value
     told = (caught.value.hint or "").partition("; and ")[0]
-    for known in (SIZES, DEVICES, LEFT_OUT):
+    for known in (SIZES, DEVICES, LEFT_OUT, BATCHES):
         told = known.sub("", told)
     assert not re.search(r"\d", told), "all numbers are of changes that are tried here"
     for other in changed:
         assert make_plan(grpo, pinned(asked(pool), *other), pool_of(pool)).pins is not None, other
+    for field, values in BATCHES.findall(caught.value.hint or ""):
+        for value in values.split(" or "):
+            batch = replace(pinned(asked(pool), *pins), **{field: int(value)})
+            assert make_plan(grpo, batch, pool_of(pool)).pins is not None, (field, value)
 
 
 def test_sizes_that_other_devices_of_the_pool_have_are_offered_too(grpo: Graph):

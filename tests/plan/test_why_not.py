@@ -9,6 +9,7 @@ import pytest
 
 from flowrl.cluster.hardware import device_spec
 from flowrl.cluster.pool import ResourcePool
+from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
@@ -16,6 +17,7 @@ from flowrl.plan.candidate import Candidate
 from flowrl.plan.explain import reasons_of
 from flowrl.plan.explain_beside import Cause, faster_ones, lost
 from flowrl.plan.fit import RUNTIME_BYTES
+from flowrl.plan.held import held_memory
 from flowrl.plan.many import Searched
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.plain_ways import with_option
@@ -122,7 +124,7 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
         then = evaluate(problem, with_option(best.schedule, leaf.task, option))
         if not then.fits:
             assert why.cause is Cause.ROOM
-            total, *parts = told_gib(why.words)
+            total, *parts = told_gib(why.words.partition("; nor")[0])
             assert total == pytest.approx((then.peak + RUNTIME_BYTES["cuda"]) / GIB, abs=0.06)
             limit, *parts = parts
             assert limit == pytest.approx(best.posed.group.budget_bytes / GIB, abs=0.06)
@@ -135,6 +137,30 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
             gained = seconds_text(now.step_s - then.step_s)
             assert gained in why.words or gained == seconds_text(0.0)
     assert seen == causes
+
+
+@pytest.mark.parametrize("devices", [8, 16])
+def test_all_phases_in_which_a_faster_way_does_not_fit_are_told_the_fullest_first(
+    grpo: Graph, devices: int
+):
+    found = searched(grpo, request(), with_hosts(of_gib(24, devices), 400))
+    best = found.best
+    budget, counts = best.posed.group.budget_bytes, set()
+    for leaf, way in faster_ways(found):
+        why = lost(best.posed.task(leaf.task), way, best)
+        if why.cause is not Cause.ROOM:
+            continue
+        most: dict[str, int] = {}
+        for one in held_memory(replace(best, ways={**best.ways, leaf.task: way})):
+            phase = f"{one.active} {one.memory.phase}"
+            most[phase] = max(one.memory.total, most.get(phase, 0))
+        over = sorted((one for one in most.values() if one > budget), reverse=True)
+        first, _, others = why.words.partition("; nor is there room for ")
+        told = [first.split(": ", 1)[1].split(" of ")[0]]
+        told += [one.split(" while ")[0] for one in others.split(" or ") if one]
+        assert told == [format_bytes(one) for one in over]
+        counts.add(len(told))
+    assert max(counts) > 1
 
 
 def told_gib(words: str) -> list[float]:
