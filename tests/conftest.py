@@ -8,12 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before numpy or torch are imported by any test: results and times must not depend on how many
 # cores the machine has, and child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Drawn cases are the same in every run; `HYPOTHESIS_PROFILE=random` looks for others.
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("random")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

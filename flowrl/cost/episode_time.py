@@ -34,6 +34,7 @@ from flowrl.cost.episodes import CallSeconds, Episodes
 from flowrl.cost.lengths import Lengths
 from flowrl.cost.occupancy import EngineBatch
 from flowrl.cost.replicas import on_replicas
+from flowrl.cost.rollout_time import COMPUTED_AGAIN
 from flowrl.cost.source import Estimate
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import full_engine
@@ -169,7 +170,8 @@ def play(
         alone=step + late_s,
         takes_turns=takes_turns,
     )
-    entering = dict(drawing.parts).get("prefill", 0.0)
+    drawn = dict(drawing.parts)
+    entering = drawn.get("prefill", 0.0) + drawn.get(COMPUTED_AGAIN, 0.0)
     served_s = min(episodes.turns, episodes.most_turns) * calls.step_s + calls.reset_s
     environment_s = engines.samples * served_s / at_once
     thin = batch <= pieces.batch.max() / 8

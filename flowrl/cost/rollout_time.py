@@ -38,7 +38,10 @@ from flowrl.cost.source import Estimate, Source
 from flowrl.cost.spread import Floats
 from flowrl.cost.steady import Full, full_engine
 
-__all__ = ["DecodeStep", "rollout_estimate"]
+__all__ = ["COMPUTED_AGAIN", "DecodeStep", "rollout_estimate"]
+
+COMPUTED_AGAIN = "computed again"
+"""The part of a rollout in which contexts of rows that were put back are."""
 
 DecodeStep = Callable[[int, float], Estimate]
 """Of a batch and a mean context."""
@@ -77,11 +80,21 @@ def rollout_estimate(
     pieces, longest = found.pieces, prompt_tokens + lengths.maximum
     entering = _prefill_s(prefill, found.prompts, prompt_tokens)
     one = prefill(1, max(1, round(prompt_tokens))).seconds
-    later = found.later * one + _again_s(prefill, pieces.again)
+    later, again = found.later * one, _again_s(prefill, pieces.again)
     # Without a gap, rows enter one by one.
     singly = full.prompts * one + _again_s(prefill, max(full.again, pieces.again))
     return _of_pieces(
-        decode, pieces, full, slots, prompt_tokens, longest, contexts, entering, later, singly
+        decode,
+        pieces,
+        full,
+        slots,
+        prompt_tokens,
+        longest,
+        contexts,
+        entering,
+        later,
+        again,
+        singly,
     )
 
 
@@ -96,6 +109,7 @@ def _of_pieces(
     contexts: int,
     entering: Estimate,
     later: float,
+    again: float,
     singly: float,
 ) -> Estimate:
     """Computed once for caches that are never filled, which have the same pieces."""
@@ -103,7 +117,7 @@ def _of_pieces(
     steps = _step_table(decode, top, max(top, slots), prompt_tokens + 1, longest, contexts)
     seconds = pieces.steps * steps.at(pieces.batch, prompt_tokens + pieces.own) / len(pieces.runs)
     decoding, thin = float(seconds.sum()), pieces.batch <= top / 8
-    total = decoding + entering.seconds + later
+    total = decoding + entering.seconds + later + again
     one, most = steps.at(np.array([1.0, full.rows]), np.full(2, prompt_tokens + full.own))
     followed = full.steps * float(most) + singly
     steady = min(total, followed)
@@ -114,6 +128,7 @@ def _of_pieces(
             ("decode", decoding),
             ("tail of it", float(seconds[thin].sum())),
             ("prefill", entering.seconds + later),
+            *([(COMPUTED_AGAIN, again)] if again else []),
         ),
         notes=tuple(dict.fromkeys((*steps.notes, *entering.notes))),
         clock=clock_of(pieces, seconds, entering.seconds / total),

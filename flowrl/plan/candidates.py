@@ -312,7 +312,7 @@ class Candidates:
         batches that overlap with all of them."""
         seconds = math.inf
         for way in self._caches(task, layout, slots):
-            timed = replace(way, estimate=self._drawing(task, way), overlaps=overlaps)
+            timed = replace(way, estimate=self.drawing(task, way), overlaps=overlaps)
             if timed.seconds > NO_FASTER * seconds and not overlaps:
                 return
             seconds = timed.seconds
@@ -357,7 +357,15 @@ class Candidates:
                 slots=slots,
             )
 
-    def _drawing(self, task: TaskWork, way: Candidate) -> Estimate:
+    def with_slots(self, task: TaskWork, way: Candidate, slots: int) -> Candidate:
+        """A way to roll out with fewer slots, and what these leave to its cache of as much memory;
+        its time with it."""
+        most = 1.01 * way.peak  # equal shares of a device come out a little differently
+        ways = (one for one in self._caches(task, way.layout, slots) if one.peak <= most)
+        fewer = max(ways, key=lambda one: one.kv_tokens, default=replace(way, slots=slots))
+        return replace(fewer, estimate=self.drawing(task, fewer))
+
+    def drawing(self, task: TaskWork, way: Candidate) -> Estimate:
         """The time of a rollout."""
         return self.cost.rollout(
             task.shape,
@@ -406,7 +414,7 @@ class Candidates:
                     free_s = LEAST * self._free_s(task, way)
                 if free_s is not None and (free_s > most or rivals.beat(way, free_s)):
                     continue
-                timed = replace(way, estimate=self._drawing(task, way))
+                timed = replace(way, estimate=self.drawing(task, way))
                 if timed.seconds > NO_FASTER * seconds:
                     break
                 seconds = timed.seconds
@@ -417,7 +425,7 @@ class Candidates:
     def _free_s(self, task: TaskWork, way: Candidate) -> float:
         """Seconds that a rollout in a layout takes if its cache is never full."""
         never_full = way.slots * self.request.max_length
-        return self._drawing(task, replace(way, kv_tokens=never_full)).seconds
+        return self.drawing(task, replace(way, kv_tokens=never_full)).seconds
 
     def _bound(self, task: TaskWork, layout: Layout) -> RolloutBound:
         """What a rollout in a layout takes at least."""

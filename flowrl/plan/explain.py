@@ -19,6 +19,7 @@ from flowrl.plan.candidate import RECOMPUTE, Candidate
 from flowrl.plan.candidates import Candidates
 from flowrl.plan.explain_ahead import ahead_notes
 from flowrl.plan.explain_beside import Cause, Lost, faster_ones, lost
+from flowrl.plan.explain_cache import cache_notes
 from flowrl.plan.explain_efficiencies import efficiency_notes
 from flowrl.plan.explain_host import host_notes
 from flowrl.plan.explain_regions import region_notes, region_reason
@@ -144,6 +145,7 @@ def notes_of(searched: Searched, request: PlanRequest, graph: Graph) -> tuple[st
     notes += efficiency_notes(best)
     notes += region_notes(best)
     notes += host_notes(best)
+    notes += cache_notes(best)
     notes += stream_notes(best)
     notes += ahead_notes(best, request)
     if searched.thinned:
