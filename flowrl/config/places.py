@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["places_together"]
 
-_COMMAND_LINE = re.compile(r"command line \((?P<said>[\w.-]+\.[\w-]+(?:=.*)?)\)", re.DOTALL)
-_IN_FILE = re.compile(r"(?P<file>.+):(?P<line>\d+) \((?P<said>[\w.-]+\.[\w-]+)\)")
+_COMMAND_LINE = re.compile(r"command line \((?P<said>[\w.-]+(?:=.*)?)\)", re.DOTALL)
+_IN_FILE = re.compile(r"(?P<file>.+):(?P<line>\d+) \((?P<said>[\w.-]+)\)")
+
+_MANY = 3
+"""Places of one file that are told together."""
 
 
 def places_together(places: Sequence[str]) -> str:
-    """Places in the order of the first of their kind: `mine.py:3 and command line (a.b=1, c.d=2)`.
+    """Places in the order of the first of their kind: `mine.py:3 and command line (a.b=1)`.
 
-    Of keys that are in one section, the section is told once. Of a file two places are told each,
-    more of them by their lines.
+    Three and more of the command line, or of one file, name it once, and each section of theirs.
 
-    >>> places_together([f"command line (plan.pins.actor.{key})" for key in ("tp=2", "pp=4")])
-    'command line (plan.pins.actor: tp=2, pp=4)'
+    >>> pins = ("tp=2", "pp=4", "cp=1")
+    >>> places_together([f"command line (plan.pins.actor.{key})" for key in pins])
+    'command line (plan.pins.actor: tp=2, pp=4, cp=1)'
     >>> places_together([f"job.yaml:{line} (plan.pins.actor.{key})" for line, key in
     ...     ((7, "tp"), (8, "pp"), (9, "cp"))])
     'job.yaml:7, 8, 9 (plan.pins.actor: tp, pp, cp)'
@@ -34,7 +37,7 @@ def places_together(places: Sequence[str]) -> str:
     told: list[str] = []
     for kind, some in kinds.items():
         is_command_line = kind == "command line"
-        if len(some) < (2 if is_command_line else 3):
+        if len(some) < _MANY:
             told += [place for place, _, _ in some]
             continue
         lines = "" if is_command_line else f":{', '.join(line for _, line, _ in some)}"
@@ -50,6 +53,10 @@ def _by_section(settings: Iterable[str]) -> str:
         section, _, name = key.rpartition(".")
         sections.setdefault(section, []).append(f"{name}{equals}{value}")
     return "; ".join(
-        f"{section}: {', '.join(some)}" if len(some) > 1 else f"{section}.{some[0]}"
+        ", ".join(some)
+        if not section
+        else f"{section}: {', '.join(some)}"
+        if len(some) > 1
+        else f"{section}.{some[0]}"
         for section, some in sections.items()
     )

@@ -67,19 +67,19 @@ def price_local(
         times = assumed_for(stage, plan)
         model = model_of_stage(stage.with_plan(bare), times)
         made = with_estimate(bare, estimate_model(model, workloads_of(stage, times, plan, seed)))
-        step, notes = f"estimated by times {times.source}", stage.local.base.notes
+        step, notes = f", estimated by times {times.source}", stage.local.base.notes
     else:
         workloads = workloads_of(stage, times, plan, seed)
         step_s = simulated_step_s(stage.with_plan(bare), times, workloads, seed)
         made = replace(bare, prediction=replace(bare.prediction, step_s=step_s))
-        step = f"by {times.source}{of_all_groups(stage)}"
+        step = f"{of_all_groups(stage)}, by {times.source}"
         notes = (*stage.local.base.notes, *notes_of(stage, plan))
     took = made.prediction.step_s or 0.0
     others = tuple(_others(own, choice, took))
     reason = Reason(
         subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
         choice=f"{choice.kind}: {choice}",
-        why=f"{_DECIDES}; a step takes {seconds_text(took)}, {step}",
+        why=f"{_DECIDES}; a step takes {seconds_text(took)}{step}",
         rejected=tuple(
             Rejection(
                 choice=f"{one.kind}: {one.summary}",

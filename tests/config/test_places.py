@@ -29,6 +29,8 @@ def test_of_a_file_each_line_is_told():
 
 
 def test_keys_that_messages_name_are_found_and_told_together():
-    loaded = load_config(QUICKSTART, ["train.steps=3", "train.group_size=2"])
-    where = loaded.located("train.steps and train.group_size")
-    assert where == "command line (train: steps=3, group_size=2)"
+    loaded = load_config(QUICKSTART, ["train.steps=3", "train.group_size=2", "seed=4"])
+    where = loaded.located("train.steps and train.group_size and seed")
+    assert where == "command line (train: steps=3, group_size=2; seed=4)"
+    two = loaded.located("train.steps and seed")
+    assert two == "command line (train.steps=3) and command line (seed=4)"

@@ -44,7 +44,8 @@ def test_the_step_and_the_reasons_of_an_edited_plan_are_those_of_its_decisions(t
     assert made.prediction.step_s == pytest.approx(163.0)  # 32 samples for one engine
     (reason,) = [one for one in made.reasons if one.subject == "actor.generate"]
     assert reason.choice == "temporal: 1 engine process"
-    assert reason.why.startswith("the plan's file decides so; a step takes 163 s, by a test")
+    took = "a step takes 163 s where no group is filtered, by a test"
+    assert reason.why.startswith(f"the plan's file decides so; {took}")
     assert reason.rejected[0].choice == "temporal: 2 engine processes"
     assert reason.rejected[0].constraint == "83.00 s a step, 49 % shorter"
     assert made.alternatives[0].summary == "2 engine processes"
