@@ -118,7 +118,8 @@ def plan_over_groups(
     check_environments(pins, [task for task in tasks if _of_one_kind(task, pins, parts)])
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
     job = _Job(graph=graph, request=request, cost=cost, parts=parts, tried=tried, hosts=hosts)
-    found, failed, errors = _alone(job, pins)
+    # What would help one group is of no use where another one does.
+    found, failed, errors = _alone(replace(job, suggests=len(tried) == 1), pins)
     beaten: tuple[Searched, ...] = ()
     if len(parts) > 1:
         within = min((one.best.objective for one in found), default=math.inf)
@@ -128,6 +129,7 @@ def plan_over_groups(
     best = min(found, key=lambda one: one.best.objective, default=None)
     spared = _with_idle(job, pins, best)
     if spared is None and best is None:
+        errors = errors if len(tried) == 1 else _alone(job, pins)[2]
         raise _telling(errors, pins) if errors else _apart(pins, parts)
     told = spared or best
     assert told is not None
@@ -211,6 +213,7 @@ class _Job:
         parts: Groups for tasks, of equal devices.
         tried: These, and shares of their nodes.
         hosts: Groups for environments that ask for them.
+        suggests: Whether errors say what would help.
     """
 
     graph: Graph
@@ -219,6 +222,7 @@ class _Job:
     parts: Sequence[Part]
     tried: Sequence[Part]
     hosts: Sequence[Part]
+    suggests: bool = True
 
     def tasks(self) -> tuple[TaskWork, ...]:
         """Of the graph, on such devices."""
@@ -249,6 +253,7 @@ class _Job:
             part=part,
             pins=pins,
             outside=seating.outside,
+            suggests=self.suggests,
         )
 
     def on_two(self, pins: PinnedTasks) -> PairJob:

@@ -161,6 +161,7 @@ class GroupJob:
     Attributes:
         pins: What they leave of it.
         outside: Devices of another kind that environments have, by the task that they play with.
+        suggests: Whether errors say what would help, which takes many searches.
     """
 
     graph: Graph
@@ -169,6 +170,7 @@ class GroupJob:
     part: Part
     pins: PinnedTasks
     outside: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    suggests: bool = True
 
     def places(self) -> Mapping[str, frozenset[int]]:
         """Devices that pins name, by task; counted in the group."""
@@ -342,11 +344,15 @@ def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
 
     def fits(change: Trial) -> bool:
         """Whether there is a plan with a change; asked only for messages."""
+        if not job.suggests:
+            return False
         if job.changed(change).has_plan():
             return True
         return pool is not None and pool.fits(change)
 
     def next_error(kept: PinnedTasks) -> PlanError | None:
+        if not job.suggests:
+            return None
         try:
             search_group(replace(job, pins=kept), alternatives=0, pool=pool)
         except PlanError as error:

@@ -18,12 +18,12 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
-from flowrl.plan.many import SIMPLE
+from flowrl.plan.many import SIMPLE, GroupJob
 from flowrl.plan.node_parts import even_parts
 from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.posed_search import search_posed
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.sizing import Job, Size, fewest, sizes
+from flowrl.plan.sizing import Job, Size, fewest, pool_of_devices, sizes
 from tests.plan.many_cases import h100, pinned, posed_alone, request
 from tests.plan.workflows import lowered
 
@@ -299,3 +299,30 @@ def test_a_sweep_tells_of_each_number_of_devices_what_its_plan_takes(grpo: Graph
         best = search_posed(posed_alone(as_job(grpo, asked), number)).best[0]
         plainer |= best.evaluation.step_s < 0.999 * size.step_s
     assert plainer  # in one of them at least, the fastest ways are not the plan's
+
+
+def test_what_would_help_is_looked_for_only_where_nothing_has_a_plan(
+    grpo: Graph, monkeypatch: pytest.MonkeyPatch
+):
+    """On the small cards it does not fit, whatever the large ones do."""
+    tried: list[GroupJob] = []
+    has_plan = GroupJob.has_plan
+
+    def counted(job: GroupJob) -> bool:
+        tried.append(job)
+        return has_plan(job)
+
+    monkeypatch.setattr(GroupJob, "has_plan", counted)
+    small = pool_of_devices(replace(device_spec("A100-SXM-80GB"), memory_bytes=8 << 30), 2)
+    large = h100(8)
+    nodes = [replace(node, name=name) for name, (node,) in (("a", small.nodes), ("b", large.nodes))]
+    plan = make_plan(grpo, request(), replace(large, nodes=tuple(nodes)))
+    used = plan.operation("actor.update").devices
+    assert {address.split("/")[0] for address in used} == {"b"}
+    (told,) = (one for one in plan.reasons if one.subject == "devices")
+    assert any("does not fit" in one.constraint for one in told.rejected)
+    assert not tried
+    with pytest.raises(PlanError) as caught:
+        make_plan(grpo, request(), replace(large, nodes=(nodes[0],)))
+    assert tried
+    assert caught.value.hint
