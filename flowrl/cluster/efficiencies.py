@@ -4,7 +4,8 @@ Two generations were calibrated (`flowrl.cost.efficiency`). Devices of another o
 generation whose kernels they run: Ada those of Ampere, since FlashAttention 3 is for Hopper alone
 (its README, "Requirements"); Blackwell's for data centres those of Hopper, which are nearest to
 their own, of which there are no rows; Ascend those of Ampere. Which product is of which generation
-is in NVIDIA's documents of Transformer Engine ("Compute capability reference").
+follows from NVIDIA's list "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus): 8.0 to
+8.7 are Ampere, 8.9 is Ada, 9.0 Hopper, 10.0 and 10.3 are Blackwell for data centres.
 """
 
 from __future__ import annotations

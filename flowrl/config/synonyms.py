@@ -177,9 +177,16 @@ _WORDS: Mapping[str, str] = {
 are here."""
 
 _FOUND_BY: Mapping[str, tuple[str, str]] = {
+    "ada": ("ampere", "take ampere, whose kernels Ada runs"),
+    "adalovelace": ("ampere", "take ampere, whose kernels Ada runs"),
+    "lovelace": ("ampere", "take ampere, whose kernels Ada runs"),
+    "ascend": ("ampere", "take ampere, which Ascend is priced by"),
+    "blackwell": ("hopper", "take hopper, which Blackwell for data centres is priced by"),
+    "volta": ("ampere", "take ampere, the earlier of the generations that were calibrated"),
+    "turing": ("ampere", "take ampere, the earlier of the generations that were calibrated"),
     "hybrid": ("auto", "take auto, which gives hybrid plans where they are the best"),
 }
-"""Words that nobody can ask for, the choice that may give it, and what to do."""
+"""Words that nobody can ask for, spelt as those above; the choice that may give it; what to do."""
 
 
 def meant_word(word: str, choices: Collection[str]) -> str | None:
@@ -188,12 +195,16 @@ def meant_word(word: str, choices: Collection[str]) -> str | None:
     >>> meant_word("InfiniBand", ("nvlink", "network"))
     'network'
     """
-    plain = "".join(letter for letter in word.lower() if letter.isalnum())
-    meant = _WORDS.get(plain)
+    meant = _WORDS.get(_plain(word))
     return meant if meant in choices else None
 
 
 def how_to_get(word: str, choices: Collection[str]) -> str | None:
     """What to do about a word that nobody can ask for, where one of the choices may give it."""
-    choice, how = _FOUND_BY.get(word.lower(), ("", ""))
+    choice, how = _FOUND_BY.get(_plain(word), ("", ""))
     return how if choice in choices else None
+
+
+def _plain(word: str) -> str:
+    """In lower case, of letters and digits alone."""
+    return "".join(letter for letter in word.lower() if letter.isalnum())

@@ -123,9 +123,8 @@ CURRENT = Generation(
     trainer_attention_share=0.42,
 )
 """Hopper (K), and devices of which neither name nor description says a generation: plans have a
-note of these. Trainers have FlashAttention 2, which
-reaches up to 335 TFLOP/s there, forward and backward (Dao 2023, arXiv 2307.08691, section 4.1);
-engines have its successor."""
+note of these. Trainers have FlashAttention 2, which reaches up to 335 TFLOP/s there, forward and
+backward (Dao 2023, arXiv 2307.08691, section 4.1); engines have its successor."""
 
 EARLIER = Generation(
     start_scale=1.8,

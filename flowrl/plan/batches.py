@@ -19,10 +19,10 @@ from flowrl.plan.request import PlanRequest
 from flowrl.plan.task_rules import layout_rules
 from flowrl.plan.tasks import TaskWork
 
-__all__ = ["Batch", "Uneven", "batch_keys", "batches_near", "uneven_tasks"]
+__all__ = ["Batch", "Uneven", "batch_keys", "batch_sizes", "batches_near", "uneven_tasks"]
 
 FARTHEST = 2
-"""Times the prompts of a step, or a part of them by so much: others are another job."""
+"""Times as many prompts of a step, or mini-batches, or as few: other batches are another job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +128,20 @@ def _rows(task: TaskWork, batch: Batch, prompts: int) -> int:
     )
 
 
+def batch_sizes(batches: Sequence[Batch], request: PlanRequest) -> tuple[str, str]:
+    """What batches have otherwise than the request: prompts of a step, and mini-batches.
+
+    Returns:
+        `504 or 516` of each; empty where all have what the request has.
+    """
+    prompts = [one.prompts for one in batches if one.prompts != request.prompts_per_step]
+    parts = [one.mini_batches for one in batches if one.mini_batches != request.mini_batches]
+    return " or ".join(map(str, prompts)), " or ".join(map(str, parts))
+
+
 def batch_keys(batches: Sequence[Batch], request: PlanRequest) -> Iterator[str]:
     """`train.prompts_per_step to 504 or 516`, and likewise mini-batches."""
-    key = request.train_key
-    sizes = [one.prompts for one in batches if one.prompts != request.prompts_per_step]
-    parts = [one.mini_batches for one in batches if one.mini_batches != request.mini_batches]
-    for name, numbers in (("prompts_per_step", sizes), ("mini_batches", parts)):
+    names = ("prompts_per_step", "mini_batches")
+    for name, numbers in zip(names, batch_sizes(batches, request), strict=True):
         if numbers:
-            yield f"{key}.{name} to {' or '.join(map(str, numbers))}"
+            yield f"{request.train_key}.{name} to {numbers}"

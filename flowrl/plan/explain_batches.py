@@ -13,8 +13,7 @@ from math import lcm
 from typing import TypeAlias
 
 from flowrl.cluster.pool import DeviceGroup
-from flowrl.plan.assign import busy_seconds
-from flowrl.plan.batches import Batch, Uneven, batches_near, uneven_tasks
+from flowrl.plan.batches import Batch, Uneven, batch_sizes, batches_near, uneven_tasks
 from flowrl.plan.many import Chosen, Searched
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.request import PlanRequest
@@ -53,16 +52,9 @@ def idle_for_batch(
         return ()
     every = {best.posed.addresses[one] for some in best.numbers.values() for one in some}
     idle = not every.issuperset(group.addresses)
-    if not idle and (best.kind is Kind.ASYNCHRONOUS or idle_share(best) < LEAST_IDLE):
+    if not idle and (best.kind is Kind.ASYNCHRONOUS or best.idle_share < LEAST_IDLE):
         return ()
     return found
-
-
-def idle_share(best: Chosen) -> float:
-    """Of the time of a plan's devices, what none of them works."""
-    played = {name: way.played for name, way in best.ways.items() if way.played is not None}
-    busy, total = busy_seconds(best.posed.problem, best.schedule, played), best.step_s * best.used
-    return max(0.0, 1 - busy / total) if total else 0.0
 
 
 def _stands_on(task: str, best: Chosen, group: DeviceGroup) -> bool:
@@ -82,13 +74,12 @@ def uneven_words(uneven: Sequence[Uneven]) -> str:
 def even_sizes(uneven: Sequence[Uneven], request: PlanRequest) -> str:
     """`504 or 516 prompts a step (train.prompts_per_step)`; empty where no near batch does."""
     near = batches_near([(one.task, one.replicas) for one in uneven], request)
-    sizes = [str(one.prompts) for one in near if one.prompts != request.prompts_per_step]
-    parts = [str(one.mini_batches) for one in near if one.mini_batches != request.mini_batches]
+    prompts, parts = batch_sizes(near, request)
     words = []
-    if sizes:
-        words.append(f"{' or '.join(sizes)} prompts a step ({request.train_key}.prompts_per_step)")
+    if prompts:
+        words.append(f"{prompts} prompts a step ({request.train_key}.prompts_per_step)")
     if parts:
-        words.append(f"{' or '.join(parts)} mini-batches ({request.train_key}.mini_batches)")
+        words.append(f"{parts} mini-batches ({request.train_key}.mini_batches)")
     return ", or ".join(words)
 
 

@@ -16,6 +16,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
+from flowrl.plan.assign import busy_seconds
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.fit import DoesNotFit
@@ -115,11 +116,23 @@ class Chosen:
         return len({number for numbers in every for number in numbers})
 
     @property
+    def idle_share(self) -> float:
+        """Of the time of these devices, in which nothing is computed; 0 to 1."""
+        played = {name: way.played for name, way in self.ways.items() if way.played is not None}
+        busy, total = busy_seconds(self.posed.problem, self.schedule, played), self.device_step_s
+        return max(0.0, 1 - busy / total) if total else 0.0
+
+    @property
+    def device_step_s(self) -> float:
+        """Seconds of a step, of all these devices together."""
+        return self.step_s * self.used
+
+    @property
     def objective(self) -> float:
         """What the best plan has least of."""
         if self.posed.candidates.options.objective == "step_time":
             return self.step_s
-        return self.step_s * self.used
+        return self.device_step_s
 
     def shape(self) -> tuple[object, ...]:
         """What people see of a schedule: who stands where in which layout, in how many pieces."""

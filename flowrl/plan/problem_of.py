@@ -186,11 +186,7 @@ def pose(
     if not all_ways and _has_ceiling(request, tasks, filters, group):
         made.ceiling = step_ceiling(tasks, known.on, problem_with, counts)
     ways = known.every(engine_least)
-    beside = {
-        str(task.id): made.beside(task, ways[task.id], filters.get(task.id, Filter()))
-        for task in tasks
-        if task.updates
-    }
+    beside = known.beside(ways)
     return Posed(
         problem=problem_with(ways, beside),
         tasks=tasks,
@@ -284,6 +280,20 @@ class _Ways:
             ]
             ways[task.id] = tuple(way for way in found if way.seconds <= most)
         return ways
+
+    def beside(self, ways: Mapping[str, tuple[Candidate, ...]]) -> dict[str, tuple[Candidate, ...]]:
+        """Of each update what `Posed.beside` has of it.
+
+        Args:
+            ways: Those that are worth having.
+        """
+        return {
+            str(task.id): self._made.beside(
+                task, ways[task.id], self._filters.get(task.id, Filter())
+            )
+            for task in self._tasks
+            if task.updates
+        }
 
     def _least_s(self, task: TaskWork, num_devices: int) -> float:
         """Seconds that a trainer's task takes at least on so many devices, whatever its layout; 0

@@ -20,7 +20,7 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.elsewhere import Part
-from flowrl.plan.explain_batches import even_sizes, idle_for_batch, idle_share, uneven_words
+from flowrl.plan.explain_batches import even_sizes, idle_for_batch, uneven_words
 from flowrl.plan.explain_host import host_words
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
@@ -206,12 +206,11 @@ class Job:
         group = replace(group, host_cores=cores * group.node_size // self.node_size)
         host = int(HOST_SHARE * HOST_BYTES / self.node_size) if self.host is None else self.host
         number = {address: i for i, address in enumerate(group.addresses)}
-        named = [*pins.devices.values(), *pins.environments.values()]
         every = (
             Part(group=one, host=host, numbering=tuple(number[a] for a in one.addresses))
             for one in (group, *even_parts([group]))
         )
-        return [one for one in every if all(set(some) <= set(one.numbering) for some in named)]
+        return [one for one in every if _has_named(one, pins)]
 
     def size(self, devices: int, *, numbered: int, only_fits: bool = False) -> Size | None:
         """What the plan of so many devices takes; None where it does not fit.
@@ -255,16 +254,22 @@ class Job:
             part.group.node_size == 1 or self._best(with_whole_host(part), pins) is None
         ):
             return None
-        found, named = best, [*pins.devices.values(), *pins.environments.values()]
+        found = best
         for size in range(part.group.node_size - 1, 0, -1):
             share = idle_part(part, size)
-            if not all(set(some) <= set(share.numbering) for some in named):
+            if not _has_named(share, pins):
                 continue
             one = self._best(share, pins)
             spares = size if found is best else 0
             if one is not None and (found is None or is_better(one, found, spares=spares)):
                 found = one
         return found
+
+
+def _has_named(part: Part, pins: PinnedTasks) -> bool:
+    """Whether some devices have all which pins name."""
+    named = (*pins.devices.values(), *pins.environments.values())
+    return all(set(some) <= set(part.numbering) for some in named)
 
 
 def fewest(job: Job) -> Size:
@@ -384,8 +389,8 @@ def _as_size(best: Chosen, devices: int) -> Size:
         devices=devices,
         used=best.used,
         step_s=best.step_s,
-        device_s=best.step_s * best.used / samples,
-        idle_share=idle_share(best),
+        device_s=best.device_step_s / samples,
+        idle_share=best.idle_share,
         kind=str(best.kind),
         layouts=tuple(
             (node, way.layout.describe())

@@ -13,7 +13,6 @@ from flowrl.plan.assign import (
     Bar,
     bars,
     bottleneck,
-    busy_seconds,
     pieces,
     schedule_step,
 )
@@ -407,19 +406,16 @@ def engine_flags_of(chosen: Chosen, request: PlanRequest) -> Iterator[EngineFlag
 
 def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Prediction:
     """What a schedule on devices takes and holds."""
-    problem = chosen.posed.problem
+    problem, total = chosen.posed.problem, chosen.device_step_s
     samples = max(task.samples for task in chosen.posed.tasks)
-    played = {name: way.played for name, way in chosen.ways.items() if way.played is not None}
-    busy = busy_seconds(problem, chosen.schedule, played)
-    total = chosen.step_s * chosen.used
     return Prediction(
         memory=held_memory(chosen),
         step_s=chosen.step_s,
         timeline=tuple(_timeline(chosen, graph, pool)),
         bottleneck=_longest_turn(bottleneck(problem, chosen.schedule), chosen),
-        idle_share=max(0.0, 1 - busy / total) if total else 0.0,
+        idle_share=chosen.idle_share,
         sync_s=chosen.sync_s,
-        device_s=chosen.step_s * chosen.used / samples,
+        device_s=total / samples,
         tokens_per_device_s=_step_tokens(chosen) / total if total else None,
         confidence=(
             *(

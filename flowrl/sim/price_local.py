@@ -62,24 +62,13 @@ def price_local(
             alternatives=own.alternatives,
             notes=own.notes,
         )
-    bare = replace(given, prediction=Prediction(memory=given.prediction.memory))
-    if times is None:
-        times = assumed_for(stage, plan)
-        model = model_of_stage(stage.with_plan(bare), times)
-        made = with_estimate(bare, estimate_model(model, workloads_of(stage, times, plan, seed)))
-        step, notes = f", estimated by times {times.source}", stage.local.base.notes
-    else:
-        workloads = workloads_of(stage, times, plan, seed)
-        step_s = simulated_step_s(stage.with_plan(bare), times, workloads, seed)
-        made = replace(bare, prediction=replace(bare.prediction, step_s=step_s))
-        step = f"{of_all_groups(stage)}, by {times.source}"
-        notes = (*stage.local.base.notes, *notes_of(stage, plan))
+    made, by_what = _with_step(stage, given, plan, seed, times)
     took = made.prediction.step_s or 0.0
     others = tuple(_others(own, choice, took))
     reason = Reason(
         subject=", ".join(f"{role}.generate" for role in stage.local.request.roles),
         choice=f"{choice.kind}: {choice}",
-        why=f"{_DECIDES}; a step takes {seconds_text(took)}{step}",
+        why=f"{_DECIDES}; a step takes {seconds_text(took)}{by_what}",
         rejected=tuple(
             Rejection(
                 choice=f"{one.kind}: {one.summary}",
@@ -96,8 +85,32 @@ def price_local(
         made,
         reasons=(*_as_placed(reasons, made), *left),
         alternatives=others,
-        notes=notes,
+        notes=(*stage.local.base.notes, *(notes_of(stage, plan) if times is not None else ())),
     )
+
+
+def _with_step(
+    stage: CompiledStage,
+    given: PlacementPlan,
+    plan: PlanConfig,
+    seed: int,
+    times: StageTimes | None,
+) -> tuple[PlacementPlan, str]:
+    """The plan with nothing predicted but its memory and its step, and what that is told by.
+
+    Args:
+        stage, given, plan, seed, times: As of `price_local`.
+    """
+    bare = replace(given, prediction=Prediction(memory=given.prediction.memory))
+    if times is None:
+        times = assumed_for(stage, plan)
+        model = model_of_stage(stage.with_plan(bare), times)
+        found = estimate_model(model, workloads_of(stage, times, plan, seed))
+        return with_estimate(bare, found), f", estimated by times {times.source}"
+    workloads = workloads_of(stage, times, plan, seed)
+    step_s = simulated_step_s(stage.with_plan(bare), times, workloads, seed)
+    made = replace(bare, prediction=replace(bare.prediction, step_s=step_s))
+    return made, f"{of_all_groups(stage)}, by {times.source}"
 
 
 def _decides_otherwise(given: PlacementPlan, own: PlacementPlan) -> bool:

@@ -326,10 +326,21 @@ def test_a_description_says_whose_efficiencies_hold_whatever_the_name_is(
     assert spec_of(tmp_path, own(name, rates=said)).generation == generation
 
 
-def test_efficiencies_of_a_generation_without_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="efficiencies cannot be 'volta'") as caught:
-        load_cluster(written(tmp_path, own("mine", rates=RATES + ", efficiencies: volta")))
-    assert caught.value.expected == "one of ampere, hopper"
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("volta", "take ampere, the earlier of the generations that were calibrated"),
+        ("Ada Lovelace", "take ampere, whose kernels Ada runs"),
+        ("Blackwell", "take hopper, which Blackwell for data centres is priced by"),
+        ("HOPPER", "did you mean 'hopper'?"),
+    ],
+)
+def test_efficiencies_of_a_generation_without_rows_are_refused_with_those_to_take(
+    tmp_path: Path, said: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"efficiencies cannot be '{said}'") as caught:
+        load_cluster(written(tmp_path, own("mine", rates=RATES + f", efficiencies: {said}")))
+    assert (caught.value.expected, caught.value.hint) == ("one of ampere, hopper", hint)
 
 
 @pytest.mark.parametrize(
