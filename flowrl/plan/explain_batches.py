@@ -2,8 +2,8 @@
 no number of replicas on all of them shares its samples evenly.
 
 The nearest batches that do are found by arithmetic, and where somebody asks for it
-(`plan.try_batches`) the job is planned with each: then only those are told that take less time for
-a sample.
+(`plan.try_batches`) the job is planned with each: then those are told with which a sample takes
+less time, or that there are none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.plan.batches import Batch, Uneven, batch_sizes, batches_near, uneven_tasks
 from flowrl.plan.many import Chosen, Searched
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind
 from flowrl.wording import percent
@@ -92,16 +92,14 @@ def uneven_note(
         tried: Plans the job with another batch; None where nobody asked for it.
     """
     why = uneven_words(uneven)
-    if tried is not None:
-        gains = list(_gains(searched.best, uneven, request, tried))
-        if gains:
-            yield f"devices idle, for {why}: {'; '.join(gains)}"
-        return
-    sizes = even_sizes(uneven, request)
-    if sizes:
-        yield (
-            f"devices idle, for {why}; {sizes} can be shared evenly, by arithmetic alone: "
-            "--explain plans with them and tells what they take"
+    gains = [] if tried is None else list(_gains(searched.best, uneven, request, tried))
+    if gains:
+        yield f"devices idle, for {why}: {'; '.join(gains)}"
+    elif sizes := even_sizes(uneven, request):
+        yield f"devices idle, for {why}; {sizes} can be shared evenly, " + (
+            "by arithmetic alone: --explain plans with them and tells what they take"
+            if tried is None
+            else f"and with none of these a sample takes {percent(LEAST_GAIN)} less"
         )
 
 
@@ -139,8 +137,9 @@ def _gain(
     what = f"{batch.prompts} prompts a step ({request.train_key}.prompts_per_step)"
     if batch.mini_batches != request.mini_batches:
         what = f"{batch.mini_batches} mini-batches ({request.train_key}.mini_batches)"
+    less, more = seconds_apart(then, now)
     yield (
-        f"{what} {how}: {seconds_text(then)} a sample instead of {seconds_text(now)} "
+        f"{what} {how}: {less} a sample instead of {more} "
         f"({percent(1 - then / now, 1)} less), {seconds_text(other.step_s)} a step"
     )
 

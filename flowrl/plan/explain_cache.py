@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from flowrl.cost.rollout_time import COMPUTED_AGAIN
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.many import Chosen
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.render_many import seconds_apart, seconds_text
 from flowrl.plan.tasks import TaskWork
 
 __all__ = ["cache_notes"]
@@ -42,7 +42,5 @@ def _fewer_slots(task: TaskWork, way: Candidate, chosen: Chosen) -> str:
     seconds, slots = min(timed, default=(way.estimate.seconds, way.slots))
     if seconds > FASTER * way.estimate.seconds:
         return "fewer slots take no less time"
-    return (
-        f"with roles.{task.role.name}.num_slots={slots} the rollout takes {seconds_text(seconds)}, "
-        f"not {seconds_text(way.estimate.seconds)}"
-    )
+    less, more = seconds_apart(seconds, way.estimate.seconds)
+    return f"with roles.{task.role.name}.num_slots={slots} the rollout takes {less}, not {more}"

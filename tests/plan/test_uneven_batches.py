@@ -15,11 +15,13 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.batches import Batch, batches_near
+from flowrl.plan.explain_batches import idle_for_batch, uneven_note
 from flowrl.plan.explain_top import sweep_lines
+from flowrl.plan.many import Chosen
 from flowrl.plan.render_many import seconds_text
 from flowrl.plan.sizing import Job, sizes
 from flowrl.plan.tasks import tasks_of
-from tests.plan.many_cases import h100, pinned, request
+from tests.plan.many_cases import h100, pinned, request, searched
 
 # 64 prompts with 8 samples are 512 of a step and, in 4 mini-batches, 128 of an update. 24 devices
 # may hold 3, 6, 12 or 24 replicas of a 7B model (28 layers, 4 key heads): 3 must divide the samples
@@ -108,6 +110,29 @@ def test_batches_that_are_tried_take_what_is_said_of_them(grpo: Graph):
         seen.append((str(prompts), "24", took[0], took[1], less, took[2]))
     assert [found and found.groups() for found in told] == seen
     assert [prompts for prompts, *_ in seen] == ["72"]
+
+
+def test_where_no_batch_that_can_be_shared_takes_less_that_is_told(grpo: Graph):
+    asked, (group,) = request(), h100(24).groups()
+    found = searched(grpo, asked, h100(24))
+    uneven = idle_for_batch(found, asked, group)
+    tried: list[Batch] = []
+
+    def as_long(batch: Batch) -> Chosen:
+        tried.append(batch)
+        return found.best
+
+    (note,) = uneven_note(found, uneven, asked, as_long)
+    assert note == f"{WHY.format(24)}; {SIZES}, and with none of these a sample takes 1 % less"
+    assert {60, 72} <= {batch.prompts for batch in tried}
+
+
+def test_times_of_a_sample_are_told_in_as_many_digits_as_tell_them_apart(grpo: Graph):
+    asked = replace(request(try_batches=True), prompts_per_step=128)
+    (note,) = idle_notes(make_plan(grpo, asked, h100(48)))
+    gains = [GAIN.search(gain) for gain in note.split("; ")]
+    # 19 ms both, in whole milliseconds.
+    assert [found is not None and found[3] != found[4] for found in gains] == [True]
 
 
 @pytest.mark.parametrize(
