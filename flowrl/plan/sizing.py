@@ -21,6 +21,7 @@ from flowrl.graph.ir import Graph
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.explain_batches import even_sizes, idle_for_batch, uneven_words
+from flowrl.plan.explain_efficiencies import assumed_efficiencies
 from flowrl.plan.explain_host import host_words
 from flowrl.plan.impossible import nothing_fits, nothing_runs
 from flowrl.plan.impossible_pins import Ground
@@ -75,6 +76,8 @@ class Size:
         thinned: The rule by which schedules were left out of the search, if any.
         uneven: What idles for the size of the batch alone, and which sizes can be shared evenly;
             empty where it is nothing.
+        assumed: What is taken for granted of the devices, such as `hopper's efficiencies`; else
+            empty.
     """
 
     devices: int
@@ -89,6 +92,7 @@ class Size:
     schedule: ScheduleStep
     thinned: str | None = None
     uneven: str = ""
+    assumed: str = ""
 
 
 def pool_of_devices(
@@ -405,4 +409,5 @@ def _as_size(best: Chosen, devices: int) -> Size:
         host=host_words(best, list(best.ways)),
         schedule=schedule_step(posed.problem, schedule, nodes_in_turn(posed.tasks)),
         thinned=best.thinned,
+        assumed=assumed_efficiencies(posed.group.machine.spec),
     )

@@ -59,9 +59,12 @@ def test_a_plan_says_whose_efficiencies_it_takes_where_nothing_tells(grpo: Graph
 
 def test_sizes_say_it_too(grpo: Graph) -> None:
     job = Job(graph=grpo, request=request(), spec=own("mine"), cost=AnalyticCost())
-    assert f"  {NOTE}" in fewest_lines(fewest(job), job)
+    least = fewest(job)
+    assert f"  {NOTE}" in fewest_lines(least, job)
+    assert least.assumed == "hopper's efficiencies"  # what --json has of it
     assert NOTE in sweep_lines(sizes(job, [8]), job)
     known = replace(job, spec=own("A100"))
+    assert fewest(known).assumed == ""
     assert not any("efficiencies" in line for line in sweep_lines(sizes(known, [8]), known))
 
 
