@@ -63,6 +63,7 @@ SAME_MEMORY = 0.1
 """A device has the memory that a file gives where they differ by at most so much: what it is sold
 with and what it reports are nearer than that."""
 
+
 CLUSTER = FileKind(
     noun="cluster file",
     begins="begin with `nodes:`, as the files in configs/clusters do",

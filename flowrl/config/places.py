@@ -52,11 +52,12 @@ def _by_section(settings: Iterable[str]) -> str:
         key, equals, value = one.partition("=")
         section, _, name = key.rpartition(".")
         sections.setdefault(section, []).append(f"{name}{equals}{value}")
-    return "; ".join(
-        ", ".join(some)
-        if not section
-        else f"{section}: {', '.join(some)}"
-        if len(some) > 1
-        else f"{section}.{some[0]}"
-        for section, some in sections.items()
-    )
+    return "; ".join(_of_section(section, some) for section, some in sections.items())
+
+
+def _of_section(section: str, settings: Sequence[str]) -> str:
+    """Of a section without a name, the settings alone."""
+    if section and len(settings) == 1:
+        return f"{section}.{settings[0]}"
+    together = ", ".join(settings)
+    return f"{section}: {together}" if section else together

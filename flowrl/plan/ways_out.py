@@ -48,7 +48,8 @@ _HALVINGS = 3
 
 _FOUND = {"cuda": 0.98, "npu": 0.95}
 """Of the memory that an accelerator is sold with, what software finds on it: rounded down from
-those of configs/hardware, which have both (0.985 to 0.992 of CUDA's, 0.952 to 0.957 of NPUs)."""
+those of configs/hardware, which have both (0.985 to 0.992 of CUDA's but for cards
+whose ECC takes some, 0.952 to 0.957 of NPUs)."""
 
 _ECC_GIB = 48
 _FOUND_BESIDE_ECC = 0.92

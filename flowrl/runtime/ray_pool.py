@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec as find_module
 
 from flowrl.cluster.hardware import DeviceSpec, abbreviated, catalogue, find_spec
+from flowrl.cluster.load import SAME_MEMORY
 from flowrl.cluster.pool import ClusterNode, Device, ResourcePool
 from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError
@@ -164,7 +165,7 @@ def _devices(
     node: str, kind: str, device_type: str, resources: Mapping[str, float]
 ) -> list[Device]:
     types = [key.removeprefix(_TYPE) for key in resources if key.startswith(_TYPE)]
-    known_types = (spec for spec in map(_sure, types) if spec and spec.type == device_type)
+    known_types = (spec for spec in map(_spec_of_type, types) if spec and spec.type == device_type)
     specs = list({spec.name: spec for spec in known_types}.values())
     if len(specs) != 1:
         known = [name for name, spec in catalogue().items() if spec.type == device_type]
@@ -189,14 +190,17 @@ def _devices(
     ]
 
 
-def _sure(name: str) -> DeviceSpec | None:
-    """What Ray's name of a type is; None where another device of that name has less memory.
+def _spec_of_type(name: str) -> DeviceSpec | None:
+    """The device that Ray calls so; None of none, or where another one that it calls so has less
+    memory.
 
     Ray makes `A100` of what the driver says, whether it has 40 or 80 GB.
     """
     spec = find_spec(name)
     others = () if spec is None or name == spec.name else abbreviated(name)
-    if spec is None or any(one.memory_bytes < 0.9 * spec.memory_bytes for one in others):
+    if spec is None or any(
+        one.memory_bytes < (1 - SAME_MEMORY) * spec.memory_bytes for one in others
+    ):
         return None
     return spec
 
