@@ -125,7 +125,7 @@ class Task:
     weights: str | None = None
     max_chunks: int = 1
     in_one: bool = False
-    beside: tuple[Option, ...] = ()
+    beside: tuple[Option, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
