@@ -12,6 +12,7 @@ environments may be on a third group (`flowrl.plan.elsewhere`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,7 +111,7 @@ def search_two_groups(job: PairJob, within: float) -> OverTwo:
     best: Searched | None = None
     told: dict[tuple[str, str], Searched] = {}
     for search in searches:
-        found = search.best(min(search.limit, within))
+        found = search.best(min(search.limit, within), within)
         if found and found[0].objective <= within:
             first, *more = found
             new = Searched(posed=first.posed, best=first, others=tuple(more), pins=job.pins)
@@ -233,8 +234,12 @@ class PairSearch:
         """An objective that can be reached; infinite where none is known."""
         return float("inf") if self.likely is None else self.likely.objective
 
-    def best(self, limit: float) -> list[Chosen]:
-        """Those that are told, best first, and nothing where none is within the limit."""
+    def best(self, limit: float, plain_within: float = math.inf) -> list[Chosen]:
+        """Those that are told, best first, and nothing where none is within the limit.
+
+        Args:
+            plain_within: Plainer ways are taken only within this objective.
+        """
         standing: list[Joined] = []
         for keep in KEEPS:
             found = self._joined(limit, keep)
@@ -247,7 +252,7 @@ class PairSearch:
         if not chosen:
             return []
         plain = self.chosen(self._plainer(chosen[0][1]))
-        best = plain if plain.objective <= limit else chosen[0][0]
+        best = plain if plain.objective <= plain_within else chosen[0][0]
         others = distinct([one for one, _ in chosen], best, self.request.options.alternatives)
         return [best, *others]
 
