@@ -126,6 +126,10 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         if collects:
+            if not gc.get_freeze_count():
+                # All that is there counts as old then; it would be looked through at once as new.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
