@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
 from flowrl.cost.analytic import AnalyticCost
@@ -29,6 +30,8 @@ from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts, with_whole_host
 from flowrl.plan.one_pins import device_numbers
+from flowrl.plan.options import Pin, PlanOptions, with_pin
+from flowrl.plan.pin_errors import Near, PinError, near_devices, with_nearest
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins, tell
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest, RoleRequest
@@ -112,12 +115,9 @@ def plan_over_groups(
     parts = [_part(pool, group, order) for group in groups]
     hosts = _hosts(pool, order, tasks, parts)
     check_environment_kinds(tasks, [one.kind for one in (*parts, *hosts)])
-    usable = {number for one in (*parts, *hosts) for number in one.numbering}
-    pins = read_pins(request.options, tasks, sorted(usable), [role.name for role in request.roles])
-    _check_kinds(pins, parts)
-    check_environments(pins, [task for task in tasks if _of_one_kind(task, pins, parts)])
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
     job = _Job(graph=graph, request=request, cost=cost, parts=parts, tried=tried, hosts=hosts)
+    pins = _pins_that_can_be(job, tasks)
     # What would help one group is of no use where another one does.
     found, failed, errors = _alone(replace(job, suggests=len(tried) == 1), pins)
     beaten: tuple[Searched, ...] = ()
@@ -143,6 +143,26 @@ def plan_over_groups(
     if len(tried) == 1:
         return plan
     return replace(plan, reasons=(_group_reason(told, found, beaten, failed), *plan.reasons))
+
+
+def _pins_that_can_be(job: _Job, tasks: Sequence[TaskWork]) -> PinnedTasks:
+    """What pins mean.
+
+    Raises:
+        PlanError: one says what cannot be; with what it might say instead.
+    """
+
+    def fits(pin: Pin, value: str) -> bool:
+        options = with_pin(job.request.options, pin, value)
+        try:
+            return job.has_plan(job.pins(tasks, options))
+        except PlanError:
+            return False
+
+    try:
+        return job.pins(tasks, job.request.options)
+    except PlanError as error:
+        raise with_nearest(error, fits) from None
 
 
 def _whole(told: Searched, parts: Sequence[Part]) -> DeviceGroup | None:
@@ -228,6 +248,23 @@ class _Job:
         """Of the graph, on such devices."""
         return tasks_of(self.graph, self.request, self.parts[0].group.device.type)
 
+    def pins(self, tasks: Sequence[TaskWork], options: PlanOptions) -> PinnedTasks:
+        """What pins mean.
+
+        Raises:
+            PlanError: one says what cannot be.
+        """
+        usable = {number for one in (*self.parts, *self.hosts) for number in one.numbering}
+        roles = [role.name for role in self.request.roles]
+        found = read_pins(options, tasks, sorted(usable), roles)
+        self._check(found, tasks)
+        return found
+
+    def _check(self, pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
+        _check_kinds(pins, self.parts)
+        mine = [task for task in tasks if _of_one_kind(task, pins, self.parts)]
+        check_environments(pins, mine)
+
     def search(self, part: Part, pins: PinnedTasks) -> Searched | None:
         """The best plan of one group; None where pins name devices that it does not have.
 
@@ -281,15 +318,19 @@ class _Job:
                 for one in self.tried
                 if one is not part and (alike := _alike(one, part, change)) is not None
             )
-        pins = change.pins
         try:
-            _check_kinds(pins, self.parts)
-            check_environments(
-                pins, [task for task in self.tasks() if _of_one_kind(task, pins, self.parts)]
-            )
+            self._check(change.pins, self.tasks())
         except PlanError:
             return False
-        others = (one for one in self.tried if one is not part)
+        return self.has_plan(change.pins, without=part)
+
+    def has_plan(self, pins: PinnedTasks, without: Part | None = None) -> bool:
+        """Whether there is a plan on any group, or on two of them.
+
+        Args:
+            without: Not on this one alone.
+        """
+        others = (one for one in self.tried if one is not without)
         if any(self.holds(one, pins) for one in others):
             return True
         return len(self.parts) > 1 and any(
@@ -419,17 +460,24 @@ def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
     """A task's devices are all of one kind, in nodes that hold equally many."""
     tell(
         [
-            PlanError(
+            PinError(
                 f"{name} cannot be on devices of several kinds",
                 where=pins.where(name, ["devices"]),
                 found=f"{pins.said(name, ['devices'])}, where {_kinds_of(numbers, parts)}",
                 expected="devices of one kind, in nodes with equally many free ones",
-                hint=f"pin devices of one kind, or leave {name} to the planner",
-            )
+                hint=f"leave {name} to the planner",
+            ).offering(Near(pin=pins.asked[name]["devices"], values=_of_each(numbers, parts)))
             for name, numbers in pins.devices.items()
             if not any(set(numbers) <= set(part.numbering) for part in parts)
         ]
     )
+
+
+def _of_each(numbers: Sequence[int], parts: Sequence[Part]) -> tuple[str, ...]:
+    """Devices of one kind near those that are of several: what each kind has of them first."""
+    wanted = [range(one, one + 1) for one in numbers]
+    near = [near_devices(wanted, part.numbering) for part in parts]
+    return tuple(value for some in zip_longest(*near) for value in some if value is not None)
 
 
 def _of_one_kind(task: TaskWork, pins: PinnedTasks, parts: Sequence[Part]) -> bool:

@@ -13,10 +13,11 @@ from flowrl.cost.role_memory import role_memory
 from flowrl.errors import PlanError
 from flowrl.plan.candidate import Candidate
 from flowrl.plan.fit import RUNTIME_BYTES, DoesNotFit
-from flowrl.plan.impossible_pins import MOST_TRIES, Ground, counts_of, layouts_of, refused_pins
+from flowrl.plan.impossible_pins import Ground, counts_of, layouts_of, refused_pins
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.names import way_words
 from flowrl.plan.options import Pin, pins_text
+from flowrl.plan.pin_errors import MOST_TRIES
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed

@@ -27,6 +27,7 @@ from flowrl.plan.layouts import (
     why_none,
 )
 from flowrl.plan.options import Pin, pins_text
+from flowrl.plan.pin_errors import MOST_OFFERED, MOST_TRIES
 from flowrl.plan.pin_filter import Filter
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import Posed, aligned, possible_counts
@@ -37,7 +38,6 @@ from flowrl.plan.ways_out import Fits, Trial, fewer_pins, with_devices, with_val
 from flowrl.wording import counted
 
 __all__ = [
-    "MOST_TRIES",
     "Elsewhere",
     "Ground",
     "NextError",
@@ -47,12 +47,6 @@ __all__ = [
     "misplaced",
     "refused_pins",
 ]
-
-MOST_TRIES = 8
-"""Values that are tried in the place of a pinned one, the nearest first."""
-
-MOST_OFFERED = 2
-"""Of those with which there is a plan, how many are told."""
 
 NextError: TypeAlias = Callable[[PinnedTasks], PlanError | None]
 """What stands in the way of the job under other pins; None where nothing does."""

@@ -15,7 +15,7 @@ device, or on devices of which no time is known, is planned here. The rules, in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowrl.backend.plugin import Service
 from flowrl.cluster.pool import Device, DeviceGroup, ResourcePool
@@ -31,6 +31,8 @@ from flowrl.plan.host import MAIN_PROCESS, place_hosted, plan_sizes, pool_summar
 from flowrl.plan.names import RATES
 from flowrl.plan.one_pins import one_device_pins
 from flowrl.plan.operations import place_channels, place_operations, place_residency, place_routes
+from flowrl.plan.options import Pin, with_pin
+from flowrl.plan.pin_errors import with_nearest
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import (
     PLAN_VERSION,
@@ -100,7 +102,7 @@ def make_plan(
                 )
             return plan_over_groups(graph, request, pool, groups, hosted, cost)
         try:
-            return _plan_for_one(graph, request, pool, hosted)
+            return _on_one(graph, request, pool, hosted)
         except DoesNotFit:
             # With parts of it in the host's memory, and times, as on several devices.
             if not alone or alone[0].device.type == "cpu":
@@ -113,6 +115,29 @@ def make_plan(
 def hosted_roles(graph: Graph, request: PlanRequest) -> list[RoleRequest]:
     """The roles of a graph that run on hosts, without a model of flowrl's."""
     return [request.role(name) for name in graph.roles if not _uses_model(name, graph)]
+
+
+def _on_one(
+    graph: Graph, request: PlanRequest, pool: ResourcePool, hosted: list[RoleRequest]
+) -> PlacementPlan:
+    """All models on one device.
+
+    Raises:
+        PlanError: it does not fit, or pins that cannot be kept; with what they might say instead.
+    """
+
+    def fits(pin: Pin, value: str) -> bool:
+        other = replace(request, options=with_pin(request.options, pin, value))
+        try:
+            _plan_for_one(graph, other, pool, hosted)
+        except PlanError:
+            return False
+        return True
+
+    try:
+        return _plan_for_one(graph, request, pool, hosted)
+    except PlanError as error:
+        raise with_nearest(error, fits) from None
 
 
 def _plan_for_one(

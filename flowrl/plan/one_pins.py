@@ -13,7 +13,8 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin
-from flowrl.plan.pins import LAYOUT_FIELDS, contradiction, of_environment, pins_of, tell
+from flowrl.plan.pin_errors import Near, PinError, contradiction
+from flowrl.plan.pins import LAYOUT_FIELDS, always_so, of_environment, pins_of, tell
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.tasks import TaskWork, works_of
 
@@ -98,16 +99,18 @@ def _note_recompute(
 ) -> Iterator[PlanError]:
     """Notes what it says of each task's role; yields what cannot be."""
     for task in tasks:
+        if always_so(pin, value, task):
+            continue
         role = task.role
         can = ("none", *sorted(role.capabilities.recompute))
         if value not in can:
-            yield PlanError(
+            yield PinError(
                 f"backend {role.backend!r} has no {value} recompute",
                 where=pin.where,
                 found=str(pin),
                 expected=f"one of {', '.join(can)}",
-                hint="take one of them, or leave the pin out",
-            )
+                hint="leave the pin out",
+            ).offering(Near(pin=pin, values=can))
             continue
         if role.recompute not in ("auto", value):
             yield PlanError(
@@ -117,7 +120,11 @@ def _note_recompute(
             )
         before = again.setdefault(role.name, (pin, value))
         if before[1] != value:
-            yield contradiction([before[0], pin], f"for {task.id} they say two things")
+            yield contradiction(
+                [before[0], pin],
+                f"for {task.id} they say two things",
+                near=[Near(pin=before[0], values=(value,)), Near(pin=pin, values=(before[1],))],
+            )
 
 
 def _other_value(pin: Pin, value: str) -> list[PlanError]:
@@ -125,7 +132,7 @@ def _other_value(pin: Pin, value: str) -> list[PlanError]:
     only = "1" if pin.field in LAYOUT_FIELDS else "none" if pin.field == "offload" else None
     if value == only:
         return []
-    error = PlanError(
+    error = PinError(
         f"this plan is for one device, where {pin.field} "
         + (f"is always {only}" if only is not None else "follows from micro_batch"),
         where=pin.where,
@@ -134,7 +141,7 @@ def _other_value(pin: Pin, value: str) -> list[PlanError]:
         if only is not None
         else "set train.micro_batch in its place, or plan for more devices (--cluster FILE)",
     )
-    return [error]
+    return [error.offering(*([] if only is None else [Near(pin=pin, values=(only,))]))]
 
 
 def _address(
@@ -144,19 +151,24 @@ def _address(
     if not named:
         return None, []
     first, value = named[0]
-    problems = [
-        contradiction([first, pin], "on one device, all models take turns")
+    problems: list[PlanError] = [
+        contradiction(
+            [first, pin],
+            "on one device, all models take turns",
+            near=[Near(pin=first, values=(other,)), Near(pin=pin, values=(value,))],
+        )
         for pin, other in named[1:]
         if other != value
     ]
     found = [address for address, number in numbers.items() if str(number) == value]
     if not found:
-        several = PlanError(
+        several = PinError(
             "this plan is for one device, on which all models take turns",
             where=first.where,
             found=str(first),
             expected="the number of one device",
-            hint="plan for more devices of configs/hardware (--cluster FILE), or name one",
+            hint="plan for more devices of configs/hardware (--cluster FILE)",
         )
-        problems.insert(0, several)
+        first_of = value.replace(",", "-").partition("-")[0]
+        problems.insert(0, several.offering(Near(pin=first, values=(first_of,))))
     return (found[0] if found else None), problems

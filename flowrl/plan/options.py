@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from flowrl.cluster.pool import MEMORY_SHARE
@@ -22,6 +22,7 @@ __all__ = [
     "Pin",
     "PlanOptions",
     "pins_text",
+    "with_pin",
 ]
 
 ObjectiveName: TypeAlias = Literal["step_time", "device_time"]
@@ -173,3 +174,13 @@ class PlanOptions:
     turns: float | None = None
     said: float | None = None
     environments: Mapping[str, EnvironmentRequest] = field(default_factory=dict)
+
+
+def with_pin(options: PlanOptions, pin: Pin, value: str) -> PlanOptions:
+    """The options with another value of one pin, or setting."""
+    other = replace(pin, value=value)
+    return replace(
+        options,
+        pins=tuple(other if one == pin else one for one in options.pins),
+        settings=tuple(other if one == pin else one for one in options.settings),
+    )

@@ -26,6 +26,7 @@ from flowrl.plan.candidate import RECOMPUTE
 from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin, PlanOptions, pins_text
+from flowrl.plan.pin_errors import Near, PinError, contradiction, near_devices
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.tasks import TaskWork
 from flowrl.wording import counted
@@ -34,8 +35,8 @@ __all__ = [
     "FIELDS",
     "LAYOUT_FIELDS",
     "PinnedTasks",
+    "always_so",
     "check_environments",
-    "contradiction",
     "of_environment",
     "pins_of",
     "read_pins",
@@ -147,12 +148,18 @@ def read_pins(
     known, problems = pins_of(options, tasks, numbering, roles)
     for pin, value, nodes in known:
         for task in nodes:
+            if always_so(pin, value, task):
+                continue
             own = chosen.setdefault(task.id, {})
             field = _field(pin, task)
             before = own.setdefault(field, (pin, value))
             if before[1] != value:
                 why = f"for {task.id} they say two things"
-                problems.append(contradiction([before[0], pin], why))
+                near = (
+                    Near(pin=before[0], values=(value,)),
+                    Near(pin=pin, values=(before[1],)),
+                )
+                problems.append(contradiction([before[0], pin], why, near=near))
         decisions.append(
             PinnedDecision(
                 subject=pin.subject,
@@ -247,14 +254,22 @@ def _known(
 ) -> tuple[Pin, str, list[TaskWork]]:
     value = _value(pin, numbering)
     meant = _tasks(pin, tasks, roles)
-    nodes = [task for task in meant if _senseless(pin, value, task) is None]
+    nodes = [task for task in meant if _senseless(pin, value, task) is None] or [
+        task for task in meant if always_so(pin, value, task)
+    ]
     if not nodes:
-        raise PlanError(
+        error = PinError(
             f"{meant[0].id} {_senseless(pin, value, meant[0])}",
             where=pin.where,
             found=str(pin),
             hint=_others_hint(pin, value, tasks),
         )
+        others = tuple(
+            word
+            for word in _WORDS.get(pin.field, ())
+            if any(_senseless(pin, word, one) is None or always_so(pin, word, one) for one in meant)
+        )
+        raise error.offering(Near(pin=pin, values=others))
     return pin, value, nodes
 
 
@@ -289,13 +304,24 @@ def _senseless(pin: Pin, value: str, task: TaskWork) -> str | None:
         return "has no backward pass, for which anything would be computed again"
     if field == "micro_tokens" and task.generates:
         return "cuts no batch into micro-batches: it decodes its samples in slots"
-    if field == "offload" and task.generates and value != "none":
+    if field == "offload" and task.generates:
         return (
             "moves nothing to the host: its engine gives weights and cache up and takes them anew"
         )
     if field == "offload" and "optimizer" in value and not task.updates:
         return "has no optimizer"
     return None
+
+
+def always_so(pin: Pin, value: str, task: TaskWork) -> bool:
+    """Whether a pin says what no plan of a task has otherwise, so that it leaves out nothing."""
+    if of_environment(pin, task):
+        return False
+    computes_again = pin.field == "recompute" and task.updates
+    moves = pin.field == "offload" and not task.generates
+    return (
+        pin.field in ("recompute", "offload") and value == "none" and not (computes_again or moves)
+    )
 
 
 def _others_hint(pin: Pin, value: str, tasks: Sequence[TaskWork]) -> str:
@@ -403,12 +429,13 @@ def _value(pin: Pin, numbering: Sequence[int]) -> str:
     too_long = pin.value.isdecimal() and len(pin.value) > MOST_DIGITS
     if not pin.value.isdecimal() or too_long or int(pin.value) < 1:
         most = f", of at most {MOST_DIGITS} digits" if too_long else ""
-        raise PlanError(
+        error = PinError(
             f"{pin.field} is a whole number from 1 up{most}",
             where=pin.where,
             found=str(pin),
-            hint=f"write {pin.subject}.{pin.field}=1 or more, or leave the pin out",
+            hint="leave the pin out",
         )
+        raise error.offering(*([] if too_long else [Near(pin=pin, values=("1",))]))
     return str(int(pin.value))
 
 
@@ -416,40 +443,44 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
     try:
         ranges = _ranges(pin.value)
     except ValueError:
-        raise PlanError(
+        error = PinError(
             "devices are numbers and ranges of them",
             where=pin.where,
             found=str(pin),
-            expected="for example 0-31 or 0-7,16-23",
-            hint=f"write {pin.subject}.devices=0-7, or leave the pin out",
-        ) from None
+            expected=f"of {number_ranges(numbering)}, for example 0-31 or 0-7,16-23",
+            hint="leave the pin out",
+        )
+        near = near_devices([range(numbering[-1] + 1)], numbering) if numbering else ()
+        raise error.offering(Near(pin=pin, values=tuple(near))) from None
     usable = set(numbering)
+    near = Near(pin=pin, values=tuple(near_devices(ranges, numbering)))
     for one in ranges:
         if one[-1] > max(usable, default=-1):  # a range of any length ends there
-            raise _no_device(pin, one[-1], numbering)
+            raise _no_device(pin, one[-1], numbering).offering(near)
         for number in one:
             if number not in usable:
-                raise _no_device(pin, number, numbering)
+                raise _no_device(pin, number, numbering).offering(near)
     numbers = [number for one in ranges for number in one]
     if len(set(numbers)) != len(numbers):
-        raise PlanError(
+        error = PinError(
             "a device is named twice", where=pin.where, found=str(pin), hint="name each device once"
         )
+        raise error.offering(near)
     return number_ranges(numbers)
 
 
-def _no_device(pin: Pin, number: int, numbering: Sequence[int]) -> PlanError:
+def _no_device(pin: Pin, number: int, numbering: Sequence[int]) -> PinError:
     beyond = number > max(numbering, default=-1)
     why = "it is not there" if beyond else "it is reserved, or of another kind"
     hint = None
     if beyond and pin.value.isdecimal() and number <= len(numbering):
         hint = f"devices are numbers from 0: {number} of them are 0-{number - 1}"
-    return PlanError(
+    return PinError(
         f"there is no device {number} to be used: {why}",
         where=pin.where,
         found=str(pin),
         expected=f"of {number_ranges(numbering)}",
-        hint=hint or f"name some of those, or leave {pin} out",
+        hint=hint or f"leave {pin} out",
     )
 
 
@@ -490,19 +521,27 @@ def _product(task: str, own: Mapping[str, tuple[Pin, str]], made: Filter) -> Pla
     if made.devices is None or not made.devices % product:
         return None
     pins = [own[name][0] for name in ("devices", *LAYOUT_FIELDS) if name in own]
+    told = [pin for pin in pins if pin.field != "ep"]
     return contradiction(
-        [pin for pin in pins if pin.field != "ep"],
+        told,
         f"{counted(made.devices, f'device of {task} is', f'devices of {task} are')} no "
         f"multiple of {product}",
+        near=[_beside_others(pin, made, product) for pin in told],
     )
 
 
-def contradiction(pins: Sequence[Pin], why: str, hint: str = "take one of them out") -> PlanError:
-    """Of pins that cannot all be kept; names them."""
-    wheres = dict.fromkeys(pin.where for pin in pins)
-    names = [str(pin) for pin in pins]
-    return PlanError(
-        f"{', '.join(names[:-1])} and {names[-1]} contradict each other: {why}",
-        where=" and ".join(wheres),
-        hint=hint,
-    )
+def _beside_others(pin: Pin, made: Filter, product: int) -> Near:
+    """What a pin of devices or of a size might say so that a layout of these sizes has them."""
+    assert made.devices is not None
+    if pin.field == "devices":
+        first = _numbers(pin.value)[0]
+        some = {made.devices // product * product, -(-made.devices // product) * product} - {0}
+        return Near(
+            pin=pin,
+            values=tuple(number_ranges(range(first, first + size)) for size in sorted(some)),
+        )
+    asked = dict(made.layout)[pin.field]
+    rest = product // asked
+    sizes = [one for one in range(1, made.devices + 1) if made.devices % (one * rest) == 0]
+    sizes.sort(key=lambda one: (abs(one - asked), one))
+    return Near(pin=pin, values=tuple(map(str, sizes)))
