@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 
 from flowrl.cluster.pool import DeviceGroup, ResourcePool
 from flowrl.cost.analytic import AnalyticCost
@@ -19,7 +18,6 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.batches import Batch
-from flowrl.plan.check_plan import number_ranges
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
 from flowrl.plan.explain_batches import idle_for_batch, uneven_note
 from flowrl.plan.explain_took import by_step_time, took_apart
@@ -30,14 +28,15 @@ from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
 from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts, with_whole_host
 from flowrl.plan.one_pins import device_numbers
-from flowrl.plan.options import Pin, PlanOptions, with_pin
-from flowrl.plan.pin_errors import Near, PinError, near_devices, with_nearest
-from flowrl.plan.pins import PinnedTasks, check_environments, read_pins, tell
+from flowrl.plan.options import Pin, PlanOptions, pins_text, with_pin
+from flowrl.plan.pin_errors import Near, PinError, with_nearest
+from flowrl.plan.pinned_kinds import check_kinds, no_two_kinds, of_one_kind
+from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
 from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
 from flowrl.plan.tasks import TaskWork, tasks_of
-from flowrl.plan.ways_out import Trial, changed_alike
+from flowrl.plan.ways_out import Trial, changed_alike, without_pins
 from flowrl.plan.write_many import write_plan
 
 __all__ = ["cost_of", "groups_for", "host_parts", "host_share", "plan_over_groups"]
@@ -117,7 +116,7 @@ def plan_over_groups(
     check_environment_kinds(tasks, [one.kind for one in (*parts, *hosts)])
     tried = [*parts, *(_part(pool, group, order) for group in even_parts(groups))]
     job = _Job(graph=graph, request=request, cost=cost, parts=parts, tried=tried, hosts=hosts)
-    pins = _pins_that_can_be(job, tasks)
+    pins = _pins_that_can_be(job)
     # What would help one group is of no use where another one does.
     found, failed, errors = _alone(replace(job, suggests=len(tried) == 1), pins)
     beaten: tuple[Searched, ...] = ()
@@ -130,7 +129,7 @@ def plan_over_groups(
     spared = _with_idle(job, pins, best)
     if spared is None and best is None:
         errors = errors if len(tried) == 1 else _alone(job, pins)[2]
-        raise _telling(errors, pins) if errors else _apart(pins, parts)
+        raise _refusal(job, pins, errors)
     told = spared or best
     assert told is not None
     told = replace(told, whole=_whole(told, parts))
@@ -145,24 +144,30 @@ def plan_over_groups(
     return replace(plan, reasons=(_group_reason(told, found, beaten, failed), *plan.reasons))
 
 
-def _pins_that_can_be(job: _Job, tasks: Sequence[TaskWork]) -> PinnedTasks:
+def _pins_that_can_be(job: _Job) -> PinnedTasks:
     """What pins mean.
 
     Raises:
         PlanError: one says what cannot be; with what it might say instead.
     """
-
-    def fits(pin: Pin, value: str) -> bool:
-        options = with_pin(job.request.options, pin, value)
-        try:
-            return job.has_plan(job.pins(tasks, options))
-        except PlanError:
-            return False
-
     try:
-        return job.pins(tasks, job.request.options)
+        return job.pins(job.request.options)
     except PlanError as error:
-        raise with_nearest(error, fits) from None
+        raise with_nearest(error, job.fits_with, job.shares()) from None
+
+
+def _elsewhere(job: _Job, pins: PinnedTasks) -> PlanError | None:
+    """Of pinned devices that are none of those that the job fits on; None where it fits on none."""
+    placed = tuple(dict.fromkeys(own["devices"] for own in pins.asked.values() if "devices" in own))
+    if not placed or not job.has_plan(without_pins(pins, placed)):
+        return None
+    said = pins_text(placed)
+    error = PinError(
+        f"no devices on which the job fits are {said}",
+        where=" and ".join(dict.fromkeys(pin.where for pin in placed)),
+        hint=f"leave {said} out",
+    ).offering(*(Near(pin=pin, values=()) for pin in placed))
+    return with_nearest(error, job.fits_with, job.shares())
 
 
 def _whole(told: Searched, parts: Sequence[Part]) -> DeviceGroup | None:
@@ -248,7 +253,7 @@ class _Job:
         """Of the graph, on such devices."""
         return tasks_of(self.graph, self.request, self.parts[0].group.device.type)
 
-    def pins(self, tasks: Sequence[TaskWork], options: PlanOptions) -> PinnedTasks:
+    def pins(self, options: PlanOptions) -> PinnedTasks:
         """What pins mean.
 
         Raises:
@@ -256,13 +261,24 @@ class _Job:
         """
         usable = {number for one in (*self.parts, *self.hosts) for number in one.numbering}
         roles = [role.name for role in self.request.roles]
-        found = read_pins(options, tasks, sorted(usable), roles)
-        self._check(found, tasks)
+        found = read_pins(options, self.tasks(), sorted(usable), roles)
+        self._check(found)
         return found
 
-    def _check(self, pins: PinnedTasks, tasks: Sequence[TaskWork]) -> None:
-        _check_kinds(pins, self.parts)
-        mine = [task for task in tasks if _of_one_kind(task, pins, self.parts)]
+    def fits_with(self, pin: Pin, value: str) -> bool:
+        """Whether there is a plan with another value of a pin."""
+        try:
+            return self.has_plan(self.pins(with_pin(self.request.options, pin, value)))
+        except PlanError:
+            return False
+
+    def shares(self) -> list[Sequence[int]]:
+        """The numbers of the devices that are tried besides the first group."""
+        return [part.numbering for part in self.tried[1:]]
+
+    def _check(self, pins: PinnedTasks) -> None:
+        check_kinds(pins, self.parts)
+        mine = [task for task in self.tasks() if of_one_kind(task, pins, self.parts)]
         check_environments(pins, mine)
 
     def search(self, part: Part, pins: PinnedTasks) -> Searched | None:
@@ -309,6 +325,7 @@ class _Job:
         return Elsewhere(
             groups=tuple(one.group for one in self.parts),
             fits=lambda change: self._fits_beside(part, pins, change),
+            parts=tuple(one for one in self.tried if one is not part),
         )
 
     def _fits_beside(self, part: Part, kept: PinnedTasks, change: Trial) -> bool:
@@ -319,7 +336,7 @@ class _Job:
                 if one is not part and (alike := _alike(one, part, change)) is not None
             )
         try:
-            self._check(change.pins, self.tasks())
+            self._check(change.pins)
         except PlanError:
             return False
         return self.has_plan(change.pins, without=part)
@@ -431,6 +448,22 @@ def _idle_reason(
     )
 
 
+def _refusal(
+    job: _Job, pins: PinnedTasks, errors: Sequence[tuple[DeviceGroup, PlanError]]
+) -> PlanError:
+    """What is said where there is no plan.
+
+    Args:
+        errors: Of the groups that have the pinned devices.
+    """
+    if not errors:
+        return no_two_kinds(pins, job.parts)
+    told = _telling(errors, pins)
+    wheres = [pin.where for own in pins.asked.values() for pin in own.values()]
+    of_pins = any(where in (told.where or "") for where in wheres)
+    return told if of_pins or len(job.tried) == 1 else _elsewhere(job, pins) or told
+
+
 def _telling(errors: Sequence[tuple[DeviceGroup, PlanError]], pins: PinnedTasks) -> PlanError:
     """The error of the first group that has as many devices as pinned layouts need, or of the
     largest one; where memory is short, of the group that lacks least of it."""
@@ -454,64 +487,6 @@ def _part(pool: ResourcePool, group: DeviceGroup, order: Mapping[str, int]) -> P
         host=host_share(pool, group),
         numbering=tuple(order[address] for address in group.addresses),
     )
-
-
-def _check_kinds(pins: PinnedTasks, parts: Sequence[Part]) -> None:
-    """A task's devices are all of one kind, in nodes that hold equally many."""
-    tell(
-        [
-            PinError(
-                f"{name} cannot be on devices of several kinds",
-                where=pins.where(name, ["devices"]),
-                found=f"{pins.said(name, ['devices'])}, where {_kinds_of(numbers, parts)}",
-                expected="devices of one kind, in nodes with equally many free ones",
-                hint=f"leave {name} to the planner",
-            ).offering(Near(pin=pins.asked[name]["devices"], values=_of_each(numbers, parts)))
-            for name, numbers in pins.devices.items()
-            if not any(set(numbers) <= set(part.numbering) for part in parts)
-        ]
-    )
-
-
-def _of_each(numbers: Sequence[int], parts: Sequence[Part]) -> tuple[str, ...]:
-    """Devices of one kind near those that are of several: what each kind has of them first."""
-    wanted = [range(one, one + 1) for one in numbers]
-    near = [near_devices(wanted, part.numbering) for part in parts]
-    return tuple(value for some in zip_longest(*near) for value in some if value is not None)
-
-
-def _of_one_kind(task: TaskWork, pins: PinnedTasks, parts: Sequence[Part]) -> bool:
-    """Whether an environment asks for the kind of devices that pins name for its rollout."""
-    mine = set(pins.devices.get(task.id, ()))
-    kinds = {part.kind for part in parts if mine & set(part.numbering)}
-    return task.region is not None and kinds == {task.region.environment.kind}
-
-
-def _apart(pins: PinnedTasks, parts: Sequence[Part]) -> PlanError:
-    """Of pins that name two kinds of devices, with no plan that has both."""
-    where = "; ".join(
-        f"{name} on {_kinds_of(numbers, parts)}" for name, numbers in pins.devices.items()
-    )
-    asked = [one for name in pins.devices if (one := pins.said(name, ["devices"])) is not None]
-    wheres = [pins.where(name, ["devices"]) or "plan.pins" for name in pins.devices]
-    return PlanError(
-        "no plan over two kinds of devices has these pins and fits",
-        where=" and ".join(dict.fromkeys(wheres)) or "plan.pins",
-        found=where,
-        expected="on one kind what reads nothing from the rest of a step (rollouts, say, and what "
-        "scores them); all else on the other",
-        hint=f"leave {' or '.join(dict.fromkeys(asked))} out",
-    )
-
-
-def _kinds_of(numbers: Sequence[int], parts: Sequence[Part]) -> str:
-    """`0-7 are H100-SXM-80GB, 8-11 are A100-SXM-80GB`."""
-    found = []
-    for part in parts:
-        mine = set(numbers) & set(part.numbering)
-        if mine:
-            found.append(f"{number_ranges(mine)} are {part.group.device.name}")
-    return ", ".join(found)
 
 
 def _group_reason(

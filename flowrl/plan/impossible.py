@@ -17,6 +17,7 @@ from flowrl.plan.impossible_pins import Ground, counts_of, layouts_of, refused_p
 from flowrl.plan.impossible_regions import no_place_for_environment
 from flowrl.plan.names import way_words
 from flowrl.plan.options import Pin, pins_text
+from flowrl.plan.other_values import other_values
 from flowrl.plan.pin_errors import MOST_TRIES
 from flowrl.plan.pin_filter import OWN, Filter
 from flowrl.plan.pins import PinnedTasks
@@ -47,15 +48,12 @@ def nothing_runs(task: TaskWork, posed: Posed, pins: PinnedTasks, ground: Ground
     only = pins.filters.get(task.id, Filter())
     error = refused_pins(task, posed, pins, only, ground)
     error = error or no_place_for_environment(task, posed, pins, only, ground.fits)
-    return error or _too_large(task, posed, pins, only, ground.fits)
+    return error or _too_large(task, posed, pins, only, ground)
 
 
-def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -> PlanError:
-    """Of tasks that fit one by one, and not together.
-
-    Args:
-        fits: Whether the job has a plan with a change.
-    """
+def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, ground: Ground) -> PlanError:
+    """Of tasks that fit one by one, and not together."""
+    fits = ground.fits
     binding = why.bindings[0]
     names = ", ".join(binding.tasks)
     over = math.inf
@@ -70,6 +68,7 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
     if not any(change.kind is ChangeKind.PIN for change in why.changes):
         others = (_other_pins(posed.task(name), posed, pins, fits) for name in binding.tasks)
         changes = [*filter(None, [next(filter(None, others), None)]), *changes]
+    changes = [*_values(binding.tasks, posed, pins, ground), *changes]
     asked = dict.fromkeys(said for name in binding.tasks if (said := pins.said(name)))
     options = posed.candidates.options
     kind = f"plan.kind={options.kind}" if options.kind != "auto" else None
@@ -85,6 +84,22 @@ def nothing_fits(posed: Posed, why: Infeasible, pins: PinnedTasks, fits: Fits) -
         or more_devices(posed.group, MOST_DEVICES, fits, posed.candidates.host)
         or _without(asked, kind),
     ).by(over)
+
+
+def _values(
+    names: Iterable[str], posed: Posed, pins: PinnedTasks, ground: Ground
+) -> tuple[str, ...]:
+    """Other values for the pins of the first of some tasks with which there is a plan."""
+    for name in dict.fromkeys(names):
+        task = posed.task(name)
+
+        def alone(only: Filter, task: TaskWork = task) -> bool:
+            return task.region is not None or _way(task, posed, only) is not None
+
+        found = tuple(other_values(task, posed, pins, ground, alone))
+        if found:
+            return found
+    return ()
 
 
 def _helps(change: Change, pins: PinnedTasks, fits: Fits) -> bool:
@@ -131,12 +146,11 @@ def fewest_left_out(some: Sequence[Pin], pins: PinnedTasks, fits: Fits) -> list[
     return []
 
 
-def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
+def nowhere_to_stand(number: int, posed: Posed, pins: PinnedTasks, ground: Ground) -> PlanError:
     """Of pinned devices that no schedule has at once.
 
     Args:
         number: Of schedules that were looked at.
-        fits: Whether the job has a plan with a change.
     """
     placed = dict.fromkeys(
         pin
@@ -145,20 +159,22 @@ def nowhere_to_stand(number: int, pins: PinnedTasks, fits: Fits) -> PlanError:
         if field in ("devices", OWN)
     )
     said = pins_text(placed)
-    helps = fewest_left_out(list(placed), pins, fits)
+    helps = fewest_left_out(list(placed), pins, ground.fits)
+    values = _values(pins.devices, posed, pins, ground)
     return PlanError(
         f"no schedule has {said}{' at once' if len(placed) > 1 else ''}",
         where=" and ".join(dict.fromkeys(pin.where for pin in placed)) or "plan.pins",
         found=f"{counted(number, 'schedule')} with these numbers of devices looked at",
         expected="equal blocks, or blocks without a common device; whole nodes or parts of one",
-        hint=f"leave {' or '.join(helps or [said])} out",
+        hint=_either(values, f"leave {' or '.join(helps or [said])} out"),
     )
 
 
 def _too_large(
-    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, fits: Fits
+    task: TaskWork, posed: Posed, pins: PinnedTasks, only: Filter, ground: Ground
 ) -> PlanError:
     """Of a task whose layouts all need more than there is."""
+    fits, values = ground.fits, _values([task.id], posed, pins, ground)
     made, group = posed.made(task.id), posed.group_of(task.id)
     need, layout = _least(task, posed, only)
     _, options, work = made.needs(task, layout, only)
@@ -171,7 +187,7 @@ def _too_large(
             "memory of its host than that has",
             where=pins.where(task.id) or "cluster",
             found=f"{format_bytes(made.host)} of its host for each device",
-            hint=_without_pin(task, posed, pins, only, fits)
+            hint=_either(values, _without_pin(task, posed, pins, only, fits))
             or host_enough(made.host, group, fits)
             or _way_out(task, posed, need + runtime, fits, pinned=only.devices is not None),
         ).by(1.0)
@@ -183,9 +199,14 @@ def _too_large(
         f"runtime {format_bytes(runtime)}",
         where=pins.where(task.id) or f"roles.{task.role.name}",
         found=pinned,
-        hint=_other_pins(task, posed, pins, fits)
+        hint=_either(values, _other_pins(task, posed, pins, fits))
         or _way_out(task, posed, need + runtime, fits, pinned=only.devices is not None),
     ).by((need + runtime) / group.budget_bytes)
+
+
+def _either(values: Sequence[str], other: str | None) -> str:
+    """Other values of pins, or something else."""
+    return ", or ".join([*values, *([] if other is None else [other])])
 
 
 def _least(task: TaskWork, posed: Posed, only: Filter) -> tuple[int, Layout]:

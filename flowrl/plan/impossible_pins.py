@@ -8,6 +8,7 @@ either, what stands in its way besides is told first (`Refused`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.plan.batches import batch_keys, batches_near
 from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.elsewhere import Part
 from flowrl.plan.layouts import (
     check_size,
     layouts,
@@ -34,19 +36,37 @@ from flowrl.plan.problem_of import Posed, aligned, possible_counts
 from flowrl.plan.schema import Rejection
 from flowrl.plan.task_rules import layout_rules
 from flowrl.plan.tasks import TaskWork
-from flowrl.plan.ways_out import Fits, Trial, fewer_pins, with_devices, with_value, without_pins
+from flowrl.plan.ways_out import (
+    Fits,
+    Trial,
+    fewer_pins,
+    with_devices,
+    with_setting,
+    with_value,
+    without_pins,
+)
 from flowrl.wording import counted
 
 __all__ = [
+    "Alone",
     "Elsewhere",
     "Ground",
     "NextError",
     "Refused",
+    "Suits",
     "counts_of",
     "layouts_of",
     "misplaced",
+    "other_devices",
+    "other_sizes",
     "refused_pins",
 ]
+
+Alone: TypeAlias = Callable[[Filter], bool]
+"""Whether a task has a way to run that some pins leave, whatever the others need."""
+
+Suits: TypeAlias = Callable[[int], bool]
+"""Whether a task has one on so many devices."""
 
 NextError: TypeAlias = Callable[[PinnedTasks], PlanError | None]
 """What stands in the way of the job under other pins; None where nothing does."""
@@ -58,11 +78,13 @@ class Elsewhere:
 
     Attributes:
         groups: All groups of equal devices, these among them.
+        parts: What of them is tried besides: other groups, and shares of their nodes.
         fits: Whether the job has a plan on the others, or on two groups, with a change.
     """
 
     groups: tuple[DeviceGroup, ...]
     fits: Fits
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +97,7 @@ class Ground:
         groups: All groups of equal devices of the pool.
         fits: Whether the job has a plan with a change.
         next_error: What stands in its way with other pins.
+        parts: What may take the job besides, with the numbers of its devices.
     """
 
     group: DeviceGroup
@@ -82,6 +105,7 @@ class Ground:
     groups: Sequence[DeviceGroup]
     fits: Fits
     next_error: NextError
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +192,7 @@ def misplaced(
                 ),
                 pins=(pin,),
             )
-            change = _other_devices(pin, place, pins, ground)
+            change = other_devices(pin, place, pins, ground)
             return refused.error(name, pins, ground, [change] if change else [])
     return None
 
@@ -183,20 +207,40 @@ def uneven(place: frozenset[int], node_size: int) -> str | None:
     return None
 
 
-def _other_devices(
-    pin: Pin, place: frozenset[int], pins: PinnedTasks, ground: Ground
+def other_devices(
+    pin: Pin,
+    place: frozenset[int],
+    pins: PinnedTasks,
+    ground: Ground,
+    suits: Suits | None = None,
+    most: int = MOST_TRIES,
 ) -> str | None:
-    """Blocks of devices in the place of those of a pin, with which there is a plan."""
-    offered: list[str] = []
-    for block in islice(_blocks_near(place, ground.group), MOST_TRIES):
-        numbers = tuple(ground.numbering[number] for number in block)
-        if _keeps_environments(pins, pin, numbers) and ground.fits(
-            Trial(pins=with_devices(pins, pin, numbers))
-        ):
-            offered.append(number_ranges(numbers))
-        if len(offered) == MOST_OFFERED:
-            break
-    return f"set {pin.subject}.devices to {' or '.join(offered)}" if offered else None
+    """Blocks of devices in the place of those of a pin, with which there is a plan.
+
+    Args:
+        suits: Whether a task can be on so many devices; None where that is not known.
+        most: Of them, how many are tried.
+    """
+
+    def offered(blocks: Iterator[range], numbering: Sequence[int]) -> list[str]:
+        suitable = (block for block in blocks if suits is None or suits(len(block)))
+        some = (tuple(numbering[one] for one in block) for block in islice(suitable, most))
+        fitting = (
+            number_ranges(numbers)
+            for numbers in some
+            if _keeps_environments(pins, pin, numbers)
+            and ground.fits(Trial(pins=with_devices(pins, pin, numbers)))
+        )
+        return list(islice(fitting, MOST_OFFERED))
+
+    first = ground.numbering[min(place)]
+    found = offered(_blocks_near(place, ground.group), ground.numbering)
+    for part in ground.parts:
+        if not found:
+            begin = bisect_left(part.numbering, first)
+            near = frozenset(range(begin, begin + len(place)))
+            found = offered(_blocks_near(near, part.group, itself=True), part.numbering)
+    return f"set {pin.subject}.devices to {' or '.join(found)}" if found else None
 
 
 def _keeps_environments(pins: PinnedTasks, pin: Pin, numbers: Sequence[int]) -> bool:
@@ -208,9 +252,15 @@ def _keeps_environments(pins: PinnedTasks, pin: Pin, numbers: Sequence[int]) -> 
     )
 
 
-def _blocks_near(place: frozenset[int], group: DeviceGroup) -> Iterator[range]:
+def _blocks_near(
+    place: frozenset[int], group: DeviceGroup, *, itself: bool = False
+) -> Iterator[range]:
     """Blocks that could be in the place of some devices: of the nearest sizes first, the nearest
-    first of each."""
+    first of each.
+
+    Args:
+        itself: This place too, where it is a block.
+    """
     size, total = group.node_size, len(group.addresses)
     count, first = len(place), min(place)
     counts = possible_counts(group, {})
@@ -219,9 +269,10 @@ def _blocks_near(place: frozenset[int], group: DeviceGroup) -> Iterator[range]:
     for other in sorted(counts, key=lambda one: (abs(one - count), one)):
         node = first // size * size
         inside = min(first, node + size - other) if other < size else node
-        for start in (inside, node + size):
+        last = (total - other) // size * size  # where the pool ends before the block does
+        for start in dict.fromkeys((inside, node + size, min(node, last))):
             block = range(start, start + other)
-            if block.stop <= total and frozenset(block) != place:
+            if block.stop <= total and (itself or frozenset(block) != place):
                 yield block
 
 
@@ -393,14 +444,35 @@ def _changes(
         pin = pins.asked[task.id][name]
         if name == "devices":
             place = frozenset(ground.numbering.index(one) for one in pins.devices[task.id])
-            change = _other_devices(pin, place, pins, ground)
+            change = other_devices(pin, place, pins, ground)
         else:
-            size = _size(only, name)
-            values = _values(task, posed, only, name, ground.groups) - {size}
-            near = sorted(values, key=lambda value: (abs(value - size), value))
-            change = _set(pin, near, pins, ground.fits)
+            change = other_sizes(task, posed, pins, only, name, ground)
         if change is not None:
             yield change
+
+
+def other_sizes(
+    task: TaskWork,
+    posed: Posed,
+    pins: PinnedTasks,
+    only: Filter,
+    name: str,
+    ground: Ground,
+    alone: Alone | None = None,
+    most: int = MOST_TRIES,
+) -> str | None:
+    """Other sizes of one dimension, with which there is a plan.
+
+    Args:
+        alone: Whether the task has a way to run; None where it has with each of them.
+        most: Of them, how many are tried.
+    """
+    size = _size(only, name)
+    values = _values(task, posed, only, name, ground.groups) - {size}
+    near = sorted(values, key=lambda value: (abs(value - size), value))
+    if alone is not None:
+        near = [value for value in near if alone(with_setting(only, name, value))]
+    return _set(pins.asked[task.id][name], near[:most], pins, ground.fits)
 
 
 def _values(

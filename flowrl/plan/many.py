@@ -320,10 +320,10 @@ def _why_none(
         task = next(task for task in posed.tasks if not posed.ways[task.id])
         return nothing_runs(task, posed, pins, ground)
     if result.infeasible is not None:
-        return nothing_fits(posed, result.infeasible, pins, ground.fits)
+        return nothing_fits(posed, result.infeasible, pins, ground)
     if any(stood(posed, one.schedule) for one in result.best):
         return hosts_full(posed, result.best, pins, ground.fits)
-    return nowhere_to_stand(len(result.best), pins, ground.fits)
+    return nowhere_to_stand(len(result.best), posed, pins, ground)
 
 
 def best_of_group(graph: Graph, request: PlanRequest, posed: Posed) -> Chosen | None:
@@ -379,6 +379,7 @@ def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
         groups=(group,) if pool is None else pool.groups,
         fits=fits,
         next_error=next_error,
+        parts=() if pool is None else pool.parts,
     )
 
 

@@ -77,33 +77,52 @@ def contradiction(
 
 def near_devices(wanted: Sequence[range], usable: Sequence[int]) -> Iterator[str]:
     """Devices that may be used, near those that were asked for: what is there of them, as many
-    others, and fewer.
+    others, fewer, and more.
 
     Args:
         usable: Their numbers.
     """
     last = sorted(usable)
     there = [one for one in last if any(one in some for some in wanted)]
-    size = min(sum(len(some) for some in wanted), len(last))
+    asked = min(sum(len(some) for some in wanted), len(last))
     found = [there]
-    while size:
-        found += [there[:size], last[-size:]]
-        size //= 2
+    for size in _fewer(asked):
+        found.append(there[:size] if len(there) >= size else last[-size:])
+    while 0 < asked < len(last):
+        asked *= 2
+        found.append(last[-asked:])
     yield from dict.fromkeys(number_ranges(some) for some in found if some)
 
 
-def with_nearest(error: PlanError, fits: Callable[[Pin, str], bool]) -> PlanError:
+def _fewer(number: int) -> Iterator[int]:
+    """A number, three quarters, two thirds and a half of it, and so on."""
+    while number:
+        yield from (number, 3 * number // 4 or number, 2 * number // 3 or number)
+        number //= 2
+
+
+def with_nearest(
+    error: PlanError,
+    fits: Callable[[Pin, str], bool],
+    shares: Sequence[Sequence[int]] = (),
+) -> PlanError:
     """The error, told with the values with which there is a plan.
 
     Args:
         fits: Whether there is one with another value of a pin.
+        shares: Devices that are tried by themselves: where no others do, those of pins may be some.
     """
     if not isinstance(error, PinError) or error.others:  # those have to be mended too
         return error
     ways = []
     for near in error.near:
-        tried = (value for value in islice(near.values, MOST_TRIES) if fits(near.pin, value))
-        if offered := list(islice(tried, MOST_OFFERED)):
-            ways.append(near.words(offered))
+        every = [near.values]
+        if near.pin.field == "devices":
+            every += [tuple(near_devices([range(max(one) + 1)], one)) for one in shares]
+        for values in every:
+            tried = (value for value in islice(values, MOST_TRIES) if fits(near.pin, value))
+            if offered := list(islice(tried, MOST_OFFERED)):
+                ways.append(near.words(offered))
+                break
     error.hint = ", or ".join([*ways, *([error.hint] if error.hint else [])]) or None
     return error

@@ -34,6 +34,7 @@ from flowrl.wording import counted
 __all__ = [
     "FIELDS",
     "LAYOUT_FIELDS",
+    "OFFLOAD",
     "PinnedTasks",
     "always_so",
     "check_environments",
@@ -47,13 +48,16 @@ __all__ = [
 LAYOUT_FIELDS = ("tp", "pp", "dp", "cp", "ep")
 FIELDS = (*LAYOUT_FIELDS, "devices", "environment", "micro_tokens", "offload", "recompute")
 
+OFFLOAD = ("none", "optimizer", "all", "optimizer+all")
+"""What of a task is on the host, with ever less on the device."""
+
 MOST_DIGITS = 12
 """Of a number in a pin: more is no size of anything."""
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "environment": ("together", "apart"),
     "recompute": RECOMPUTE,
-    "offload": ("none", "optimizer", "all", "optimizer+all"),
+    "offload": OFFLOAD,
 }
 
 
@@ -252,8 +256,8 @@ def pins_of(
 def _known(
     pin: Pin, tasks: Sequence[TaskWork], numbering: Sequence[int], roles: Sequence[str]
 ) -> tuple[Pin, str, list[TaskWork]]:
-    value = _value(pin, numbering)
     meant = _tasks(pin, tasks, roles)
+    value = _value(pin, numbering)
     nodes = [task for task in meant if _senseless(pin, value, task) is None] or [
         task for task in meant if always_so(pin, value, task)
     ]

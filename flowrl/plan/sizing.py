@@ -336,19 +336,19 @@ def _too_much(job: Job, part: Part, pins: PinnedTasks) -> PlanError:
     def next_error(kept: PinnedTasks) -> PlanError | None:
         return _too_much(job, part, kept)
 
+    ground = Ground(
+        group=posed.group,
+        numbering=range(devices),
+        groups=(posed.group,),
+        fits=fits,
+        next_error=next_error,
+    )
     if lacking := _lacking(posed):
-        ground = Ground(
-            group=posed.group,
-            numbering=range(devices),
-            groups=(posed.group,),
-            fits=fits,
-            next_error=next_error,
-        )
         return nothing_runs(lacking[0], posed, pins, ground)
     why = search(posed.problem).infeasible
-    return (
-        hosts_full(posed, (), pins, fits) if why is None else nothing_fits(posed, why, pins, fits)
-    )
+    if why is None:
+        return hosts_full(posed, (), pins, fits)
+    return nothing_fits(posed, why, pins, ground)
 
 
 def sizes(

@@ -17,9 +17,10 @@ from typing import TypeAlias
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.cost.memory import format_bytes
 from flowrl.plan.batches import Batch
+from flowrl.plan.candidate import RECOMPUTE
 from flowrl.plan.options import Pin
 from flowrl.plan.pin_filter import OWN, Filter
-from flowrl.plan.pins import LAYOUT_FIELDS, PinnedTasks
+from flowrl.plan.pins import PinnedTasks
 from flowrl.wording import counted
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "tries_on",
     "wider",
     "with_devices",
+    "with_setting",
     "with_value",
     "without_pins",
 ]
@@ -266,12 +268,12 @@ def without_pins(pins: PinnedTasks, left_out: Collection[Pin]) -> PinnedTasks:
     return replace(pins, filters=filters, devices=devices, environments=environments, asked=asked)
 
 
-def with_value(pins: PinnedTasks, pin: Pin, value: int) -> PinnedTasks:
-    """The same with another size in a pin of `micro_tokens` or a size of a layout."""
+def with_value(pins: PinnedTasks, pin: Pin, value: int | str) -> PinnedTasks:
+    """The same with another value of a pin of anything but devices."""
     filters = dict(pins.filters)
     for name, own in pins.asked.items():
         if own.get(pin.field) == pin:
-            filters[name] = _sized(filters[name], pin.field, value)
+            filters[name] = with_setting(filters[name], pin.field, value)
     return replace(pins, filters=filters)
 
 
@@ -289,11 +291,18 @@ def with_devices(pins: PinnedTasks, pin: Pin, numbers: tuple[int, ...]) -> Pinne
     return replace(pins, filters=filters, devices=devices)
 
 
-def _sized(only: Filter, field: str, value: int) -> Filter:
-    if field not in LAYOUT_FIELDS:
-        return replace(only, micro_tokens=value)
-    layout = tuple((name, value if name == field else size) for name, size in only.layout)
-    return replace(only, layout=layout)
+def with_setting(only: Filter, field: str, value: int | str) -> Filter:
+    """What is left of a task's candidates by another value of one field."""
+    match field:
+        case "recompute":
+            return replace(only, recompute=next(one for one in RECOMPUTE if one == value))
+        case "offload":
+            return replace(only, offload=str(value))
+        case "micro_tokens":
+            return replace(only, micro_tokens=int(value))
+        case _:
+            layout = ((name, int(value) if name == field else size) for name, size in only.layout)
+            return replace(only, layout=tuple(layout))
 
 
 def fewer_pins(pins: PinnedTasks, task: str) -> Iterator[tuple[Pin, ...]]:

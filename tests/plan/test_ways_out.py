@@ -206,8 +206,10 @@ def test_pins_and_a_kind_that_go_together_nowhere_are_what_is_to_be_left_out(grp
     pins = ("rollout.devices=0-7", "actor.devices=4-7")
     error = refusal(grpo, pinned(request(kind="spatial"), *pins), h100(16))
     said = "leave rollout.devices=0-7 out; or leave actor.devices=4-7 out; or leave plan.kind="
-    assert (error.hint or "").startswith(said)
-    for kept in ({"pins": pins[:1]}, {"pins": pins[1:]}, {"pins": pins, "kind": "auto"}):
+    assert (error.hint or "").startswith(f"set rollout.devices to 8-15 or 8-14; or {said}")
+    moved = [{"pins": (f"rollout.devices={other}", pins[1])} for other in ("8-15", "8-14")]
+    left_out = ({"pins": pins[:1]}, {"pins": pins[1:]}, {"pins": pins, "kind": "auto"})
+    for kept in (*moved, *left_out):
         asked = request(kind=str(kept.get("kind", "spatial")))
         plan = make_plan(grpo, pinned(asked, *kept["pins"]), h100(16))
         assert plan.prediction.step_s is not None
