@@ -454,23 +454,27 @@ def _device_numbers(pin: Pin, numbering: Sequence[int]) -> str:
             expected=f"of {number_ranges(numbering)}, for example 0-31 or 0-7,16-23",
             hint="leave the pin out",
         )
-        near = near_devices([range(numbering[-1] + 1)], numbering) if numbering else ()
-        raise error.offering(Near(pin=pin, values=tuple(near))) from None
-    usable = set(numbering)
-    near = Near(pin=pin, values=tuple(near_devices(ranges, numbering)))
+        every = [range(max(numbering, default=-1) + 1)]
+        raise error.offering(Near(pin=pin, values=tuple(near_devices(every, numbering)))) from None
+    problem = _wrong_number(pin, ranges, numbering)
+    if problem is not None:
+        raise problem.offering(Near(pin=pin, values=tuple(near_devices(ranges, numbering))))
+    return number_ranges(number for one in ranges for number in one)
+
+
+def _wrong_number(pin: Pin, ranges: Sequence[range], numbering: Sequence[int]) -> PinError | None:
+    usable, last = set(numbering), max(numbering, default=-1)
     for one in ranges:
-        if one[-1] > max(usable, default=-1):  # a range of any length ends there
-            raise _no_device(pin, one[-1], numbering).offering(near)
+        if one[-1] > last:  # a range of any length ends there
+            return _no_device(pin, one[-1], numbering)
         for number in one:
             if number not in usable:
-                raise _no_device(pin, number, numbering).offering(near)
-    numbers = [number for one in ranges for number in one]
-    if len(set(numbers)) != len(numbers):
-        error = PinError(
-            "a device is named twice", where=pin.where, found=str(pin), hint="name each device once"
-        )
-        raise error.offering(near)
-    return number_ranges(numbers)
+                return _no_device(pin, number, numbering)
+    if len({number for one in ranges for number in one}) == sum(map(len, ranges)):
+        return None
+    return PinError(
+        "a device is named twice", where=pin.where, found=str(pin), hint="name each device once"
+    )
 
 
 def _no_device(pin: Pin, number: int, numbering: Sequence[int]) -> PinError:
