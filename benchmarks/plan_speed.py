@@ -72,14 +72,14 @@ def imported():
     import flowrl.api
     import flowrl.cli.plan
     import flowrl.plan.groups
-    import flowrl.plan.render
+    import flowrl.plan.show.plan
 timed("imports", imported)()
 
 PARTS = {
     "configuration": ("flowrl.config.load", "load_config"),
     "candidates": ("flowrl.plan.problem_of", "pose"),
     "search": ("flowrl.plan.search.best", "search"),
-    "writing the plan": ("flowrl.plan.write_many", "write_plan"),
+    "writing the plan": ("flowrl.plan.write.many", "write_plan"),
 }
 for name, (module, attribute) in PARTS.items():
     plain = getattr(importlib.import_module(module), attribute)
@@ -93,7 +93,7 @@ overrides = [f"cluster={sys.argv[2]}"]
 made = timed("planning", api.compile)(None, Path(sys.argv[1]), overrides=overrides)
 
 def rendered():
-    from flowrl.plan.render import plan_text
+    from flowrl.plan.show.plan import plan_text
     plan_text(made.plan)
 timed("rendering", rendered)()
 print(json.dumps(seconds))

@@ -30,7 +30,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
-from flowrl.plan.file_lines import at_line
+from flowrl.plan.check.file_lines import at_line
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 

@@ -76,7 +76,7 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
 def _follows(given: PlacementPlan, plan: PlacementPlan, path: Path) -> Iterator[str]:
     """What a file for one device says otherwise than its decisions have it."""
     from flowrl.plan.plan_fields import differences, texts_apart
-    from flowrl.plan.priced_changes import memory_changes, step_changes
+    from flowrl.plan.priced.changes import memory_changes, step_changes
 
     told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]
     # Ways of samples are as many as edges, and follow from what else is told.
@@ -109,14 +109,14 @@ def lines_of(path: Path | None) -> Iterator[None]:
 
 
 def _at(path: Path, key: str) -> str:
-    from flowrl.plan.file_lines import at_line
+    from flowrl.plan.check.file_lines import at_line
 
     return at_line(path, key) if key else str(path)
 
 
 def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
     from flowrl import api
-    from flowrl.plan.priced_changes import changes
+    from flowrl.plan.priced.changes import changes
 
     with lines_of(path):
         compiled = api.compile(None, loaded, plan=given)
@@ -128,7 +128,7 @@ def _priced(loaded: LoadedConfig, given: PlacementPlan, path: Path) -> Compiled:
 
 def _told(path: Path, line: str) -> str:
     """A line of what a file says otherwise, with the line of its key where it begins with one."""
-    from flowrl.plan.file_lines import line_of
+    from flowrl.plan.check.file_lines import line_of
 
     key, colon, rest = line.partition(": ")
     is_key = colon and line_of(path.read_text(encoding="utf-8"), key) is not None

@@ -94,7 +94,7 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
     if options.top is not None and options.output is None and not options.as_json:
         print(_top(last, options.top, of_file=is_plan(config)))
         if options.explain:
-            from flowrl.plan.render import plan_text
+            from flowrl.plan.show.plan import plan_text
 
             print("\n" + plan_text(last, explain=True))
         return
@@ -112,7 +112,7 @@ def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
     if options.as_json:
         sys.stdout.write(plans[-1].to_json())
         return
-    from flowrl.plan.render import plan_renderable, plan_text
+    from flowrl.plan.show.plan import plan_renderable, plan_text
 
     for plan in plans:
         if sys.stdout.isatty():
@@ -183,7 +183,7 @@ def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
             expected="a name that ends in .json or .yaml",
             hint=f"--output {output.with_suffix('.json')}",
         )
-    from flowrl.plan.explain_top import one_line
+    from flowrl.plan.explain.top import one_line
 
     plan = plans[-1]
     last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
@@ -252,13 +252,13 @@ def _plans_of(
 
 def _top(plan: PlacementPlan, most: int, *, of_file: bool) -> str:
     """The best plans, one line each."""
-    from flowrl.plan.explain_top import top_lines
+    from flowrl.plan.explain.top import top_lines
 
     return "\n".join(top_lines(plan, most, of_file=of_file))
 
 
 def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:
-    from flowrl.plan.diff import diff_plans
+    from flowrl.plan.show.diff import diff_plans
 
     if old.graph != new.graph:
         print(
@@ -342,7 +342,7 @@ def _plain(found: Size | tuple[Size | int, ...] | FlowError) -> object:
 
 
 def _size_text(job: Job, found: Size | tuple[Size | int, ...] | FlowError) -> str:
-    from flowrl.plan.explain_top import fewest_lines, sweep_lines
+    from flowrl.plan.explain.top import fewest_lines, sweep_lines
 
     if isinstance(found, FlowError):
         return f"on {job.spec.name}: {found}"

@@ -84,7 +84,7 @@ def _written(stage: CompiledStage, route: WeightRoute, names: str) -> _Written:
 
 
 def _print_text(written: Sequence[_Written], plan: PlacementPlan) -> None:
-    from flowrl.plan.render import route_line
+    from flowrl.plan.show.plan import route_line
 
     if not written:
         print("no weights travel: all are used where they are trained")

@@ -424,7 +424,7 @@ def _priced(
     if plan.schedule is None:
         return plan
     from flowrl.plan.groups import cost_of as estimates
-    from flowrl.plan.priced import priced  # with the search, its arrays
+    from flowrl.plan.priced.anew import priced  # with the search, its arrays
 
     cost = estimates(request) if cost_of is None else cost_of(request)
     return priced(stage.graph, request, plan, cost, where=f"the plan of {plan.graph!r}")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from flowrl.plan.many_form import ScheduleStep
-from flowrl.plan.regions import Played
 from flowrl.plan.search import (
     Asynchronous,
     Leaf,
@@ -31,7 +30,8 @@ from flowrl.plan.search.evaluate import (
     readers,
     seconds_of,
 )
-from flowrl.plan.trainers import in_turns
+from flowrl.plan.ways.regions import Played
+from flowrl.plan.ways.trainers import in_turns
 
 __all__ = [
     "Bar",

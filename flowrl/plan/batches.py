@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.cluster.pool import DeviceGroup
-from flowrl.plan.layouts import uneven_replicas
-from flowrl.plan.pin_filter import Filter
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.task_rules import layout_rules
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.layouts import uneven_replicas
+from flowrl.plan.ways.pin_filter import Filter
+from flowrl.plan.ways.task_rules import layout_rules
+from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["Batch", "Uneven", "batch_keys", "batch_sizes", "batches_near", "uneven_tasks"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from flowrl.cluster.pool import DeviceGroup
 from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import PlanError
-from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.problem_of import device_counts
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["Part", "Seating", "check_environment_kinds", "seatings"]
 

@@ -19,10 +19,11 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.batches import Batch
 from flowrl.plan.elsewhere import Part, Seating, check_environment_kinds, seatings
-from flowrl.plan.explain_batches import idle_for_batch, uneven_note
-from flowrl.plan.explain_took import by_step_time, took_apart
+from flowrl.plan.explain.batches import idle_for_batch, uneven_note
+from flowrl.plan.explain.took import by_step_time, took_apart
 from flowrl.plan.fit import DoesNotFit
-from flowrl.plan.impossible_pins import Elsewhere
+from flowrl.plan.impossible.pins import Elsewhere
+from flowrl.plan.impossible.ways_out import Trial, changed_alike, without_pins
 from flowrl.plan.many import Chosen, GroupJob, Searched, best_of_group, search_group
 from flowrl.plan.mixed import PairJob, pair_searches, search_two_groups
 from flowrl.plan.names import RATES, device_names
@@ -32,12 +33,11 @@ from flowrl.plan.options import Pin, PlanOptions, pins_text, with_pin
 from flowrl.plan.pin_errors import Near, PinError, with_nearest
 from flowrl.plan.pinned_kinds import check_kinds, no_two_kinds, of_one_kind
 from flowrl.plan.pins import PinnedTasks, check_environments, read_pins
-from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest, RoleRequest
 from flowrl.plan.schema import PlacementPlan, Reason, Rejection
-from flowrl.plan.tasks import TaskWork, tasks_of
-from flowrl.plan.ways_out import Trial, changed_alike, without_pins
-from flowrl.plan.write_many import write_plan
+from flowrl.plan.ways.regions import HOST_SHARE
+from flowrl.plan.ways.tasks import TaskWork, tasks_of
+from flowrl.plan.write.many import write_plan
 
 __all__ = ["cost_of", "groups_for", "host_parts", "host_share", "plan_over_groups"]
 

@@ -2,7 +2,7 @@
 
 The search prices weight sync once for all layouts; the schedules that it finds are priced again
 with their own layouts, and the best of those is taken, in plainer ways where these cost hardly more
-(`flowrl.plan.plain_ways`).
+(`flowrl.plan.ways.plain_ways`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from flowrl.cost.source import Cost
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import busy_seconds
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.fit import DoesNotFit
-from flowrl.plan.impossible import (
+from flowrl.plan.impossible.jobs import (
     MOST_DEVICES,
     fewest_left_out,
     nothing_fits,
     nothing_runs,
     nowhere_to_stand,
 )
-from flowrl.plan.impossible_pins import Elsewhere, Ground, misplaced, uneven
+from flowrl.plan.impossible.pins import Elsewhere, Ground, misplaced, uneven
+from flowrl.plan.impossible.ways_out import Fits, Trial, more_devices, more_host
 from flowrl.plan.pins import PinnedTasks
-from flowrl.plan.plain_ways import plainer, with_option
 from flowrl.plan.posed_search import fits_hosts, picked, search_posed, stood
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
 from flowrl.plan.request import PlanRequest
@@ -47,7 +46,8 @@ from flowrl.plan.search import (
     search,
 )
 from flowrl.plan.search.explain import can_fit
-from flowrl.plan.ways_out import Fits, Trial, more_devices, more_host
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.plain_ways import plainer, with_option
 from flowrl.plan.within_hosts import host_bytes
 from flowrl.wording import counted
 

@@ -30,7 +30,6 @@ from flowrl.plan.many import (
     distinct,
 )
 from flowrl.plan.pins import PinnedTasks
-from flowrl.plan.plain_ways import PLAIN, plainer_options, with_option
 from flowrl.plan.posed_search import fits_hosts, search_posed, stood
 from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, pose, weight_ways
 from flowrl.plan.request import PlanRequest
@@ -51,7 +50,8 @@ from flowrl.plan.search import (
     leaves,
     restricted,
 )
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.plain_ways import PLAIN, plainer_options, with_option
+from flowrl.plan.ways.tasks import tasks_of
 
 __all__ = [
     "OverTwo",

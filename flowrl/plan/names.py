@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from flowrl.cost.layout import Layout
-from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.check.whole import number_ranges
 from flowrl.wording import counted
 
 __all__ = ["RATES", "cache_words", "device_names", "memory_words", "offload_words", "way_words"]

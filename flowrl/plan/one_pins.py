@@ -16,7 +16,7 @@ from flowrl.plan.options import Pin
 from flowrl.plan.pin_errors import Near, PinError, contradiction
 from flowrl.plan.pins import LAYOUT_FIELDS, always_so, of_environment, pins_of, tell
 from flowrl.plan.request import PlanRequest
-from flowrl.plan.tasks import TaskWork, works_of
+from flowrl.plan.ways.tasks import TaskWork, works_of
 
 __all__ = ["OnePins", "device_numbers", "one_device_pins"]
 

@@ -10,7 +10,7 @@ from flowrl.cluster.pool import MEMORY_SHARE
 from flowrl.cost.episodes import CallSeconds
 from flowrl.cost.lengths import ConstantLengths, Lengths
 from flowrl.cost.role_memory import Shard
-from flowrl.plan.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
+from flowrl.plan.ways.layouts import ENGINE_KINDS, FSDP_KINDS, MEGATRON_KINDS
 
 __all__ = [
     "ENGINES",

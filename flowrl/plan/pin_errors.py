@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from flowrl.errors import PlanError
-from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.options import Pin
 
 __all__ = [

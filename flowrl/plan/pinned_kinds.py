@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from flowrl.errors import PlanError
-from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.elsewhere import Part
 from flowrl.plan.pin_errors import Near, PinError, near_devices
 from flowrl.plan.pins import PinnedTasks, tell
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["check_kinds", "no_two_kinds", "of_one_kind"]
 

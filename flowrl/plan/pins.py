@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 
 from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import PlanError, combine
-from flowrl.plan.candidate import RECOMPUTE
-from flowrl.plan.check_plan import number_ranges
+from flowrl.plan.check.whole import number_ranges
 from flowrl.plan.many_form import PinnedDecision
 from flowrl.plan.options import Pin, PlanOptions, pins_text
 from flowrl.plan.pin_errors import Near, PinError, contradiction, near_devices
-from flowrl.plan.pin_filter import OWN, Filter
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.candidate import RECOMPUTE
+from flowrl.plan.ways.pin_filter import OWN, Filter
+from flowrl.plan.ways.tasks import TaskWork
 from flowrl.wording import counted
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Level, Node, Op, verify
 from flowrl.graph.ir import Attr
-from flowrl.plan.check_numbers import UNDO
+from flowrl.plan.check.numbers import UNDO
 from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
 

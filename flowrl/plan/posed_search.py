@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flowrl.plan.assign import slots
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.problem_of import Posed
-from flowrl.plan.regions import split_numbers
 from flowrl.plan.search import Schedule, SearchResult, leaves, search
 from flowrl.plan.standing import stand
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.regions import split_numbers
 from flowrl.plan.within_hosts import fullest_host, host_bytes, search_within_hosts
 
 __all__ = ["LESS_ON_HOSTS", "fits_hosts", "picked", "search_posed", "stood"]

@@ -24,17 +24,17 @@ from flowrl.cost.source import Cost, LeastPasses
 from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op
-from flowrl.plan.candidate import Candidate
-from flowrl.plan.candidates import Candidates
 from flowrl.plan.options import KindName
-from flowrl.plan.pin_filter import Filter
-from flowrl.plan.region_ways import Drawn, ways_of
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Kind, Objective, Option, Problem, Sync
 from flowrl.plan.search.problem import EVERY_KIND
 from flowrl.plan.search_options import option_tasks, shared_weights
 from flowrl.plan.step_ceiling import step_ceiling
-from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.candidates import Candidates
+from flowrl.plan.ways.pin_filter import Filter
+from flowrl.plan.ways.region_ways import Drawn, ways_of
+from flowrl.plan.ways.tasks import TaskWork, tasks_of
 
 __all__ = [
     "CHUNKS",

@@ -3,7 +3,7 @@
 A plan holds decisions, predictions and reasons, and no behaviour: it can be written to JSON or
 YAML, read, edited by hand, compared, and executed on another day. `version` counts the format.
 
-Invariants (`flowrl.plan.check_plan` proves them after a file is read):
+Invariants (`flowrl.plan.check.whole` proves them after a file is read):
 - every role has one placement, and every device of a placement is one of the pool's;
 - an operation's role and devices are its placement's, and as many as its layout has where it has
   one; what it starts after are operations;
@@ -26,9 +26,9 @@ from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cost.layout import ONE_DEVICE, Layout
 from flowrl.errors import ConfigError
 from flowrl.files import decode_json
-from flowrl.plan.check_numbers import check_numbers
-from flowrl.plan.check_plan import check_plan
-from flowrl.plan.file_lines import form_error
+from flowrl.plan.check.file_lines import form_error
+from flowrl.plan.check.numbers import check_numbers
+from flowrl.plan.check.whole import check_plan
 from flowrl.plan.many_form import EngineFlags, EnvironmentUse, PinnedDecision, ScheduleStep
 from flowrl.plan.prediction import (
     NO_PREDICTION,

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from flowrl.backend.slots import GIVEN_PER_SLOT
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import Option, Task
-from flowrl.plan.stream_arrivals import arrivals_of_ways
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.stream_arrivals import arrivals_of_ways
+from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["CHUNK_S", "option_of", "option_tasks", "shared_weights"]
 

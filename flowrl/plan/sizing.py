@@ -20,11 +20,12 @@ from flowrl.errors import PlanError
 from flowrl.graph.ir import Graph
 from flowrl.plan.assign import schedule_step
 from flowrl.plan.elsewhere import Part
-from flowrl.plan.explain_batches import even_sizes, idle_for_batch, uneven_words
-from flowrl.plan.explain_efficiencies import assumed_efficiencies
-from flowrl.plan.explain_host import host_words
-from flowrl.plan.impossible import nothing_fits, nothing_runs
-from flowrl.plan.impossible_pins import Ground
+from flowrl.plan.explain.batches import even_sizes, idle_for_batch, uneven_words
+from flowrl.plan.explain.efficiencies import assumed_efficiencies
+from flowrl.plan.explain.host import host_words
+from flowrl.plan.impossible.jobs import nothing_fits, nothing_runs
+from flowrl.plan.impossible.pins import Ground
+from flowrl.plan.impossible.ways_out import Trial
 from flowrl.plan.many import (
     Chosen,
     Searched,
@@ -38,12 +39,11 @@ from flowrl.plan.node_parts import even_parts, idle_part, is_better, minds_hosts
 from flowrl.plan.pins import PinnedTasks, read_pins
 from flowrl.plan.posed_search import fits_hosts, search_posed
 from flowrl.plan.problem_of import Posed, kinds_wanted, pose
-from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import fewest_devices, search
-from flowrl.plan.tasks import TaskWork, tasks_of
-from flowrl.plan.trainers import nodes_in_turn
-from flowrl.plan.ways_out import Trial
+from flowrl.plan.ways.regions import HOST_SHARE
+from flowrl.plan.ways.tasks import TaskWork, tasks_of
+from flowrl.plan.ways.trainers import nodes_in_turn
 from flowrl.wording import counted
 
 __all__ = ["NODE_SIZE", "Job", "Size", "fewest", "pool_of_devices", "sizes"]

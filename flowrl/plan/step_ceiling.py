@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.search import Evaluator, Kind, Leaf, Problem, Schedule, Temporal, search
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.tasks import TaskWork
 
 __all__ = ["step_ceiling"]
 

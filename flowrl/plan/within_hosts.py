@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.search import Kind, Problem, Schedule, SearchResult, search
+from flowrl.plan.ways.candidate import Candidate
 
 __all__ = ["fullest_host", "host_bytes", "overfull_host", "search_within_hosts"]
 

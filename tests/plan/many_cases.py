@@ -21,7 +21,7 @@ from flowrl.plan.options import Pin, PlanOptions
 from flowrl.plan.pins import read_pins
 from flowrl.plan.problem_of import Posed
 from flowrl.plan.sizing import Job, pool_of_devices
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.conftest import VERIFY
 
 QWEN25_7B = ModelShape(

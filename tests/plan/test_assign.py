@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flowrl.cost.episodes import CallSeconds
 from flowrl.plan.assign import bars, bottleneck, busy_seconds, pieces, schedule_step, slots
 from flowrl.plan.problem_of import device_counts
-from flowrl.plan.regions import Played, Split
 from flowrl.plan.search import (
     Arrivals,
     Asynchronous,
@@ -27,6 +26,7 @@ from flowrl.plan.search import (
     evaluate,
     leaves,
 )
+from flowrl.plan.ways.regions import Played, Split
 
 SIZES = device_counts(32, 8)
 

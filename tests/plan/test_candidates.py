@@ -14,10 +14,10 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import kv_capacity
 from flowrl.cost.source import Estimate
 from flowrl.graph import Graph
-from flowrl.plan.candidate import Candidate, pareto
-from flowrl.plan.candidates import Candidates
-from flowrl.plan.pin_filter import OWN, Filter
-from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.ways.candidate import Candidate, pareto
+from flowrl.plan.ways.candidates import Candidates
+from flowrl.plan.ways.pin_filter import OWN, Filter
+from flowrl.plan.ways.tasks import TaskWork, tasks_of
 from tests.plan.many_cases import h100, request
 
 GIB = 1 << 30

@@ -13,8 +13,8 @@ import pytest
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan, schema
-from flowrl.plan.diff import diff_plans
 from flowrl.plan.plan_fields import FREE_TEXTS
+from flowrl.plan.show.diff import diff_plans
 from tests.plan.many_cases import h100, pinned, request
 from tests.plan.test_every_field import fields_of, named, others, with_value
 

@@ -16,10 +16,10 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.file_lines import line_of
+from flowrl.plan.check.file_lines import line_of
 from flowrl.plan.plan_file import load_plan
-from flowrl.plan.priced import priced
-from flowrl.plan.priced_changes import changes
+from flowrl.plan.priced.anew import priced
+from flowrl.plan.priced.changes import changes
 from flowrl.plan.request import PlanRequest
 from tests.plan.many_cases import h100, pinned, request
 

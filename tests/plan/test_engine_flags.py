@@ -11,7 +11,7 @@ from flowrl.cost.models import Experts, ModelShape
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.check_predicted import check_predicted
+from flowrl.plan.check.predicted import check_predicted
 from tests.plan.many_cases import h100, pinned, request
 
 MOE = ModelShape(

@@ -15,12 +15,12 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import ConfigError, PlanError
 from flowrl.plan import PlacementPlan
-from flowrl.plan.check_plan import check_plan
+from flowrl.plan.check.whole import check_plan
 from flowrl.plan.elsewhere import Part, seatings
 from flowrl.plan.pins import PinnedTasks
-from flowrl.plan.render import plan_text
+from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices
-from flowrl.plan.tasks import TaskWork, tasks_of
+from flowrl.plan.ways.tasks import TaskWork, tasks_of
 from tests.sim.cluster_jobs import Planned, simulated
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"

@@ -14,11 +14,11 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.diff import diff_plans
 from flowrl.plan.plan_fields import FREE_TEXTS
-from flowrl.plan.priced import priced
-from flowrl.plan.priced_changes import changes
+from flowrl.plan.priced.anew import priced
+from flowrl.plan.priced.changes import changes
 from flowrl.plan.request import PlanRequest
+from flowrl.plan.show.diff import diff_plans
 from tests.plan.many_cases import h100, pinned, request
 
 FACTS = (

@@ -11,8 +11,8 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.efficiency import CURRENT, EARLIER, generation
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.explain_top import fewest_lines, sweep_lines
-from flowrl.plan.render import plan_text
+from flowrl.plan.explain.top import fewest_lines, sweep_lines
+from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
 from tests.plan.many_cases import request
 

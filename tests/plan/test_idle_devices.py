@@ -15,9 +15,9 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.many import SIMPLE
-from flowrl.plan.plain_ways import PLAIN
-from flowrl.plan.priced import priced
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.priced.anew import priced
+from flowrl.plan.show.many import seconds_text
+from flowrl.plan.ways.plain_ways import PLAIN
 from tests.plan.many_cases import QWEN25_7B, h100, request
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.models import Experts
-from flowrl.plan.layouts import (
+from flowrl.plan.schema import Rejection
+from flowrl.plan.ways.layouts import (
     ENGINE_KINDS,
     FSDP_KINDS,
     MEGATRON_KINDS,
@@ -20,7 +21,6 @@ from flowrl.plan.layouts import (
     nearest_divisors,
     why_none,
 )
-from flowrl.plan.schema import Rejection
 from tests.plan.many_cases import QWEN25_7B
 
 MOE = replace(

@@ -15,15 +15,15 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph, Op
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.diff import diff_plans
 from flowrl.plan.fit import RUNTIME_BYTES
-from flowrl.plan.held import held_memory
 from flowrl.plan.names import device_names
-from flowrl.plan.render import plan_text
-from flowrl.plan.render_many import LEAST_HOURS, seconds_text
 from flowrl.plan.routes import expand_plan_route
+from flowrl.plan.show.diff import diff_plans
+from flowrl.plan.show.many import LEAST_HOURS, seconds_text
+from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, fewest, pool_of_devices, sizes
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.tasks import tasks_of
+from flowrl.plan.write.held import held_memory
 from tests.plan.conftest import GraphBuilder
 from tests.plan.many_cases import QWEN25_7B, h100, options, pinned, request, searched
 

@@ -17,10 +17,10 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.mixed import PairJob, PairSearch, pair_searches
 from flowrl.plan.pins import read_pins
-from flowrl.plan.plain_ways import PLAIN
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.show.many import seconds_text
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.plain_ways import PLAIN
+from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import parts_of, pinned, request
 from tests.plan.test_several_regions import config
 

@@ -12,9 +12,9 @@ import pytest
 
 from flowrl.cost.layout import Layout
 from flowrl.cost.source import Estimate
-from flowrl.plan.candidate import Candidate
 from flowrl.plan.search_options import _dense_s, _waits_s
-from flowrl.plan.tasks import TaskWork
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.tasks import TaskWork
 from tests.plan.many_cases import request
 
 MEAN, SAMPLES = 1000.0, 256

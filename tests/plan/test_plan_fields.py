@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
-from flowrl.plan.diff import diff_plans
 from flowrl.plan.plan_fields import texts_apart
-from flowrl.plan.priced_changes import changes
+from flowrl.plan.priced.changes import changes
+from flowrl.plan.show.diff import diff_plans
 from tests.plan.many_cases import h100, pinned, request
 
 SHARES = tuple((i + 1) / 16 for i in range(16))

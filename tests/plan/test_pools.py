@@ -20,10 +20,10 @@ from flowrl.graph import Graph
 from flowrl.plan import load_plan, make_plan
 from flowrl.plan.many import SIMPLE, GroupJob
 from flowrl.plan.node_parts import even_parts
-from flowrl.plan.plain_ways import PLAIN
 from flowrl.plan.posed_search import search_posed
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.sizing import Job, Size, fewest, pool_of_devices, sizes
+from flowrl.plan.ways.plain_ways import PLAIN
 from tests.plan.many_cases import h100, pinned, posed_alone, request
 from tests.plan.workflows import lowered
 

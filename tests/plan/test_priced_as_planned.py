@@ -16,9 +16,9 @@ from flowrl.cost.layout import Layout
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
-from flowrl.plan.candidate import Candidate
-from flowrl.plan.priced import priced
+from flowrl.plan.priced.anew import priced
 from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.ways.candidate import Candidate
 from flowrl.plan.within_hosts import overfull_host
 from tests.plan.many_cases import pinned, request
 

@@ -21,15 +21,15 @@ from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Graph
 from flowrl.ids import NodeId
 from flowrl.plan import PlacementPlan, PlanRequest, load_plan, make_plan
-from flowrl.plan.check_plan import check_plan
-from flowrl.plan.check_schedule import region_devices
-from flowrl.plan.diff import diff_plans
+from flowrl.plan.check.schedule import region_devices
+from flowrl.plan.check.whole import check_plan
 from flowrl.plan.options import EnvironmentRequest
 from flowrl.plan.plan_file import save_plan
-from flowrl.plan.regions import Split, split_numbers, splits
-from flowrl.plan.render import plan_text
+from flowrl.plan.show.diff import diff_plans
+from flowrl.plan.show.plan import plan_text
 from flowrl.plan.sizing import Job, pool_of_devices
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.regions import Split, split_numbers, splits
+from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import posed_alone
 
 CONFIG = Path(__file__).parents[2] / "configs" / "agent_qwen25_7b.yaml"

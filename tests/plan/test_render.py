@@ -13,8 +13,8 @@ from rich.console import Console
 from flowrl import api
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
-from flowrl.plan.diff import diff_plans
-from flowrl.plan.render import plan_renderable, plan_text, step_sentences
+from flowrl.plan.show.diff import diff_plans
+from flowrl.plan.show.plan import plan_renderable, plan_text, step_sentences
 from tests.plan.many_cases import h100, pinned, request
 from tests.runtime.tiny_runs import tiny_config
 from tests.sim.test_choose_plan import two_cores

@@ -11,8 +11,8 @@ from flowrl.cost import Phase
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan, workload
-from flowrl.plan.render import plan_text, step_sentences
 from flowrl.plan.schema import StartUnit, Transport
+from flowrl.plan.show.plan import plan_text, step_sentences
 from tests.plan.workflows import lowered, play, ppo, request_of, requested, two_rollouts
 
 

@@ -23,10 +23,10 @@ from flowrl.plan.parameters import (
     parameters_of,
     part_of,
 )
-from flowrl.plan.render import route_line, step_sentences
-from flowrl.plan.render_many import seconds_text
 from flowrl.plan.routes import Transfer, expand_plan_route, expand_route, holding_of
 from flowrl.plan.schema import WeightRoute
+from flowrl.plan.show.many import seconds_text
+from flowrl.plan.show.plan import route_line, step_sentences
 from tests.plan.many_cases import TORCH, VERIFY, h100, pinned, request
 from tests.plan.workflows import lowered
 

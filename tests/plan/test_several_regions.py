@@ -12,7 +12,7 @@ import yaml
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
 from flowrl.plan import PlacementPlan
-from flowrl.plan.check_schedule import region_devices
+from flowrl.plan.check.schedule import region_devices
 from flowrl.plan.sizing import pool_of_devices
 from tests.sim.cluster_jobs import Planned, model_of, simulated
 

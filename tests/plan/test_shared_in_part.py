@@ -9,7 +9,7 @@ import pytest
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, make_plan
 from flowrl.plan.names import device_names
-from flowrl.plan.render import plan_text
+from flowrl.plan.show.plan import plan_text
 from tests.plan.many_cases import h100, pinned, request
 
 SWITCH = {"sglang": "--enable-memory-saver", "vllm": "--enable-sleep-mode"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flowrl.cost.lengths import LognormalLengths
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.show.many import seconds_text
 from tests.plan.many_cases import pinned, request
 from tests.plan.test_ways_out import of_gib
 

@@ -13,7 +13,7 @@ from flowrl.graph import Graph
 from flowrl.plan import PlanRequest
 from flowrl.plan.many import GroupJob, Searched, search_group
 from flowrl.plan.pins import read_pins
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import h100, options, parts_of, pinned, request
 
 CEILING = "flowrl.plan.problem_of.step_ceiling"

@@ -12,8 +12,8 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
-from flowrl.plan.regions import HOST_SHARE
 from flowrl.plan.sizing import Job, Size, fewest, pool_of_devices, sizes
+from flowrl.plan.ways.regions import HOST_SHARE
 from tests.plan.many_cases import QWEN25_7B, request
 
 

@@ -15,13 +15,13 @@ from flowrl.cost.analytic import AnalyticCost
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
-from flowrl.plan.held import held_memory
-from flowrl.plan.layouts import LayoutRules, why_none
 from flowrl.plan.many_form import ScheduleStep
-from flowrl.plan.priced import priced
-from flowrl.plan.render import plan_text
+from flowrl.plan.priced.anew import priced
 from flowrl.plan.search import leaves
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.show.plan import plan_text
+from flowrl.plan.ways.layouts import LayoutRules, why_none
+from flowrl.plan.ways.tasks import tasks_of
+from flowrl.plan.write.held import held_memory
 from flowrl.sim.rollouts_of_plan import waits_for
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request, searched
 from tests.plan.test_mixed import cluster

@@ -15,12 +15,12 @@ from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan
 from flowrl.plan.batches import Batch, batches_near
-from flowrl.plan.explain_batches import idle_for_batch, uneven_note
-from flowrl.plan.explain_top import sweep_lines
+from flowrl.plan.explain.batches import idle_for_batch, uneven_note
+from flowrl.plan.explain.top import sweep_lines
 from flowrl.plan.many import Chosen
-from flowrl.plan.render_many import seconds_text
+from flowrl.plan.show.many import seconds_text
 from flowrl.plan.sizing import Job, sizes
-from flowrl.plan.tasks import tasks_of
+from flowrl.plan.ways.tasks import tasks_of
 from tests.plan.many_cases import h100, pinned, request, searched
 
 # 64 prompts with 8 samples are 512 of a step and, in 4 mini-batches, 128 of an update. 24 devices

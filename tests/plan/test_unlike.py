@@ -9,10 +9,10 @@ import pytest
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
-from flowrl.plan.explain_top import top_lines
-from flowrl.plan.priced import priced
-from flowrl.plan.priced_changes import changes
-from flowrl.plan.render_many import seconds_apart, seconds_text
+from flowrl.plan.explain.top import top_lines
+from flowrl.plan.priced.anew import priced
+from flowrl.plan.priced.changes import changes
+from flowrl.plan.show.many import seconds_apart, seconds_text
 from tests.plan.many_cases import h100, request
 
 

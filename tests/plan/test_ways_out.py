@@ -14,9 +14,7 @@ from flowrl.cluster.pool import ResourcePool
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import PlanRequest, make_plan
-from flowrl.plan.node_parts import even_parts
-from flowrl.plan.sizing import pool_of_devices
-from flowrl.plan.ways_out import (
+from flowrl.plan.impossible.ways_out import (
     Trial,
     changed_alike,
     found_share,
@@ -25,6 +23,8 @@ from flowrl.plan.ways_out import (
     tries_on,
     wider,
 )
+from flowrl.plan.node_parts import even_parts
+from flowrl.plan.sizing import pool_of_devices
 from tests.plan.many_cases import QWEN25_7B, h100, pinned, request
 
 ROOT = Path(__file__).parents[2]

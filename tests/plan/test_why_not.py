@@ -13,18 +13,18 @@ from flowrl.cost.memory import format_bytes
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
-from flowrl.plan.candidate import Candidate
-from flowrl.plan.explain import reasons_of
-from flowrl.plan.explain_beside import Cause, faster_ones, lost
+from flowrl.plan.explain.beside import Cause, faster_ones, lost
+from flowrl.plan.explain.reasons import reasons_of
 from flowrl.plan.fit import RUNTIME_BYTES
-from flowrl.plan.held import held_memory
 from flowrl.plan.many import Searched
-from flowrl.plan.pin_filter import Filter
-from flowrl.plan.plain_ways import with_option
-from flowrl.plan.render_many import seconds_text
 from flowrl.plan.search import Evaluator, Leaf, evaluate, leaves
 from flowrl.plan.search_options import option_of
+from flowrl.plan.show.many import seconds_text
 from flowrl.plan.sizing import pool_of_devices
+from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.pin_filter import Filter
+from flowrl.plan.ways.plain_ways import with_option
+from flowrl.plan.write.held import held_memory
 from tests.plan.many_cases import h100, pinned, request, searched
 from tests.plan.test_trainers import lowered, two_policies, with_second_policy
 from tests.plan.test_ways_out import of_gib, with_hosts

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flowrl.plan import plain_ways, posed_search
+from flowrl.plan import posed_search
+from flowrl.plan.ways import plain_ways
 from flowrl.plan.within_hosts import fullest_host, host_bytes
 from tests.cli.command_line import ROOT, runner
 

@@ -16,7 +16,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.plan import PlanConfig
 from flowrl.plan import groups
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.plan.write_many import write_plan
+from flowrl.plan.write.many import write_plan
 from flowrl.sim.model import SimModel
 from flowrl.sim.of_plan import longest_response, model_of_stage, rollout_nodes
 from flowrl.sim.planned_times import planned_lengths, planned_times

@@ -1,0 +1,1 @@
+"""Whether a plan that was read, and perhaps edited, holds together, and on which line not."""

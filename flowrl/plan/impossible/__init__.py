@@ -1,0 +1,1 @@
+"""What is said where nothing fits, and the changes that make it possible."""

@@ -1,0 +1,1 @@
+"""Plans for people to read, and in what two of them differ."""

@@ -1,0 +1,1 @@
+"""A plan over many devices as data: devices, memory by parts, servers."""
