@@ -64,6 +64,9 @@ least so many (`max_running_requests` of its memory pool). What the cache holds 
 MICRO_TOKENS = 4096
 """Tokens of a micro-batch, at least, where a row gives the context alone."""
 
+MOST = 10_000_000
+"""Of anything that is counted; more is a slip, and beyond what lengths can be drawn for."""
+
 _ASYNCHRONOUS = {"off", "async", "asynchronous", "overlap", "overlapped"}
 _APART = {"disaggregated", "disaggregate", "separate", "separated", "apart"}
 
@@ -171,7 +174,7 @@ class _Reader:
         recompute, mini_batches = self._recompute(), self._mini_batches(samples)
         micro = self._micro_tokens(context)
         logprob_micro = self._whole(self._row, "logprob_micro_tokens", absent=micro) or micro
-        passes = self._assumed("logprob_passes", 1, "one pass, or as many as were measured")
+        passes = self._passes()
         offload = self._offload(apart=pools is not None and pools[2])
         if shape is not None and pools is not None:
             for key, pool in zip(("train_parallel", "rollout_parallel"), pools[:2], strict=True):
@@ -487,6 +490,12 @@ class _Reader:
             return max(1, round(samples / self._number(row, "train_batch_sequences")))
         return self._assumed("mini_batches", 1, "one optimizer step")
 
+    def _passes(self) -> int:
+        """Of logprobs; none where those of the rollout are taken."""
+        if self._row.get("logprob_passes") in (0, False):
+            return 0
+        return self._assumed("logprob_passes", 1, "one pass, or as many as were measured")
+
     def _micro_tokens(self, context: int) -> int:
         found = self._whole(self._row, "micro_tokens", absent=None)
         if found is not None:
@@ -514,6 +523,9 @@ class _Reader:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self._missing.append(f"{key} is no whole number above 0: {value!r}")
+            return absent
+        if value > MOST:
+            self._missing.append(f"{key} is above {MOST:,}: {value}")
             return absent
         return value
 

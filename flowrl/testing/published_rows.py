@@ -6,8 +6,8 @@ A row that cannot be predicted is no error: it says what it lacks (`Unusable`) a
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -58,6 +58,8 @@ _SYSTEMS = {
     "gb200-nvl72": "GB200-186GB",
     "ascend-a3": "Ascend-A3-die",
     "atlas-a3-die": "Ascend-A3-die",
+    "dgx-h100": "H100-SXM-80GB",
+    "dgx-h200": "H200-SXM-141GB",
 }
 """Devices by the names of AIConfigurator's database, and by others that people write."""
 
@@ -75,6 +77,10 @@ _SAME = {
     **dict.fromkeys(("llama-3-70b", "llama-3.3-70b"), "llama-3.1-70b"),
     **dict.fromkeys(("qwen3-30b3a", "qwen3-30b", "qwen3-coder-30b-a3b"), "qwen3-30b-a3b"),
     **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
+    **{
+        f"qwen2.5-coder-{size}": f"qwen2.5-{size}"
+        for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b")
+    },
     "qwen3-235b": "qwen3-235b-a22b",
 }
 """Models of the same shape, and short names."""
@@ -95,7 +101,7 @@ class Unusable(Exception):
 def is_positive(value: object) -> TypeGuard[int | float]:
     """Whether it is a number above 0, and a finite one."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < math.inf  # type: ignore[operator]
+    return number and 0 < value <= sys.float_info.max  # type: ignore[operator]
 
 
 def machine_of(name: object, *, node_size: object = None) -> Machine:
@@ -151,7 +157,7 @@ def file_name(name: str) -> str:
     >>> file_name("Qwen/Qwen3-30B-A3B-Instruct-2507")
     'qwen3-30b-a3b'
     """
-    short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    short = name.rsplit("/", 1)[-1].lower().replace("_", "-").removeprefix("meta-")
     for prefix, family in _DISTILLED.items():
         if short.startswith(prefix):
             return family + short.removeprefix(prefix)
@@ -161,7 +167,18 @@ def file_name(name: str) -> str:
     return _SAME.get(short, short)
 
 
+_SIZES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
+
+
 def _given_shape(name: str, given: Row) -> ModelShape:
+    sizes = (*_SIZES, *(("num_experts", "experts_per_token") if given.get("num_experts") else ()))
+    wrong = [
+        f"the sizes of {name!r}: {key} is no whole number above 0: {given[key]!r}"
+        for key in sizes
+        if key in given and not (isinstance(given[key], int) and is_positive(given[key]))
+    ]
+    if wrong:
+        raise Unusable(*wrong)
     try:
         experts = None
         if given.get("num_experts"):

@@ -42,6 +42,7 @@ from flowrl.errors import FlowError
 from flowrl.testing.published_form import SIGMA, Job, read_job
 from flowrl.testing.published_measured import (
     Measured,
+    MeasuredRate,
     MeasuredStage,
     read_measured,
     runs_of,
@@ -127,7 +128,7 @@ def _compare(
             measured_s=item.seconds,
         )
         for item in measured.stages
-    )
+    ) + tuple(_rated(item, job, seconds) for item in measured.stage_rates)
     passed_over = unread(row.get("measured"))
     return Prediction(
         name=name,
@@ -160,7 +161,7 @@ def _stage(
     if item.stage == "refit":
         return seconds["sync"] + seconds["away"]
     if item.stage == "all_logprobs" or (item.joint and _named(measured) == 1):
-        return seconds["logprobs"] * job.logprob_passes
+        return seconds["logprobs"] * max(1, job.logprob_passes)
     return seconds[item.stage]
 
 
@@ -180,11 +181,29 @@ def _step(job: Job, seconds: Mapping[str, float], measured: Measured) -> float:
     return sum(spent.values()) + seconds["saved"]
 
 
+def _rated(item: MeasuredRate, job: Job, seconds: Mapping[str, float]) -> StagePrediction:
+    """A stage whose rate was measured."""
+    assert item.stage is not None
+    return StagePrediction(
+        stage=item.key, predicted_s=seconds[item.stage], measured_s=_seconds_at(item, job)
+    )
+
+
 def _measured_step(job: Job, measured: Measured) -> float | None:
     if measured.step_s is not None or measured.rate is None:
         return measured.step_s
-    devices = job.num_devices if measured.per_device else 1
-    return job.samples * (job.prompt_tokens + job.lengths.mean) / (measured.rate * devices)
+    return _seconds_at(measured.rate, job)
+
+
+def _seconds_at(item: MeasuredRate, job: Job) -> float:
+    """Of a whole batch at a rate: of generation its responses, of all else prompts too."""
+    devices, tokens = job.num_devices, job.prompt_tokens + job.lengths.mean
+    if item.stage == "generate":
+        devices, tokens = job.rollout.num, job.lengths.mean
+    elif item.stage is not None:
+        devices = job.train.num
+    done = job.samples * (1.0 if item.samples else tokens)
+    return done / (item.rate * (devices if item.per_device else 1))
 
 
 def _stage_seconds(job: Job, cost: Cost) -> dict[str, float]:

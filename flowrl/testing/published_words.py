@@ -26,14 +26,22 @@ _NAMES = {
     "group_size": (
         *("samples_per_prompt", "num_generations", "rollout_n", "n_samples_per_prompt"),
         *("generations_per_prompt", "num_generations_per_prompt", "responses_per_prompt"),
+        *("num_samples_per_prompt", "samples_per_group", "rollout.n", "n"),
     ),
-    "mean_prompt_tokens": ("prompt_tokens_mean", "mean_prompt_length", "prompt_length/mean"),
+    "mean_prompt_tokens": (
+        *("prompt_tokens_mean", "mean_prompt_length", "prompt_length/mean", "mean_prompt_len"),
+        *("avg_prompt_length", "avg_prompt_tokens", "avg_prompt_len", "mean_input_tokens"),
+    ),
     "mean_response_tokens": (
         *("response_tokens_mean", "mean_response_length", "response_length/mean"),
         *("rollout/response_len/mean", "mean_generated_tokens", "avg_response_tokens"),
+        *("avg_response_length", "mean_response_len", "avg_response_len", "mean_output_tokens"),
     ),
-    "mean_total_tokens": ("mean_sequence_tokens", "mean_tokens"),
-    "tokens_per_step": ("total_tokens", "total_tokens_per_step"),
+    "mean_total_tokens": (
+        *("mean_sequence_tokens", "mean_tokens", "mean_sequence_length", "avg_sequence_length"),
+        *("mean_seq_len", "avg_seq_len", "mean_tokens_per_sample"),
+    ),
+    "tokens_per_step": ("total_tokens", "total_tokens_per_step", "perf/total_num_tokens"),
     "max_context": ("context_length", "max_total_tokens", "max_sequence_tokens"),
     "max_prompt_tokens": ("max_prompt_length",),
     "max_response_tokens": ("max_response_length", "max_new_tokens", "rollout_max_response_len"),
@@ -50,9 +58,12 @@ _NAMES = {
     "rollout_parallel": ("generation_parallel", "inference_engine_parallel"),
     "train_devices": ("training_devices", "trainer_devices"),
     "rollout_devices": ("generation_devices", "inference_devices"),
-    "staleness": ("max_staleness",),
-    "asynchronous": ("is_async",),
-    "schedule": (),
+    "staleness": (
+        *("max_staleness", "staleness_threshold", "off_policy_steps", "max_off_policyness"),
+        "max_head_offpolicyness",
+    ),
+    "asynchronous": ("is_async", "async", "async_training", "fully_async"),
+    "schedule": ("policy", "on_off_policy"),
     "mode": (),
     "placement": ("deployment",),
     "colocated": ("collocated", "colocate"),
@@ -62,9 +73,11 @@ _NAMES = {
 
 _DEVICE_NAMES = {
     "type": ("gpu", "device", "name", "kind", "accelerator"),
-    "num": ("count", "total", "num_gpus", "num_devices", "gpus"),
-    "nodes": ("num_nodes",),
-    "node_size": ("per_node", "devices_per_node", "gpus_per_node"),
+    "num": ("count", "total", "num_gpus", "num_devices", "gpus", "num_npus", "npus"),
+    "nodes": ("num_nodes", "nnodes"),
+    "node_size": (
+        *("per_node", "devices_per_node", "gpus_per_node", "n_gpus_per_node", "npus_per_node"),
+    ),
     "rollout": (),
     "train": (),
 }
@@ -131,7 +144,12 @@ _KNOWN = frozenset(
 )
 _OFF = ("", "0", "none", "null", "false", "no", "off", "disabled")
 _NUMBER = re.compile(r"(\d{1,3}([,_]\d{3})+|\d+)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
-_TIMES = re.compile(r"(\d+)\s*[x×*]\s*(\S.*)|(\S.*?)\s+[x×*]\s*(\d+)", re.IGNORECASE)
+_TIMES = re.compile(
+    r"(\d+)(?:\s*[x×*]\s*|\s+)(\S.*?)(?:\s+(?:GPU|NPU)s?)?|(\S.*?)\s+[x×*]\s*(\d+)", re.IGNORECASE
+)
+
+
+_SIZE = re.compile(r"(?<![a-z])(v?pp|etp|tp|dp|cp|ep|sp|fsdp|ulysses)[\s=:]*(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +210,8 @@ def in_our_words(row: Row, run: Row) -> Words:
     for key in _NAMES.keys() - _WORDS:
         if key in found:
             found[key] = as_number(found[key])
+    for key in ("train_parallel", "rollout_parallel"):
+        found.update({key: written} if (written := _layout(found.get(key))) else {})
     if isinstance(found.get("model"), Mapping):
         found["model"] = found["model"].get("name")  # type: ignore[attr-defined]
     unknown = [str(key) for key in (*row, *run) if _plain(key) not in _KNOWN]
@@ -242,6 +262,23 @@ class _Translator:
             return self.section(given, _DEVICE_NAMES, where)
         whole = isinstance(given, int) and not isinstance(given, bool)
         return {"num": given} if whole and where == "devices" else given
+
+
+def _layout(given: object) -> dict[str, int] | None:
+    """Sizes that a text writes one after the other; None where it writes anything else.
+
+    >>> _layout("tp4pp2"), _layout("TP=2, DP=4"), _layout("sp4fsdp8"), _layout("fsdp")
+    ({'tp': 4, 'pp': 2}, {'tp': 2, 'dp': 4}, {'fsdp': 8, 'ulysses': 4}, None)
+    """
+    if not isinstance(given, str):
+        return None
+    parts = _SIZE.findall(given)
+    if not parts or _SIZE.sub("", given).strip(" ,;/x*-+_"):
+        return None
+    sizes = {name.lower(): int(size) for name, size in parts}
+    if "fsdp" in sizes and "sp" in sizes:
+        sizes["ulysses"] = sizes.pop("sp")
+    return sizes
 
 
 def _plain(key: object) -> str:

@@ -119,6 +119,9 @@ def test_a_row_names_everything_that_it_lacks(models, rlinf):
         ("max_response_tokens", [1], "max_response_tokens is no whole number above 0"),
         ("engine", {"max_running_requests": 0}, "max_running_requests is no whole number"),
         ("model", 7, "model is missing"),
+        ("num_sequences", 10**40, "num_sequences is above 10,000,000"),
+        ("group_size", 10**400, "group_size is above 10,000,000"),
+        ("mean_prompt_tokens", 10**400, "mean_prompt_tokens is no number above 0"),
     ],
 )
 def test_wrong_inputs_are_told_and_not_counted(models, rlinf, key, value, message):

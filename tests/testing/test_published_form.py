@@ -348,6 +348,16 @@ def test_no_row_makes_the_program_fail(changes, train, rollout):
         assert bool(found.missing) is (found.step is None)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.5, "64", None, [1], 10**400])
+def test_sizes_of_a_model_that_are_none_are_told(row, size):
+    given = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 16}
+    given |= {"intermediate": 128, "tied_embeddings": True}
+    found = one({**row, "model": "Nobody-1B", "model_shape": {**given, "vocab": size}})
+    assert "the sizes of 'Nobody-1B': vocab is no whole number above 0" in found.missing[0]
+    found = one({**row, "model": "Nobody-1B", "model_shape": {**given, "layers": 28}})
+    assert found.missing == ("the sizes of 'Nobody-1B' lack 'vocab'",)
+
+
 @pytest.fixture(scope="module")
 def weight_syncs():
     return read_document(MODELS.parents[1] / "benchmarks" / "published" / "weight_sync.yaml")

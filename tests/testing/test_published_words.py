@@ -29,6 +29,8 @@ def one(changes, *without):
     [
         ("devices", {"devices": "8xH100"}),
         ("devices", {"devices": "H100 x 8"}),
+        ("devices", {"devices": "8 H100 GPUs"}),
+        ("devices", {"devices": {"type": "DGX-H100", "nnodes": 1, "n_gpus_per_node": 8}}),
         ("devices", {"hardware": {"gpu": "NVIDIA H100 80GB HBM3", "num_gpus": 8}}),
         ("devices", {"devices": {"name": "H100-SXM-80GB", "nodes": "1"}}),
         ("num_sequences", {"num_sequences": "512"}),
@@ -36,12 +38,19 @@ def one(changes, *without):
         ("group_size", {"n_samples_per_prompt": 16.0}),
         ("mean_response_tokens", {"mean-response-length": "13,975"}),
         ("mean_response_tokens", {"tokens_per_step": "7.2064e6"}),
+        ("mean_response_tokens", {"avg_seq_len": 14075}),
+        ("mean_response_tokens", {"avg_response_length": 13975}),
+        ("mean_prompt_tokens", {"avg_prompt_length": 100}),
+        ("group_size", {"rollout.n": 16}),
         ("model", {"model": {"name": "Qwen/Qwen2.5-1.5B-Instruct"}}),
         ("model", {"model_name": "qwen2.5-1.5b"}),
+        ("model", {"model": "Qwen2.5_Coder_1.5B"}),
         ("train_parallel", {"train_parallel": {"TP": "2", "DP": 4.0}}),
         ("train_parallel", {"actor_parallel": {"tensor-model-parallel-size": 2, "vpp": 2}}),
         ("train_parallel", {"train_parallel": {"tensor_parallel_size": 2, "data_parallel": 4}}),
         ("rollout_parallel", {"rollout_parallel": {"tp": 2, "num_engines": 4}}),
+        ("rollout_parallel", {"rollout_parallel": "TP=2, DP=4"}),
+        ("train_parallel", {"train_parallel": "tp2pp1cp1"}),
         ("engine", {"engine": {"backend": "sglang", "slots": "128"}}),
         ("max_context", {"max_context": "28_672", "recompute": "Full"}),
         ("", {"recompute": "yes", "asynchronous": "false", "offload": "on"}),
@@ -147,6 +156,12 @@ def test_only_rows_whose_file_calls_them_complete_or_nothing_count(changes, flag
         {"perf/step_time": 346.3, "perf/rollout_time": 266.1},
         {"timing/all": 346.3, "timing/rollout": 266.1},
         {"step": "346.3 s", "generate": "4.435 min"},
+        {"step": "~5m46.3s", "generate_h": 266.1 / 3600},
+        {"throughput_tok_s": 512 * 14075 / 346.3, "gen_s": 266.1},
+        {"TGS": 512 * 14075 / 346.3 / 8, "gen_s": 266.1},
+        {"samples_per_s": 512 / 346.3, "gen_s": 266.1},
+        {"step_s": 346.3, "generate_tok_s_per_device": 512 * 13975 / 266.1 / 8},
+        {"step_s": 346.3, "rollout_throughput (tokens/s)": 512 * 13975 / 266.1},
     ],
 )
 def test_times_in_other_units_and_words_are_read_as_seconds(measured):
@@ -158,6 +173,52 @@ def test_times_in_other_units_and_words_are_read_as_seconds(measured):
     assert stage.predicted_s == one({}).stages[0].predicted_s
     bare = isinstance(measured, dict) and measured.get("step") == 346.3
     assert ("measured.generate taken for seconds" in found.notes) is bare
+
+
+def test_rates_of_a_trainer_are_of_all_tokens_and_of_its_own_devices():
+    apart = {"rollout_devices": 8, "train_devices": 8, "staleness": 1}
+    rates = {"train_samples_per_s": 8, "update_actor_tok_s_per_device": 14075}
+    found = one({**apart, "devices": {"type": "H100", "num": 16}, "measured": rates})
+    assert [stage.measured_s for stage in found.stages] == pytest.approx([64, 64])
+    assert found.stages[0].predicted_s == one({}).stages[2].predicted_s
+    assert found.step.measured_s is None
+    none = one({"measured": {"train_tok_s": 0, "sync_tok_s": 5, "step_s": 300}})
+    assert none.stages == ()
+    assert "measured.train_tok_s is no number above 0: 0" in none.notes
+    assert "measured.sync_tok_s is no stage that is predicted" in none.notes
+
+
+def test_runs_below_their_stages_are_runs():
+    below = {"step_s": {"ours": 346.3, "theirs": "363.5"}, "generate_s": {"ours": 266.1}}
+    ours, theirs = predict_row({**ROW, "measured": below}, MODELS)
+    assert [ours.name, theirs.name] == [f"{ROW['name']}/ours", f"{ROW['name']}/theirs"]
+    assert [stage.measured_s for stage in ours.stages] == [266.1]
+    assert theirs.stages == ()
+    assert (ours.step.measured_s, theirs.step.measured_s) == (346.3, 363.5)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"async": True},
+        {"fully_async": "yes"},
+        {"policy": "one-step off"},
+        {"max_off_policyness": 4},
+        {"staleness_threshold": 0.5},
+    ],
+)
+def test_a_run_that_overlaps_by_any_word_does_not_count_as_one_on_policy(says):
+    found = one(says)
+    assert "stages of this run overlap over steps" in "\n".join(found.missing)
+    assert one({**dict.fromkeys(says, 0)}).counts
+
+
+def test_no_pass_of_logprobs_is_a_number_of_passes():
+    step = {"measured": {"step_s": 346.3}}
+    logprobs = one({}).stages[1].predicted_s
+    none, single = one({**step, "logprob_passes": 0}), one(step)
+    assert none.step.predicted_s == pytest.approx(single.step.predicted_s - logprobs)
+    assert "logprob_passes is no whole number" in one({"logprob_passes": -1}).missing[0]
 
 
 def test_passes_of_logprobs_count_as_often_as_the_row_says_or_measured():
