@@ -60,6 +60,7 @@ class DeviceSpec:
         host_bytes_per_s: Between the device and the memory of its host, in one direction.
         measured_flops: Of large matrix products.
         measured_memory_bytes_per_s: Of copies, bytes read and written.
+        measured_attention_flops: Of a trainer's attention forward (FlashAttention 2).
         sibling_bytes_per_s: To the other die of the same card, where a card has two.
         efficiencies: Of which generation its kernels' efficiencies are, where somebody says it.
         source: Of the figures.
@@ -76,6 +77,7 @@ class DeviceSpec:
     host_bytes_per_s: float
     measured_flops: float | None = None
     measured_memory_bytes_per_s: float | None = None
+    measured_attention_flops: float | None = None
     sibling_bytes_per_s: float | None = None
     efficiencies: Efficiencies | None = None
     source: str
@@ -203,6 +205,7 @@ def _words(name: str) -> list[str]:
 class _Measured(Section):
     bf16_tflops: Tflops | None = None
     memory_tb_per_s: MemoryRate | None = None
+    attention_tflops: Tflops | None = None
 
 
 class _Entry(Section):
@@ -270,7 +273,9 @@ def _read_file(path: Path) -> _File:
 
 
 def _spec(name: str, entry: _Entry) -> DeviceSpec:
-    flops, memory = entry.measured.bf16_tflops, entry.measured.memory_tb_per_s
+    measured = entry.measured
+    flops, attention = measured.bf16_tflops, measured.attention_tflops
+    memory = measured.memory_tb_per_s
     sibling = entry.sibling_gb_per_s
     return DeviceSpec(
         name=name,
@@ -283,6 +288,7 @@ def _spec(name: str, entry: _Entry) -> DeviceSpec:
         host_bytes_per_s=entry.host_gb_per_s * 1e9,
         measured_flops=None if flops is None else flops * 1e12,
         measured_memory_bytes_per_s=None if memory is None else memory * 1e12,
+        measured_attention_flops=None if attention is None else attention * 1e12,
         sibling_bytes_per_s=None if sibling is None else sibling * 1e9,
         efficiencies=entry.efficiencies,
         source=entry.source,

@@ -338,6 +338,7 @@ def _own_spec(
             measured_memory_bytes_per_s=(
                 known.measured_memory_bytes_per_s if memory is None else None
             ),
+            measured_attention_flops=known.measured_attention_flops if flops is None else None,
             efficiencies=entry.efficiencies or known.efficiencies,
             source=f"{known.source}; changed by the cluster file",
         )

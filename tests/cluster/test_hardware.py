@@ -23,6 +23,8 @@ def test_figures_are_those_of_the_data_sheet_in_bytes_and_operations() -> None:
     assert (spec.intra_bytes_per_s, spec.inter_bytes_per_s) == (450e9, 50e9)
     assert (spec.measured_flops, spec.measured_memory_bytes_per_s) == (798e12, 3.0e12)
     assert device_spec("A100-SXM-80GB").measured_flops is None
+    h20 = device_spec("H20-96GB")
+    assert (h20.measured_flops, h20.measured_attention_flops) == (132e12, 84e12)
     assert device_spec("Ascend-A3-die").sibling_bytes_per_s == 224e9
 
 
@@ -33,6 +35,7 @@ def test_every_device_has_a_source_and_measures_no_more_than_its_peak() -> None:
         assert len(spec.source) > 10
         assert (spec.measured_flops or 0) < spec.flops
         assert (spec.measured_memory_bytes_per_s or 0) < spec.memory_bytes_per_s
+        assert (spec.measured_attention_flops or 0) <= (spec.measured_flops or 0)
         assert spec.inter_bytes_per_s < spec.intra_bytes_per_s <= spec.memory_bytes_per_s
 
 

@@ -238,13 +238,23 @@ def test_a_move_goes_over_the_host_link():
         ("H800", 0.52),
         ("H200", 0.6050),  # 790 / 4.2
         ("A100", 0.6747),  # 0.8 x 312 / (0.88 x 2.04)
-        ("H20", 0.8955),  # 0.8 x 148 / (0.88 x 4.0)
+        ("H20", 0.8849),  # 132 / (0.88 x 4.0)
         ("GB200", 0.5036),  # 0.8 x 2500 / (0.88 x 8.0)
         ("CPU", 0.52),
     ],
 )
 def test_what_kernels_leave_of_a_trainers_time_is_bound_by_memory(device, share):
     assert efficiency.rates(device_spec(device)).trainer_share == pytest.approx(share, rel=1e-3)
+
+
+def test_a_trainers_attention_is_as_fast_as_measured_where_the_catalogue_says_it():
+    known = efficiency.rates(device_spec("H20"))
+    assert known.trainer_attention_flops == 84e12
+    assert known.flops == pytest.approx(132e12 * 0.93)
+    # Of a device with other products nothing is measured, nor where the catalogue says nothing.
+    other = replace(device_spec("H20"), measured_flops=None, measured_attention_flops=None)
+    assert efficiency.rates(other).trainer_attention_flops == pytest.approx(0.42 * 0.8 * 148e12)
+    assert efficiency.rates(device_spec("H100")).trainer_attention_flops == 0.42 * 798e12
 
 
 def test_an_a100_trains_in_as_many_times_the_seconds_of_an_h100_as_published(repository):
