@@ -307,7 +307,8 @@ def measured_costs(loaded: LoadedConfig) -> Callable[[PlanRequest], Cost] | None
     from flowrl.sim.profile import load_profile
     from flowrl.sim.profiled_cost import profiled_cost
 
-    profile, where = load_profile(path), loaded.where("plan.profile")
+    where = loaded.where("plan.profile")
+    profile = load_profile(path, named_by=where)
     if profile.machine.doubt is not None:
         _log.warning("%s: the profile's times were %s", where, profile.machine.doubt)
     return lambda request: profiled_cost(profile, request, where=where)

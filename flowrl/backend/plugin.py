@@ -44,6 +44,7 @@ class Capabilities:
         services: What it opens.
         devices: Device types it runs on: `cpu`, `cuda`, `npu`.
         dtypes: Parameter types: `float32`, `bfloat16`, `float16`.
+        untrained_dtypes: Those of them that it generates and gives logprobs in, but does not train.
         layouts: Parallel dimensions it can use: of `tp pp dp cp ep fsdp`.
         abort: Whether a running request can be stopped with its tokens kept.
         resume: Whether a request can begin with response tokens it already has.
@@ -60,6 +61,7 @@ class Capabilities:
     services: frozenset[Service]
     devices: frozenset[str]
     dtypes: frozenset[str] = frozenset({"float32"})
+    untrained_dtypes: frozenset[str] = frozenset()
     layouts: frozenset[str] = frozenset()
     abort: bool = False
     resume: bool = False

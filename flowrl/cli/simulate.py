@@ -299,7 +299,8 @@ def _times(
         return planned_times(stage, compiled.config.plan, cost)
     found = path or profile_of(compiled.config)
     if path is not None or found.is_file():
-        return profile_times(load_profile(found), stage, source=str(found))
+        named_by = None if path is None else f"--profile {path}"
+        return profile_times(load_profile(found, named_by=named_by), stage, source=str(found))
     print(
         f"warning: there is no profile at {found}, so step times are assumed; `flowrl profile` "
         "measures them, --profile FILE names others",

@@ -80,10 +80,10 @@ def _no_option(
     value = _value_of(words, [option])
     # A key that is right and only written as an option beats an option that is merely alike.
     hint = _as_override(option, value, own) if _takes_overrides(commands[name]) else None
-    if hint is None and (match := nearest(option, own)) is not None:
-        hint = f"did you mean {match}?"
     if hint is None and others:
         hint = f"it is of `flowrl {others[0]}`; leave it out here"
+    if hint is None and (match := nearest(option, own)) is not None:
+        hint = f"did you mean {match}?"
     return ConfigError(
         f"`flowrl {name}` has no option {option}",
         where=f"command line ({option if value is None else f'{option} {value}'})",
@@ -94,6 +94,7 @@ def _no_option(
 
 def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | None:
     """How a key of the configuration is written that somebody gave as an option."""
+    from flowrl.config.declared import takes_value
     from flowrl.config.problems import homes_of
     from flowrl.config.schema import RunConfig
 
@@ -104,6 +105,8 @@ def _as_override(option: str, value: str | None, own: Sequence[str]) -> str | No
     if "." in key:
         return f"overrides have no dashes: {option.lstrip('-')}={said}"
     homes = [home for home in homes_of(key, RunConfig) if home != "cluster" or key == "cluster"]
+    # A section is no key that an option's value could be of.
+    homes = [home for home in homes if takes_value(tuple(home.split(".")), RunConfig)]
     if not homes or len(option) < len("--x"):
         return None
     written = " or ".join(f"{home}={said}" for home in homes[:2])

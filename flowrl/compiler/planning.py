@@ -25,7 +25,7 @@ from flowrl.errors import ConfigError, DataError, combine
 from flowrl.observe.lengths_file import lengths_in
 from flowrl.plan.options import EnvironmentRequest, Pin, PlanOptions
 from flowrl.plan.pins import FIELDS, values_of
-from flowrl.wording import counted
+from flowrl.wording import counted, percent
 
 __all__ = ["assumed_lengths", "lengths_of", "mean_prompt", "plan_options"]
 
@@ -228,14 +228,14 @@ def _cut(plan: PlanConfig, mean: float, longest: int) -> Iterator[str]:
             )
     elif lengths.share_cut >= _MANY_CUT:
         yield (
-            f"{lengths.share_cut:.0%} of responses are cut at the longest, {longest:,} tokens, for "
-            f"{key} with sigma {sigma:g} is a mean of {lengths.before_cut:,.0f} before the cut; "
-            f"{_sensible(sigma, longest)}"
+            f"{percent(lengths.share_cut)} of responses are cut at the longest, {longest:,} "
+            f"tokens, for {key} with sigma {sigma:g} is a mean of {lengths.before_cut:,.0f} before "
+            f"the cut; {_sensible(sigma, longest)}"
         )
 
 
 def _sensible(sigma: float, longest: int) -> str:
-    return f"a mean of {_proposed(sigma, longest):,} would cut {_FEW_CUT:.0%}"
+    return f"a mean of {_proposed(sigma, longest):,} would cut {percent(_FEW_CUT)}"
 
 
 def _proposed(sigma: float, longest: int) -> int:
@@ -262,7 +262,8 @@ def _above(loaded: LoadedConfig, key: str, mean: float, longest: int) -> ConfigE
     sigma = ASSUMED_SIGMA if loaded.config.plan.sigma is None else loaded.config.plan.sigma
     way_out = f"set {key} to at most {longest}"
     if "prompt" not in key and sigma:
-        way_out = f"set {key}={_proposed(sigma, longest)}, which cuts {_FEW_CUT:.0%} of responses"
+        few = percent(_FEW_CUT)
+        way_out = f"set {key}={_proposed(sigma, longest)}, which cuts {few} of responses"
     return ConfigError(
         f"a mean of {counted(mean, 'token')} is longer than the longest",
         where=loaded.where(key),

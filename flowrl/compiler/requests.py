@@ -14,6 +14,7 @@ from flowrl.cost.demand import response_bound
 from flowrl.graph import Graph, Op
 from flowrl.passes.decision import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
+from flowrl.plan.dtypes import check_trained_types
 from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
 from flowrl.specs import LossSpec, Sampling
@@ -129,7 +130,7 @@ def _request(
     bounds = [response_bound(graph, node, sampling) for node in graph.of_op(Op.GENERATE)]
     response = max(bounds, default=sampling.max_tokens)
     wanted = config.data.max_prompt_tokens + response
-    return PlanRequest(
+    request = PlanRequest(
         roles=tuple(roles),
         prompts_per_step=train.prompts_per_step,
         group_size=_group_size(graph),
@@ -153,6 +154,8 @@ def _request(
             environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
         ),
     )
+    check_trained_types(graph, request)
+    return request
 
 
 def _group_size(graph: Graph) -> int:

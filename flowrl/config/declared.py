@@ -16,6 +16,7 @@ __all__ = [
     "kinds_of",
     "members_of",
     "models_in",
+    "takes_value",
 ]
 
 ABSENT = object()
@@ -87,6 +88,17 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
         for member in members_of(annotation)
         if isinstance(member, type) and issubclass(member, BaseModel)
     ]
+
+
+def takes_value(path: tuple[str, ...], root: type[BaseModel]) -> bool:
+    """Whether a declared key may be one value: not only a section, or entries by name."""
+    annotation, _ = declared_at(path, {}, root)
+    sections = models_in(annotation)
+    return any(
+        member not in sections and get_origin(member) is not dict
+        for member in members_of(annotation)
+        if member is not type(None)
+    )
 
 
 def members_of(annotation: object) -> list[object]:

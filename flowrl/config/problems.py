@@ -267,6 +267,8 @@ def _wrong_type(
         hint = f"put it in quotes: '\"{value}\"' on the command line"
     elif "a list" in names and not isinstance(value, dict):
         hint = f"write a list: [{value}]"
+    elif list(names) == ["a mapping"]:
+        hint = _below(key, annotation)
     *most, last = names
     expected = f"{', '.join(most)} or {last}" if most else last
     return ConfigError(
@@ -275,6 +277,18 @@ def _wrong_type(
         found=describe_value(value),
         hint=hint or f"write {expected}",
     )
+
+
+def _below(key: str, annotation: object) -> str:
+    """What to write where a value stands in the place of a section."""
+    models = models_in(annotation)
+    kinds = [kind for model in models for kind in kinds_of(model)]
+    if kinds:
+        return f"write {{kind: {kinds[0]}, ...}}; there are {listing(kinds)}"
+    keys = [field for model in models for field in sorted(model.model_fields)]
+    if not keys:
+        return f"write what it holds by name: {key}.NAME"
+    return f"write a key of it, {key}.KEY; KEY is one of {listing(keys)}"
 
 
 def _unknown_kind(

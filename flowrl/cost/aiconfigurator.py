@@ -226,8 +226,9 @@ def _import_compile() -> Compile:
 def _not_installed() -> BackendError:
     return BackendError(
         "AIConfigurator is not installed",
-        where=PACKAGE,
-        hint="pip install 'flowrl[aiconfigurator]', or plan with the analytic estimates",
+        where="plan.engine_times",
+        found=f"no package {PACKAGE}",
+        hint="pip install 'flowrl[aiconfigurator]', or set plan.engine_times=analytic",
     )
 
 

@@ -322,6 +322,8 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
                 AttrRule(name="behaviour_logprobs", types=(str,)),
                 AttrRule(name="old_logprobs", types=(str,)),
                 _placed("micro_batch", int),
+                # Of packed micro-batches; others hold so many samples.
+                AttrRule(name="micro_tokens", types=(int,), since=Level.PLACED),
             ),
         ),
         Op.SYNC: Signature(

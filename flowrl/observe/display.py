@@ -40,6 +40,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_ENDS = ("consumed", "filtered", "dropped")
+"""Of samples, as the summary counts them."""
+
 _BETWEEN = ("evaluate", "log")
 """What a run does between the steps of a stage."""
 
@@ -181,7 +184,9 @@ def summary_lines(summary: Summary) -> list[str]:
             + (f" ({parts})" if parts else "")
         )
     if summary.samples:
-        ends = ", ".join(f"{count:,} {end}" for end, count in summary.samples.items())
+        # Not in the order in which a run met them first: two runs are read beside each other.
+        counts = [(end, summary.samples.get(end, 0)) for end in _ENDS]
+        ends = ", ".join(f"{count:,} {end}" for end, count in counts if count)
         lines.append(f"samples: {ends}; {summary.num_tokens:,} response tokens")
     if summary.num_example_tokens:
         lines.append(f"examples: {summary.num_example_tokens:,} response tokens")

@@ -31,6 +31,7 @@ from flowrl.observe.display import (
     visible,
 )
 from flowrl.observe.rows import SampleRow, StepMetrics, Summary
+from flowrl.wording import percent
 
 __all__ = ["RichDisplay", "sparkline"]
 
@@ -194,7 +195,7 @@ class RichDisplay:
             lines.append(f"{curve}\n", style="cyan")
         if last.length_mean is not None:
             longest = "" if last.length_max is None else f", longest {last.length_max}"
-            cut = f", {last.truncated:.0%} truncated" if last.truncated else ""
+            cut = f", {percent(last.truncated)} truncated" if last.truncated else ""
             lines.append(f"length    {last.length_mean:.1f} tokens{longest}{cut}\n")
         rates = token_rates(last)
         if rates:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flowrl.config.nearest import listing, suggestion
+from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, format_graph, problems, verify
 from flowrl.passes.annotate_cost import annotate_cost
@@ -79,17 +79,21 @@ def run_passes(
         ConfigError: a name that is no pass, or a graph wanted after one that is left out.
         GraphError: the graph, or what a pass made of it, breaks its specification.
     """
-    for name in (*print_after, *disable):
+    asked = {"--disable-pass": disable, "--print-after": print_after}
+    for option, name in ((option, name) for option, names in asked.items() for name in names):
         if name not in pass_names():
             raise ConfigError(
                 f"no pass is called '{name}'",
+                where=option,
                 expected=f"one of {listing(pass_names())}",
-                hint=suggestion(name, pass_names()),
+                hint=one_of_them(name, pass_names()),
             )
     for name in print_after:
         if name in disable:
             raise ConfigError(
                 f"there is no graph after pass '{name}', which is left out",
+                where=f"--print-after {name}",
+                found=f"--disable-pass {name}",
                 hint=f"do not disable {name}, or print after another pass",
             )
     verify(graph)

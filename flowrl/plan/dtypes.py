@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from flowrl.cluster.pool import Device
 from flowrl.errors import PlanError
+from flowrl.graph.ir import Graph
+from flowrl.graph.types import Op
 from flowrl.plan.request import PlanRequest, RoleRequest
 
-__all__ = ["role_dtype"]
+__all__ = ["check_trained_types", "role_dtype"]
 
 
 def role_dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
@@ -29,3 +31,27 @@ def role_dtype(role: RoleRequest, request: PlanRequest, device: Device) -> str:
             hint=f"set roles.{role.name}.dtype to one of them, or to auto",
         )
     return role.dtype
+
+
+def check_trained_types(graph: Graph, request: PlanRequest) -> None:
+    """Roles that are updated have types in which their backends train.
+
+    Raises:
+        PlanError: one that is asked for is not among them.
+    """
+    for node in graph.of_op(Op.UPDATE):
+        if node.role is None:
+            continue
+        role = asked = request.role(node.role)
+        while asked.dtype == "auto" and asked.copy_of is not None:
+            asked = request.role(asked.copy_of)
+        can = role.capabilities
+        if asked.dtype in can.untrained_dtypes:
+            raise PlanError(
+                f"backend {role.backend!r} does not train parameters of type {asked.dtype}, and "
+                f"{node.id} trains {role.name}",
+                where=f"roles.{asked.name}.dtype",
+                found=asked.dtype,
+                expected=f"one of {', '.join(sorted(can.dtypes - can.untrained_dtypes))}",
+                hint=f"set roles.{role.name}.dtype to one of them, or to auto",
+            )

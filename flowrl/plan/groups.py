@@ -218,6 +218,14 @@ def _not_looked_at(pool: ResourcePool, parts: Sequence[Part]) -> Iterator[str]:
         else:
             why = f"a backend of this job does not run on {group.device.type}"
         yield f"{_group_name(group)}: left idle, for {why}"
+    reserved: dict[str, list[str]] = {}
+    for node in pool.nodes:
+        for device in node.devices:
+            if device.reserved and device.type != "cpu":
+                reserved.setdefault(device.name, []).append(pool.address(node, device))
+    for name, addresses in reserved.items():
+        where = f"{len(addresses)} x {name} ({device_names(addresses)})"
+        yield f"{where}: left idle, for the cluster reserves them"
 
 
 def _hosts(

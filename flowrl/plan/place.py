@@ -10,6 +10,7 @@ from flowrl.graph.ir import Attr
 from flowrl.plan.check.numbers import UNDO
 from flowrl.plan.names import device_names
 from flowrl.plan.schema import PlacementPlan
+from flowrl.specs.cost import NodeCost
 
 __all__ = ["place"]
 
@@ -20,8 +21,10 @@ def place(graph: Graph, plan: PlacementPlan) -> Graph:
     Each has `start` (what must have arrived before it begins) and `chunk` (units of that which it
     takes at once; 0 for all that are there). A role's has `devices`, `process` and `replicas`, and
     how many `samples` of a step reach it and each of its replicas besides; an update
-    `micro_batch`, a sync the `transport` of its weights. Attributes that are
-    open in a lowered graph, because there is nothing to say, are left out.
+    `micro_batch` (and `micro_tokens`, where samples are packed), a sync the `transport` of its
+    weights. Attributes that are open in a lowered graph, because there is nothing to say, are left
+    out; so are bytes of activations and caches where a plan divides a model over devices: those of
+    its `cost` are of one device that does all, and the plan has its own.
 
     Args:
         graph: A lowered graph.
@@ -55,8 +58,13 @@ def _placed(node: Node, plan: PlacementPlan) -> Node:
     attrs |= {"start": str(operation.start), "chunk": operation.chunk}
     if node.op is Op.UPDATE:
         attrs["micro_batch"] = operation.micro_batch
+        if operation.micro_tokens:
+            attrs["micro_tokens"] = operation.micro_tokens
     if node.op is Op.SYNC:
         attrs["transport"] = _transport(node, plan)
+    cost = node.attr("cost")
+    if isinstance(cost, NodeCost) and operation.seconds is not None:
+        attrs["cost"] = replace(cost, activation_bytes=0, kv_bytes=0)
     said = replace(node, attrs=tuple(item for item in node.attrs if item[1] is not None))
     return said.with_attrs(**attrs)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from flowrl.data import PromptItem
 from flowrl.errors import DataError
 from flowrl.ids import GroupId
+from flowrl.wording import percent
 
 __all__ = ["BatchNotFilled", "PromptSupply"]
 
@@ -72,7 +73,7 @@ class PromptSupply:
         ended = self.kept + len(self.lost)
         counted = Counter(self.lost.values()).most_common()
         reasons = ", ".join(f"{number} {reason}" for reason, number in counted)
-        rate = f" ({self.kept / ended:.1%})" if ended else ""
+        rate = f" ({percent(self.kept / ended, 1)})" if ended else ""
         key = self.where.partition("=")[0]
         return BatchNotFilled(
             "too few groups pass the filter to fill a batch",

@@ -47,6 +47,7 @@ from flowrl.sim.rollouts_of_plan import (
     waits_for,
 )
 from flowrl.sim.times import EngineTimes, NodeTimes, StageTimes
+from flowrl.wording import counted
 
 __all__ = ["DRIVER", "MAIN", "model_of_many"]
 
@@ -221,8 +222,14 @@ class _Maker:
             number = self.num_engines.get(role, len(pool.replicas))
             lanes = [self._lane_of(devices) for devices in pool.replicas[:number]]
             kind = f"as {device_names(pool.replicas[0])}"
-            for i in range(len(pool.replicas), number):  # on devices that the cluster has not
+            for i in range(len(pool.replicas), number):
                 lanes.append(self._lane(f"{player.node}[{i}]", kind))
+            if number > len(pool.replicas):
+                more = counted(number - len(pool.replicas), "engine")
+                self.notes.append(
+                    f"{more} of {player.node} on devices that the plan has not, for its own hold "
+                    f"{len(pool.replicas)}; roles.{role}.num_engines={number} plans for so many"
+                )
             for i, lane in enumerate(lanes):
                 yield self._engine(f"{player.node}[{i}]", pool, lane)
 

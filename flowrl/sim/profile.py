@@ -221,8 +221,11 @@ def save_profile(profile: Profile, path: Path) -> None:
     write_json_atomic(path, asdict(profile))
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path, *, named_by: str | None = None) -> Profile:
     """Reads a profile.
+
+    Args:
+        named_by: The key or option that names the file; None where it has its own name.
 
     Raises:
         ConfigError: the file cannot be read, or is no profile of this version; names the key.
@@ -232,7 +235,8 @@ def load_profile(path: Path) -> Profile:
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be read: {error.strerror}",
-            where=str(path),
+            where=named_by or str(path),
+            found=str(path) if named_by is not None else None,
             hint=nearest_file(path) or "`flowrl profile CONFIG` measures one",
         ) from error
     except ValueError as error:

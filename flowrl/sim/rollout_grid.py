@@ -43,6 +43,7 @@ from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
 from flowrl.sim.run import simulate
 from flowrl.sim.workload import Assumed, PromptLengths
+from flowrl.wording import percent
 
 __all__ = ["FAR", "PART", "WHOLE", "RolloutCase", "RolloutCheck", "check_case", "main"]
 
@@ -249,7 +250,7 @@ def _lines(checks: Sequence[RolloutCheck]) -> Iterator[str]:
         off = [abs(check.ratio - 1) for check in some]
         ratios = [check.ratio for check in some]
         yield (
-            f"{name:<12} {len(off):>4} cases, median {statistics.median(off):.1%} off, "
+            f"{name:<12} {len(off):>4} cases, median {percent(statistics.median(off), 1)} off, "
             f"{sum(one > 0.05 for one in off)} above 5 %, {sum(one > 0.1 for one in off)} above "
             f"10 %, planned over simulated {min(ratios):.3f} to {max(ratios):.3f}"
         )
@@ -266,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write every case there")
     options = parser.parse_args(argv)
     began = time.monotonic()
-    print("replicas samples slots sigma cache  planned simulated  ratio  error")
+    print("replicas samples slots sigma cache  planned simulated  ratio   error")
     checks = []
     for case in WHOLE if options.whole else PART:
         check = check_case(case)
@@ -275,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"{case.replicas:>8} {case.samples:>7} {case.slots:>5} {case.sigma:>5g} {cache:>5} "
             f"{check.planned_s:>8.2f} {check.simulated_s:>9.2f} {check.ratio:>6.3f} "
-            f"{check.error_s / check.simulated_s:>6.1%}{'  far' if check.far else ''}",
+            f"{percent(check.error_s / check.simulated_s, 1):>7}{'  far' if check.far else ''}",
             flush=True,
         )
     for line in _lines(checks):

@@ -6,6 +6,7 @@ from the order of events. So two simulations that differ by a policy see the sam
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from flowrl.cost.lengths import lognormal_before_cut
 from flowrl.errors import DataError
 from flowrl.files import read_json_lines
-from flowrl.sim.lengths import Lengths, Lognormal, parse_lengths, read_lengths
+from flowrl.sim.lengths import Constant, Lengths, Listed, Lognormal, parse_lengths, read_lengths
 from flowrl.wording import counted
 
 __all__ = [
@@ -134,10 +135,17 @@ class Assumed(_Blocks):
     def __str__(self) -> str:
         """As `--lengths` names them, and what they come to where the longest are cut."""
         text = str(self._lengths)
-        if not isinstance(self._lengths, Lognormal):
-            return text
-        before, sigma = self._lengths.mean, self._lengths.sigma
-        mean = lognormal_before_cut(mean=before, sigma=sigma, maximum=float(self.longest)).mean
+        match self._lengths:
+            case Lognormal(mean=before, sigma=sigma):
+                at = float(self.longest)
+                mean = lognormal_before_cut(mean=before, sigma=sigma, maximum=at).mean
+            case Constant(tokens=tokens):
+                before, mean = float(tokens), float(min(tokens, self.longest))
+            case Listed(values=values):
+                before = statistics.fmean(values)
+                mean = statistics.fmean(min(one, self.longest) for one in values)
+            case _:
+                return text
         if mean > 0.999 * before:
             return text
         left = f"{mean:,.{1 if mean < 100 else 0}f}"

@@ -13,6 +13,7 @@ from flowrl.specs.cost import NodeCost
 from flowrl.specs.loss import OwnLoss
 from flowrl.specs.maps import OwnMap, WeightedSum
 from flowrl.specs.own_advantage import OwnAdvantage
+from flowrl.wording import counted
 
 __all__ = [
     "ROLE_COLOURS",
@@ -197,7 +198,10 @@ def _sync_notes(graph: Graph, node: Node) -> tuple[str, ...]:
     if source is not None and source != node.role:
         notes = [f"takes over the weights of {source}"]
     else:
-        notes = ["in place" if node.attr("in_place") else "weights are moved"]
+        # A plan may move weights that could be read in place: to processes, to other layouts.
+        placed = node.attr("transport")
+        in_place = node.attr("in_place") if placed is None else placed == "in_place"
+        notes = ["in place" if in_place else "weights are moved"]
     every = node.attr("every")
     if isinstance(every, int) and every > 1:
         notes.append(f"every {every} steps")
@@ -222,9 +226,12 @@ def _place_notes(node: Node) -> tuple[str, ...]:
     on = {"step": "with the step", "batch": "on the batch"}.get(str(start), f"on each {start}")
     notes.append(f"starts {on}")
     if isinstance(chunk, int) and chunk > 1:
-        notes.append(f"{chunk} at once")
-    if isinstance(rows, int):
-        notes.append(f"{rows} rows at once")
+        notes.append(f"{chunk:,} at once")
+    packed = node.attr("micro_tokens")
+    if isinstance(packed, int):
+        notes.append(f"in micro-batches of {packed:,} tokens")
+    elif isinstance(rows, int):
+        notes.append(f"{counted(rows, 'row')} at once")
     if node.attr("transport") not in (None, "in_place"):
         notes.append(f"by {node.attr('transport')}")
     return (", ".join(notes),)

@@ -109,11 +109,11 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
     "graph form": (["graph", "grpo", "--format", "picture"], ["picture", "tree"]),
     "unknown pass to look at": (
         ["graph", "grpo", "--print-after", "insert_sync"],
-        ["no pass is called 'insert_sync'", "insert_weight_sync"],
+        ["--print-after: no pass is called 'insert_sync'", "did you mean 'insert_weight_sync'?"],
     ),
     "unknown pass to leave out": (
         ["graph", "grpo", "--disable-pass", "fill_default"],
-        ["no pass is called 'fill_default'", "did you mean 'fill_defaults'?"],
+        ["--disable-pass: no pass is called 'fill_default'", "did you mean 'fill_defaults'?"],
     ),
     "diff as a picture": (
         ["graph", "grpo", "--diff", "sft", "--format", "mermaid"],

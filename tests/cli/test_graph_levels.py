@@ -13,6 +13,7 @@ from flowrl.graph import Level, graph_from_json, parse
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CONFIG = str(CONFIGS / "ppo.yaml")
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
 ELSEWHERE = (f"cluster={CONFIGS / 'clusters' / 'laptop.yaml'}",)
 """So that the devices of the machine that tests run on do not matter."""
 
@@ -36,6 +37,31 @@ def test_the_placed_graph_says_where_each_role_runs(capsys):
     assert "critic.values  on" not in shown(capsys, "lowered", "tree")
 
 
+def test_a_placed_graph_says_how_a_plan_moves_weights_that_could_be_read_in_place(capsys):
+    words = (*ELSEWHERE, "stages=[grpo]", "plan.kind=spatial")
+    run(QUICKSTART, words, GraphOptions(form="tree", level="lowered"))
+    assert "actor.sync  in place" in capsys.readouterr().out
+    run(QUICKSTART, words, GraphOptions(form="tree", level="placed"))
+    out = capsys.readouterr().out
+    assert "actor.sync  weights are moved" in out
+    assert "by folder" in out
+    run(QUICKSTART, words[:-1], GraphOptions(form="tree", level="placed"))
+    assert "actor.sync  in place" in capsys.readouterr().out
+
+
+def test_a_graph_over_many_devices_has_the_plans_micro_batches_and_no_bytes_of_one_device(capsys):
+    words = (f"cluster={CONFIGS / 'clusters' / 'h100_1x8.yaml'}",)
+    config = str(CONFIGS / "grpo_qwen25_7b.yaml")
+    run(config, words, GraphOptions(form="tree", level="placed"))
+    out = capsys.readouterr().out
+    assert "rows at once" not in out
+    assert ", in micro-batches of " in out
+    assert "actor.sync  weights are moved" in out
+    assert "PFLOP, output " in out
+    assert "activations" not in out
+    assert "KV cache" not in out
+
+
 def test_a_workflow_without_a_config_has_no_place(capsys):
     with pytest.raises(ConfigError, match="cannot be placed") as caught:
         run("grpo", (), GraphOptions(level="placed"))
@@ -49,9 +75,6 @@ def test_placed_graphs_are_compared_like_others(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert "  - attr micro_batch = 128" in lines
     assert "  + attr micro_batch = 64" in lines
-
-
-QUICKSTART = str(CONFIGS / "quickstart.yaml")
 
 
 def test_of_several_stages_the_last_is_shown_and_the_others_are_named(capsys):

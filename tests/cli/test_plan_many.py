@@ -521,6 +521,13 @@ def test_lengths_come_from_the_folder_of_a_run_too(flowrl: Run, tmp_path: Path):
     assert f"found: {tmp_path / 'empty' / 'samples.jsonl'}" in err
 
 
+def test_a_profile_that_is_not_there_is_told_with_the_word_that_names_it(flowrl: Run):
+    code, _, err = flowrl(CONFIG, *SMALL, *NODE, "plan.profile=none.json")
+    assert code == 2
+    assert "command line (plan.profile=none.json): the profile cannot be read: No such file" in err
+    assert "  found: none.json\n" in err
+
+
 def test_sizes_that_a_library_does_not_split_are_refused_in_a_sentence(flowrl: Run):
     code, _, err = flowrl(CONFIG, *SMALL, *NODE, "plan.trainer=fsdp", "--pin", "actor.tp=2")
     assert code == 2

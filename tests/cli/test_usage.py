@@ -44,6 +44,7 @@ def told(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
         ("run c.yaml --steps 3", "train.steps=3"),
         ("run c.yaml --train.steps=3", "overrides have no dashes: train.steps=3"),
         ("why runs/a 0/0/0 --steps 3", "it is of `flowrl simulate`"),
+        ("plan c.yaml --stage grpo", "it is of `flowrl graph`; leave it out here"),
         ("plan c.yaml --ouput x.json", "did you mean --output?"),
         ("plan c.yaml --cluster", "write --cluster FILE"),
         ("plan c.yaml --json=3", "--json takes no value"),

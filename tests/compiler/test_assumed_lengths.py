@@ -24,13 +24,13 @@ def test_a_mean_at_which_half_of_responses_are_cut_has_the_longest_as_its_median
 def test_a_mean_that_nearly_all_responses_would_be_cut_for_is_told_with_one_that_fits():
     (told,) = assumed_lengths(PlanConfig(mean_response_tokens=8000, sigma=0.8), 8192)
     assert told == (
-        "91% of responses are cut at the longest, 8,192 tokens, for "
+        "91 % of responses are cut at the longest, 8,192 tokens, for "
         "plan.mean_response_tokens=8000 with sigma 0.8 is a mean of 33,801 before the cut; "
-        "a mean of 4,600 would cut 20%"
+        "a mean of 4,600 would cut 20 %"
     )
     (told,) = assumed_lengths(PlanConfig(mean_response_tokens=8192, sigma=0.8), 8192)
     assert "every response has the 8,192 tokens of the longest" in told
-    assert "so plan.sigma=0.8 says nothing; a mean of 4,600 would cut 20%" in told
+    assert "so plan.sigma=0.8 says nothing; a mean of 4,600 would cut 20 %" in told
 
 
 @pytest.mark.parametrize(("mean", "sigma"), [(4600, 0.8), (2400, 0.8), (8192, 0), (8192, None)])
@@ -46,4 +46,4 @@ def test_a_mean_above_the_longest_is_refused_with_one_that_fits(tmp_path):
     config["plan"] = {"mean_response_tokens": 120, "sigma": 1.0}
     with pytest.raises(ConfigError, match="is longer than the longest") as caught:
         api.compile(None, config)
-    assert "set plan.mean_response_tokens=51, which cuts 20% of responses, or" in str(caught.value)
+    assert "set plan.mean_response_tokens=51, which cuts 20 % of responses, or" in str(caught.value)

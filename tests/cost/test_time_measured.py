@@ -224,6 +224,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it():
     with pytest.raises(BackendError, match="AIConfigurator is not installed") as caught:
         AIConfiguratorCost(ANALYTIC)
     assert "flowrl[aiconfigurator]" in str(caught.value)
+    assert caught.value.where == "plan.engine_times"
     with pytest.raises(BackendError, match="not installed"):
         packaged_models()
 

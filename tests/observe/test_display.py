@@ -120,6 +120,8 @@ def test_plain_lines_hold_no_control_characters_and_end_with_the_headline():
     assert "took 1m 32s; everything is in runs/quickstart" in lines
     assert "samples: 20,480 consumed, 300 filtered; 81,920 response tokens" in lines
     assert not any(line.startswith("examples") for line in lines)
+    first_filtered = dict(reversed(SUMMARY.samples.items()))
+    assert summary_lines(replace(SUMMARY, samples=first_filtered)) == summary_lines(SUMMARY)
     lines = summary_lines(replace(SUMMARY, num_example_tokens=1200))
     assert "examples: 1,200 response tokens" in lines
 
@@ -241,7 +243,7 @@ def test_the_panel_shows_progress_reward_lengths_speeds_time_and_samples():
         "grpo 3/20",
         "1m 00s to go",
         "reward    0.750 std 0.25  ▁▅█",
-        "3.9 tokens, longest 4, 10% truncated",
+        "3.9 tokens, longest 4, 10 % truncated",
         "generate 4.0k  update 20.0k",
         "loss 0.0123",
         "2 groups filtered",

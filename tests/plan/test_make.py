@@ -15,6 +15,7 @@ from flowrl.cost import ModelShape, Phase, Workload
 from flowrl.errors import PlanError
 from flowrl.graph import Graph
 from flowrl.plan import make_plan
+from flowrl.plan.dtypes import check_trained_types
 from flowrl.plan.fit import Tenant, fit_device
 from flowrl.plan.schema import StartUnit, Transport
 
@@ -287,6 +288,25 @@ def test_a_backend_that_cannot_do_its_role_s_work_is_named(grpo: Graph, cases: A
 def test_a_dtype_that_the_backend_lacks_is_named(grpo: Graph, cases: Any) -> None:
     with pytest.raises(PlanError, match="no parameters of type float16"):
         make_plan(grpo, cases.request_for(dtype="float16"), cases.pool_of(cases.cpu()))
+
+
+def test_a_type_that_its_backend_does_not_train_is_refused_where_a_role_is_updated(
+    grpo: Graph, cases: Any
+) -> None:
+    half = replace(
+        cases.TORCH,
+        dtypes=frozenset({"float32", "float16"}),
+        untrained_dtypes=frozenset({"float16"}),
+    )
+    asked = cases.request_for(capabilities=half, dtype="float16")
+    with pytest.raises(PlanError, match="does not train parameters of type float16") as caught:
+        check_trained_types(grpo, asked)
+    assert caught.value.where == "roles.actor.dtype"
+    assert caught.value.expected == "one of float32"
+    # A reference computes logprobs alone.
+    types = {"actor": "auto", "reference": "float16"}
+    roles = tuple(replace(role, dtype=types.get(role.name, "auto")) for role in asked.roles)
+    check_trained_types(grpo, replace(asked, roles=roles))
 
 
 def test_no_device_of_a_supported_type_is_an_error(grpo: Graph, cases: Any) -> None:

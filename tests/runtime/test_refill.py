@@ -114,7 +114,7 @@ def test_the_limit_names_the_filter_s_pass_rate_and_what_is_missing():
     with pytest.raises(DataError, match="too few groups pass the filter") as caught:
         driver.collect(1, 4)
     told = str(caught.value)
-    assert "1 of 10 groups passed (10.0%); 9 too_even; 3 are missing" in told
+    assert "1 of 10 groups passed (10.0 %); 9 too_even; 3 are missing" in told
     assert "at most 10 prompts" in told
     assert sum(cursor.taken) == 10
     assert caught.value.exit_code == 2
@@ -176,7 +176,7 @@ def test_a_run_whose_filter_lets_nothing_pass_stops_with_a_checkpoint(tmp_path: 
     with pytest.raises(DataError, match="too few groups pass") as caught:
         api.run(None, config, display=display)
     assert "train.refill_limit=2" in str(caught.value)
-    assert "0 of 16 groups passed (0.0%); 16 zero_variance" in str(caught.value)
+    assert "0 of 16 groups passed (0.0 %); 16 zero_variance" in str(caught.value)
     assert "--resume" in display.notes[-1]
     assert "the resumed run takes a greater train.refill_limit too" in str(caught.value)
     assert "begin a new run, with prompts" in str(caught.value)

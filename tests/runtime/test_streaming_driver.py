@@ -299,7 +299,7 @@ def test_a_filter_that_lets_nothing_pass_stops_the_run_while_a_batch_is_waited_f
     # Nobody waits: no more prompts are spent than a batch may cost.
     assert 12 <= sum(rollout.prompts.taken) <= 12 + 2 * N
     rollout.driver.ask(1)
-    with pytest.raises(DataError, match=r"0 of \d+ groups passed \(0\.0%\)"):
+    with pytest.raises(DataError, match=r"0 of \d+ groups passed \(0\.0 %\)"):
         rollout.rounds(60)
 
 

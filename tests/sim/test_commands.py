@@ -259,7 +259,7 @@ def test_a_stage_of_examples_has_rows_a_second(place, capsys):
         (["--lengths", "normal:3"], "no such file, and no distribution of lengths either"),
         (["--lengths", "constant:x"], "lengths"),
         (["--faults", "nothing.yaml"], "nothing.yaml: no such file"),
-        (["--profile", "nothing.json"], "the profile cannot be read"),
+        (["--profile", "nothing.json"], "--profile nothing.json: the profile cannot be read"),
         (["--trace", "tiny.yaml/trace.json"], "the trace cannot be written"),
         (["--against", "runs"], "this is no run folder"),
     ],

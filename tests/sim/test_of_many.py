@@ -217,13 +217,16 @@ def test_fewer_engines_than_planned_are_the_plans_first_and_more_have_devices_of
     planned = best_plans("grpo", "h100_64", 2)[0]
     times = planned_times(planned.stage, planned.config)
     number = len(model_of(planned).engines)
-    lanes = [
-        [engine.lane for engine in model_of_stage(planned.stage, times, num_engines=asked).engines]
+    models = [
+        model_of_stage(planned.stage, times, num_engines=asked)
         for asked in ({}, {"actor": 2}, {"actor": number + 1})
     ]
+    lanes = [[engine.lane for engine in model.engines] for model in models]
     assert len(lanes[0]) == number > 2
     assert lanes[1] == lanes[0][:2]
     assert lanes[2] == [*lanes[0], f"actor.generate[{number}]"]
+    told = "1 engine of actor.generate on devices that the plan has not"
+    assert [any(told in note for note in model.notes) for model in models] == [False, False, True]
 
 
 def test_a_step_of_shorter_responses_is_shorter_in_every_part():

@@ -378,8 +378,10 @@ def test_chances_depend_on_seed_sample_and_attempt_alone():
     assert chance(1, "attempt", sample, 0) != chance(1, "attempt", sample, 1)
 
 
-def test_lengths_that_are_cut_say_what_is_left_of_their_mean():
+def test_lengths_that_are_cut_say_what_is_left_of_their_mean(tmp_path):
     prompts = PromptLengths(values=(4,))
+    (tmp_path / "lengths.jsonl").write_text("2\n4\n9\n")
+    file = str(tmp_path / "lengths.jsonl")
     for text, longest, told in (
         # E min(X, 3) for X lognormal with mu 0, sigma 1, whose mean is exp(1/2):
         # exp(1/2) F(ln 3 - 1) + 3 F(-ln 3) = 1.64872 * 0.53928 + 3 * 0.13597 = 1.297
@@ -387,8 +389,11 @@ def test_lengths_that_are_cut_say_what_is_left_of_their_mean():
         ("lognormal:mean=2504.62,sigma=0.8", 8192, ", which cut at 8,192 is 2,400 on average"),
         ("lognormal:mean=300,sigma=0.1", 8192, ""),
         ("constant:4", 8, ""),
+        ("constant:10000", 6000, ", which cut at 6,000 is 6,000 on average"),
+        (file, 6, " (3 lengths), which cut at 6 is 4.0 on average"),  # (2 + 4 + 6) / 3
+        (file, 9, " (3 lengths)"),
     ):
         workload = open_workload(
             text, stage="", rollout="", seed=0, prompts=prompts, longest=longest
         )
-        assert str(workload) == text + told
+        assert str(workload) == text.rpartition("/")[2] + told

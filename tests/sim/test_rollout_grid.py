@@ -40,8 +40,8 @@ def test_a_case_that_is_far_off_is_told_and_ends_with_1(monkeypatch, capsys, tmp
     out = tmp_path / "cases.json"
     assert main(["--json", str(out)]) == 1
     told = capsys.readouterr().out
-    assert "8.00     10.00  0.800   2.0%  far" in told
-    assert "all             2 cases, median 20.0% off, 2 above 5 %, 2 above 10 %" in told
+    assert "8.00     10.00  0.800   2.0 %  far" in told
+    assert "all             2 cases, median 20.0 % off, 2 above 5 %, 2 above 10 %" in told
     assert [case["ratio"] for case in json.loads(out.read_text())] == [0.8, 0.8]
 
 

@@ -37,6 +37,7 @@ class TorchPlugin:
         services=frozenset({Service.GENERATE, Service.TRAIN}),
         devices=frozenset({"cpu", "cuda", "npu"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        untrained_dtypes=frozenset({"float16"}),
         abort=True,
         resume=True,
         sleep=True,

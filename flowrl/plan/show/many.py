@@ -37,9 +37,6 @@ Rows = tuple[tuple[str, ...], ...]
 SHORT_S = 10.0
 """Of a step: times of a shorter one are told in milliseconds."""
 
-LEAST_HOURS = 0.001
-"""Of a device, that are told as such too."""
-
 _IMPOSSIBLE = "="
 """In the name of a rejected size (`tp=8`), which only `--explain` lists."""
 
@@ -116,9 +113,7 @@ def _summary(plan: PlacementPlan) -> list[str]:
             f"{seconds_text(prediction.sync_s)} of the step are for new weights on their way"
         )
     if prediction.device_s is not None:
-        hours = prediction.device_s / 3600
-        told = f" ({hours:.4f} h)" if hours >= LEAST_HOURS else ""
-        lines.append(f"{seconds_text(prediction.device_s)} of a device for a sample{told}")
+        lines.append(f"{seconds_text(prediction.device_s)} of a device for a sample")
     if prediction.tokens_per_device_s is not None:
         tokens = _rate(prediction.tokens_per_device_s)
         lines.append(
@@ -157,7 +152,7 @@ def _details(operation: Operation) -> str:
     if operation.library:
         words.append(operation.library)
     if operation.slots:
-        words.append(f"{operation.slots} slots, {operation.kv_tokens:,} KV tokens")
+        words.append(f"{operation.slots:,} slots, {operation.kv_tokens:,} KV tokens")
     if operation.recompute != "none":
         words.append(f"{operation.recompute} recompute")
     if operation.micro_tokens:

@@ -190,7 +190,7 @@ def _models(placement: Placement, plan: PlacementPlan) -> list[str]:
     for one in plan.operations:
         if one.role == placement.role and one.seconds is not None and one.environment is None:
             told = found.setdefault(_PLAYS.get(one.op, one.op), [])
-            slots = f", {one.slots} slots each" if one.op == "generate" else ""
+            slots = f", {one.slots:,} slots each" if one.op == "generate" else ""
             told.append(f"{one.layout.describe()}{slots}")
     return [f"{who}: {', and '.join(dict.fromkeys(told))}" for who, told in found.items()]
 
@@ -215,7 +215,7 @@ def _details(placement: Placement, *, apart: bool) -> str:
     if placement.trainable and not apart:
         words.append("trained")
     if placement.num_slots and not apart:
-        words.append(counted(placement.num_slots, "slot"))
+        words.append(_many(placement.num_slots, "slot"))
     if placement.copy_of:
         how = "begins as a copy" if placement.trainable else "frozen copy"
         words.append(f"{how} of {placement.copy_of}")
@@ -295,27 +295,27 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
     who = operation.role or operation.node
     match operation.op:
         case "source" if samples > prompts:
-            return f"{who} are drawn: {prompts}, {samples} samples"
+            return f"{who} are drawn: {prompts:,}, {samples:,} samples"
         case "source":
-            return f"{who} are drawn: {prompts}"
+            return f"{who} are drawn: {prompts:,}"
         case "interact":
             return (
-                f"{who} plays {prompts} prompts x {samples // prompts} episodes "
+                f"{who} plays {prompts:,} prompts x {samples // prompts:,} episodes "
                 f"of at most {operation.max_turns} turns{where}"
             )
         case "generate" if operation.region is not None:
             return (
-                f"{who} takes its turns in {operation.chunk} slots, "
-                f"at most {operation.max_tokens} tokens an episode{where}"
+                f"{who} takes its turns in {operation.chunk:,} slots, "
+                f"at most {operation.max_tokens:,} tokens an episode{where}"
             )
         case "generate":
             return (
-                f"{who} generates {prompts} prompts x {_samples(samples // prompts)} "
-                f"of at most {operation.max_tokens} tokens in {operation.chunk} slots"
+                f"{who} generates {prompts:,} prompts x {_many(samples // prompts, 'sample')} "
+                f"of at most {operation.max_tokens:,} tokens in {operation.chunk:,} slots"
                 f"{_processes(operation)}{where}"
             )
         case "score" if operation.start is StartUnit.BATCH:
-            return f"{who} scores {samples} samples{where}"
+            return f"{who} scores {samples:,} samples{where}"
         case "score":
             processes = "process" if operation.replicas == 1 else "processes"
             return (
@@ -323,7 +323,7 @@ def _sentence(operation: Operation, plan: PlacementPlan) -> str:
                 f"in {operation.replicas} {processes}{where}"
             )
         case "logprobs" | "values":
-            return f"{who} computes {operation.op} of {samples} samples{where}"
+            return f"{who} computes {operation.op} of {samples:,} samples{where}"
         case "filter" if operation.start is StartUnit.GROUP:
             return f"{operation.node} looks at each group as it is complete"
         case "filter" | "select":
@@ -354,17 +354,17 @@ def _processes(operation: Operation) -> str:
     return words
 
 
-def _samples(number: int) -> str:
-    return counted(number, "sample")
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _update(operation: Operation, plan: PlacementPlan) -> str:
     number = plan.sizes.mini_batches
     updates = "1 optimizer update" if number == 1 else f"{number} optimizer updates"
-    at_once = f"at most {operation.micro_batch} rows at once"
+    at_once = f"at most {_many(operation.micro_batch, 'row')} at once"
     if operation.micro_tokens:
         at_once = f"in micro-batches of {operation.micro_tokens:,} tokens"
-    return f"{operation.role} makes {updates} from {operation.num_samples} samples, {at_once}"
+    return f"{operation.role} makes {updates} from {operation.num_samples:,} samples, {at_once}"
 
 
 def _published(operation: Operation, plan: PlacementPlan) -> str:
