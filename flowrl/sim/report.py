@@ -323,9 +323,10 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
     Args:
         planned: Is shown beside what was simulated.
     """
+    engines = f", {counted(report.num_engines, 'engine')}" if report.num_engines else ""
     lines = [
-        f"simulation of {report.name}: {counted(len(report.steps), 'step')}, "
-        f"{counted(report.num_engines, 'engine')}, seed {report.seed}",
+        f"simulation of {report.name}: {counted(len(report.steps), 'step')}{engines}, "
+        f"seed {report.seed}",
         f"  lengths  {report.workload}",
         f"  times    {report.times}",
         *(f"  note     {note}" for note in report.notes),

@@ -243,6 +243,7 @@ def test_a_stage_of_examples_has_rows_a_second(place, capsys):
     assert flowrl("simulate", "tiny.yaml", "--stage", "sft") == 0
     out = capsys.readouterr().out
     assert " rows/s\n" in out
+    assert " engine" not in out.splitlines()[0]
     assert "samples" not in out
     report = told(capsys, "--stage", "sft")
     assert report["rows_per_s"] == pytest.approx(

@@ -340,7 +340,8 @@ def _memory_reasons(task: TaskWork, best: Chosen, searched: Searched) -> Iterato
     if task.updates and (way.recompute != "none" or way.offload):
         memory = _plain_memory(task, way, best)
         budget = best.posed.group_of(task.id).budget_bytes
-        total = memory.total + RUNTIME_BYTES[best.posed.group_of(task.id).device.type]
+        runtime = RUNTIME_BYTES[best.posed.group_of(task.id).device.type]
+        total = memory.total + runtime
         only = searched.pins.filters.get(task.id, Filter())
         yield Reason(
             subject=f"{task.id} memory",
@@ -350,7 +351,7 @@ def _memory_reasons(task: TaskWork, best: Chosen, searched: Searched) -> Iterato
                 Rejection(
                     choice="nothing recomputed or offloaded",
                     constraint=f"needs {format_bytes(total)} of {format_bytes(budget)}: "
-                    + memory.describe()
+                    + f"{memory.describe()}, runtime {format_bytes(runtime)}"
                     + _fits_with(task, way, best),
                 ),
             ),
@@ -375,13 +376,19 @@ def _why_so(task: TaskWork, best: Chosen, only: Filter, *, fits: bool) -> str:
         return f"pinned ({', '.join(pinned)})"
     way, made = best.ways[task.id], best.posed.made(task.id)
     alike = made.of_layout(task, way.layout, replace(only, layout=()))
-    for one in sorted(alike, key=lambda one: one.seconds):
-        if one.plainness < way.plainness:
-            why = lost(task, one, best)
-            if why.cause not in (Cause.ROOM, Cause.HOST):
-                words = ", ".join(memory_words(one.recompute, one.offload)) or "none of it"
-                return f"it would fit with {words}, but {why.words}"
+    others = [one for one in alike if _spares(one, way)]
+    for one in sorted(others, key=lambda one: (one.plainness >= way.plainness, one.seconds)):
+        why = lost(task, one, best)
+        if why.cause not in (Cause.ROOM, Cause.HOST):
+            words = ", ".join(memory_words(one.recompute, one.offload)) or "none of it"
+            return f"it would fit with {words}, but {why.words}"
     return "what shares its devices fits only so" if fits else "it fits only so"
+
+
+def _spares(one: Candidate, way: Candidate) -> bool:
+    """Whether a way does without something that another one computes again or has on the host."""
+    steps = RECOMPUTE.index(one.recompute), RECOMPUTE.index(way.recompute)
+    return steps[0] < steps[1] or not set(way.offload) <= set(one.offload)
 
 
 def cache_why(task: str, chosen: Chosen) -> str:

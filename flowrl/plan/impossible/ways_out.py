@@ -48,6 +48,9 @@ _LADDER = (1.0, 1.03, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 _HALVINGS = 3
 
+_FAR = 1.5
+"""Times what is needed at least, from which on a size needs a word on what takes it."""
+
 _FOUND = {"cuda": 0.98, "npu": 0.95}
 """Of the memory that an accelerator is sold with, what software finds on it: rounded down from
 those of configs/hardware, which have both (0.985 to 0.992 of CUDA's but for cards
@@ -107,7 +110,8 @@ def more_memory(need: int, group: DeviceGroup, fits: Fits) -> str:
     if found is None:
         more = round(_sold(group.device.type, need / usable) * GIB)
         return f"take devices with more than {format_bytes(more)}"
-    return f"take devices of {found} GiB"
+    whole = ", for all that the job does there" if found > _FAR * least_gib else ""
+    return f"take devices of {found} GiB{whole}"
 
 
 def more_host(host: int | None, group: DeviceGroup, fits: Fits, need: int = 0) -> str:
