@@ -30,7 +30,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError
 from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
-from flowrl.plan.check.file_lines import at_line
+from flowrl.plan.check.file_lines import at_line, lines_of
 from flowrl.program import Workflow
 from flowrl.program.breakpoints import breakpoints_left_out
 
@@ -46,6 +46,7 @@ __all__ = [
     "ConfigLike",
     "RunResult",
     "ask_for_plan",
+    "by_file",
     "compile",
     "eager",
     "priced_here",
@@ -267,6 +268,37 @@ def priced_here(config: RunConfig, stage: CompiledStage, plan: PlacementPlan) ->
         return replace(plan, prediction=unpriced, reasons=(left,), alternatives=())
 
 
+def by_file(
+    config: RunConfig,
+    stages: Sequence[CompiledStage],
+    given: PlacementPlan,
+    path: Path,
+    *,
+    timed: bool,
+) -> PlacementPlan:
+    """A plan's file for this machine, with what follows from its decisions, which a hand may have
+    edited: checked, and priced by them.
+
+    Args:
+        stages: That run by it.
+        given: What the file says.
+        timed: The last of them is the last of the run, of which alone times are known.
+
+    Raises:
+        ConfigError, PlanError: the executor cannot run it; with line and key.
+    """
+    from flowrl.plan.settle_local import settled
+    from flowrl.runtime.local_plans import require_local_plan
+
+    last = stages[-1]
+    assert last.local is not None
+    plan = settled(given, last.local.base, last.graph)
+    with lines_of(path):
+        for stage in stages:
+            require_local_plan(stage.with_plan(plan), in_process=config.executor == "eager")
+    return priced_here(config, last, plan) if timed else plan
+
+
 def _left_behind(loaded: LoadedConfig, path: Path) -> Reason | None:
     """Of a profile that has another name than the command line gives the run."""
     config = loaded.config
@@ -414,27 +446,31 @@ def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) 
     """
     from flowrl.runtime.local import resume_local
 
-    stages = tuple(_as_begun(stage, folder) for stage in compiled.stages)
+    stages = tuple(_as_begun(compiled, stage, folder) for stage in compiled.stages)
     path, summary = resume_local(compiled.config, stages, folder, display=display)
     return RunResult(folder=path, summary=summary)
 
 
-def _as_begun(stage: CompiledStage, folder: Path) -> CompiledStage:
-    """A stage by the plan that a run folder holds; a run goes on as it began."""
-    from flowrl.plan.local import ASYNCHRONOUS
+def _as_begun(compiled: Compiled, stage: CompiledStage, folder: Path) -> CompiledStage:
+    """A stage by the plan that a run folder holds; a run goes on as it began, or as an edit of that
+    plan says. What follows from an edit is made anew, and logged."""
+    from flowrl.plan.priced.changes import local_changes
 
     written = folder / f"plan.{stage.name}.json"
     if stage.local is None or stage.local.request.in_process or not written.is_file():
         return stage
-    plan = load_plan(written, alone=False)  # it may be edited, which the executor checks
-    # One without a kind is older than this choice; one of a line by line run knows none.
-    ahead = stage.local.request.may_run_ahead or stage.local.request.must_run_ahead
-    if plan.kind == "" or (plan.kind == ASYNCHRONOUS) > ahead:
-        return stage
-    nodes = [operation.node for operation in plan.operations]
+    given = load_plan(written, alone=False)
+    if given.kind == "":
+        return stage  # older than this choice, or of a line by line run, which knows none
+    nodes = [operation.node for operation in given.operations]
     if nodes != [operation.node for operation in stage.plan.operations]:
         return stage  # of another workflow, which the executor tells of
-    return stage.with_plan(plan)
+    timed = stage is compiled.stages[-1]
+    plan = by_file(compiled.config, [stage], given, written, timed=timed)
+    told = list(local_changes(given, plan, written))
+    for line in told:
+        _log.warning("%s", line)
+    return stage.with_plan(plan if told else given)
 
 
 def _reference(workflow: Workflow | str | None) -> str | None:

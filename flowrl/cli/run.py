@@ -45,8 +45,9 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
         FlowError: whatever ends the run early.
     """
     from flowrl import api
-    from flowrl.cli.given_plan import lines_of, refuse_many_devices, run_by
+    from flowrl.cli.given_plan import refuse_many_devices, run_by
     from flowrl.config.load import load_config, locating
+    from flowrl.plan.check.file_lines import lines_of
 
     loaded = load_config(config, overrides)
     with locating(loaded):
@@ -62,10 +63,11 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
 
 def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
     """Goes on with the run in folder `path` from its latest checkpoint, by the plans that it began
-    with.
+    with, as a hand may have edited them.
 
     Raises:
         ConfigError: an override that would make another run of it.
+        PlanError: an edited plan that the executor cannot run; with line and key.
         CheckpointError: no run is there, or its checkpoint is damaged.
     """
     from flowrl import api

@@ -133,6 +133,8 @@ def resume_local(
                 return folder.path, _told_again(summary, folder, names, display)
             folder.truncate_after(names, position.stage, position.step)
         folder.write_config(config_yaml(config))  # with what this resumption changes
+        for stage in stages:  # likewise, where a hand has edited one
+            folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
         notes = () if checkpoint else ("no checkpoint was written before: the run begins anew",)
         with closing(RunInputs(config, stages, folder.path / "models")) as inputs:
             done = _execute(config, stages, folder, inputs, checkpoint, display, notes)

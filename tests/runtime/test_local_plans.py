@@ -13,13 +13,14 @@ import pytest
 
 import flowrl as fl
 from flowrl import api
-from flowrl.cli.given_plan import lines_of, run_by
+from flowrl.cli.given_plan import run_by
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.errors import PlanError
 from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from flowrl.plan import PlacementPlan, save_plan
+from flowrl.plan.check.file_lines import lines_of
 from flowrl.plan.schema import Transport
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.local_plans import require_local_plan
@@ -201,6 +202,53 @@ def test_a_plan_that_was_edited_is_run_as_it_says(
     assert again.plan.operation("actor.generate").process == ""
     api.resume(again, folder, display=WatchedDisplay())
     assert len(opened) == 3
+
+
+def test_a_run_goes_on_by_a_plan_that_was_edited_in_its_folder_priced_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """One of two places is edited: the other one and the step follow, are told, and are kept."""
+    folder = compiled_of(tmp_path, steps=1).run(display=WatchedDisplay()).folder
+    file = folder / "plan.grpo.json"
+    begun = PlacementPlan.from_json(file.read_text("utf-8"))
+
+    def go_on(steps: int) -> PlacementPlan:
+        caplog.clear()
+        again = fl.compile(None, folder / "config.yaml", overrides=[f"train.steps={steps}"])
+        api.resume(again, folder, display=WatchedDisplay())
+        return PlacementPlan.from_json(file.read_text("utf-8"))
+
+    assert go_on(2) == begun
+    assert not caplog.messages
+
+    fewer = tuple(
+        replace(one, num_slots=2) if one.role == "actor" else one for one in begun.placements
+    )
+    save_plan(replace(begun, placements=fewer), file)
+    now = go_on(3)
+    assert now.operation("actor.generate").chunk == 2
+    assert begun.prediction.step_s is not None
+    assert now.prediction.step_s is not None
+    assert now.prediction.step_s > begun.prediction.step_s
+    chunk, step = caplog.messages
+    assert re.search(r"plan\.grpo\.json:\d+ \(operations\.\d\.chunk\): 2 follows", chunk)
+    assert "a step: " in step
+    assert "the file says" in step
+    yaml = (folder / "plan.grpo.yaml").read_text("utf-8")
+    assert yaml == now.to_yaml()
+
+
+def test_an_edit_in_a_run_folder_that_cannot_be_run_is_refused_with_its_line(tmp_path: Path):
+    compiled = compiled_of(tmp_path, steps=1)
+    folder = compiled.run(display=WatchedDisplay()).folder
+    file = folder / "plan.grpo.json"
+    edited = replace(PlacementPlan.from_json(file.read_text("utf-8")), kind="asynchronous")
+    save_plan(edited, file)
+    with pytest.raises(PlanError) as caught:
+        api.resume(compiled, folder, display=WatchedDisplay())
+    assert re.search(r"plan\.grpo\.json:\d+ \(kind\)$", caught.value.where or "")
+    assert caught.value.hint == "set train.max_staleness to let samples be older"
+    assert PlacementPlan.from_json(file.read_text("utf-8")) == edited
 
 
 def refused(compiled: api.Compiled, plan: PlacementPlan) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
 from flowrl.config.problems import wrong_type
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.plan.check.numbers import UNDO
 
-__all__ = ["at_line", "form_error", "line_of"]
+__all__ = ["at_line", "form_error", "line_of", "lines_of"]
+
+_OF_A_PLAN = re.compile(r"^(?:the )?plan of '[^']*'(?:: |$)")
+"""Before the key, in messages about a plan."""
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -35,8 +41,23 @@ def form_error(error: ValidationError, where: str) -> ConfigError:
     )
 
 
+@contextmanager
+def lines_of(path: Path | None) -> Iterator[None]:
+    """Errors about a plan inside name the line of its file; without one, nothing is changed."""
+    try:
+        yield
+    except (ConfigError, PlanError) as error:
+        found = _OF_A_PLAN.match(error.where or "")
+        if path is not None and found is not None:
+            error.where = at_line(path, (error.where or "")[found.end() :])
+        raise
+
+
 def at_line(path: Path, key: str) -> str:
-    """`best.plan.json:123 (operations.1.seconds)`, of a key of a plan's file."""
+    """`best.plan.json:123 (operations.1.seconds)`, of a key of a plan's file; without a key the
+    file alone."""
+    if not key:
+        return str(path)
     line = line_of(path.read_text(encoding="utf-8"), key.partition(",")[0])
     return f"{path}: {key}" if line is None else f"{path}:{line} ({key})"
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from flowrl.cost.memory import format_bytes
+from flowrl.plan.check.file_lines import at_line
 from flowrl.plan.many_form import EngineFlags
 from flowrl.plan.names import device_names
 from flowrl.plan.plan_fields import differences, texts_apart
 from flowrl.plan.schema import Operation, PlacementPlan
 from flowrl.plan.show.many import seconds_apart, seconds_text
 
-__all__ = ["changes", "is_changed", "memory_changes", "step_changes"]
+__all__ = ["changes", "is_changed", "local_changes", "memory_changes", "step_changes"]
 
 _NEAR = 1e-4
 """Of a time or of bytes: what differs less is not told."""
@@ -144,3 +146,15 @@ def _beside(seconds: float | None, said: float | None, why: str = "") -> str:
     else:
         texts = seconds_apart(seconds, said)
     return f"{texts[0]}{f' {why}' if why else ''}, the file says {texts[1]}"
+
+
+def local_changes(given: PlacementPlan, plan: PlacementPlan, path: Path) -> Iterator[str]:
+    """What a file for one device says otherwise than its decisions have it."""
+    told = [one for one in differences(given, plan) if not one[0].startswith("prediction.")]
+    # Ways of samples are as many as edges, and follow from what else is told.
+    few = [one for one in told if not one[0].startswith("channels.")] or told
+    for key, before, after in few:
+        follows, said = texts_apart(after, before)
+        yield f"{at_line(path, key)}: {follows} follows from the rest, the file says {said}"
+    for line in (*memory_changes(given, plan), *step_changes(given, plan)):
+        yield f"{path}: {line}"
