@@ -16,6 +16,10 @@ from flowrl.testing.published_syncs import predict_syncs
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = Path(__file__).parents[2] / "configs" / "models"
+FILES = (
+    *("nemo_rl.yaml", "others.yaml", "nemo_rl_gb200.yaml", "stages.yaml", "verl_dapo.yaml"),
+    "ascend.yaml",
+)
 
 ROW = read_document(DATA / "stage_times_small.yaml")["rows"][0]
 
@@ -389,7 +393,7 @@ def test_a_weight_sync_that_lacks_something_says_what(weight_syncs, key, value, 
 def test_the_published_files_are_predicted_as_their_table_says():
     folder = MODELS.parents[1] / "benchmarks" / "published"
     errors = {}
-    for name in ("nemo_rl.yaml", "others.yaml", "nemo_rl_gb200.yaml", "stages.yaml"):
+    for name in FILES:
         for row in rows_of(read_document(folder / name)):
             for found in predict_row(row, MODELS):
                 assert found.counts or found.flagged, found.missing
@@ -405,3 +409,14 @@ def test_the_published_files_are_predicted_as_their_table_says():
         assert abs(errors[f"nemo_qwen3_{name}"]) < 0.10
     assert abs(errors["prime_sft_qwen3_4b_8x/h100/train_s"]) < 0.10
     assert abs(errors["nemo_llama31_70b_64xh100/article/generation_s"]) < 0.15
+    # On H20: stages of trainers of 14 and 32 billion parameters, and steps of another framework.
+    trainers = [
+        error
+        for name, error in errors.items()
+        if "h20/" in name and name.endswith(("/update_actor_s", "/old_logprob_s"))
+    ]
+    assert len(trainers) == 19
+    assert max(abs(error) for error in trainers) < 0.25
+    for band in ("200", "300", "400", "500"):
+        assert abs(errors[f"unirl_qwen3_4b_32xh20/to_{band}"]) < 0.10
+        assert abs(errors[f"verl_qwen3_4b_32xh20/to_{band}"]) < 0.10
