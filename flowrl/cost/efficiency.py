@@ -134,7 +134,7 @@ EARLIER = Generation(
     trainer_attention_share=0.82,
 )
 """Ampere (A), whose attention kernels are those of FlashAttention 2: 73 % of the data sheet's rate
-forward and 63 % backward (the same paper). Taken for Ascend too, of which there are no rows."""
+forward and 63 % backward (the same paper). Taken for Ascend too, whose few rows are slower."""
 
 ASSUMED: Efficiencies = "hopper"
 """Whose are taken of devices that tell no generation."""
