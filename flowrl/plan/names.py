@@ -28,6 +28,12 @@ def device_names(addresses: Sequence[str]) -> str:
     >>> device_names(["a-0/cuda:0", "a-0/cuda:1", "a-1/cuda:0", "a-1/cuda:1"])
     'a-[0-1]/cuda:[0-1]'
     """
+    return _names(tuple(addresses))
+
+
+@lru_cache(maxsize=64)
+def _names(addresses: tuple[str, ...]) -> str:
+    """Tasks of a plan are often on the same thousands of devices."""
     nodes: dict[str, list[str]] = {}
     for address in addresses:
         node, slash, device = address.rpartition("/")

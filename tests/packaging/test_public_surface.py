@@ -113,7 +113,8 @@ RUNS = {"flowrl.data", "flowrl.rollout", "flowrl.runtime", "flowrl.sim", "flowrl
 @pytest.mark.parametrize(
     ("command", "spared"),
     [
-        ("plan configs/grpo_qwen25_7b.yaml --cluster configs/clusters/h100_1x8.yaml", set()),
+        ("plan configs/grpo_qwen25_7b.yaml --cluster configs/clusters/h100_1x8.yaml", {"numpy.ma"}),
+        ("plan configs/ppo_qwen25_7b.yaml --cluster configs/clusters/h100_8x8.yaml", {"numpy.ma"}),
         ("graph configs/quickstart.yaml --format text", {"numpy", "flowrl.plan.many"}),
         ("graph configs/ppo_rm.yaml --format text --level lowered", {"numpy", "flowrl.plan.many"}),
     ],

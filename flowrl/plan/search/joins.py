@@ -170,7 +170,7 @@ def _of_classes(join: Join, splits: Splits, num_pairs: int) -> list[Points] | No
     columns = [CHUNK_S, SYNC_S, RESIDENT, PEAK, SPLITS]
     columns += [STEADY, DENSE] if space.ahead[join.owner] else []
     columns += [at for at in space.places[:2] if at and space.hands_on[join.owner]]
-    blocks = np.unique(splits.block)
+    blocks = np.flatnonzero(np.bincount(splits.block))
     pairs = crossings(space, (join.first, join.second), columns, blocks, num_pairs)
     if pairs is None:
         return None
