@@ -10,6 +10,7 @@ import pytest
 from flowrl.cli import main
 from flowrl.cli.plan import numbers_of
 from flowrl.cli.plan_options import machine_words
+from flowrl.cluster.cpu import MemoryReading
 from flowrl.plan import PlacementPlan, load_plan
 from tests.cli.command_line import ROOT, Run, runner
 from tests.cli.in_one_process import run_all
@@ -150,8 +151,16 @@ def test_an_edited_plan_is_priced_and_written_with_what_follows_from_it(
     ],
 )
 def test_what_a_run_here_would_refuse_of_an_edited_plan_is_refused_when_it_is_priced(
-    flowrl: Run, tmp_path: Path, part: str, change: dict[str, object], said: str
+    flowrl: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    change: dict[str, object],
+    said: str,
 ):
+    # What is free of this machine's memory changes all the time, and stands in its plans.
+    memory = MemoryReading(total=1 << 34, available=1 << 33)
+    monkeypatch.setattr("flowrl.cluster.cpu.read_memory", lambda _: memory)
     job = ["configs/guess.yaml", "train.max_staleness=1"]
     path = tmp_path / "a.plan.json"
     assert flowrl(*job, "-o", str(path))[0] == 0
