@@ -25,13 +25,16 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
         FlowError: anything wrong with the configuration, its data or its backends.
     """
     from flowrl import api
+    from flowrl.config.load import load_config, locating
+    from flowrl.runtime.runnable import require_here
     from flowrl.sim.profile import save_profile
 
-    compiled = api.compile(None, config, overrides=overrides, measured=False)
-    stage = compiled.stages[-1]
-    tell = _teller(quiet=as_json)
-    with tempfile.TemporaryDirectory(prefix="flowrl-profile-") as scratch:
-        profile = _measured(compiled, stage, Path(scratch), tell)
+    loaded = load_config(config, overrides)
+    with locating(loaded), tempfile.TemporaryDirectory(prefix="flowrl-profile-") as scratch:
+        compiled = api.compile(None, loaded, measured=False)
+        stage = compiled.stages[-1]
+        require_here(compiled.config, [stage])
+        profile = _measured(compiled, stage, Path(scratch), _teller(quiet=as_json))
     path = output or api.profile_path(compiled.config.runtime.runs, compiled.config.name)
     save_profile(profile, path)
     if as_json:

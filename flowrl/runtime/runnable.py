@@ -20,7 +20,7 @@ from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import settings_of, train_key
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
 
-__all__ = ["require_runnable"]
+__all__ = ["require_here", "require_runnable"]
 
 
 def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
@@ -35,8 +35,7 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
     for stage in stages:
         if config.cluster == "auto":  # a plan over many devices is of another cluster
             require_plan_for_one(stage.plan, f"plan of {stage.name!r}")
-    _require_devices(config, stages)
-    _require_weights(config)
+    require_here(config, stages)
     use = RoleUse(config, [stage.graph for stage in stages])
     for stage in stages:
         _require_schedulable(config, stage)
@@ -45,6 +44,17 @@ def require_runnable(config: RunConfig, stages: Sequence[CompiledStage]) -> None
         _require_terms(config, stage)
         _require_evaluated_policy(config, stage, use)
         require_local_plan(stage, in_process=config.executor == "eager")
+
+
+def require_here(config: RunConfig, stages: Sequence[CompiledStage]) -> None:
+    """Checks that models can be opened on this machine.
+
+    Raises:
+        PlanError: the plan is for devices that are not here.
+        ConfigError: a model without weights.
+    """
+    _require_devices(config, stages)
+    _require_weights(config)
 
 
 def _require_weights(config: RunConfig) -> None:

@@ -347,7 +347,13 @@ def report_text(report: SimReport, planned: Planned | None = None) -> str:
 def _throughput(report: SimReport) -> str:
     if not report.samples_per_s and report.rows_per_s:
         return f"{report.rows_per_s:,.1f} rows/s"
-    return f"{report.samples_per_s:,.1f} samples/s, {report.tokens_per_s:,.0f} tokens/s"
+    # Tokens are of all samples, so that those of a filtered one are told too.
+    filtered = any(step.num_filtered for step in report.later)
+    learned, drawn = (" learned from", " drawn") if filtered else ("", "")
+    return (
+        f"{report.samples_per_s:,.1f} samples/s{learned}, "
+        f"{report.tokens_per_s:,.0f} tokens/s{drawn}"
+    )
 
 
 def _after(report: SimReport) -> str:

@@ -283,6 +283,18 @@ def test_simulating_imports_no_tensor_library(place):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+def test_a_profile_is_of_this_machine_and_of_models_that_have_weights(place, capsys):
+    cluster = f"cluster={CONFIGS / 'clusters' / 'h100_1x8.yaml'}"
+    assert flowrl("profile", "tiny.yaml", cluster) == 2
+    err = capsys.readouterr().err
+    assert "on devices that are not here" in err
+    assert "measuring" not in err
+    # The data of a described machine is read here, and its key is told with its place.
+    laptop = f"cluster={CONFIGS / 'clusters' / 'laptop.yaml'}"
+    assert flowrl("profile", "tiny.yaml", laptop, "data.train=none.jsonl") == 2
+    assert "(data.train=none.jsonl): no such data file" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_profile_is_measured_and_then_used(place, capsys):
     assert flowrl("profile", "tiny.yaml", "plan.mean_turns=3") == 0

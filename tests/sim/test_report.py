@@ -56,6 +56,11 @@ def test_beside_a_plan_stands_the_mean_of_steps_that_take_turns_in_being_long() 
     assert "\nthroughput after 3 steps: 0.0 samples/s, 0 tokens/s\n" in text
     assert "\nidle after 3 steps\n" in text
     assert report.samples_per_s == report.tokens_per_s == 4 / 280
+    some = [replace(step, num_filtered=1, num_tokens=700) for step in report.steps]
+    # 4 samples learned from, and 2,800 tokens of these and of 4 others, in 280 s
+    assert (
+        "\nthroughput after 3 steps: 0.0 samples/s learned from, 10 tokens/s drawn\n"
+    ) in report_text(replace(report, steps=some))
 
 
 def test_all_steps_count_where_samples_are_as_young_as_can_be_or_steps_are_few() -> None:
