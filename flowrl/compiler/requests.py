@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler.planning import plan_options
 from flowrl.compiler.players import Players
 from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
-from flowrl.config.schema import RunConfig, StageConfig
+from flowrl.config.schema import RunConfig, StageConfig, TrainConfig
 from flowrl.cost.demand import response_bound
 from flowrl.graph import Graph, Op
 from flowrl.passes.decision import Decision
@@ -130,6 +130,17 @@ def _request(
     bounds = [response_bound(graph, node, sampling) for node in graph.of_op(Op.GENERATE)]
     response = max(bounds, default=sampling.max_tokens)
     wanted = config.data.max_prompt_tokens + response
+    options = plan_options(
+        loaded,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=response,
+        draws={
+            name: [str(node.id) for node in graph.of_op(Op.GENERATE) if node.role == name]
+            for name in graph.roles
+        },
+        here=here,
+        environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
+    )
     request = PlanRequest(
         roles=tuple(roles),
         prompts_per_step=train.prompts_per_step,
@@ -142,20 +153,21 @@ def _request(
         train_key="train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train",
         reasons=tuple(_reason(decision) for decision in stage.decisions),
         max_staleness=stage.max_staleness,
-        options=plan_options(
-            loaded,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            max_response_tokens=response,
-            draws={
-                name: [str(node.id) for node in graph.of_op(Op.GENERATE) if node.role == name]
-                for name in graph.roles
-            },
-            here=here,
-            environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
-        ),
+        options=replace(options, assumptions=(*options.assumptions, *_not_drawn(train))),
     )
     check_trained_types(graph, request)
     return request
+
+
+def _not_drawn(train: TrainConfig) -> Iterator[str]:
+    """What the stage may draw beside the samples of a step, of which a plan has no times."""
+    asked = ["train.refill"] if train.refill else []
+    asked += ["train.policies.over_sampling"] if "over_sampling" in train.policies else []
+    if asked:
+        yield (
+            f"no sample is drawn beside those that a step learns from ({' and '.join(asked)}); "
+            "`flowrl simulate` draws them"
+        )
 
 
 def _group_size(graph: Graph) -> int:

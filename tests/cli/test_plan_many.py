@@ -530,6 +530,13 @@ def test_lengths_come_from_the_folder_of_a_run_too(flowrl: Run, tmp_path: Path):
     assert f"found: {tmp_path / 'empty' / 'samples.jsonl'}" in err
 
 
+def test_what_is_drawn_beside_the_samples_of_a_step_is_told_to_be_left_out(flowrl: Run):
+    words = ["train.refill=true", "train.policies.over_sampling.members=2"]
+    told = "assumed: no sample is drawn beside those that a step learns from (train.refill and "
+    assert told + "train.policies.over_sampling); " in flowrl(CONFIG, *SMALL, *NODE, *words)[1]
+    assert "drawn beside" not in flowrl(CONFIG, *SMALL, *NODE)[1]
+
+
 def test_a_profile_that_is_not_there_is_told_with_the_word_that_names_it(flowrl: Run):
     code, _, err = flowrl(CONFIG, *SMALL, *NODE, "plan.profile=none.json")
     assert code == 2
