@@ -164,7 +164,7 @@ def _times(plan: PlacementPlan) -> Rows:
     sources = {one.node: one for one in plan.prediction.confidence}
     rows = [("operation", "begins", "ends", "works", "source", "most of it")]
     digits = 1 if (plan.prediction.step_s or 0.0) >= SHORT_S else 3
-    for span in plan.prediction.timeline or ():
+    for span in sorted(plan.prediction.timeline or (), key=lambda span: span.begin_s):
         one = sources.get(span.node)
         parts = sorted(one.parts, key=lambda part: -part[1])[:3] if one is not None else []
         rows.append(
