@@ -103,6 +103,16 @@ def test_the_timeline_ends_with_the_step(plan: PlacementPlan):
     assert {one.source for one in plan.prediction.confidence} == {"analytic"}
 
 
+def test_parts_of_a_time_add_up_with_the_way_from_the_host(grpo: Graph):
+    plan = make_plan(grpo, pinned(request(), "reference.offload=all"), h100(16))
+    (passed,) = (one for one in plan.operations if one.node == "reference.logprobs")
+    for one in plan.prediction.confidence:
+        parts = {name: seconds for name, seconds in one.parts if name != "tail of it"}
+        assert sum(parts.values()) == pytest.approx(one.seconds, rel=1e-3)
+        if one.node == passed.node:
+            assert parts["to the host and back"] == passed.move_s > 0
+
+
 def test_operations_that_take_turns_in_a_stream_are_shown_until_their_last_chunk(
     grpo: Graph, sixteen: ResourcePool
 ):

@@ -423,7 +423,7 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
                     node=turn.node,
                     seconds=turn.seconds,
                     source=turn.estimate.source,
-                    parts=turn.estimate.parts,
+                    parts=_parts(turn),
                     assumed=assumed_efficiencies(chosen.posed.group_of(task.id).machine.spec)
                     if turn.estimate.source == "analytic"
                     else "",
@@ -434,6 +434,12 @@ def prediction_of(chosen: Chosen, graph: Graph, pool: ResourcePool) -> Predictio
             *environment_costs(chosen),
         ),
     )
+
+
+def _parts(turn: Turn) -> tuple[tuple[str, float], ...]:
+    """What a turn's seconds are made of; what is on the host comes from there in them."""
+    moved = (("to the host and back", turn.move_s),) if turn.move_s else ()
+    return (*turn.estimate.parts, *moved)
 
 
 def _step_tokens(chosen: Chosen) -> float:
