@@ -141,6 +141,9 @@ def _request(
         here=here,
         environments=[node.role for node in graph.of_op(Op.INTERACT) if node.role],
     )
+    options = replace(options, assumptions=(*options.assumptions, *_not_drawn(train)))
+    if stage.name != config.stages[-1] and not graph.of_op(Op.GENERATE):
+        options = replace(options, kind="auto")  # a warm start has nothing to draw ahead or apart
     request = PlanRequest(
         roles=tuple(roles),
         prompts_per_step=train.prompts_per_step,
@@ -153,7 +156,7 @@ def _request(
         train_key="train" if stage.name == config.stages[-1] else f"stage.{stage.name}.train",
         reasons=tuple(_reason(decision) for decision in stage.decisions),
         max_staleness=stage.max_staleness,
-        options=replace(options, assumptions=(*options.assumptions, *_not_drawn(train))),
+        options=options,
     )
     check_trained_types(graph, request)
     return request

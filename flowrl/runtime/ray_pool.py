@@ -47,6 +47,13 @@ def ray_pool(cluster: str = "ray", *, timeout_s: float = 30.0) -> ResourcePool:
     return pool_of_nodes(ask_ray(named or "auto", timeout_s=timeout_s))
 
 
+def _named(address: str) -> str:
+    """How a configuration names an address."""
+    if address == "auto":
+        return "ray"
+    return address if address.startswith("ray://") else f"ray:{address}"
+
+
 def ask_ray(address: str = "auto", *, timeout_s: float = 30.0) -> list[Mapping[str, object]]:
     """What `ray.nodes()` says, asked in a process that ends with the answer.
 
@@ -57,7 +64,7 @@ def ask_ray(address: str = "auto", *, timeout_s: float = 30.0) -> list[Mapping[s
         raise ConfigError(
             "Ray is not installed, so its cluster cannot be listed",
             where="cluster",
-            found="cluster=ray",
+            found=f"cluster={_named(address)}",
             hint="pip install 'flowrl[ray]', or describe the machines in a YAML (cluster=PATH)",
         )
     where = "found from here" if address == "auto" else f"at {address}"

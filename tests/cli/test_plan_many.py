@@ -530,6 +530,19 @@ def test_lengths_come_from_the_folder_of_a_run_too(flowrl: Run, tmp_path: Path):
     assert f"found: {tmp_path / 'empty' / 'samples.jsonl'}" in err
 
 
+def test_a_kind_is_of_the_stages_that_draw_and_of_the_last(flowrl: Run):
+    words = [CONFIG, *SMALL, *NODE, "stages=[sft, grpo]", "plan.kind=asynchronous"]
+    code, out, _ = flowrl(*words, "train.max_staleness=1")
+    assert code == 0
+    warm, drawn = out.split("plan of grpo")
+    assert "schedule: temporal: actor.update on 8" in warm
+    assert "schedule: asynchronous: " in drawn
+    code, _, err = flowrl(*words)
+    assert code == 2
+    assert "nothing may be drawn ahead of the trainer" in err
+    assert "to fix: set train.max_staleness to 1 or more, or ask for another kind" in err
+
+
 def test_what_is_drawn_beside_the_samples_of_a_step_is_told_to_be_left_out(flowrl: Run):
     words = ["train.refill=true", "train.policies.over_sampling.members=2"]
     told = "assumed: no sample is drawn beside those that a step learns from (train.refill and "
