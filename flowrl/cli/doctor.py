@@ -256,7 +256,10 @@ def _libraries(torch: _Torch | None, versions: Installed) -> Iterable[Check]:
         )
     for name, use in (
         ("transformers", "pip install 'flowrl[torch]' to train and generate here"),
-        ("ray", "pip install 'flowrl[ray]'; nothing of this version uses it yet"),
+        (
+            "ray",
+            "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); runs do not use it yet",
+        ),
     ):
         version = versions(name)
         if version:
