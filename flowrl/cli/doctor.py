@@ -258,7 +258,7 @@ def _libraries(torch: _Torch | None, versions: Installed) -> Iterable[Check]:
         ("transformers", "pip install 'flowrl[torch]' to train and generate here"),
         (
             "ray",
-            "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); runs do not use it yet",
+            "pip install 'flowrl[ray]' to plan for its nodes (cluster=ray); no run uses it",
         ),
     ):
         version = versions(name)
