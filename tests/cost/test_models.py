@@ -360,6 +360,11 @@ def test_an_unknown_family_says_what_is_known_and_what_it_would_need() -> None:
         ("mixtral", {"num_local_experts": 8}, None),  # no misspelt mistral
         ("qwen3_next", {"num_experts": 512}, None),
         ("mamba", {}, None),
+        # The class that `architectures` names, in the wrong place.
+        ("LlamaForCausalLM", {}, "llama"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 8}, "qwen3_moe"),
+        ("DeepseekV3ForCausalLM", {"n_routed_experts": 8}, "deepseek_v3"),
+        ("MixtralForCausalLM", {"num_local_experts": 8}, None),
     ],
 )
 def test_only_a_family_that_is_another_misspelt_is_taken_for_it(

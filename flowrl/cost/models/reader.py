@@ -50,6 +50,7 @@ class ConfigReader:
             experts = any("expert" in key for key in self.config)
             if near and experts and "moe" not in near[0]:
                 near = []  # mixtral is no misspelt mistral
+            near = _of_class(str(name), known) or near
             raise PlanError(
                 "no memory model for this model family",
                 where=self.where,
@@ -74,7 +75,9 @@ class ConfigReader:
             raise PlanError(
                 "the weights are quantised, and their memory is not known from the shape",
                 where=self.where,
-                hint="give a folder with float32, bfloat16 or float16 weights",
+                found="quantization_config",
+                hint="give a folder with float32, bfloat16 or float16 weights; to plan for them, "
+                "take quantization_config out of the config.json",
             )
 
     def size(self, key: str, absent: int | None = None, most: int = MOST) -> int:
@@ -167,3 +170,9 @@ class ConfigReader:
                 hint="take the config.json that came with the model, or add the key",
             )
         return self.check(key, self.config[key], least, most)
+
+
+def _of_class(name: str, known: Collection[str]) -> list[str]:
+    """The family that a class of it is named by: `qwen3_moe` of `Qwen3MoeForCausalLM`."""
+    stem = name.lower().removesuffix("forcausallm")
+    return [family for family in known if family.replace("_", "") == stem]
