@@ -309,6 +309,9 @@ def _print_sizes(config: Path, words: Sequence[str], options: PlanCommand) -> No
         )
         return
     print("\n\n".join(_size_text(job, one) for job, one in zip(jobs, found, strict=True)))
+    stages = loaded.config.stages
+    if len(stages) > 1:
+        print(f"of stage {stages[-1]}, the last of {' -> '.join(stages)}")
 
 
 def _sizes_of(

@@ -506,6 +506,9 @@ def test_sizes_say_which_hosts_they_assume(flowrl: Run):
     said = "hosts of 2.0 TiB and 192 cores for 4 devices are assumed; --cluster FILE says others\n"
     words = [CONFIG, *SMALL, "--device", "H100-SXM-80GB", "--node-size", "4"]
     assert said in flowrl(*words, "--min-devices")[1]
+    assert "of stage " not in flowrl(*words, "--min-devices")[1]
+    several = flowrl(*words, "--min-devices", "stages=[sft, grpo]")[1]
+    assert several.endswith("of stage grpo, the last of sft -> grpo\n")
     assert said in flowrl(*words, "--sweep", "devices=4:8")[1]
 
 
