@@ -201,7 +201,7 @@ def _with_batch(
         if _names_only(part, pins, seating):
             posed = other.on(part, seating, pins).posed()
             if all(posed.ways.values()):
-                found.append(best_of_group(job.graph, other.request, posed))
+                found.append(best_of_group(other.request, posed, pins.filters))
     return min(filter(None, found), key=lambda one: one.objective, default=None)
 
 

@@ -1,7 +1,8 @@
 """Plans over many equal devices: poses the problem, has it searched, and chooses the schedule.
 
 The search prices weight sync once for all layouts; the schedules that it finds are priced again
-with their own layouts, and the best of those is taken, in plainer ways where these cost hardly more
+with their own layouts, searched again where that counts (`flowrl.plan.own_syncs`), and the best of
+those is taken, in plainer ways where these cost hardly more
 (`flowrl.plan.ways.plain_ways`).
 """
 
@@ -28,9 +29,10 @@ from flowrl.plan.impossible.jobs import (
 )
 from flowrl.plan.impossible.pins import Elsewhere, Ground, misplaced, uneven
 from flowrl.plan.impossible.ways_out import Fits, Trial, more_devices, more_host
+from flowrl.plan.own_syncs import Standing, own_syncs, search_again
 from flowrl.plan.pins import PinnedTasks
 from flowrl.plan.posed_search import fits_hosts, picked, search_posed, stood
-from flowrl.plan.problem_of import Posed, kinds_wanted, pose, sync_seconds, weight_ways
+from flowrl.plan.problem_of import Posed, kinds_wanted, pose
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
     EVERY_KIND,
@@ -47,6 +49,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.search.explain import can_fit
 from flowrl.plan.ways.candidate import Candidate
+from flowrl.plan.ways.pin_filter import Filter
 from flowrl.plan.ways.plain_ways import plainer, with_option
 from flowrl.plan.within_hosts import host_bytes
 from flowrl.wording import counted
@@ -75,6 +78,9 @@ NEIGHBOURS = 2
 
 WORSE = 1.03
 """Times the worst best schedule of a kind: variants beyond that are not told."""
+
+MOST_ROUNDS = 3
+"""Searches with the syncs of the last answer's layouts, while each finds a better one."""
 
 SIMPLE = 0.005
 """Of a step's time, given for a schedule in which all take turns on the same devices."""
@@ -287,8 +293,9 @@ def _schedules(
     """The best schedule of a job, and `wanted` others; None where nothing fits."""
     if result is None or result.infeasible is not None:
         return None
-    ways = weight_ways(job.graph, posed.tasks)
-    found = _priced(posed, result.best, ways)
+    ways = posed.travels
+    found: Sequence[Chosen] = _priced(posed, result.best, ways)
+    posed, result, found = _with_own_syncs(posed, result, found, job.pins.filters)
     best = _plain(posed, found, ways)
     if best is None:
         return None
@@ -312,6 +319,39 @@ def _schedules(
     )
 
 
+def _with_own_syncs(
+    posed: Posed,
+    result: SearchResult,
+    found: Sequence[Chosen],
+    filters: Mapping[str, Filter],
+) -> tuple[Posed, SearchResult, Sequence[Chosen]]:
+    """What was found, or what is better once layouts have their own syncs."""
+    for number in range(MOST_ROUNDS if found else 0):
+        best, better = found[0], list[tuple[Posed, SearchResult, Sequence[Chosen]]]()
+        apart = {(a, b): best.numbers[a] != best.numbers[b] for a, b in posed.travels}
+        for flipped in (False, True):
+            standing = Standing(
+                step_s=best.step_s,
+                syncs=best.syncs,
+                layouts={name: way.layout for name, way in best.ways.items()},
+                apart={pair: one != flipped for pair, one in apart.items()},
+            )
+            again = search_again(posed, standing, filters, len(result.best), first=number == 0)
+            if again is not None and (other := _priced(again[0], again[1].best, posed.travels)):
+                better.append((again[0], _best_first(again[1], other[0]), other))
+        best_of = min(better, key=lambda one: one[2][0].objective, default=None)
+        if best_of is None or best_of[2][0].objective >= best.objective * (1 - SIMPLE):
+            break
+        posed, result, found = best_of
+    return posed, result, found
+
+
+def _best_first(result: SearchResult, best: Chosen) -> SearchResult:
+    """What was found, with the schedule first that is the best with its own syncs."""
+    order = sorted(result.best, key=lambda one: one.schedule != best.schedule)
+    return replace(result, best=tuple(order))
+
+
 def _why_none(
     posed: Posed, result: SearchResult | None, pins: PinnedTasks, ground: Ground
 ) -> PlanError:
@@ -326,11 +366,19 @@ def _why_none(
     return nowhere_to_stand(len(result.best), posed, pins, ground)
 
 
-def best_of_group(graph: Graph, request: PlanRequest, posed: Posed) -> Chosen | None:
+def best_of_group(
+    request: PlanRequest, posed: Posed, filters: Mapping[str, Filter]
+) -> Chosen | None:
     """The schedule that `search_group` takes, without all that it tells of others; None where
-    nothing fits."""
-    result, ways = search_posed(posed), weight_ways(graph, posed.tasks)
-    best = _plain(posed, _priced(posed, result.best, ways), ways)
+    nothing fits.
+
+    Args:
+        filters: What pins leave, by task.
+    """
+    result, ways = search_posed(posed), posed.travels
+    found: Sequence[Chosen] = _priced(posed, result.best, ways)
+    posed, result, found = _with_own_syncs(posed, result, found, filters)
+    best = _plain(posed, found, ways)
     if best is not None and request.options.kind == "auto" and best.kind is not Kind.TEMPORAL:
         best = _turns_if_alike(best, _of_kinds(posed, result, ways, [Kind.TEMPORAL]))
     return None if best is None else replace(best, thinned=result.thinned)
@@ -349,7 +397,21 @@ def _plain(
     if not found:
         return None
     # A plainer way may put more on the hosts than they hold.
-    return (_priced(posed, [plainer(posed, found[0].schedule)], ways) or found)[0]
+    return (_priced(posed, [_plainer(posed, found[0].schedule, ways)], ways) or found)[0]
+
+
+def _plainer(posed: Posed, schedule: Schedule, ways: Mapping[tuple[str, str], int]) -> Found:
+    """A schedule in plainer ways, where with its own syncs it takes hardly longer."""
+    where = stood(posed, schedule)
+    if where is None or not ways:
+        return plainer(posed, schedule)
+    apart = {pair: where[0][pair[0]] != where[0][pair[1]] for pair in ways}
+
+    def syncs_s(changed: Schedule) -> float:
+        layouts = {name: way.layout for name, way in picked(posed, changed).items()}
+        return sum(own_syncs(posed, ways, layouts, apart).values())
+
+    return plainer(posed, schedule, syncs_s)
 
 
 def _ground(job: GroupJob, pool: Elsewhere | None) -> Ground:
@@ -421,7 +483,7 @@ def _of_kinds(
         best: Sequence[Found] = [known[kind]] if kind in known else []
         if not best:
             best = search(replace(posed.problem, kinds=frozenset({kind})), top=1).best
-        plain = [plainer(posed, one.schedule) for one in best]
+        plain = [_plainer(posed, one.schedule, ways) for one in best]
         found += _priced(posed, plain, ways)
     return found
 
@@ -457,18 +519,9 @@ def _priced(
         chosen_ways = picked(posed, one.schedule)
         if host_bytes(numbers, chosen_ways) > (posed.candidates.host or math.inf):
             continue
-        syncs = {
-            (update, task): sync_seconds(
-                posed.task(task),
-                chosen_ways[update].layout,
-                chosen_ways[task].layout,
-                posed.candidates,
-                apart=numbers[update] != numbers[task],
-                shard=posed.task(update).library.shard,
-            )
-            / every
-            for (update, task), every in ways.items()
-        }
+        layouts = {name: way.layout for name, way in chosen_ways.items()}
+        apart = {(update, task): numbers[update] != numbers[task] for update, task in ways}
+        syncs = own_syncs(posed, ways, layouts, apart)
         chosen.append(
             Chosen(
                 posed=posed,

@@ -69,6 +69,7 @@ class Posed:
         environments: Devices that pins name for environments, by the task that they play with.
         parts: Of a problem over several groups of devices, what each task's group was asked.
         outside: Devices of another kind that environments have, by the task that they play with.
+        travels: Updates and the tasks that they send weights to, and every how many steps.
         beside: Of each update, faster ways in the layouts of `ways` that the search does without,
             for others are as fast in as little memory. Labels go on with them.
     """
@@ -81,6 +82,7 @@ class Posed:
     environments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: Mapping[str, Posed] = field(default_factory=dict)
     outside: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    travels: Mapping[tuple[str, str], int] = field(default_factory=dict)
     beside: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
 
     @property
@@ -195,6 +197,7 @@ def pose(
         group=group,
         environments=environments or {},
         outside=made.outside,
+        travels=weight_ways(graph, tasks),
         beside=beside,
     )
 

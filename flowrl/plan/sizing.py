@@ -247,7 +247,7 @@ class Job:
         """The best plan of some devices; None where it does not fit."""
         least = engine_least(len(part.numbering), self.request)
         posed = self.posed(part, pins=pins, engine_least=least)
-        return None if _lacking(posed) else best_of_group(self.graph, self.request, posed)
+        return None if _lacking(posed) else best_of_group(self.request, posed, pins.filters)
 
     def _with_idle(self, part: Part, pins: PinnedTasks, best: Chosen | None) -> Chosen | None:
         """The best plan of the only node where devices that idle leave its host to the others, as

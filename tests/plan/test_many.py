@@ -52,7 +52,8 @@ def test_every_device_holds_what_it_may_in_every_phase(plan: PlacementPlan):
 
 
 def test_the_named_parts_are_what_the_search_proved(grpo: Graph, sixteen: ResourcePool):
-    found = searched(grpo, request(), sixteen)
+    # Of pipelines the fullest stage of each phase is shown, which may be another one.
+    found = searched(grpo, pinned(request(), "actor.pp=1"), sixteen)
     peak = max(entry.memory.total for entry in held_memory(found.best))
     assert peak == found.best.peak + RUNTIME_BYTES["cuda"]
 

@@ -16,7 +16,8 @@ from flowrl.plan import make_plan
 from flowrl.plan.explain.beside import Cause, faster_ones, lost
 from flowrl.plan.explain.reasons import reasons_of
 from flowrl.plan.fit import RUNTIME_BYTES
-from flowrl.plan.many import Searched
+from flowrl.plan.many import Chosen, Searched
+from flowrl.plan.problem_of import sync_seconds
 from flowrl.plan.search import Evaluator, Leaf, evaluate, leaves
 from flowrl.plan.search_options import option_of
 from flowrl.plan.show.many import seconds_text
@@ -100,11 +101,27 @@ def faster_ways(found: Searched) -> list[tuple[Leaf, Candidate]]:
     ]
 
 
+def longer_sync_s(best: Chosen, task: str, way: Candidate) -> float:
+    """What new weights of the actor, all on the same devices, take longer with another way."""
+    taken = [
+        sync_seconds(
+            best.posed.task("actor.generate"),
+            ways["actor.update"].layout,
+            ways["actor.generate"].layout,
+            best.posed.candidates,
+            apart=False,
+            shard="optimizer",
+        )
+        for ways in (best.ways, {**best.ways, task: way})
+    ]
+    return taken[1] - taken[0]
+
+
 @pytest.mark.parametrize(
     ("pool", "causes"),
     [
         (h100(8), {Cause.ROOM}),
-        (h100(32), {Cause.PLAIN}),
+        (h100(32), {Cause.SYNC}),
         (with_hosts(of_gib(24), 400), {Cause.ROOM, Cause.PLAIN}),
     ],
 )
@@ -131,6 +148,9 @@ def test_what_keeps_a_faster_way_out_is_what_the_search_says_of_it(
             assert sum(parts) == pytest.approx(total, abs=0.06 * len(parts))
         elif then.objective >= now.objective:
             assert why.cause is Cause.STEP
+        elif then.objective + longer_sync_s(best, leaf.task, way) >= now.objective:
+            assert why.cause is Cause.SYNC
+            assert "longer on their way" in why.words
         else:
             assert why.cause is Cause.PLAIN
             assert way.plainness > best.ways[leaf.task].plainness
@@ -172,9 +192,9 @@ def told_gib(words: str) -> list[float]:
 
 
 def test_a_faster_layout_is_taken_however_large_its_replicas_are(grpo: Graph):
-    """One of 16 devices, of a model that one device holds."""
+    """Of eight devices, of a model that one device holds."""
     plan = make_plan(grpo, request(), h100(16)).operation("actor.update")
-    assert plan.layout.describe() == "pp 4, cp 4"
+    assert plan.layout.describe() == "tp 4, pp 2, dp 2"
     asked = pinned(request(), "actor.update.pp=1", "actor.update.cp=1", "actor.update.tp=1")
     small = make_plan(grpo, asked, h100(16)).operation("actor.update")
     assert plan.seconds is not None

@@ -13,6 +13,7 @@ from flowrl.cost.memory import format_bytes
 from flowrl.plan.fit import RUNTIME_BYTES
 from flowrl.plan.many import Chosen
 from flowrl.plan.names import way_words
+from flowrl.plan.own_syncs import own_syncs
 from flowrl.plan.search import Leaf, Objective, leaves
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
 from flowrl.plan.search_options import option_of
@@ -32,6 +33,7 @@ class Cause(StrEnum):
     ROOM = "do not fit beside the others"
     HOST = "put more on their hosts than these hold"
     STEP = "make the step no better"
+    SYNC = "have weights that take longer on their way"
     PLAIN = "are less plain"
     RIVAL = "have rivals that are as fast in no more memory"
     UNKNOWN = "are less plain or take more memory"
@@ -118,10 +120,16 @@ def _by_step(task: TaskWork, other: Candidate, best: Chosen) -> Lost:
             f"{format_bytes(posed.problem.memory_bytes + runtime)}"
         )
         return Lost(cause=Cause.ROOM, words=words)
-    if rounded(then.objective) >= rounded(now.objective):
-        return Lost(cause=Cause.STEP, words=_no_better(now, then, best))
+    # The search takes one price of a sync for all layouts.
+    more_s = _sync_s(task, other, best) - _sync_s(task, way, best)
+    own = replace(then, objective=then.objective + _of_step(more_s, then))
+    if rounded(own.objective) >= rounded(now.objective):
+        if rounded(then.objective) >= rounded(now.objective):
+            return Lost(cause=Cause.STEP, words=_no_better(now, own, best))
+        words = f"new weights take {seconds_text(more_s)} longer on their way with it"
+        return Lost(cause=Cause.SYNC, words=words)
     if other.plainness > way.plainness:
-        return Lost(cause=Cause.PLAIN, words=f"less plain{_better(now, then, best)}")
+        return Lost(cause=Cause.PLAIN, words=f"less plain{_better(now, own, best)}")
     rival = _rival(task, other, best)
     if rival is not None:
         told = way_words(rival.layout, rival.recompute, rival.offload)
@@ -152,6 +160,20 @@ def _better(now: Evaluation, then: Evaluation, best: Chosen) -> str:
     if by_time:
         return f", and a step is only {told} shorter"
     return f", and a sample takes only {told} less of a device"
+
+
+def _sync_s(task: TaskWork, way: Candidate, best: Chosen) -> float:
+    """What a task's own syncs take where it is run in some way."""
+    posed = best.posed
+    own = {pair: every for pair, every in posed.travels.items() if task.id in pair}
+    layouts = {name: one.layout for name, one in best.ways.items()} | {task.id: way.layout}
+    apart = {pair: best.numbers[pair[0]] != best.numbers[pair[1]] for pair in own}
+    return sum(own_syncs(posed, own, layouts, apart).values())
+
+
+def _of_step(seconds: float, found: Evaluation) -> float:
+    """What further seconds of a step add to what the best has least of."""
+    return seconds * found.objective / found.step_s if found.step_s else 0.0
 
 
 def _samples(best: Chosen) -> int:

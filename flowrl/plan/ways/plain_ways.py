@@ -7,10 +7,11 @@ pipeline or a recomputation more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from flowrl.plan.problem_of import Posed
-from flowrl.plan.search import Found, Leaf, Option, Schedule, evaluate, leaves
+from flowrl.plan.search import Evaluation, Found, Leaf, Option, Schedule, evaluate, leaves
 
 __all__ = ["PLAIN", "plainer", "plainer_options", "with_option"]
 
@@ -18,18 +19,34 @@ PLAIN = 0.01
 """Of a step's time, given for a plainer way to run one task."""
 
 
-def plainer(posed: Posed, schedule: Schedule) -> Found:
-    """The same schedule with plainer ways, where the step is hardly longer."""
+def plainer(
+    posed: Posed, schedule: Schedule, syncs_s: Callable[[Schedule], float] | None = None
+) -> Found:
+    """The same schedule with plainer ways, where the step is hardly longer.
+
+    Args:
+        syncs_s: What syncs take for a schedule's own layouts; None takes the search's price.
+    """
     best = evaluate(posed.problem, schedule)
-    limit = best.objective * (1 + PLAIN)
+    limit = _objective(best, schedule, syncs_s) * (1 + PLAIN)
     for leaf in list(leaves(schedule)):
         for option in plainer_options(posed, leaf):
             changed = with_option(schedule, leaf.task, option)
             found = evaluate(posed.problem, changed)
-            if found.fits and found.objective <= limit:
+            if found.fits and _objective(found, changed, syncs_s) <= limit:
                 schedule = changed
                 break
     return Found(schedule=schedule, evaluation=evaluate(posed.problem, schedule))
+
+
+def _objective(
+    found: Evaluation, schedule: Schedule, syncs_s: Callable[[Schedule], float] | None
+) -> float:
+    """What the best schedule has least of, with its own syncs."""
+    if syncs_s is None or not found.step_s:
+        return found.objective
+    own_s = found.step_s - found.sync_s + syncs_s(schedule)
+    return found.objective * own_s / found.step_s
 
 
 def plainer_options(posed: Posed, leaf: Leaf) -> list[Option]:
