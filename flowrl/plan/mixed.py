@@ -35,18 +35,18 @@ from flowrl.plan.problem_of import CHUNKS, Posed, kinds_wanted, may_run_ahead, p
 from flowrl.plan.request import PlanRequest
 from flowrl.plan.search import (
     Alike,
+    CutBounds,
     Joined,
     Kind,
     Leaf,
     Option,
     Pair,
+    Parts,
     Problem,
     Schedule,
     cuts,
     evaluate,
-    fronts,
     kind_of,
-    least_seconds,
     leaves,
     restricted,
 )
@@ -64,6 +64,12 @@ __all__ = [
 
 ROUNDING = 1e-9
 """Of a limit, so that nothing is lost by it."""
+
+MORE = (1.1, 1.5)
+"""By which factors limits are larger where several steps are told, and fewer are within one."""
+
+STEPS = (0.02, 0.1)
+"""By how much limits lie above a lower bound, one after the other."""
 
 KEEPS = (1, 8, 64)
 """Schedules of a part that must beat one for it to be left out: more where the hosts or pins do not
@@ -307,44 +313,71 @@ class PairSearch:
         return own
 
     def _joined_alike(self, limit: float, keep: int, top: int) -> list[Joined]:
-        """The best steps with the arrivals of kinds."""
-        least = 1 + self.pair.whole.beside
-        beside = None if self.request.options.objective == "step_time" else least
-        ways = self._within(limit * (1 + ROUNDING), beside)
+        """The best steps with the arrivals of kinds.
+
+        What a part may take grows with the limit, and how many schedules of it there are, much
+        faster. So limits begin just above what no step can be below.
+        """
+        ahead = self.pair.whole.ahead if self.pair.runs_ahead else frozenset[str]()
+        parts = (
+            Parts(self.alike[0].problem, ahead=ahead, feeds=True),
+            Parts(self.alike[1].problem),
+        )
+        one, other = (side.least(way[at] for way in self.ways) for at, side in enumerate(parts))
+        first = self.alike[0].problem
+        bounds = {
+            way: self.pair.bounds(way, first, (one[way[0]], other[way[1]])) for way in self.ways
+        }
+        bound = min((self.pair.least(one) for one in bounds.values()), default=math.inf)
+        for step in STEPS:
+            if bound * (1 + step) >= limit:
+                break
+            found = self._joined_within(parts, bound * (1 + step), bounds, (keep, top))
+            if len(found) == top:
+                return found
+        found = self._joined_within(parts, limit * (1 + ROUNDING), bounds, (keep, top))
+        for more in MORE if found and self.request.options.alternatives else ():
+            if len(found) < top:
+                found = self._joined_within(parts, limit * more, bounds, (keep, top))
+        return found
+
+    def _joined_within(
+        self,
+        parts: tuple[Parts, Parts],
+        limit: float,
+        bounds: Mapping[tuple[frozenset[str], frozenset[str]], CutBounds],
+        wanted: tuple[int, int],
+    ) -> list[Joined]:
+        """The best steps within a limit, of all that there are.
+
+        Args:
+            parts: Those of both sides.
+            bounds: What steps of each cut take at least.
+            wanted: How many must beat a part for it to be left out, and how many steps.
+        """
+        keep, top = wanted
+        ways = {
+            way: self.pair.most_seconds(own, limit)
+            for way, own in bounds.items()
+            if self.pair.least(own) <= limit
+        }
+        if not ways:
+            return []
         one, other = (
-            fronts(
-                self.alike[side].problem,
-                {way[side]: most[side] for way, most in ways.items()},
-                beside=beside,
+            side.fronts(
+                {way[at]: most[at] for way, most in ways.items()},
+                by_devices=self.request.options.objective != "step_time",
                 keep=keep,
-                ahead=side == 0 and self.pair.runs_ahead,
-                feeds=side == 0,
             )
-            for side in (0, 1)
+            for at, side in enumerate(parts)
         )
         found = [
             joined
             for first, second in ways
-            for joined in self.pair.best(one[first], other[second], top)
+            for joined in self.pair.best(one[first], other[second], top, limit)
+            if joined.objective <= limit
         ]
         return sorted(found, key=lambda joined: joined.key)[:top]
-
-    def _within(
-        self, limit: float, beside: int | None
-    ) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
-        """The cuts that a step within a limit may have, with the most seconds of both parts."""
-        one, other = (
-            least_seconds(side.problem, [way[at] for way in self.ways], beside=beside)
-            for at, side in enumerate(self.alike)
-        )
-        found = {}
-        for first, second in self.ways:
-            most = self.pair.most_seconds(limit)
-            if self.pair.in_turns(first, second):
-                most = (limit - other[second], limit - one[first])
-            if one[first] <= most[0] and other[second] <= most[1]:
-                found[first, second] = most
-        return found
 
     def _stands(self, joined: Joined) -> bool:
         return all(

@@ -13,7 +13,7 @@ from flowrl.plan.search.evaluate import (
     evaluate,
     seconds_of,
 )
-from flowrl.plan.search.fronts import fronts, least_seconds
+from flowrl.plan.search.fronts import Parts
 from flowrl.plan.search.problem import EVERY_KIND, Kind, Objective, Option, Problem, Sync, Task
 from flowrl.plan.search.result import (
     Binding,
@@ -33,7 +33,7 @@ from flowrl.plan.search.schedule import (
     kind_of,
     leaves,
 )
-from flowrl.plan.search.two_pools import Joined, Pair, cuts, restricted
+from flowrl.plan.search.two_pools import Cut, CutBounds, Joined, Least, Pair, cuts, restricted
 
 __all__ = [
     "EVERY_KIND",
@@ -43,6 +43,8 @@ __all__ = [
     "Binding",
     "Change",
     "ChangeKind",
+    "Cut",
+    "CutBounds",
     "Evaluation",
     "Evaluator",
     "Found",
@@ -50,9 +52,11 @@ __all__ = [
     "Joined",
     "Kind",
     "Leaf",
+    "Least",
     "Objective",
     "Option",
     "Pair",
+    "Parts",
     "Problem",
     "Schedule",
     "SearchResult",
@@ -66,9 +70,7 @@ __all__ = [
     "draw",
     "evaluate",
     "fewest_devices",
-    "fronts",
     "kind_of",
-    "least_seconds",
     "leaves",
     "restricted",
     "search",

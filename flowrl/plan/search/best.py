@@ -35,6 +35,10 @@ STEPS = (0.002, 0.01, 0.04, 0.15, 0.5, 2.0)
 NEAR_STEPS = (0.0, 1e-4)
 """Of very many block sizes, these come before, for what is further above the bound takes long."""
 
+SMALL_STEPS = ((10_000, 1.5), (2_000, 2.5))
+"""The limit lies at most so many times further above the bound where the run before it had more
+points than this: their number may grow a hundredfold from one step to the next."""
+
 WORTH_A_STEP = 1.03
 """The ceiling is tried at once when the next limit is as near to it as this."""
 
@@ -184,13 +188,15 @@ def _best_of(
     if ceiling is None and num_sizes > FEW_SIZES and top == 1 and Kind.HYBRID in problem.kinds:
         # One of them, found in a smaller space.
         ceiling = (turns or _Turns(problem)).objective()
-    for step in (*NEAR_STEPS, *STEPS) if many else STEPS:
+    num_points = 0
+    step = _next_step(None, num_points, many=many)
+    while step is not None:
         limit = least * (1 + step)
         if ceiling is None and step > NEAR:
             ceiling = _ceiling(problem, top, space)
             if ceiling is None:
                 return NOTHING
-        if ceiling is not None and limit * WORTH_A_STEP >= ceiling:
+        if ceiling is not None and _is_near(limit, ceiling, num_points, many=many):
             break
         if ceiling is not None and many and step > NEAR:
             ceiling = _lower_ceiling(problem, top, space, ceiling)
@@ -198,8 +204,34 @@ def _best_of(
         outcome = run(space, bounds, limit, aim)
         if _num_distinct(outcome) >= top:
             return outcome
+        num_points = outcome.num_points
+        step = _next_step(step, num_points, many=many)
     assert ceiling is not None
     return run(space, bounds, ceiling, aim)
+
+
+def _next_step(step: float | None, num_points: int, *, many: bool) -> float | None:
+    """How far above the lower bound the next limit lies; None after the last one.
+
+    Args:
+        step: The one before it; None at first.
+        num_points: What that one had.
+        many: There are very many block sizes, so that the way to a limit takes long by itself.
+    """
+    steps = (*NEAR_STEPS, *STEPS) if many else STEPS
+    if step is None:
+        return steps[0]
+    larger = next((one for one in steps if one > step), None)
+    if larger is None or many:
+        return larger
+    factor = next((factor for most, factor in SMALL_STEPS if num_points > most), math.inf)
+    return min(larger, step * factor)
+
+
+def _is_near(limit: float, ceiling: float, num_points: int, *, many: bool) -> bool:
+    """Whether the ceiling is to be tried rather than a limit below it."""
+    few = 0 < num_points <= SMALL_STEPS[-1][0]
+    return limit * (WORTH_A_STEP if few or many else 1.0) >= ceiling
 
 
 NOTHING = Outcome(schedules=(), num_states=0, num_points=0)

@@ -15,7 +15,16 @@ from flowrl.plan.search.bounds import Bounds, Splits, limits
 from flowrl.plan.search.evaluate import rounded
 from flowrl.plan.search.frontier import Frontier, Records, gather
 from flowrl.plan.search.joins import Join, join_splits, join_turns, leaf_points
-from flowrl.plan.search.points import PEAK, SECONDS, SPLITS, SYNC_S, Points, concatenate
+from flowrl.plan.search.points import (
+    NO_ROOM,
+    PEAK,
+    SECONDS,
+    SPLITS,
+    SYNC_S,
+    Points,
+    Room,
+    concatenate,
+)
 from flowrl.plan.search.problem import Objective
 from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Space
@@ -40,11 +49,13 @@ class Aim:
         objective: What is to be least; None = the peak bytes.
         memory_bytes: Most peak bytes.
         keep: How many distinct schedules are wanted.
+        least_peak: Schedules with fewer bytes are better, even where others fit.
     """
 
     objective: Objective | None
     memory_bytes: float
     keep: int = 1
+    least_peak: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +125,7 @@ def points_of_sets(
         most_steady: Most steady seconds of what may run ahead.
     """
     records, frontiers = kept
+    rooms = _rooms(space, most, aim)
     for owner in range(len(space.sets)):
         found = leaf_points(space, owner, most[owner], records, named=aim.keep > 1)
         for cut, left in zip(space.cuts[owner], splits[owner], strict=True):
@@ -127,6 +139,7 @@ def points_of_sets(
                 most_steady=most_steady,
                 memory_bytes=aim.memory_bytes,
                 keep=aim.keep,
+                room=rooms[owner],
                 split=split,
                 records=records,
             )
@@ -136,7 +149,35 @@ def points_of_sets(
                 found += join_splits(join, left)
         yield owner, found
         if owner < len(space.sets) - 1:
-            frontiers.append(gather(space, found, most[owner], aim.keep))
+            frontiers.append(gather(space, found, most[owner], aim.keep, rooms[owner]))
+
+
+def _rooms(space: Space, most: Floats, aim: Aim) -> list[Room]:
+    """For each set, the bytes that there is room for whatever the tasks outside of it hold.
+
+    In a Temporal of all of them, the others keep no more than what each keeps at most, and one of
+    them works with no more besides than any does; in Spatials less is on a device.
+    """
+    if aim.least_peak:
+        return [NO_ROOM] * len(space.sets)
+    keep, besides = np.zeros(len(space.tasks)), np.zeros(len(space.tasks))
+    for at, task in enumerate(space.alone):
+        if task >= 0:
+            leaves = space.leaves[task]
+            use = leaves.seconds <= most[at, leaves.size]
+            resident, peak = leaves.resident[use], leaves.peak[use]
+            keep[task] = max(keep[task], resident.max(initial=0.0))
+            besides[task] = max(besides[task], (peak - resident).max(initial=0.0))
+    found: dict[int, Room] = {}
+    for mask in dict.fromkeys(space.sets):
+        others = [task for task in range(len(space.tasks)) if not mask >> task & 1]
+        left = aim.memory_bytes - keep[others].sum()
+        found[mask] = Room(
+            resident=left - besides[others].max(initial=0.0),
+            peak=left,
+            weight_tokens=space.weight_tokens,
+        )
+    return [found[mask] for mask in space.sets]
 
 
 def _weights(space: Space, aim: Aim) -> Floats:

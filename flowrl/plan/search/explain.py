@@ -61,7 +61,7 @@ def least_peak(problem: Problem, memory_bytes: int) -> Schedule | None:
     best: tuple[int, Schedule] | None = None
     for family in families(_timeless(problem, memory_bytes)):
         space = compile_space(family)
-        aim = Aim(objective=None, memory_bytes=memory_bytes)
+        aim = Aim(objective=None, memory_bytes=memory_bytes, least_peak=True)
         for schedule in run(space, lower_bounds(space), NO_LIMIT, aim).schedules[:1]:
             original = _original(problem, schedule)
             peak = evaluate(problem, original).peak

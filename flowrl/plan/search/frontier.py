@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flowrl.plan.search.points import SECONDS, Points, concatenate, no_points, prune
+from flowrl.plan.search.points import NO_ROOM, SECONDS, Points, Room, concatenate, no_points, prune
 from flowrl.plan.search.schedule import Asynchronous, Leaf, Schedule, Spatial, Temporal
 from flowrl.plan.search.space import Floats, Ints, Space
 
@@ -65,8 +65,16 @@ class Frontier:
     length: Ints
 
 
-def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Frontier:
-    """The frontier of a set from all points that were made for it."""
+def gather(
+    space: Space, found: list[Points], limit: Floats, keep: int, room: Room = NO_ROOM
+) -> Frontier:
+    """The frontier of a set from all points that were made for it.
+
+    Args:
+        limit: `[K]`, most seconds on each block.
+        keep: How many must beat a point for it to be left out.
+        room: Bytes that there is room for.
+    """
     count = len(space.sizes)
     start, fresh, length = (np.zeros(count, dtype=np.int64) for _ in range(3))
     if not found:
@@ -90,7 +98,7 @@ def gather(space: Space, found: list[Points], limit: Floats, keep: int) -> Front
         if not len(here.block):
             carried, carried_at = no_points(space.num_values), 0
             continue
-        rows = prune(here, space.exact_tokens, keep, space.places[0])
+        rows = prune(here, space.exact_tokens, keep, space.places[0], room)
         is_own = rows < num_own
         part = here.take(np.concatenate([rows[is_own], rows[~is_own]]))
         start[block], fresh[block], length[block] = total, is_own.sum(), len(rows)

@@ -9,13 +9,12 @@ best step is made of two of them, however they are put together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowrl.plan.search.bounds import limits, lower_bounds
+from flowrl.plan.search.bounds import Bounds, limits, lower_bounds
 from flowrl.plan.search.dynamic import NO_LIMIT, SLACK, Aim, points_of_sets
 from flowrl.plan.search.frontier import Frontier, Records, gather
 from flowrl.plan.search.masks import members
@@ -23,8 +22,9 @@ from flowrl.plan.search.points import PEAK, RESIDENT, Points, concatenate, prune
 from flowrl.plan.search.problem import Problem
 from flowrl.plan.search.schedule import Schedule
 from flowrl.plan.search.space import Floats, Ints, Space, compile_space, families
+from flowrl.plan.search.two_pools import Least
 
-__all__ = ["fronts", "least_seconds"]
+__all__ = ["Parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,84 +36,87 @@ class _Run:
     records: Records
 
 
-def fronts(
-    problem: Problem,
-    wanted: Mapping[frozenset[str], float],
-    *,
-    beside: int | None = None,
-    keep: int = 1,
-    ahead: bool = False,
-    feeds: bool = False,
-) -> dict[frozenset[str], tuple[Schedule, ...]]:
-    """For each of some sets of tasks, all schedules that no other one of them beats.
+class Parts:
+    """The parts of a step that stand on the devices of a problem. Its objective does not matter.
 
     Args:
-        problem: On whose devices they are to stand. Its objective does not matter.
-        wanted: Sets of tasks, of which each only feeds the rest or only reads from it, with the
-            most seconds that a schedule of each may take.
-        beside: Where devices count, how many the rest has at least. Then a schedule on fewer
-            devices is worth having too, and `wanted` is seconds by all devices.
-        keep: How many must beat a schedule for it to be left out.
-        ahead: They may run ahead of the rest.
-        feeds: They may feed the rest.
-
-    Returns:
-        Empty where nothing fits.
+        problem: The tasks and devices.
+        ahead: Tasks that may run ahead of the rest; those of a part do where all of them may.
+        feeds: The parts may feed the rest.
     """
-    found: dict[frozenset[str], list[Schedule]] = {tasks: [] for tasks in wanted}
-    for family in families(problem):
-        space = compile_space(family)
-        every = (True,) * len(space.sets)
-        if ahead:
-            space = replace(space, ahead=every)
-        if feeds:
-            space = space.handing_on(every)
-        asked = _asked(space, wanted, beside)
-        run = _run(space, asked, problem.memory_bytes, keep)
-        for at, mask in enumerate(run.space.sets):
-            tasks = _names(run.space, mask)
-            if tasks in found:
-                found[tasks] += _schedules(run, at, by_devices=beside is not None, keep=keep)
-    return {tasks: tuple(schedules) for tasks, schedules in found.items()}
 
+    def __init__(
+        self, problem: Problem, *, ahead: frozenset[str] = frozenset(), feeds: bool = False
+    ) -> None:
+        self._problem = problem
+        self._spaces: list[tuple[Space, Bounds]] = []
+        for family in families(problem):
+            space = compile_space(family)
+            if ahead:
+                sets = tuple(_names(space, mask) <= ahead for mask in space.sets)
+                space = replace(space, ahead=sets)
+            if feeds:
+                space = space.handing_on((True,) * len(space.sets))
+            self._spaces.append((space, lower_bounds(space)))
 
-def least_seconds(
-    problem: Problem, wanted: Iterable[frozenset[str]], *, beside: int | None = None
-) -> dict[frozenset[str], float]:
-    """Lower bounds of the seconds of some sets of tasks; infinite where one cannot run.
+    def least(self, wanted: Iterable[frozenset[str]]) -> dict[frozenset[str], Least]:
+        """What some sets of tasks take at least; infinitely long where one cannot run."""
+        none = np.full(len(self._problem.block_sizes()), np.inf)
+        found = {tasks: Least(seconds=none, chunk_s=0.0) for tasks in wanted}
+        for space, bounds in self._spaces:
+            for at, mask in enumerate(space.sets):
+                tasks = _names(space, mask)
+                if tasks in found:
+                    found[tasks] = Least(
+                        seconds=np.minimum(found[tasks].seconds, bounds.seconds[at]),
+                        chunk_s=min(float(space.chunk_s[at]), NO_LIMIT),
+                    )
+        return found
 
-    Args:
-        beside: As of `fronts`: then they are of seconds by all devices.
-    """
-    found = dict.fromkeys(wanted, math.inf)
-    for family in families(problem):
-        space = compile_space(family)
-        bounds = lower_bounds(space)
-        by = 1 if beside is None else space.sizes + beside
-        for at, mask in enumerate(space.sets):
-            tasks = _names(space, mask)
-            if tasks in found:
-                found[tasks] = min(found[tasks], float(np.min(bounds.seconds[at] * by)))
-    return found
+    def fronts(
+        self,
+        wanted: Mapping[frozenset[str], Floats],
+        *,
+        by_devices: bool = False,
+        keep: int = 1,
+    ) -> dict[frozenset[str], tuple[Schedule, ...]]:
+        """For each of some sets of tasks, all schedules that no other one of them beats; none where
+        nothing fits.
+
+        Args:
+            wanted: Sets of tasks, of which each only feeds the rest or only reads from it, with the
+                most seconds that a schedule of each may take on a block of each size; minus
+                infinity where it is of no use.
+            by_devices: Devices count: a schedule on fewer of them is worth having too.
+            keep: How many must beat a schedule for it to be left out.
+        """
+        found: dict[frozenset[str], list[Schedule]] = {tasks: [] for tasks in wanted}
+        for space, bounds in self._spaces:
+            asked = _asked(space, wanted)
+            run = _run(space, bounds, asked, self._problem.memory_bytes, keep)
+            for at, mask in enumerate(run.space.sets):
+                tasks = _names(run.space, mask)
+                if tasks in found:
+                    found[tasks] += _schedules(run, at, by_devices=by_devices, keep=keep)
+        return {tasks: tuple(schedules) for tasks, schedules in found.items()}
 
 
 def _names(space: Space, mask: int) -> frozenset[str]:
     return frozenset(space.tasks[task].id for task in members(mask))
 
 
-def _asked(space: Space, wanted: Mapping[frozenset[str], float], beside: int | None) -> Floats:
+def _asked(space: Space, wanted: Mapping[frozenset[str], Floats]) -> Floats:
     """`[sets, K]`: most seconds of each set on each block, minus infinity of those not wanted."""
     asked = np.full((len(space.sets), len(space.sizes)), -np.inf)
     for at, mask in enumerate(space.sets):
         most = wanted.get(_names(space, mask))
         if most is not None:
-            by = 1 if beside is None else space.sizes + beside
-            asked[at] = min(most, NO_LIMIT) * (1 + SLACK) / by
+            asked[at] = np.minimum(most, NO_LIMIT) * (1 + SLACK)
     return asked
 
 
-def _run(space: Space, asked: Floats, memory_bytes: float, keep: int) -> _Run:
-    most, splits = limits(space, lower_bounds(space), asked[-1], asked)
+def _run(space: Space, bounds: Bounds, asked: Floats, memory_bytes: float, keep: int) -> _Run:
+    most, splits = limits(space, bounds, asked[-1], asked)
     aim = Aim(objective=None, memory_bytes=memory_bytes, keep=keep)
     records, frontiers = Records(), list[Frontier]()
     for owner, found in points_of_sets(space, most, splits, aim, (records, frontiers), split=1.0):

@@ -21,6 +21,7 @@ from flowrl.plan.search.points import (
     STEADY,
     SYNC_S,
     Points,
+    Room,
     sieve,
 )
 from flowrl.plan.search.schedule import Leaf, signature
@@ -47,6 +48,7 @@ class Join:
         most_steady: Most steady seconds, of sets that may run ahead.
         memory_bytes: Most peak bytes.
         keep: How many distinct schedules are wanted.
+        room: Bytes that there is room for.
         split: What a split counts: 1, or 0 where their number does not matter.
         records: Where new points are entered.
     """
@@ -60,6 +62,7 @@ class Join:
     most_steady: float
     memory_bytes: float
     keep: int
+    room: Room
     split: float
     records: Records
 
@@ -390,7 +393,8 @@ def _made(
     if join.space.ahead[join.owner]:
         fits &= values[STEADY] <= join.most_steady
     points = points.take(np.flatnonzero(fits))
-    points = points.take(sieve(points, join.space.exact_tokens, join.keep, join.space.places[0]))
+    head = join.space.places[0]
+    points = points.take(sieve(points, join.space.exact_tokens, join.keep, head, join.room))
     if not len(points.block):
         return []
     made = points.record

@@ -19,6 +19,7 @@ from flowrl.plan.search.space import Bools, Floats, Ints
 __all__ = [
     "CHUNK_S",
     "DENSE",
+    "NO_ROOM",
     "PEAK",
     "RESIDENT",
     "SECONDS",
@@ -26,6 +27,7 @@ __all__ = [
     "STEADY",
     "SYNC_S",
     "Points",
+    "Room",
     "concatenate",
     "no_points",
     "prune",
@@ -75,6 +77,27 @@ class Points:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that any whole schedule has room for, whatever else it holds.
+
+    Where a point has no more, it fits in the place of every other one, and what weights it holds is
+    of no concern.
+
+    Attributes:
+        resident, peak: The bytes.
+        weight_tokens: Bits that are forms of weights.
+    """
+
+    resident: float
+    peak: float
+    weight_tokens: int
+
+
+NO_ROOM = Room(resident=-1.0, peak=-1.0, weight_tokens=0)
+"""Every byte counts."""
+
+
 def concatenate(parts: list[Points]) -> Points:
     """All points of `parts`, which are not empty."""
     return Points(
@@ -100,20 +123,22 @@ def no_points(num_values: int) -> Points:
     )
 
 
-def prune(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
+def prune(points: Points, exact_tokens: int, keep: int, head: int, room: Room = NO_ROOM) -> Ints:
     """Rows that fewer than `keep` others beat, all of one block, ascending by seconds.
 
     Args:
         head: Place of H among the numbers, 0 where it does not count. A part that hands on after H
             and one that hands on from its beginning do not beat each other.
+        room: Bytes that are there for every point. What beats another in this room takes fewer
+            seconds: of those that take as long, the ones with fewer bytes and more weights in
+            common have fewer parts that differ.
 
     Of points that are the same schedule but for nesting (`Points.name`), one that is beaten is
     worth nothing, however many are wanted, and a name counts once among those that beat a point.
     """
     order = np.lexsort(points.values[::-1])
-    values, tokens = points.values[:, order], points.tokens[order]
-    columns = _that_differ(values[1:], values[head] if head else None)
-    equal_tokens = bool((tokens == tokens[0]).all())
+    held = _Held.of(points.values[:, order], points.tokens[order], exact_tokens, room)
+    columns = _that_differ(held.numbers[1:], held.numbers[head] if head else None)
     names = points.name[order]
     first_of_name = np.zeros(len(order), dtype=bool)
     if keep > 1:
@@ -124,8 +149,7 @@ def prune(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
         result = others[:, None] < rows
         for column in columns:
             result &= column[others][:, None] <= column[rows]
-        if not equal_tokens:
-            result &= _covers(tokens[others][:, None], tokens[rows], exact_tokens)
+        held.narrow(result, others[:, None], rows)
         return result
 
     kept = np.zeros(0, dtype=np.int64)
@@ -142,6 +166,56 @@ def prune(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
             gone |= (by & (names[others][:, None] == names[rows])).any(axis=0)
         kept = np.concatenate([kept, rows[~gone]])
     return order[kept]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Held:
+    """Points as they are compared where there is room for some bytes.
+
+    Attributes:
+        numbers: As `Points.values`, with bytes that there is room for all alike.
+        tokens: With all weights of those that have room; None where all are equal.
+        exact_tokens: As of `prune`.
+        own: The numbers and tokens as they are; None where there is no room for any of them.
+    """
+
+    numbers: Floats
+    tokens: Ints | None
+    exact_tokens: int
+    own: tuple[Floats, Ints] | None
+
+    @classmethod
+    def of(cls, values: Floats, tokens: Ints, exact_tokens: int, room: Room) -> _Held:
+        """Those of points with these numbers and tokens."""
+        own, numbers = None, values
+        if room.resident >= values[RESIDENT].min() or room.peak >= values[PEAK].min():
+            own, numbers = (values, tokens), values.copy()
+            free = (values[RESIDENT] <= room.resident) & (values[PEAK] <= room.peak)
+            tokens = np.where(free, tokens | room.weight_tokens, tokens)
+            np.maximum(values[RESIDENT], room.resident, out=numbers[RESIDENT])
+            np.maximum(values[PEAK], room.peak, out=numbers[PEAK])
+        alike = bool((tokens == tokens[0]).all())
+        return cls(
+            numbers=numbers, tokens=None if alike else tokens, exact_tokens=exact_tokens, own=own
+        )
+
+    def narrow(self, result: Bools, mine: Ints, theirs: Ints) -> None:
+        """Takes those out of a result that do not beat others for their tokens, or beat them only
+        for the room that there is, and take as long."""
+        if self.tokens is not None:
+            result &= _covers(self.tokens[mine], self.tokens[theirs], self.exact_tokens)
+        if self.own is None:
+            return
+        values, tokens = self.own
+        seconds = values[SECONDS]
+        at = np.nonzero(result & (seconds[mine] == seconds[theirs]))
+        if not at[0].size:
+            return
+        one, other = (np.broadcast_to(rows, result.shape)[at] for rows in (mine, theirs))
+        use = _covers(tokens[one], tokens[other], self.exact_tokens)
+        for column in values[[RESIDENT, PEAK]]:
+            use &= column[one] <= column[other]
+        result[at] = use
 
 
 def _that_differ(values: Floats, head: Floats | None) -> list[Floats]:
@@ -161,11 +235,11 @@ def _covers(mine: Ints, theirs: Ints, exact_tokens: int) -> Bools:
     return result
 
 
-def sieve(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
+def sieve(points: Points, exact_tokens: int, keep: int, head: int, room: Room = NO_ROOM) -> Ints:
     """Rows that are left when a few strong points of each block were held against the others.
 
     Args:
-        head: As of `prune`.
+        head, room: As of `prune`.
 
     A coarse `prune` for all blocks at once; most points of a large join go here. In each round a
     block's strong point is the one with the least seconds, peak or resident bytes in turn.
@@ -177,8 +251,8 @@ def sieve(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
     if np.count_nonzero(blocks[1:] != blocks[:-1]) * FEW_A_BLOCK >= len(rows):
         return rows
     times_beaten = np.zeros(len(rows), dtype=np.int64)
-    columns = _that_differ(points.values, points.values[head] if head else None)
-    equal_tokens = bool((points.tokens == points.tokens[0]).all())
+    held = _Held.of(points.values, points.tokens, exact_tokens, room)
+    columns = _that_differ(held.numbers, held.numbers[head] if head else None)
     is_used = np.zeros(len(rows), dtype=bool)  # by row of `points`: it was a strong point
     # One for each name and block; used ones beat nobody twice.
     name = points.name + points.block * np.int64(0x5851F42D4C957F2D)
@@ -194,8 +268,7 @@ def sieve(points: Points, exact_tokens: int, keep: int, head: int) -> Ints:
         beaten = strong[group] != rows
         for column in columns:
             beaten &= column[strong][group] <= column[rows]
-        if not equal_tokens:
-            beaten &= _covers(points.tokens[strong][group], points.tokens[rows], exact_tokens)
+        held.narrow(beaten, strong[group], rows)
         if keep > 1:
             counts = ~np.isin(name[strong], used_names)
             times_beaten += beaten & counts[group]

@@ -1,27 +1,70 @@
 """The best steps over two pools of devices, of which each holds a part of the tasks.
 
     pair = Pair(whole, first, second)
+    one, other = Parts(first, feeds=True), Parts(second)
     for tasks in cuts(whole):
-        best = pair.best(fronts(first, ...)[tasks], fronts(second, ...)[others], top=4)
+        best = pair.best(one.fronts(...)[tasks], other.fronts(...)[others], top=4)
 
 The first part feeds the second one, which works at once, in chunks, or a step behind. What a step
 takes is as `flowrl.plan.search.evaluate` has it, of both parts as one schedule; where devices
 count, those of both pools do. Exact: no schedules of the two parts make a better step than `best`
-finds among those that `fronts` keeps.
+finds among those that `Parts.fronts` keeps.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, count
+from itertools import combinations, count, product
 
+import numpy as np
+
+from flowrl.plan.search.arrivals import Line
 from flowrl.plan.search.evaluate import Evaluation, Evaluator, rounded
+from flowrl.plan.search.masks import numbers, read_masks
 from flowrl.plan.search.problem import Kind, Objective, Problem
 from flowrl.plan.search.schedule import Asynchronous, Schedule, Spatial, leaves
+from flowrl.plan.search.space import Floats
+from flowrl.plan.search.streams import AT_ONCE, streams_between
 
-__all__ = ["Joined", "Pair", "cuts", "restricted"]
+__all__ = ["Cut", "CutBounds", "Joined", "Least", "Pair", "cuts", "restricted"]
+
+Cut = tuple[frozenset[str], frozenset[str]]
+"""The tasks of both parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Least:
+    """What a part takes at least.
+
+    Attributes:
+        seconds: `[K]`, on a block of each size.
+        chunk_s: For a further chunk.
+    """
+
+    seconds: Floats
+    chunk_s: float
+
+    def further_s(self, chunks: int) -> float:
+        """Seconds of all chunks but the first."""
+        return max(chunks - 1, 0) * self.chunk_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CutBounds:
+    """What steps that are cut so take at least.
+
+    Attributes:
+        parts: Of both parts.
+        may_be_ahead: The first part may run ahead of the second.
+        streams: Lines of the ways in which both may work at once, and the chunks of each.
+    """
+
+    parts: tuple[Least, Least]
+    may_be_ahead: bool
+    streams: tuple[tuple[tuple[Line, ...], int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +105,31 @@ class Pair:
     def __init__(self, whole: Problem, first: Problem, second: Problem) -> None:
         self.whole = whole
         self._both = Evaluator(replace(whole, syncs=()))
+        self._sizes = tuple(
+            np.array(side.block_sizes(), dtype=np.float64) for side in (first, second)
+        )
         self._sides = (Evaluator(first), Evaluator(second))
         self.runs_ahead = Kind.ASYNCHRONOUS in whole.kinds and whole.staleness > 0
 
     def best(
-        self, firsts: Sequence[Schedule], seconds: Sequence[Schedule], top: int = 1
+        self,
+        firsts: Sequence[Schedule],
+        seconds: Sequence[Schedule],
+        top: int = 1,
+        within: float = math.inf,
     ) -> list[Joined]:
-        """The best steps that schedules of two parts make, best first."""
+        """The best steps that schedules of two parts make, best first.
+
+        Args:
+            within: An objective; what is above it is of no use.
+        """
         one, two = (
             [side.measure(part) for part in parts]
             for side, parts in zip(self._sides, (firsts, seconds), strict=True)
         )
-        pairs = sorted(
-            (self._least(first, second), i, j)
-            for i, first in enumerate(one)
-            for j, second in enumerate(two)
-        )
         number = count()
         found: list[tuple[float, int, int, Joined]] = []  # the best, as a heap: the worst is first
-        for least, i, j in pairs:
+        for least, i, j in self._pairs(one, two, within):
             if len(found) == top and least > -found[0][0]:
                 break
             for schedule in self.forms(firsts[i], seconds[j]):
@@ -89,6 +138,24 @@ class Pair:
                 if len(found) > top:
                     heapq.heappop(found)
         return sorted((entry[-1] for entry in found), key=lambda joined: joined.key)
+
+    def _pairs(
+        self, one: Sequence[Evaluation], two: Sequence[Evaluation], within: float
+    ) -> Iterator[tuple[float, int, int]]:
+        """Lower bounds of the objective with the pair that each is of, ascending."""
+        (first, sync1, devices1), (second, sync2, devices2) = (
+            np.array([(p.step_s - p.sync_s, p.sync_s, p.devices) for p in side]).reshape(-1, 3).T
+            for side in (one, two)
+        )
+        # A part that runs `staleness` steps ahead may take so many steps longer than one.
+        first = first / (self.whole.staleness + 1 if self.runs_ahead else 1)
+        least = np.maximum(first[:, None], second) + sync1[:, None] + sync2
+        if self.whole.objective is not Objective.STEP_TIME:
+            least = least * (devices1[:, None] + devices2 + self.whole.beside)
+        flat = least.ravel()
+        rows = np.flatnonzero(flat <= within)
+        for row in rows[np.argsort(flat[rows], kind="stable")].tolist():
+            yield float(flat[row]), row // len(two), row % len(two)
 
     def forms(self, first: Schedule, second: Schedule) -> Iterator[Spatial | Asynchronous]:
         """The ways in which both parts may work at once."""
@@ -111,10 +178,97 @@ class Pair:
         )
         return self._joined(schedule, (one, two)) if one.fits and two.fits else None
 
-    def most_seconds(self, objective: float) -> tuple[float, float]:
-        """Of the first and the second part, in a step with this objective; where devices count,
-        by the devices of the step."""
-        return objective * (self.whole.staleness + 1 if self.runs_ahead else 1), objective
+    def bounds(self, cut: Cut, first: Problem, parts: tuple[Least, Least]) -> CutBounds:
+        """Of steps that are cut so.
+
+        Args:
+            first: The tasks on the first pool, whose arrivals count.
+            parts: What both parts take at least.
+        """
+        some = self.whole.kinds & {Kind.HYBRID, Kind.SPATIAL}
+        return CutBounds(
+            parts=parts,
+            may_be_ahead=self.runs_ahead and cut[0] <= self.whole.ahead,
+            streams=tuple(self._streams(cut, first)) if some else (),
+        )
+
+    def least(self, bounds: CutBounds) -> float:
+        """A lower bound of the objective; infinite where there is no such step."""
+        parts = bounds.parts
+        two, share = self._beside(0, parts)
+        runs = np.isfinite(parts[0].seconds)
+        one, share = parts[0].seconds[runs, None], share[runs]
+        if not share.size:
+            return math.inf
+        if bounds.may_be_ahead:
+            step_s = np.maximum(two, (one + two) / (self.whole.staleness + 1))
+            return float((step_s / share).min())
+        found = math.inf
+        for lines, chunks in bounds.streams:
+            u1, u2 = one + parts[0].further_s(chunks), two + parts[1].further_s(chunks)
+            step_s = np.maximum.reduce([a * u1 + b * u2 for a, b in lines])
+            found = min(found, float((step_s / share).min()))
+        return found
+
+    def most_seconds(self, bounds: CutBounds, objective: float) -> tuple[Floats, Floats]:
+        """Of both parts on a block of each size, in steps that have at most this objective; minus
+        infinity where there is none."""
+        parts = bounds.parts
+        found = []
+        for at in (0, 1):
+            other, share = self._beside(at, parts)
+            step_s, most = objective * share, np.full(share.shape, -np.inf)
+            if bounds.may_be_ahead:
+                # A batch's way and its update's are within so many periods.
+                both = (self.whole.staleness + 1) * step_s - other
+                fits = np.where(other <= step_s, both, -np.inf)
+                most = fits if at == 0 else np.minimum(step_s, both)
+            else:
+                for lines, chunks in bounds.streams:
+                    beside = other + parts[1 - at].further_s(chunks)
+                    room = np.full(share.shape, np.inf)
+                    for line in lines:
+                        mine, others = line[at], line[1 - at]
+                        left = step_s - others * beside if others else step_s
+                        if mine:
+                            np.minimum(room, left / mine, out=room)
+                        else:
+                            room[left < 0] = -np.inf
+                    np.maximum(most, room - parts[at].further_s(chunks), out=most)
+            found.append(most.max(axis=1, initial=-np.inf))
+        return found[0], found[1]
+
+    def _beside(self, part: int, parts: tuple[Least, Least]) -> tuple[Floats, Floats]:
+        """What the other part takes on each block that is worth having for it; and the seconds of a
+        step for one of the objective, by the size of this part's block and of that one."""
+        other, sizes = parts[1 - part].seconds, self._sizes[1 - part]
+        by_time = self.whole.objective is Objective.STEP_TIME
+        # The smallest block of those that take as long; where devices do not count, the fastest.
+        worth = np.flatnonzero(other < np.append(np.inf, other[:-1]))[-1 if by_time else 0 :]
+        devices = self._sizes[part][:, None] + sizes[worth] + self.whole.beside
+        return other[worth][None], np.ones(devices.shape) if by_time else 1.0 / devices
+
+    def _streams(self, cut: Cut, problem: Problem) -> list[tuple[tuple[Line, ...], int]]:
+        first, second = cut
+        whole = self.whole
+        reads, _ = read_masks(whole)
+        masks = (numbers(whole, first), numbers(whole, second))
+        own = masks[0].bit_count() > 1
+        turning = (
+            (numbers(whole, whole.in_one()), numbers(whole, whole.unread())) if own else (0, 0)
+        )
+        there = [
+            (at, tuple(dict.fromkeys(option.arrivals for option in task.options)))
+            for at, task in enumerate(problem.tasks)
+            if task.id in first
+        ]
+        found: dict[tuple[tuple[Line, ...], int], None] = {}
+        for chosen in product(*(ways for _, ways in there)):
+            told = {at: one for (at, _), one in zip(there, chosen, strict=True) if one is not None}
+            for stream in streams_between(whole, masks, reads, told, turning):
+                # One from tasks that take turns has other lines; none is below either part.
+                found[AT_ONCE.lines if stream.turns else stream.lines, stream.chunks] = None
+        return list(found)
 
     def in_turns(self, first: frozenset[str], second: frozenset[str]) -> bool:
         """Whether the second part can only begin when the first one has ended, in the same step."""
@@ -142,17 +296,6 @@ class Pair:
             objective=step_s if by_time else step_s * devices,
             num_splits=sum(part.num_splits for part in parts) + 1,
         )
-
-    def _least(self, first: Evaluation, second: Evaluation) -> float:
-        """A lower bound of the objective. A part that runs `staleness` steps ahead may take so
-        many steps longer than one."""
-        one, two = first.step_s - first.sync_s, second.step_s - second.sync_s
-        if self.runs_ahead:
-            one /= self.whole.staleness + 1
-        step_s = max(one, two) + first.sync_s + second.sync_s
-        if self.whole.objective is Objective.STEP_TIME:
-            return step_s
-        return step_s * (first.devices + second.devices + self.whole.beside)
 
 
 def cuts(problem: Problem) -> list[frozenset[str]]:

@@ -18,12 +18,12 @@ from flowrl.plan.search import (
     Objective,
     Option,
     Pair,
+    Parts,
     Problem,
     Schedule,
     Spatial,
     Task,
     cuts,
-    fronts,
     kind_of,
     leaves,
     restricted,
@@ -126,11 +126,16 @@ def found_step(
 ) -> Joined | None:
     others = frozenset(task.id for task in whole.tasks) - tasks
     pair = Pair(whole, first, second)
-    ahead, behind = pair.most_seconds(within)
-    least = None if whole.objective is Objective.STEP_TIME else 1 + whole.beside
-    one = fronts(first, {tasks: ahead}, beside=least, ahead=pair.runs_ahead, feeds=True)[tasks]
-    two = fronts(second, {others: behind}, beside=least)[others]
-    return next(iter(pair.best(one, two)), None)
+    ahead = whole.ahead if pair.runs_ahead else frozenset[str]()
+    sides = Parts(first, ahead=ahead, feeds=True), Parts(second)
+    least = sides[0].least([tasks])[tasks], sides[1].least([others])[others]
+    bounds = pair.bounds((tasks, others), first, least)
+    assert pair.least(bounds) <= within
+    most = pair.most_seconds(bounds, within)
+    dear = whole.objective is not Objective.STEP_TIME
+    one = sides[0].fronts({tasks: most[0]}, by_devices=dear)[tasks]
+    two = sides[1].fronts({others: most[1]}, by_devices=dear)[others]
+    return next(iter(pair.best(one, two, within=within * (1 + 1e-9))), None)
 
 
 def test_no_step_over_two_pools_is_better_than_the_one_that_is_found():
