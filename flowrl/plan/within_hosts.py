@@ -4,9 +4,10 @@ The search knows what each task puts on its host, and not what all tasks of a de
 Where its best schedule is too much for a host, one of the tasks that are on that host must put less
 there: if all put more than their parts h cap / sum(h) of what it holds, that was too much again. So
 each task is tried with no more than its part, and so on, the best of what is left first, at most
-`MOST_SEARCHES` times. The first schedule that the hosts hold is the answer: what was not looked at
-takes longer, or has tasks apart that would be too much together. For those, each family of
-schedules is begun with by itself; of others a faster one may be missed, and plans say so.
+`MOST_SEARCHES` times. With less on its hosts nothing is faster, so what is tried is searched only
+as far as the best of the others. The first schedule that the hosts hold is the answer: what was not
+looked at takes longer, or has tasks apart that would be too much together. For those, each family
+of schedules is begun with by itself; of others a faster one may be missed, and plans say so.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from dataclasses import replace
 from itertools import count
 
 from flowrl.plan.problem_of import Posed
-from flowrl.plan.search import Kind, Problem, Schedule, SearchResult, search
+from flowrl.plan.search import Found, Kind, Problem, Schedule, SearchResult, search
 from flowrl.plan.ways.candidate import Candidate
 
 __all__ = ["fullest_host", "host_bytes", "overfull_host", "search_within_hosts"]
 
 MOST_SEARCHES = 60
 """Of one job."""
+
+STEP = 0.002
+"""How much further what is tried is searched at least, of a lower bound."""
+
+_Trial = tuple[float, bool, int, Found | None, Problem, dict[str, int]]
+"""A lower bound of the objective, or what it is; whether it is known; a number; the schedule; and
+what is tried: a problem with most bytes of some tasks."""
 
 FEW = 32
 """Schedules that are looked at for several that hosts hold."""
@@ -91,33 +99,42 @@ def search_within_hosts(
     """
     holds = posed.candidates.host or math.inf
     number = count()
-    waiting: list[tuple[float, int, SearchResult, Problem, dict[str, int]]] = []
+    waiting: list[_Trial] = []
     seen: set[tuple[frozenset[Kind], frozenset[tuple[str, int]]]] = set()
 
-    def enter(problem: Problem, most: dict[str, int], known: SearchResult | None = None) -> None:
+    def enter(problem: Problem, most: dict[str, int], bound: float) -> None:
         name = (problem.kinds, frozenset(most.items()))
-        if name in seen or len(seen) == MOST_SEARCHES:
-            return
-        seen.add(name)
-        found = known or search(_with_less(posed, problem, most))
-        if found.best:
-            bound = found.best[0].evaluation.objective
-            heapq.heappush(waiting, (bound, next(number), found, problem, most))
+        if name not in seen and len(seen) < MOST_SEARCHES:
+            seen.add(name)
+            heapq.heappush(waiting, (bound, False, next(number), None, problem, most))
 
-    enter(posed.problem, {}, first)
+    if not first.best:
+        return None
+    least = first.best[0].evaluation.objective
+    seen.add((posed.problem.kinds, frozenset()))
+    waiting.append((least, True, next(number), first.best[0], posed.problem, {}))
     for kinds in _families(posed.problem):
-        enter(replace(posed.problem, kinds=kinds), {})
+        enter(replace(posed.problem, kinds=kinds), {}, least)
     while waiting:
-        _, _, found, problem, most = heapq.heappop(waiting)
-        asked = on_hosts(found.best[0].schedule)
+        bound, _, at, found, problem, most = heapq.heappop(waiting)
+        if found is None:
+            within = max(waiting[0][0], bound * (1 + STEP)) if waiting else math.inf
+            best = search(_with_less(posed, problem, most), within=within).best
+            if best:
+                bound = best[0].evaluation.objective
+                heapq.heappush(waiting, (bound, True, at, best[0], problem, most))
+            elif within < math.inf:
+                heapq.heappush(waiting, (within, False, at, None, problem, most))
+            continue
+        asked = on_hosts(found.schedule)
         if asked is None:
             continue
         total = sum(asked.values())
         if total <= holds:
             wanted = _with_less(posed, problem, most)
-            return found if top == 1 else search(wanted, top=max(FEW, top))
+            return search(wanted, top=1 if top == 1 else max(FEW, top))
         for task, nbytes in asked.items():
-            enter(problem, most | {task: math.floor(holds * nbytes / total)})
+            enter(problem, most | {task: math.floor(holds * nbytes / total)}, bound)
     return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from flowrl.plan.search.alike import MOST_KINDS, Alike
 from flowrl.plan.search.bounds import lower_bounds
-from flowrl.plan.search.dynamic import NO_LIMIT, Aim, Outcome, least_objective, run
+from flowrl.plan.search.dynamic import NO_LIMIT, SLACK, Aim, Outcome, least_objective, run
 from flowrl.plan.search.evaluate import evaluate
 from flowrl.plan.search.explain import explain, fits, least_peak, thin
 from flowrl.plan.search.problem import Kind, Problem
@@ -60,6 +60,7 @@ def search(
     max_counts: int | None = None,
     most_kinds: int = MOST_KINDS,
     most_rounds: int | None = None,
+    within: float = math.inf,
 ) -> SearchResult:
     """The best schedules of `problem`, in order.
 
@@ -90,14 +91,16 @@ def search(
     num_states = num_points = 0
     turns = _Turns(looked_at)
     for family in families(looked_at):
-        own, outcome = _with_own_arrivals(family, top, turns, most_kinds, most_rounds)
+        own, outcome = _with_own_arrivals(
+            family, top, turns, (most_kinds, most_rounds), within=within
+        )
         best += own
         num_states += outcome.num_states
         num_points += outcome.num_points
     ordered = _first(best, top)
     return SearchResult(
         best=tuple(ordered),
-        infeasible=None if ordered else explain(looked_at),
+        infeasible=None if ordered or within < math.inf else explain(looked_at),
         num_states=num_states,
         num_points=num_points,
         thinned=rule,
@@ -138,16 +141,30 @@ class _Turns:
 
 
 def _with_own_arrivals(
-    problem: Problem, top: int, turns: _Turns, most_kinds: int, most_rounds: int | None
+    problem: Problem,
+    top: int,
+    turns: _Turns,
+    most: tuple[int, int | None],
+    *,
+    within: float,
 ) -> tuple[list[Found], Outcome]:
-    """The best schedules of one family, and what the last run of the search for them found."""
+    """The best schedules of one family, and what the last run of the search for them found.
+
+    Args:
+        most: Kinds of arrivals, and rounds, as of `search`.
+        within: As of `search`.
+    """
+    most_kinds, most_rounds = most
     alike = Alike(problem, most_kinds)
     known: list[Found] = []
     rounds = 0
     while True:
         rounds += 1
-        ceiling = known[top - 1].evaluation.objective if len(known) >= top else None
-        outcome = _best_of(alike.problem, top, turns=turns, ceiling=ceiling)
+        enough = known[top - 1].evaluation.objective if len(known) >= top else math.inf
+        ceiling = min(enough, within)
+        outcome = _best_of(
+            alike.problem, top, turns=turns, ceiling=None if math.isinf(ceiling) else ceiling
+        )
         found = _in_order(alike.problem, outcome.schedules)[:top]
         own = _in_order(problem, (alike.own(one.schedule) for one in found))
         late = [
@@ -175,13 +192,13 @@ def _best_of(
     """The best schedules of one family.
 
     Args:
-        ceiling: An objective within which there are enough, where one is known.
+        ceiling: An objective within which there are enough, or above which none is of use.
     """
     space = compile_space(problem, like)
     bounds = lower_bounds(space)
     aim = Aim(objective=problem.objective, memory_bytes=problem.memory_bytes, keep=top)
     least = least_objective(space, bounds, aim)
-    if math.isinf(least):
+    if math.isinf(least) or (ceiling is not None and least > ceiling * (1 + SLACK)):
         return NOTHING
     num_sizes = len(problem.block_sizes())
     many = num_sizes > MANY_SIZES

@@ -343,3 +343,13 @@ def test_too_many_tasks_are_refused() -> None:
     tasks = tuple(Task(id=f"t{at}", options=shared_out(1, (1,))) for at in range(15))
     with pytest.raises(PlanError, match="so many tasks"):
         search(Problem(tasks=tasks, num_devices=1, memory_bytes=0))
+
+
+def test_within_an_objective_only_what_is_below_is_found() -> None:
+    problem = pair(shared_out(80), shared_out(80))
+    best = search(problem).best[0]
+    assert best.evaluation.step_s == 20.0
+    assert search(problem, within=20.0).best[0].evaluation == best.evaluation
+    below = search(problem, within=19.9)
+    assert (below.best, below.infeasible) == ((), None)
+    assert search(replace(problem, memory_bytes=0), within=1e9).best[0].evaluation.step_s == 20.0
