@@ -241,7 +241,11 @@ class Job:
         searched = Searched(posed=best.posed, best=best, others=(), pins=pins)
         uneven = idle_for_batch(searched, self.request, part.group)
         near = even_sizes(uneven, self.request) if uneven else ""
-        return f"{uneven_words(uneven)}; {near} can be shared evenly" if near else ""
+        return (
+            f"{uneven_words(uneven)}; {near} can be shared evenly, which may gain nothing"
+            if near
+            else ""
+        )
 
     def _best(self, part: Part, pins: PinnedTasks) -> Chosen | None:
         """The best plan of some devices; None where it does not fit."""
