@@ -139,6 +139,7 @@ def prune(points: Points, exact_tokens: int, keep: int, head: int, room: Room = 
     order = np.lexsort(points.values[::-1])
     held = _Held.of(points.values[:, order], points.tokens[order], exact_tokens, room)
     columns = _that_differ(held.numbers[1:], held.numbers[head] if head else None)
+    seconds = held.numbers[SECONDS]
     names = points.name[order]
     first_of_name = np.zeros(len(order), dtype=bool)
     if keep > 1:
@@ -149,7 +150,10 @@ def prune(points: Points, exact_tokens: int, keep: int, head: int, room: Room = 
         result = others[:, None] < rows
         for column in columns:
             result &= column[others][:, None] <= column[rows]
-        held.narrow(result, others[:, None], rows)
+        held.need_tokens(result, others[:, None], rows)
+        # Rows are in the order of their seconds: earlier ones do not take as long as any of these.
+        tied = int(np.searchsorted(seconds[others], seconds[rows[0]]))
+        held.need_bytes(result[tied:], others[tied:, None], rows)
         return result
 
     kept = np.zeros(0, dtype=np.int64)
@@ -199,11 +203,13 @@ class _Held:
             numbers=numbers, tokens=None if alike else tokens, exact_tokens=exact_tokens, own=own
         )
 
-    def narrow(self, result: Bools, mine: Ints, theirs: Ints) -> None:
-        """Takes those out of a result that do not beat others for their tokens, or beat them only
-        for the room that there is, and take as long."""
+    def need_tokens(self, result: Bools, mine: Ints, theirs: Ints) -> None:
+        """Takes those out of a result that do not beat others for their tokens."""
         if self.tokens is not None:
             result &= _covers(self.tokens[mine], self.tokens[theirs], self.exact_tokens)
+
+    def need_bytes(self, result: Bools, mine: Ints, theirs: Ints) -> None:
+        """Takes those out that beat others only for the room that there is, and take as long."""
         if self.own is None:
             return
         values, tokens = self.own
@@ -268,7 +274,8 @@ def sieve(points: Points, exact_tokens: int, keep: int, head: int, room: Room = 
         beaten = strong[group] != rows
         for column in columns:
             beaten &= column[strong][group] <= column[rows]
-        held.narrow(beaten, strong[group], rows)
+        held.need_tokens(beaten, strong[group], rows)
+        held.need_bytes(beaten, strong[group], rows)
         if keep > 1:
             counts = ~np.isin(name[strong], used_names)
             times_beaten += beaten & counts[group]
