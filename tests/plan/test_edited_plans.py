@@ -386,3 +386,13 @@ def test_recomputation_takes_longer_and_holds_less(grpo: Graph, plan: PlacementP
         for one in (plan, new)
     ]
     assert held[1] < held[0]
+
+
+def test_a_type_that_a_backend_does_not_have_is_refused_with_its_key(
+    grpo: Graph, plan: PlacementPlan
+) -> None:
+    other = edited(plan, placement(dtype="bfloat8"))
+    with pytest.raises(PlanError, match="has no parameters of type bfloat8") as caught:
+        priced(grpo, ASKED, other, AnalyticCost())
+    assert caught.value.where == "plan: placements.0.dtype"
+    assert caught.value.expected == "one of bfloat16, float32"

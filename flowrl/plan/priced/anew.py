@@ -66,6 +66,7 @@ def priced(
     if plan.schedule is None:
         return plan
     _check_program(graph, request, plan, where)
+    _check_types(request, plan, where)
     reading = _Reading(graph, request, plan, cost, where)
     chosen = reading.chosen()
 
@@ -100,6 +101,26 @@ def _check_program(graph: Graph, request: PlanRequest, plan: PlacementPlan, wher
                     expected=f"{key} {said}",
                     hint="undo the edit, or make the plan again: flowrl plan CONFIG -o FILE",
                 )
+
+
+def _check_types(request: PlanRequest, plan: PlacementPlan, where: str) -> None:
+    """Raises PlanError where parameters are of a type that their backend does not have, or does not
+    train."""
+    roles = {role.name: role for role in request.roles}
+    for i, one in enumerate(plan.placements):
+        if (role := roles.get(one.role)) is None:
+            continue  # not kept, which is told
+        untrained = role.capabilities.untrained_dtypes if one.trainable else frozenset()
+        dtypes = role.capabilities.dtypes - untrained
+        if one.dtype not in ("none", *dtypes):
+            verb = "does not train" if one.dtype in untrained else "has no"
+            raise PlanError(
+                f"backend {role.backend!r} {verb} parameters of type {one.dtype}",
+                where=f"{where}: placements.{i}.dtype",
+                found=one.dtype,
+                expected=f"one of {', '.join(sorted(dtypes))}",
+                hint="write one of them, or undo the edit",
+            )
 
 
 class _Reading:
