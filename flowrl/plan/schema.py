@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from flowrl.cluster.hardware import DeviceSpec
 from flowrl.cost.layout import ONE_DEVICE, Layout
-from flowrl.errors import ConfigError
+from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json
 from flowrl.plan.check.file_lines import form_error
 from flowrl.plan.check.numbers import check_numbers
@@ -448,4 +448,24 @@ def _from_raw(raw: object, where: str) -> PlacementPlan:
         plan = _PlanFile.model_validate_json(text, strict=True).plan
     except ValidationError as error:
         raise form_error(error, where) from error
+    except PlanError as error:
+        if error.where == "layout" and (key := _wrong_layout(raw)) is not None:
+            error.where = f"{where}: {key}"
+        raise
     return check_plan(plan, where)
+
+
+def _wrong_layout(raw: object, key: str = "") -> str | None:
+    """The key of the first layout in what was read that no layout can be."""
+    if isinstance(raw, dict) and raw.keys() == asdict(ONE_DEVICE).keys():
+        try:
+            Layout(**raw)
+        except PlanError:
+            return key
+        except TypeError:
+            return None
+    inner = (
+        raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
+    )
+    found = (_wrong_layout(one, f"{key}.{name}" if key else str(name)) for name, one in inner)
+    return next((one for one in found if one is not None), None)

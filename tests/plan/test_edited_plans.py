@@ -396,3 +396,16 @@ def test_a_type_that_a_backend_does_not_have_is_refused_with_its_key(
         priced(grpo, ASKED, other, AnalyticCost())
     assert caught.value.where == "plan: placements.0.dtype"
     assert caught.value.expected == "one of bfloat16, float32"
+
+
+@pytest.mark.parametrize("key", ["operations.1.layout", "placements.0.layout"])
+def test_a_layout_that_none_can_be_is_refused_with_key_and_line(
+    plan: PlacementPlan, tmp_path: Path, key: str
+) -> None:
+    name, number, _ = key.split(".")
+    file, raw = tmp_path / "plan.json", json.loads(plan.to_json())
+    raw[name][int(number)]["layout"]["ep"] = 5
+    file.write_text(json.dumps(raw, indent=1), "utf-8")
+    with pytest.raises(PlanError, match="ep=5 does not divide") as caught:
+        load_plan(file)
+    assert re.fullmatch(rf"{re.escape(str(file))}:\d+ \({key}\)", caught.value.where or "")
