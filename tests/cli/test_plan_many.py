@@ -10,7 +10,6 @@ import pytest
 from flowrl.cli import main
 from flowrl.cli.plan import numbers_of
 from flowrl.cli.plan_options import machine_words
-from flowrl.cluster.cpu import MemoryReading
 from flowrl.plan import PlacementPlan, load_plan
 from tests.cli.command_line import ROOT, Run, runner
 from tests.cli.in_one_process import run_all
@@ -139,43 +138,6 @@ def test_an_edited_plan_is_priced_and_written_with_what_follows_from_it(
         "--plan and --pin do not go together"
         in flowrl(*job, "--plan", str(edited), "--pin", "rollout.tp=2")[2]
     )
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "said"),
-    [
-        ("", {"kind": "hybrid"}, "(kind): this executor knows no such kind"),
-        ("actor", {"num_slots": 10**6}, ".num_slots): more samples at once than memory is planned"),
-        ("actor.generate", {"replicas": 900}, "(operations): this machine does not hold the plan"),
-        ("actor.generate", {"cores": [1 << 14]}, ".cores): there is no such core here"),
-    ],
-)
-def test_what_a_run_here_would_refuse_of_an_edited_plan_is_refused_when_it_is_priced(
-    flowrl: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    change: dict[str, object],
-    said: str,
-):
-    # What is free of this machine's memory changes all the time, and stands in its plans.
-    memory = MemoryReading(total=1 << 34, available=1 << 33)
-    monkeypatch.setattr("flowrl.cluster.cpu.read_memory", lambda _: memory)
-    job = ["configs/guess.yaml", "train.max_staleness=1"]
-    path = tmp_path / "a.plan.json"
-    assert flowrl(*job, "-o", str(path))[0] == 0
-    assert flowrl(*job, "--plan", str(path), "--json")[:2] == (0, path.read_text())
-    raw = json.loads(path.read_text())
-    parts = [raw] if not part else [*raw["placements"], *raw["operations"]]
-    for one in parts:
-        if part in ("", one.get("role") if "." not in part else one.get("node")):
-            one.update(change)
-            break
-    path.write_text(json.dumps(raw))
-    code, out, err = flowrl(*job, "--plan", str(path))
-    assert (code, out) == (2, "")
-    assert said in err
-    assert "to fix: " in err
 
 
 def test_the_fewest_devices_and_what_more_of_them_give(flowrl: Run):
