@@ -127,10 +127,7 @@ def search_again(
         task.id: prices.other_ways(task, filters.get(task.id, Filter())) for task in ends
     }
     least: dict[str, float] = {
-        task.id: min(
-            prices.of(task.id, way.layout) for way in (*posed.ways[task.id], *more[task.id])
-        )
-        for task in ends
+        task.id: prices.least(task.id, (*posed.ways[task.id], *more[task.id])) for task in ends
     }
     now = {name: prices.of(name, found.layouts[name]) for name in more}
     if sum(found.sync_s_of(name) - price for name, price in least.items()) < least_s:

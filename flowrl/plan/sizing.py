@@ -321,9 +321,6 @@ def _too_much(job: Job, part: Part, pins: PinnedTasks) -> PlanError:
     devices = len(part.numbering)
     posed = job.posed(part, pins=pins)
 
-    def with_pins(kept: PinnedTasks) -> Posed:
-        return job.posed(part, pins=kept)
-
     def fits(change: Trial) -> bool:
         """Whether it fits there with other pins or another batch; no more devices or memory are
         tried."""
