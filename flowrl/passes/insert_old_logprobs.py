@@ -16,6 +16,7 @@ from flowrl.passes.context import Context
 from flowrl.passes.decision import Decision
 from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler
 from flowrl.specs import LossSpec
+from flowrl.wording import counted
 
 __all__ = ["decisions_on_old_logprobs", "insert_old_logprobs"]
 
@@ -112,7 +113,7 @@ def _against_rollout(graph: Graph, update: Node, context: Context) -> str | None
     if not context.shares_weights.get(str(update.role), False):
         return "its engine has weights of its own"
     if context.max_staleness > 0:
-        return f"samples may be {context.max_staleness} publications old"
+        return f"samples may be {counted(context.max_staleness, 'publication')} old"
     changed = changed_options(generate)
     repeats = context.truncated == "repeat" or is_of_sampler(generate)
     if changed and not repeats:

@@ -34,8 +34,9 @@ from flowrl.runtime.sources import Source
 from flowrl.runtime.stage import OpenRollout, Stage, handed_over
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 from flowrl.runtime.streaming_driver import StreamingDriver
+from flowrl.wording import counted
 
-__all__ = ["AsynchronousStage"]
+__all__ = ["AsynchronousStage", "checked_ages"]
 
 _CLOSE_S = 10.0
 """Seconds that a thread which may hang has to let go of a stage."""
@@ -108,7 +109,7 @@ class AsynchronousStage(Stage):
             collected=collected,
             version=collected.version,
         )
-        ages = self._checked_ages(collected)
+        ages = checked_ages(collected, self._driver.scheduler.settings.max_staleness)
         receive_rollout(self._program.parts, self._part, step, handed_over(drawn))
         self._has_published = False
         self._program.run(step)
@@ -134,28 +135,6 @@ class AsynchronousStage(Stage):
             return self._thread.call(lambda: driver.take(number), self._timeout_s)
         finally:
             self._call(self._thread.go_on)
-
-    def _checked_ages(self, collected: Collected) -> Counter[int]:
-        """How many consumed samples are so many publications old.
-
-        Raises:
-            SchedulerError: one is older than it may be.
-        """
-        oldest = self._driver.scheduler.settings.max_staleness
-        ages: Counter[int] = Counter()
-        for _, members in collected.groups:
-            for sample, payload in members:
-                first = min((version for version, _ in payload.versions), default=None)
-                age = 0 if first is None else collected.version - first
-                if age > oldest:
-                    raise SchedulerError(
-                        "a sample is older than the workflow allows",
-                        where=f"sample {sample}",
-                        found=f"versions {payload.versions} at version {collected.version}",
-                        expected=f"at most {oldest} publications old",
-                    )
-                ages[age] += 1
-        return ages
 
     def _told(
         self, result: StepResult, ages: Counter[int], collected: Collected, waited_s: float
@@ -231,6 +210,28 @@ class AsynchronousStage(Stage):
             self._thread.call(lambda: self._thread.serve(None), _CLOSE_S)
         finally:
             super().close()
+
+
+def checked_ages(collected: Collected, max_staleness: int) -> Counter[int]:
+    """How many consumed samples are so many publications old.
+
+    Raises:
+        SchedulerError: one is older than `max_staleness`.
+    """
+    ages: Counter[int] = Counter()
+    for _, members in collected.groups:
+        for sample, payload in members:
+            first = min((version for version, _ in payload.versions), default=None)
+            age = 0 if first is None else collected.version - first
+            if age > max_staleness:
+                raise SchedulerError(
+                    "a sample is older than the workflow allows",
+                    where=f"sample {sample}",
+                    found=f"versions {payload.versions} at version {collected.version}",
+                    expected=f"at most {counted(max_staleness, 'publication')} old",
+                )
+            ages[age] += 1
+    return ages
 
 
 def _items_of(collected: Collected) -> Sequence[PromptItem]:

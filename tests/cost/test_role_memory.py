@@ -150,6 +150,38 @@ def test_experts_are_divided_by_the_larger_of_tp_and_ep() -> None:
         assert stage.dense == 2 * 800 // tp + NORM + 3 * att + mlp + 2 * shared
 
 
+@pytest.mark.parametrize(
+    ("layout", "same", "divided", "replicas"),
+    [
+        # Devices with the same part of the model, and of them, those with the same experts.
+        (Layout(tp=2, dp=6), 6, 2, 6),
+        (Layout(tp=2, cp=3), 3, 2, 3),
+        (Layout(tp=2, dp=6, ep=2), 6, 2, 6),
+        (Layout(tp=2, cp=3, dp=4, ep=4), 12, 4, 6),
+        (Layout(tp=4, dp=3, ep=2), 3, 4, 3),
+        (Layout(dp=12, ep=4, pp=5), 12, 4, 3),
+        (Layout(tp=2, dp=2, ep=4), 2, 4, 1),
+    ],
+)
+def test_experts_are_kept_by_devices_of_every_kind_of_parallelism(
+    layout: Layout, same: int, divided: int, replicas: int
+) -> None:
+    assert (layout.shards, layout.expert_shards, layout.expert_replicas) == (
+        same,
+        divided,
+        replicas,
+    )
+
+
+def test_sizes_of_a_layout_multiply_to_its_devices() -> None:
+    layout = Layout(tp=2, pp=3, cp=5, dp=28, ep=14)
+    assert (layout.num_devices, layout.model_devices) == (840, 30)
+    assert (layout.server_replicas, layout.server_devices) == (7, 210)
+    within = Layout(tp=4, dp=3, ep=2)
+    assert (within.server_replicas, within.server_devices) == (1, 4)
+    assert layout.describe() == "tp 2, pp 3, cp 5, ep 14, dp 28"
+
+
 def test_latents_are_projected_whole_and_expanded_in_part() -> None:
     def attention(tp: int) -> int:
         (stage,) = stage_parameters(replace(LATENT, experts=None, num_layers=1), tp, 1, 1)

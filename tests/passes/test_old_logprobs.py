@@ -125,19 +125,20 @@ def test_the_engine_is_not_trusted_where_it_is_of_another_distribution(context, 
     assert why in dict(decision.rejected)["rollout_logprobs"]
 
 
-def test_the_engine_is_not_trusted_with_stale_samples():
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_the_engine_is_not_trusted_with_stale_samples(staleness: int):
     loss = fl.loss.policy_clip(0.2, correction=fl.loss.truncate(2.0))
 
-    @fl.workflow(max_staleness=2)
+    @fl.workflow(max_staleness=staleness)
     def stale(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
         rollout = actor.generate(prompts)
         actor.update(rollout, judge.score(rollout), loss=loss)
 
-    context = replace(TRUSTED, max_staleness=2)
+    context = replace(TRUSTED, max_staleness=staleness)
     graph = run_passes(stale.trace(), context)
     assert choice(graph) == "forward"
     [decision] = decisions_on_old_logprobs(graph, context)
-    assert "2 publications old" in dict(decision.rejected)["rollout_logprobs"]
+    assert f"{staleness} publication" in dict(decision.rejected)["rollout_logprobs"]
 
 
 def test_another_policy_s_engine_is_not_the_old_policy():

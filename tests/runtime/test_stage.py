@@ -8,9 +8,10 @@ import pytest
 import flowrl as fl
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
-from flowrl.errors import CheckpointError
+from flowrl.errors import CheckpointError, SchedulerError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
+from flowrl.runtime.asynchronous_stage import checked_ages
 from flowrl.runtime.judge import GroupJudge, group_judge
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import receive_rollout
@@ -163,6 +164,27 @@ def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
 
 def test_rollouts_that_no_node_compares_are_left_alone():
     assert side_by_side(GraphParts(lowered(shaped))) == []
+
+
+def aged(*spans: tuple[tuple[int, int], ...]) -> Collected:
+    """One group, delivered at version 7, whose samples have these version spans."""
+    group = group_id(0, 3)
+    members = [
+        (SampleId(f"{group}/{i}"), Payload(item=None, versions=versions))
+        for i, versions in enumerate(spans)
+    ]
+    return Collected(groups=[(group, members)], version=7)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_consumed_sample_is_as_old_as_its_oldest_token_and_no_older_than_allowed(staleness: int):
+    allowed = 7 - staleness
+    collected = aged(((7, 3),), ((allowed, 1), (7, 8)), ((7, 2), (allowed, 1)), ())
+    expected = {0: 2, staleness: 2} if staleness else {0: 4}
+    assert checked_ages(collected, staleness) == expected
+    with pytest.raises(SchedulerError, match=f"at most {staleness} publication") as caught:
+        checked_ages(aged(((7, 3),), ((allowed - 1, 1), (7, 9))), staleness)
+    assert caught.value.where == "sample 0/3/1"
 
 
 def test_a_missing_part_of_a_checkpoint_is_named():

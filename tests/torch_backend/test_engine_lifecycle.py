@@ -116,19 +116,35 @@ def test_a_response_that_is_complete_already_ends_without_new_tokens():
 
 
 def test_version_spans_say_which_weights_drew_each_token():
-    model = make_model()
-    engine = make_engine(model, slots=2)
+    engine = make_engine(make_model(), slots=2)
     engine.publish(3, None)
     engine.submit([request(1, max_tokens=100), request(2, max_tokens=140)])
-    engine.poll(60.0)
+    before = {event.sample: event.num_tokens for event in engine.poll(60.0)}
+    assert all(0 < count < 100 for count in before.values())
     engine.publish(4, None)
     engine.submit([request(3, max_tokens=4)])
     ended = collect(engine, 3)
-    first, second = ended[SampleId("0/1/0")], ended[SampleId("0/2/0")]
-    assert [version for version, _ in first.versions] == [3, 4]
-    assert sum(count for _, count in first.versions) == 100
-    assert first.versions[0] == second.versions[0]
+    for sample, length in ((SampleId("0/1/0"), 100), (SampleId("0/2/0"), 140)):
+        drawn = before[sample]
+        assert ended[sample].versions == ((3, drawn), (4, length - drawn))
     assert ended[SampleId("0/3/0")].versions == ((4, 4),)
+
+
+def test_an_aborted_attempt_has_the_tokens_of_each_version_until_then():
+    """Those that the host had not read when the weights changed are of the old ones."""
+    engine = make_engine(make_model())
+    engine.publish(1, None)
+    item = request(1, max_tokens=140)
+    engine.submit([item])
+    counts = []
+    for version in (2, 4):
+        (progress,) = engine.poll(60.0)
+        counts.append(progress.num_tokens)
+        engine.publish(version, None)
+    engine.abort([item.sample])
+    (end,) = engine.poll(60.0)
+    assert end.versions == ((1, counts[0]), (2, counts[1] - counts[0]))
+    assert len(end.tokens) == counts[1]
 
 
 def test_published_weights_are_loaded_from_a_folder(tmp_path):
