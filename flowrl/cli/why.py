@@ -16,7 +16,7 @@ from flowrl.errors import ConfigError
 from flowrl.ids import SampleId
 from flowrl.observe.rows import SampleRow
 from flowrl.observe.run_folder import RunFolder
-from flowrl.rollout.story import SampleStory, sample_story
+from flowrl.rollout.event_history import SampleHistory, sample_history
 from flowrl.runtime.journal_files import NUM_FILES, SampleFiles, rollout_journals
 from flowrl.wording import counted
 
@@ -38,7 +38,7 @@ class _Told:
 
     stage: str
     rollout: str
-    story: SampleStory | None
+    story: SampleHistory | None
     missing: str = ""
     row: SampleRow | None
 
@@ -167,7 +167,7 @@ def _told(
     found = []
     for files in journals:
         journal = files.of_sample(sample)
-        story = None if journal is None else sample_story(journal, sample)
+        story = None if journal is None else sample_history(journal, sample)
         row = rows.get((files.stage, files.rollout))
         if story is not None and story.state is None:
             story = None

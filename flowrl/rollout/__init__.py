@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from flowrl.rollout.machine import TRANSITIONS, Observer, Transition
     from flowrl.rollout.scheduler import RolloutScheduler
-    from flowrl.rollout.states import LIVE, TERMINAL, Closed, Counts, DropReason, State
+    from flowrl.rollout.states import LIVE, TERMINAL, ClosedReason, Counts, DropReason, State
 
 __all__ = [
     "LIVE",
@@ -68,7 +68,7 @@ __all__ = [
     "AbortAsked",
     "Action",
     "BatchAsked",
-    "Closed",
+    "ClosedReason",
     "ContinueEngine",
     "Counts",
     "DeadlineReached",

@@ -1,7 +1,7 @@
-"""What the scheduler asks its caller to do, in the order of the list it returns.
+"""The actions that the scheduler asks its caller to carry out, in the order of the returned list.
 
-Aborts stand before submissions, so that an engine that obeys in order never holds more samples
-than its capacity. An engine that is told to pause still answers aborts and takes weights.
+Aborts come before submissions, so that an engine that obeys in order never holds more samples
+than its capacity. A paused engine still answers aborts and takes weights.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedPrompts:
-    """Offer so many further groups: the waiting batch cannot be filled, or engines have room.
+    """Offer so many further groups: the waiting batch cannot be filled, or engines have free slots.
 
     Attributes:
         source: Where from; empty where sources have no shares. A source that has none left may be
@@ -153,7 +153,7 @@ class UpdateEngine:
 class ReleaseEngine:
     """The scheduler has forgotten the engine: it was leaving and is empty, or was given up.
 
-    One that was given up for its silence may still live; it has to join anew to be used again.
+    One that was given up for its silence may still live; it must join again before it is used.
     """
 
     engine: EngineId

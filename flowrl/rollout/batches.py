@@ -1,4 +1,4 @@
-"""Which groups make a batch, and when it is complete.
+"""Chooses the groups of a batch and decides when it is complete.
 
 Two orders, one for each kind of run:
 
@@ -59,7 +59,7 @@ class Pool(Protocol):
         """A group that was READY is DROPPED."""
         ...
 
-    def date(self, group: Group) -> None:
+    def update_version(self, group: Group) -> None:
         """The first version of a group that is not settled changed."""
         ...
 
@@ -68,7 +68,7 @@ class Pool(Protocol):
         ...
 
     def complete(self, num_groups: int) -> bool:
-        """Whether a batch of so many groups need not wait."""
+        """Returns True if a batch of `num_groups` groups does not have to wait."""
         ...
 
     def take(self, num_groups: int) -> list[Group] | None:
@@ -125,7 +125,7 @@ class OfferOrder:
         if self._front and group.seq <= self._front[-1].seq:
             self._kept -= 1
 
-    def date(self, group: Group) -> None:
+    def update_version(self, group: Group) -> None:
         pass
 
     def expect(self, version: int, further: int) -> None:
@@ -194,14 +194,14 @@ class ByDeadline:
 
     def add(self, group: Group) -> None:
         self._open[group.seq] = group
-        self.date(group)
+        self.update_version(group)
 
-    def date(self, group: Group) -> None:
-        if group.dated is not None:
-            _count(self._begun, group.dated, -1)
-        group.dated = group.first_version
-        if group.dated is not None:
-            _count(self._begun, group.dated, 1)
+    def update_version(self, group: Group) -> None:
+        if group.pooled_version is not None:
+            _count(self._begun, group.pooled_version, -1)
+        group.pooled_version = group.first_version
+        if group.pooled_version is not None:
+            _count(self._begun, group.pooled_version, 1)
 
     def settle(self, group: Group) -> None:
         del self._open[group.seq]
@@ -209,11 +209,11 @@ class ByDeadline:
             self._ready[group.seq] = group
         else:
             self._dead[group.seq] = group
-        if group.dated is not None:
+        if group.pooled_version is not None:
             if group.phase is GroupPhase.READY or not self._refill:
-                _count(self._done, group.dated, 1)
+                _count(self._done, group.pooled_version, 1)
             else:
-                _count(self._begun, group.dated, -1)
+                _count(self._begun, group.pooled_version, -1)
 
     def lose(self, group: Group) -> None:
         del self._ready[group.seq]
@@ -263,7 +263,7 @@ class ByDeadline:
         return sorted(everything, key=lambda group: group.seq)
 
     def problems(self) -> list[str]:
-        """What is wrong with the books; for the validator."""
+        """Returns the inconsistencies of the counts; for the validator."""
         found = []
         done = [*self._ready.values(), *(() if self._refill else self._dead.values())]
         for name, counts, groups in (
@@ -281,12 +281,12 @@ class ByDeadline:
 
     def _forget(self, group: Group) -> None:
         """Takes a settled group out of the counts."""
-        if group.dated is not None:
-            _count(self._begun, group.dated, -1)
-            _count(self._done, group.dated, -1)
+        if group.pooled_version is not None:
+            _count(self._begun, group.pooled_version, -1)
+            _count(self._done, group.pooled_version, -1)
 
     def _urgency(self, group: Group) -> tuple[int, int]:
-        return (self._version if group.dated is None else group.dated, group.seq)
+        return (self._version if group.pooled_version is None else group.pooled_version, group.seq)
 
 
 def _count(counts: dict[int, int], version: int, change: int) -> None:

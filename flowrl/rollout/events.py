@@ -1,4 +1,4 @@
-"""What happens to the scheduler. The caller numbers events; ids strictly increase.
+"""The events that the scheduler handles. The caller numbers them; ids strictly increase.
 
 An event whose id is not above the last one is ignored, so a caller that is not sure whether an
 event went through may send it again. Everything in an event is a fact about the outside. Events of
@@ -7,7 +7,7 @@ many samples are batched, in one event an engine.
 Time is such a fact, too: `at_s` is when the event happened, in seconds on a clock of the caller's.
 The scheduler has no other clock, so the log of events replays to the same state at any speed. Only
 rules that speak of seconds read it; a caller without such rules leaves it 0. A clock that jumps
-back is taken to stand still.
+back is treated as stopped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
     "EnginePauseAsked",
     "EngineUpdated",
     "Event",
+    "EventBase",
     "GroupsJudged",
-    "Happening",
     "HeartbeatLost",
     "HeartbeatSeen",
     "Progressed",
@@ -48,8 +48,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """What all events have.
+class EventBase:
+    """The fields that all events have.
 
     Attributes:
         id: Above that of every event before.
@@ -79,12 +79,12 @@ class SampleEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsOffered(Happening):
+class PromptsOffered(EventBase):
     """New groups; their order is the order of admission and of delivery.
 
-    Where everything offered is admitted, samples start as soon as an engine has room, and their
-    age counts from then on. A synchronous caller then offers a step's prompts after the publication
-    before it; with admission by age budget it may offer them at any time.
+    Where everything offered is admitted, samples start as soon as an engine has a free slot, and
+    their age counts from then on. A synchronous caller then offers a step's prompts after the
+    publication before it; with admission by age budget it may offer them at any time.
 
     Attributes:
         source: Where they come from; sources can have shares of the engines.
@@ -98,7 +98,7 @@ class PromptsOffered(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineJoined(Happening):
+class EngineJoined(EventBase):
     """An engine takes up to `capacity` samples at once from now on.
 
     An engine that joins under a name that is still in use has died unnoticed: its samples go back
@@ -115,14 +115,14 @@ class EngineJoined(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCapacityChanged(Happening):
+class EngineCapacityChanged(EventBase):
     """The engine takes another number of samples.
 
     A capacity of 0 lets an engine run dry.
 
     Attributes:
-        excess: Whether samples above the capacity stay until they end, or are aborted and go on
-            elsewhere: those with the fewest tokens, which cost the least to compute again.
+        excess: Whether samples above the capacity stay until they end, or are aborted and continue
+            on other engines: those with the fewest tokens, which cost the least to compute again.
     """
 
     engine: EngineId
@@ -131,7 +131,7 @@ class EngineCapacityChanged(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLost(Happening):
+class EngineLost(EventBase):
     """The engine is gone, with all tokens of its running attempts."""
 
     engine: EngineId
@@ -139,11 +139,11 @@ class EngineLost(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLeaving(Happening):
+class EngineLeaving(EventBase):
     """The engine is to go: it gets no more samples, and `ReleaseEngine` follows when it is empty.
 
     Attributes:
-        running: Whether its samples are aborted and go on elsewhere, or finish first.
+        running: Whether its samples are aborted and continue on other engines, or finish first.
     """
 
     engine: EngineId
@@ -151,25 +151,25 @@ class EngineLeaving(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatLost(Happening):
-    """The engine is silent: nobody knows whether it lives."""
+class HeartbeatLost(EventBase):
+    """The engine is silent: nobody knows whether it lifecycle."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatSeen(Happening):
-    """The engine lives. Every report from it says so, too."""
+class HeartbeatSeen(EventBase):
+    """The engine lifecycle. Every report from it says so, too."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePauseAsked(Happening):
+class EnginePauseAsked(EventBase):
     """The engine is to make no tokens until `EngineContinueAsked`: its devices are needed.
 
     Attributes:
-        running: Whether its samples stay in it, or are aborted and go on elsewhere.
+        running: Whether its samples stay in it, or are aborted and continue on other engines.
     """
 
     engine: EngineId
@@ -177,14 +177,14 @@ class EnginePauseAsked(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineContinueAsked(Happening):
+class EngineContinueAsked(EventBase):
     """The pause that was asked for is over."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineUpdated(Happening):
+class EngineUpdated(EventBase):
     """The engine serves weights `version` now, as `UpdateEngine` asked."""
 
     engine: EngineId
@@ -192,7 +192,7 @@ class EngineUpdated(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed(Happening):
+class Progressed(EventBase):
     """Running attempts advanced: `(sample, attempt, response tokens so far)`."""
 
     engine: EngineId
@@ -200,7 +200,7 @@ class Progressed(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesFinished(Happening):
+class SamplesFinished(EventBase):
     """Attempts ended: finished, or aborted with their tokens kept."""
 
     engine: EngineId
@@ -208,7 +208,7 @@ class SamplesFinished(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleFailed(Happening):
+class SampleFailed(EventBase):
     """An attempt broke; its tokens are lost, those of earlier aborted attempts are not."""
 
     engine: EngineId
@@ -218,14 +218,14 @@ class SampleFailed(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesScored(Happening):
+class SamplesScored(EventBase):
     """Scores of samples that a `Score` action named."""
 
     scores: tuple[tuple[SampleId, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFailed(Happening):
+class RewardFailed(EventBase):
     """The scorer has no score for the sample; it may be asked again."""
 
     sample: SampleId
@@ -233,14 +233,14 @@ class RewardFailed(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsJudged(Happening):
+class GroupsJudged(EventBase):
     """Verdicts on groups that a `Judge` action named: None keeps, a reason filters the group."""
 
     verdicts: tuple[tuple[GroupId, str | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsPublished(Happening):
+class WeightsPublished(EventBase):
     """There are weights `version` now; versions only rise.
 
     Where engines keep their running samples, they serve these weights already. Where they are
@@ -251,7 +251,7 @@ class WeightsPublished(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAsked(Happening):
+class BatchAsked(EventBase):
     """The trainer wants a batch of `groups` groups.
 
     Asking again for a batch that still waits changes nothing.
@@ -269,27 +269,27 @@ class BatchAsked(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortAsked(Happening):
+class AbortAsked(EventBase):
     """Running ones of `samples` are to be aborted with their tokens kept; others are left."""
 
     samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlineReached(Happening):
-    """It is `at_s`: the answer to `Wake`. Any event with a time does as well."""
+class DeadlineReached(EventBase):
+    """The time `at_s` is reached: the answer to `Wake`. Any event with a time serves as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked(Happening):
+class StopAsked(EventBase):
     """The run ends: every live sample is dropped, and waiting batches are forgotten."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Happening):
-    """The process began anew from a written state: no engine of before exists any more.
+class Resumed(EventBase):
+    """The process restarted from a saved state: none of its earlier engines exists any more.
 
     Its clock may be another one; `at_s` is its time, and what was left of deadlines is kept.
     """

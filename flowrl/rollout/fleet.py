@@ -1,7 +1,7 @@
-"""The engines: which are open, why others are closed, and what they are told.
+"""The engines: which are open, why others are closed, and the actions sent to them.
 
-An engine is open, or closed for one or more reasons (`Closed`); it gets samples only while it is
-open. What each reason does to the samples that run there, and when it ends:
+An engine is open, or closed for one or more reasons (`ClosedReason`); it gets samples only while it
+is open. The effect of each reason on the samples that run there, and its end:
 
 | reason      | running samples          | ends with                                    | paused |
 |-------------|--------------------------|----------------------------------------------|--------|
@@ -12,7 +12,7 @@ open. What each reason does to the samples that run there, and when it ends:
 | asked       | stay, or aborted         | `EngineContinueAsked`                        | yes    |
 | repacked    | aborted                  | samples are queued that others cannot take   | yes    |
 
-Aborted samples keep their tokens and go on elsewhere.
+Aborted samples keep their tokens and continue on other engines.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from flowrl.rollout.actions import (
     ReleaseEngine,
     UpdateEngine,
 )
-from flowrl.rollout.lives import Lives
+from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.placement import in_order
 from flowrl.rollout.policies import Quarantine, RepackTail
 from flowrl.rollout.records import Engine, Health, Sample
-from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import Closed, State
-from flowrl.rollout.timers import Timer, TimerKind
+from flowrl.rollout.state import SchedulerState, Timer, TimerKind
+from flowrl.rollout.states import ClosedReason, State
 
 __all__ = ["Fleet"]
 
-_PAUSING = frozenset({Closed.QUARANTINED, Closed.ASKED, Closed.REPACKED})
+_PAUSING = frozenset({ClosedReason.QUARANTINED, ClosedReason.ASKED, ClosedReason.REPACKED})
 """Reasons for which an engine makes no tokens."""
 
-_EMPTYING = frozenset({Closed.LEAVING, Closed.UPDATING})
+_EMPTYING = frozenset({ClosedReason.LEAVING, ClosedReason.UPDATING})
 """Reasons that wait until nothing runs there."""
 
 _NO_ENGINE = EngineId("")
 
 
 class Fleet:
-    """Opens and closes the engines of a state, and collects what they must be told."""
+    """Opens and closes the engines of a state, and collects the actions for them."""
 
     __slots__ = (
         "_emptying",
-        "_lives",
+        "_lifecycle",
         "_machine",
         "_placement",
         "_repacked",
@@ -60,18 +59,18 @@ class Fleet:
         "actions",
     )
 
-    def __init__(self, state: SchedulerState, lives: Lives) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: Lifecycle) -> None:
         self._state = state
         self._settings = state.settings
         self._machine = state.machine
         self._placement = state.placement
-        self._lives = lives
+        self._lifecycle = lifecycle
         self.actions: list[Action] = []  # of the step being made, to engines; empty between steps
         # Engines that something is waited for with: those with a reason of _EMPTYING.
         engines = state.placement.engines.values()
         self._emptying = {engine.id: engine for engine in engines if engine.closed & _EMPTYING}
         # Engines that were freed: those that are closed as repacked.
-        self._repacked = {e.id: e for e in engines if Closed.REPACKED in e.closed}
+        self._repacked = {e.id: e for e in engines if ClosedReason.REPACKED in e.closed}
 
     # Coming and going
 
@@ -79,7 +78,7 @@ class Fleet:
         """The engine is there."""
         _require_capacity(event.engine, event.capacity)
         if event.engine in self._placement.engines:
-            self.lose(event.engine, "joined anew")
+            self.lose(event.engine, "joined again")
         version = self._machine.version if event.version is None else event.version
         engine = Engine(
             id=event.engine,
@@ -91,9 +90,9 @@ class Fleet:
         self._placement.add(engine)
         health = self._state.health.get(engine.id)
         if health is not None and health.until_s is not None:
-            engine.closed.add(Closed.QUARANTINED)
+            engine.closed.add(ClosedReason.QUARANTINED)
         if version < self._machine.version:
-            engine.closed.add(Closed.UPDATING)
+            engine.closed.add(ClosedReason.UPDATING)
         self._refresh(engine)
 
     def resize(self, event: ev.EngineCapacityChanged) -> None:
@@ -108,13 +107,13 @@ class Fleet:
             running = [sample for sample in in_order(engine) if not sample.aborting]
             running.sort(key=lambda sample: sample.num_tokens)
             for sample in running[: max(0, len(running) - event.capacity)]:
-                self._lives.abort(sample, "engine over-full")
+                self._lifecycle.abort(sample, "engine over-full")
 
     def leave(self, event: ev.EngineLeaving) -> None:
         """The engine is to go as soon as it is empty."""
         engine = self._known(event.engine)
         if engine is not None:
-            self._close(engine, Closed.LEAVING, aborts=event.running == "abort")
+            self._close(engine, ClosedReason.LEAVING, aborts=event.running == "abort")
 
     def lost(self, engine: EngineId, reason: str) -> None:
         """The engine is reported as gone."""
@@ -126,14 +125,14 @@ class Fleet:
         for sample in self._remove(self._placement.engines[name]):
             # A sample can be gone already: with its group, by an earlier one of this loop.
             if sample.state is State.RUNNING:
-                self._lives.fail(sample, f"engine lost: {reason}")
-        self.blame(name, f"loss at event {self._machine.event_id}")
+                self._lifecycle.fail(sample, f"engine lost: {reason}")
+        self.record_failure(name, f"loss at event {self._machine.event_id}")
 
     def forget_all(self, at_s: float) -> None:
-        """The process began anew: no engine is there, and nobody is to blame."""
+        """The process restarted: no engine exists, and no failure is recorded for that."""
         for engine in list(self._placement.engines.values()):
             for sample in self._remove(engine):
-                self._lives.requeue(sample, "resumed")
+                self._lifecycle.requeue(sample, "resumed")
         timers = self._state.timers
         timers.cancel(TimerKind.STALL, _NO_ENGINE)
         shift = at_s - timers.now_s
@@ -158,9 +157,9 @@ class Fleet:
         patience_s = self._settings.patience.heartbeat_s
         if not patience_s:
             self._give_up(name)
-        elif Closed.SUSPECTED not in engine.closed:
+        elif ClosedReason.SUSPECTED not in engine.closed:
             self._state.timers.set(TimerKind.HEARTBEAT, name, self._state.timers.now_s + patience_s)
-            self._close(engine, Closed.SUSPECTED, aborts=False)
+            self._close(engine, ClosedReason.SUSPECTED, aborts=False)
 
     def _give_up(self, name: EngineId) -> None:
         self.lose(name, "heartbeat lost")
@@ -169,9 +168,9 @@ class Fleet:
     def seen(self, name: EngineId) -> None:
         """A sign of life."""
         engine = self._placement.engines.get(name)
-        if engine is not None and Closed.SUSPECTED in engine.closed:
+        if engine is not None and ClosedReason.SUSPECTED in engine.closed:
             self._state.timers.cancel(TimerKind.HEARTBEAT, name)
-            self._open(engine, Closed.SUSPECTED)
+            self._open(engine, ClosedReason.SUSPECTED)
 
     def watch_stalls(self) -> None:
         """Sees to it that running attempts are looked at in time."""
@@ -194,9 +193,9 @@ class Fleet:
                     continue  # it is not to make tokens
                 if timers.now_s - sample.moved_s >= stall_s:
                     # The engine may be at it still; its report will be of a dead attempt.
-                    self._lives.abort(sample, "stalled")
-                    self._lives.fail(sample, f"no token for {stall_s:g} s")
-                    self.blame(engine.id, sample.id)
+                    self._lifecycle.abort(sample, "stalled")
+                    self._lifecycle.fail(sample, f"no token for {stall_s:g} s")
+                    self.record_failure(engine.id, sample.id)
                 elif oldest_s is None or sample.moved_s < oldest_s:
                     oldest_s = sample.moved_s
         if oldest_s is not None:
@@ -216,7 +215,7 @@ class Fleet:
 
     # Failures
 
-    def blame(self, name: EngineId, failure: str) -> None:
+    def record_failure(self, name: EngineId, failure: str) -> None:
         """An attempt failed there, or the engine was lost."""
         policy = self._settings.quarantine
         if not isinstance(policy, Quarantine):
@@ -235,9 +234,9 @@ class Fleet:
         timers.set(TimerKind.RELEASE, name, health.until_s)
         engine = self._placement.engines.get(name)
         if engine is not None:
-            self._close(engine, Closed.QUARANTINED, aborts=True)
+            self._close(engine, ClosedReason.QUARANTINED, aborts=True)
 
-    def praise(self, name: EngineId) -> None:
+    def record_success(self, name: EngineId) -> None:
         """A sample finished there."""
         health = self._state.health.get(name)
         if health is not None and health.until_s is None:
@@ -254,7 +253,7 @@ class Fleet:
         health = self._state.health[name]
         health.until_s = None
         health.on_trial = True
-        self._open(engine, Closed.QUARANTINED)
+        self._open(engine, ClosedReason.QUARANTINED)
 
     # Pauses and weights
 
@@ -262,21 +261,21 @@ class Fleet:
         """The caller needs its devices."""
         engine = self._known(event.engine)
         if engine is not None:
-            self._close(engine, Closed.ASKED, aborts=event.running == "abort")
+            self._close(engine, ClosedReason.ASKED, aborts=event.running == "abort")
 
-    def go_on(self, name: EngineId) -> None:
+    def continue_engine(self, name: EngineId) -> None:
         """The caller needs its devices no more."""
         engine = self._known(name)
         if engine is not None:
-            self._open(engine, Closed.ASKED)
+            self._open(engine, ClosedReason.ASKED)
 
     def publish(self) -> None:
         """The machine's version has risen."""
         policy = self._settings.publication
         for engine in self._placement.engines.values():
             if policy.empties:
-                self._close(engine, Closed.UPDATING, aborts=policy.aborts)
-            elif Closed.UPDATING not in engine.closed:
+                self._close(engine, ClosedReason.UPDATING, aborts=policy.aborts)
+            elif ClosedReason.UPDATING not in engine.closed:
                 engine.version = self._machine.version
 
     def updated(self, event: ev.EngineUpdated) -> None:
@@ -288,14 +287,14 @@ class Fleet:
         engine.asked_version = None
         engine.version = event.version
         if event.version >= self._machine.version:
-            self._open(engine, Closed.UPDATING)
+            self._open(engine, ClosedReason.UPDATING)
 
     def serve_empty(self) -> None:
         """Engines that have become empty are let go, or given their weights."""
         for engine in list(self._emptying.values()):
             if engine.held:
                 continue
-            if Closed.LEAVING in engine.closed:
+            if ClosedReason.LEAVING in engine.closed:
                 self._remove(engine)
                 self.actions.append(ReleaseEngine(engine=engine.id))
             elif engine.asked_version is None:
@@ -325,7 +324,7 @@ class Fleet:
         if room < running or kept > policy.share * in_use:
             return False
         for engine in opened[kept:]:
-            self._close(engine, Closed.REPACKED, aborts=True)
+            self._close(engine, ClosedReason.REPACKED, aborts=True)
         return True
 
     def unpack(self, waiting: int) -> None:
@@ -342,8 +341,8 @@ class Fleet:
         for engine in sorted(self._repacked.values(), key=lambda engine: engine.order):
             if opened >= waiting and room >= waiting:
                 return
-            if engine.closed == {Closed.REPACKED} and engine.capacity:
-                self._open(engine, Closed.REPACKED)
+            if engine.closed == {ClosedReason.REPACKED} and engine.capacity:
+                self._open(engine, ClosedReason.REPACKED)
                 opened += 1
                 room += max(0, engine.free)
 
@@ -355,14 +354,14 @@ class Fleet:
             self._state.fenced += 1
         return engine
 
-    def _close(self, engine: Engine, reason: Closed, *, aborts: bool) -> None:
+    def _close(self, engine: Engine, reason: ClosedReason, *, aborts: bool) -> None:
         engine.closed.add(reason)
         if aborts:
             for sample in in_order(engine):
-                self._lives.abort(sample, reason)
+                self._lifecycle.abort(sample, reason)
         self._refresh(engine)
 
-    def _open(self, engine: Engine, reason: Closed) -> None:
+    def _open(self, engine: Engine, reason: ClosedReason) -> None:
         engine.closed.discard(reason)
         self._refresh(engine)
 
@@ -374,7 +373,7 @@ class Fleet:
             self._emptying[engine.id] = engine
         else:
             self._emptying.pop(engine.id, None)
-        if Closed.REPACKED in engine.closed:
+        if ClosedReason.REPACKED in engine.closed:
             self._repacked[engine.id] = engine
         else:
             self._repacked.pop(engine.id, None)

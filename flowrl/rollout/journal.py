@@ -7,35 +7,45 @@
     {"event": "Resumed", "id": 2}
 
 The first line holds the settings, or the whole state where a journal begins in mid-run. `rewind`
-says that the process began anew from the state after that event: what was written since is void.
+says that the process restarted from the state after that event: later lines before it are void.
 A process that dies may leave half a line at the end; it is left out, and `Journal.torn` says so.
 
 Replaying a journal gives the state at its end, exactly, and with an observer every transition of
-every sample on the way: a whole run can be questioned afterwards (`flowrl.rollout.story`).
+every sample on the way: a whole run can be questioned afterwards (`flowrl.rollout.event_history`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Protocol, get_args
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout.event_form import event_from_json, event_to_json
-from flowrl.rollout.events import Event
+from flowrl.ids import SampleId
+from flowrl.rollout.events import Event, SampleEnd
 from flowrl.rollout.machine import Observer
 from flowrl.rollout.scheduler import RolloutScheduler
 from flowrl.rollout.settings import SchedulerSettings
+from flowrl.specs import FinishReason
 
-__all__ = ["JOURNAL", "Journal", "JournalWriter", "read_journal", "replay"]
+__all__ = [
+    "JOURNAL",
+    "Journal",
+    "JournalWriter",
+    "event_from_json",
+    "event_to_json",
+    "read_journal",
+    "replay",
+]
+
 
 JOURNAL = 1
 """Version of the format; another one is refused."""
 
 
 class TextSink(Protocol):
-    """What a journal is written to: an open text file, or anything with its `write`."""
+    """The target of a journal: an open text file, or anything with its `write`."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -84,7 +94,7 @@ class Journal:
     Attributes:
         head: Its first line.
         events: Events that count, in order; what was rewound is left out.
-        rewinds: How often the process began anew.
+        rewinds: How often the process restarted.
         torn: Whether the last line is incomplete.
     """
 
@@ -167,3 +177,77 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 def _unreadable(number: int, what: str) -> SchedulerError:
     return SchedulerError(f"this journal cannot be read: {what}", where=f"line {number}")
+
+
+# Events as plain JSON values, and back: `event_from_json(event_to_json(e)) == e`.
+
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+
+_FIELDS: dict[str, list[tuple[str, object]]] = {
+    name: [(of.name, of.default) for of in fields(kind)] for name, kind in _KINDS.items()
+}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """`{"event": kind, field: value, ...}`."""
+    kind = type(event).__name__
+    obj: dict[str, Any] = {"event": kind}
+    for name, default in _FIELDS[kind]:
+        value = getattr(event, name)
+        if default is MISSING or value != default:
+            obj[name] = [_end_to_json(end) for end in value] if name == "ends" else value
+    return obj
+
+
+def event_from_json(obj: dict[str, Any]) -> Event:
+    """The event that `event_to_json` described.
+
+    Raises:
+        SchedulerError: it describes none.
+    """
+    try:
+        kind = _KINDS[obj["event"]]
+        values = {
+            name: _READERS.get(name, _plain)(value)
+            for name, value in obj.items()
+            if name != "event"
+        }
+        event: Event = kind(**values)
+        return event
+    except (KeyError, TypeError, ValueError) as error:
+        raise SchedulerError(
+            "this is no event of the scheduler",
+            found=f"{type(error).__name__}: {error} in {str(obj)[:200]}",
+            expected="an object as event_to_json makes it",
+        ) from error
+
+
+def _end_to_json(end: SampleEnd) -> list[Any]:
+    return [end.sample, end.attempt, end.reason, end.num_tokens, end.versions]
+
+
+def _end_from_json(values: list[Any]) -> SampleEnd:
+    sample, attempt, reason, num_tokens, versions = values
+    return SampleEnd(
+        sample=SampleId(sample),
+        attempt=attempt,
+        reason=FinishReason(reason),
+        num_tokens=num_tokens,
+        versions=_pairs(versions),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _pairs(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item) for item in value)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "progress": _pairs,
+    "scores": _pairs,
+    "verdicts": _pairs,
+    "ends": lambda value: tuple(_end_from_json(item) for item in value),
+}

@@ -1,8 +1,8 @@
 """The transitions of a sample: a table, and the one function that makes them.
 
 `Machine.move` is the only place where a sample's state changes. It looks the pair up, applies what
-the transition does to queue and engines, keeps the counts and tells the observer; a pair that the
-table does not hold is a fault of ours and ends with the sample's story.
+the transition does to queue and engines, keeps the counts and notifies the observer; a pair that
+the table does not hold is a fault of ours and reports the sample's history.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Transition:
         before: None for the admission.
         reason: Why, where the states alone do not say; else empty.
         attempt: Number of the sample's latest dispatch; -1 before the first.
-        engine: Where it runs, or ran until this transition; None elsewhere.
+        engine: Where it runs, or ran until this transition; else None.
         version: Of the weights as the scheduler knew it.
     """
 
@@ -81,25 +81,27 @@ _TRAIL_MASK = (1 << 4 * TRAIL_STATES) - 1
 class Machine:
     """The live samples, how many are in each state, and how each got there."""
 
-    __slots__ = ("counts", "event_id", "observer", "placement", "samples", "stories", "version")
+    __slots__ = ("counts", "event_id", "histories", "observer", "placement", "samples", "version")
 
-    def __init__(self, placement: Placement, observer: Observer | None, keep_stories: bool) -> None:
+    def __init__(
+        self, placement: Placement, observer: Observer | None, keep_histories: bool
+    ) -> None:
         self.placement = placement
         self.observer = observer
         self.samples: dict[SampleId, Sample] = {}  # every live sample, and no other
         self.counts: dict[State, int] = dict.fromkeys(State, 0)  # samples ever admitted, by state
         self.event_id = -1  # of the event being handled; later events have higher ones
         self.version = 0  # latest publication; never falls
-        # Whole lives, ended samples too; only with the validator, for they are never forgotten.
-        self.stories: dict[SampleId, list[Transition]] | None = {} if keep_stories else None
+        # Whole lifecycle, ended samples too; only with the validator, for they are never forgotten.
+        self.histories: dict[SampleId, list[Transition]] | None = {} if keep_histories else None
 
     def admit(self, sample: SampleId, group: Group, member: int) -> Sample:
-        """A new sample, QUEUED; it stands in no line before its group is admitted."""
+        """Creates a QUEUED sample; it enters a queue when its group is admitted."""
         record = Sample(id=sample, group=group, member=member)
         self.samples[sample] = record
         self.counts[State.QUEUED] += 1
-        if self.observer is not None or self.stories is not None:
-            self._tell(record, None, State.QUEUED, "", None)
+        if self.observer is not None or self.histories is not None:
+            self._describe_transition(record, None, State.QUEUED, "", None)
         return record
 
     def move(self, sample: Sample, after: State, reason: str = "") -> None:
@@ -113,8 +115,8 @@ class Machine:
             effect = TRANSITIONS[before, after]
         except KeyError:
             raise self.impossible(sample, after) from None
-        told = self.observer is not None or self.stories is not None
-        engine = sample.engine if told else None
+        observed = self.observer is not None or self.histories is not None
+        engine = sample.engine if observed else None
         if effect is not None:
             effect(self.placement, sample)
         sample.state = after
@@ -124,10 +126,10 @@ class Machine:
         sample.trail = (sample.trail << 4 | _CODES[after]) & _TRAIL_MASK
         if after in TERMINAL:
             del self.samples[sample.id]
-        if told:
-            self._tell(sample, before, after, reason, engine.id if engine else None)
+        if observed:
+            self._describe_transition(sample, before, after, reason, engine.id if engine else None)
 
-    def _tell(
+    def _describe_transition(
         self,
         sample: Sample,
         before: State | None,
@@ -145,8 +147,8 @@ class Machine:
             engine=engine,
             version=self.version,
         )
-        if self.stories is not None:
-            self.stories.setdefault(sample.id, []).append(transition)
+        if self.histories is not None:
+            self.histories.setdefault(sample.id, []).append(transition)
         if self.observer is not None:
             self.observer(transition)
 
@@ -155,15 +157,15 @@ class Machine:
         return SchedulerError(
             f"impossible transition {sample.state} -> {after} at event {self.event_id}",
             where=f"sample {sample.id}",
-            found=self.story(sample),
+            found=self.history(sample),
             expected=", ".join(b for a, b in TRANSITIONS if a is sample.state) or "no transition",
-            hint="this is a fault of the scheduler; please report it with the lines above",
+            hint="this is a fault of the scheduler; please report it with the queues above",
         )
 
-    def story(self, sample: Sample) -> str:
+    def history(self, sample: Sample) -> str:
         """The sample's life: in full with the validator, else its last states."""
-        if self.stories is not None:
-            return "; ".join(str(step) for step in self.stories.get(sample.id, []))
+        if self.histories is not None:
+            return "; ".join(str(step) for step in self.histories.get(sample.id, []))
         states = " -> ".join(read_trail(sample.trail))
         engine = f" on {sample.engine.id}" if sample.engine else ""
         return (

@@ -1,8 +1,8 @@
-"""Which engine runs which sample, and who waits for one.
+"""Assigns queued samples to engines.
 
-Invariant: after `place`, no sample that may start is queued while an engine has room. That is list
-scheduling, so on K slots a batch takes at most sum(lengths)/K + max(length) decode steps (Graham,
-1966), in whatever order samples start.
+Invariant: after `place`, no sample that may start is queued while an engine has a free slot. That
+is list scheduling, so on K slots a batch takes at most sum(lengths)/K + max(length) decode steps
+(Graham, 1966), in whatever order samples start.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Callable
 
 from flowrl.ids import EngineId
 from flowrl.rollout.actions import Dispatch, Submit
-from flowrl.rollout.lengths import LengthPredictor
-from flowrl.rollout.lines import Lines
 from flowrl.rollout.policies import LongestFirst, PromptAffinity, WeightedShares
+from flowrl.rollout.queues import LengthPredictor, SampleQueues, Shares
 from flowrl.rollout.records import Engine, Sample
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.shares import Shares
 
 __all__ = ["Placement", "in_order"]
 
@@ -25,27 +23,27 @@ __all__ = ["Placement", "in_order"]
 class Placement:
     """The engines, and the queued samples that wait for them."""
 
-    __slots__ = ("_affinity", "_dirty", "_heap", "engines", "lines", "num_joins")
+    __slots__ = ("_affinity", "_dirty", "_heap", "engines", "num_joins", "queues")
 
     def __init__(self, settings: SchedulerSettings) -> None:
         order, fairness = settings.order, settings.fairness
         predictor = None
         if isinstance(order, LongestFirst):
             predictor = LengthPredictor(order, ages=settings.max_staleness > 0)
-        # With an age budget it is admissions that are shared out, and one line follows them.
+        # With an age budget it is admissions that are shared out, and one queue follows them.
         shares = (
             Shares(fairness)
             if isinstance(fairness, WeightedShares) and settings.budget is None
             else None
         )
-        self.lines = Lines(predictor, shares)
+        self.queues = SampleQueues(predictor, shares)
         self.engines: dict[EngineId, Engine] = {}  # those that joined and were not lost
         self.num_joins = 0  # engines that ever joined
         self._affinity = isinstance(settings.routing, PromptAffinity)
         self._heap: list[tuple[float, int, int, Engine]] = []  # (load, order, stamp, engine)
         self._dirty: dict[EngineId, Engine] = {}  # engines whose heap entry is out of date
 
-    # Effects of transitions: the only places where samples enter and leave lines and engines.
+    # Effects of transitions: the only places where samples enter and leave queues and engines.
 
     def occupy(self, sample: Sample) -> None:
         """QUEUED -> RUNNING on `sample.engine`."""
@@ -65,12 +63,12 @@ class Placement:
 
     def requeue(self, sample: Sample) -> None:
         """PARTIAL -> QUEUED."""
-        self.lines.add_returned(sample)
+        self.queues.add_returned(sample)
 
     def release_and_requeue(self, sample: Sample) -> None:
         """RUNNING -> QUEUED."""
         self.release(sample)
-        self.lines.add_returned(sample)
+        self.queues.add_returned(sample)
 
     # Engines
 
@@ -96,18 +94,18 @@ class Placement:
     # Starts
 
     def place(self, start: Callable[[Sample, Engine], None]) -> list[Submit]:
-        """Gives queued samples to engines with room, until one or the other runs out.
+        """Gives queued samples to engines with free slots, until one or the other runs out.
 
         Args:
             start: Makes the sample RUNNING on the engine.
         """
         batches: dict[EngineId, list[Dispatch]] = {}
-        lines = self.lines
-        while (sample := lines.first()) is not None:
+        queues = self.queues
+        while (sample := queues.first()) is not None:
             engine = self._choose(sample)
             if engine is None:
                 break
-            lines.take()
+            queues.take()
             start(sample, engine)
             batches.setdefault(engine.id, []).append(
                 Dispatch(sample=sample.id, attempt=sample.attempt, kept_tokens=sample.kept_tokens)

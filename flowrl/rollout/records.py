@@ -1,25 +1,32 @@
 """The mutable records of the scheduler's state. Every field says what holds of it.
 
-Samples are compared by identity. A record lives as long as its sample; the end is only counted.
+Samples are compared by identity. A record lifecycle as long as its sample; the end is only counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, SampleId
-from flowrl.rollout.states import Closed, GroupPhase, State
+from flowrl.rollout.events import SampleEnd
+from flowrl.rollout.states import ClosedReason, GroupPhase, State
 
 __all__ = [
     "TRAIL_STATES",
-    "Asked",
+    "BatchRequest",
     "Engine",
     "Group",
     "Health",
     "Sample",
+    "Spans",
+    "attempt_spans",
+    "joined",
     "read_trail",
     "trail_code",
 ]
+
 
 _STATES = tuple(State)
 _CODES = {state: number + 1 for number, state in enumerate(_STATES)}
@@ -43,7 +50,7 @@ def read_trail(trail: int) -> list[State]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class BatchRequest:
     """A batch that was asked for and is not delivered."""
 
     batch: int
@@ -62,9 +69,11 @@ class Engine:
     limit: int = 0  # samples it may hold now: capacity, 1 on trial, 0 when closed or lost
     held: dict[SampleId, Sample] = field(default_factory=dict)  # exactly those RUNNING here
     stamp: int = 0  # only the heap entry with this stamp is current
-    closed: set[Closed] = field(default_factory=set)  # why it gets no samples; empty when open
+    closed: set[ClosedReason] = field(
+        default_factory=set
+    )  # why it gets no samples; empty when open
     asked_version: int | None = None  # of an `UpdateEngine` that is not answered; then UPDATING
-    paused: bool = False  # was told to make no tokens
+    paused: bool = False  # must make no tokens until it is continued
 
     @property
     def free(self) -> int:
@@ -72,7 +81,7 @@ class Engine:
         return self.limit - len(self.held)
 
     def limit_now(self, health: Health | None) -> int:
-        """What `limit` is to be."""
+        """Returns the value that `limit` must have."""
         if self.closed:
             return 0
         return min(self.capacity, 1) if health is not None and health.on_trial else self.capacity
@@ -80,7 +89,7 @@ class Engine:
 
 @dataclass(slots=True, eq=False)
 class Health:
-    """What is remembered of an engine's failures under its name, also when it is lost."""
+    """The failures of an engine, remembered by its name even after it is lost."""
 
     failed: dict[str, None] = field(default_factory=dict)  # samples since the last success, losses
     quarantines: int = 0  # since the last success
@@ -100,22 +109,22 @@ class Group:
     phase: GroupPhase = GroupPhase.OPEN  # OPEN iff num_ready < group_size and it is not dead
     num_ready: int = 0  # members in READY
     first_version: int | None = None  # least of the members', None while none has begun
-    dated: int | None = None  # the first_version that the pool knows of
+    pooled_version: int | None = None  # the first_version that the pool knows of
     home: Engine | None = None  # where its latest member was sent; may be lost or full
 
     @property
     def alive(self) -> bool:
-        """Whether its members are live and it can still be delivered."""
+        """True while its members are live and it can still be delivered."""
         return self.phase not in (GroupPhase.FILTERED, GroupPhase.DROPPED)
 
     @property
     def settled(self) -> bool:
-        """Whether a batch need not wait for it any more."""
+        """True once no batch needs to wait for it."""
         return self.phase not in (GroupPhase.OPEN, GroupPhase.JUDGING)
 
     @property
     def admitted(self) -> bool:
-        """Whether its samples may start."""
+        """True once its samples may start."""
         return self.seq >= 0
 
     def recompute_first_version(self) -> None:
@@ -144,5 +153,45 @@ class Sample:
     versions: tuple[tuple[int, int], ...] = ()  # (version, count) of kept_tokens; counts sum to it
     first_version: int | None = None  # least of versions; without tokens, of the dispatch
     moved_s: float = 0.0  # when it last made a token, began, or was to be aborted; for stalls
-    rank: float = 0.0  # place in its line when it was queued: minus the tokens predicted to go
+    rank: float = 0.0  # queue rank when queued: minus the tokens predicted to remain
     trail: int = trail_code(State.QUEUED)  # last TRAIL_STATES states, 4 bits each
+
+
+# Version spans: which weights made which tokens of a sample.
+
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""`(version, tokens)` in the order of tokens; neighbours have different versions."""
+
+
+def attempt_spans(end: SampleEnd, kept_tokens: int) -> tuple[Spans, int]:
+    """The spans of an attempt that began after `kept_tokens`, and how many tokens they are.
+
+    Raises:
+        SchedulerError: they do not add up.
+    """
+    spans, new_tokens = end.versions, end.num_tokens - kept_tokens
+    if (
+        new_tokens < 0
+        or sum(count for _, count in spans) != new_tokens
+        or (len(spans) > 1 and min(count for _, count in spans) < 1)
+    ):
+        raise SchedulerError(
+            "an attempt's version spans do not add up to its tokens",
+            where=f"sample {end.sample}, attempt {end.attempt}",
+            found=f"{end.num_tokens} tokens in all, spans {spans}",
+            expected=f"spans of {new_tokens} tokens after the {kept_tokens} kept ones",
+            hint="the engine reports the versions of this attempt's own tokens",
+        )
+    return spans, new_tokens
+
+
+def joined(first: Spans, second: Spans) -> Spans:
+    """Spans one after the other; neighbours of one version become one.
+
+    >>> joined(((0, 5), (1, 2)), ((1, 3), (2, 1)))
+    ((0, 5), (1, 5), (2, 1))
+    """
+    if first[-1][0] != second[0][0]:
+        return first + second
+    version, count = first[-1]
+    return (*first[:-1], (version, count + second[0][1]), *second[1:])

@@ -23,10 +23,10 @@ refill the group still counts towards its batch, and is named there.
 
 What happens to late reports: a report names the attempt it is about. If the sample does not run
 that attempt on that engine (it was lost, aborted, dropped or already ended), the report is counted
-in `fenced` and changes nothing. Slots of dropped samples are free at once: the `Abort` stands
+in `fenced` and changes nothing. Slots of dropped samples are free at once: the `Abort` comes
 before the `Submit` that uses them.
 
-Everything that can be chosen is a policy of the settings; docs/scheduling.md tells of each. Time
+Everything that can be chosen is a policy of the settings; docs/scheduling.md describes each. Time
 comes with events, so a log of events replays to the same state (`flowrl.rollout.journal`).
 
 After an error the scheduler may have handled half an event and is not to be used any more.
@@ -42,12 +42,11 @@ from flowrl.ids import GroupId, SampleId, sample_id
 from flowrl.rollout import events as ev
 from flowrl.rollout.actions import Action, Deliver, NeedPrompts, Wake
 from flowrl.rollout.fleet import Fleet
-from flowrl.rollout.lives import Lives
+from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.machine import Observer
-from flowrl.rollout.records import Asked, Group, Sample
+from flowrl.rollout.records import BatchRequest, Group, Sample, Spans
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.rollout.snapshot import read_state, write_state
-from flowrl.rollout.spans import Spans
 from flowrl.rollout.state import SchedulerState, describe_waits
 from flowrl.rollout.states import Counts, DropReason, GroupPhase, State
 from flowrl.rollout.validation import check_state
@@ -59,8 +58,8 @@ class RolloutScheduler:
     """`step(event) -> actions`; see the module.
 
     Args:
-        validate: Check every invariant of the state after each step, and keep whole stories. Slow;
-            for tests.
+        validate: Check every invariant of the state after each step, and keep whole
+            histories. This is slow; it is for tests.
         observer: Called with each transition, in order; costs nothing when None.
     """
 
@@ -71,7 +70,7 @@ class RolloutScheduler:
         validate: bool = False,
         observer: Observer | None = None,
     ) -> None:
-        self._bind(SchedulerState.new(settings, observer, keep_stories=validate), validate)
+        self._bind(SchedulerState.new(settings, observer, keep_histories=validate), validate)
 
     def _bind(self, state: SchedulerState, validate: bool) -> None:
         self.state = state
@@ -80,11 +79,11 @@ class RolloutScheduler:
         self._placement = state.placement
         self._groups = state.groups
         self._pool = state.pool
-        self._gate = state.gate
+        self._admission = state.admission
         self._waiting = state.waiting
         self._timers = state.timers
-        self._lives = Lives(state)
-        self._fleet = Fleet(state, self._lives)
+        self._lifecycle = Lifecycle(state)
+        self._fleet = Fleet(state, self._lifecycle)
         self._validate = validate
 
     # What can be asked
@@ -115,29 +114,29 @@ class RolloutScheduler:
         return self._machine.event_id
 
     def spans(self, sample: SampleId) -> Spans:
-        """Which weights made the tokens of a live sample that its ended attempts left."""
+        """Returns the version spans of the tokens that ended attempts of a live sample left."""
         return self._machine.samples[sample].versions
 
     def reward_attempts_left(self, sample: SampleId) -> int:
-        """How often the reward of a live sample may still fail, the last time included."""
+        """Returns how often the reward of a live sample may still fail, the last time included."""
         return self.settings.retries.rewards - self._machine.samples[sample].reward_failures
 
-    def story(self, sample: SampleId) -> str:
-        """What happened to a sample; of ended ones only the validator keeps it."""
+    def history(self, sample: SampleId) -> str:
+        """Returns the transitions of a sample; of ended samples only the validator keeps them."""
         record = self._machine.samples.get(sample)
         if record is not None:
-            return self._machine.story(record)
-        stories = self._machine.stories or {}
-        return "; ".join(str(step) for step in stories.get(sample, [])) or "not a live sample"
+            return self._machine.history(record)
+        histories = self._machine.histories or {}
+        return "; ".join(str(step) for step in histories.get(sample, [])) or "not a live sample"
 
     def waits(self) -> list[str]:
-        """Who waits for whom, one line each: what to print when nothing moves any more."""
+        """Returns one line for each party that waits, to print when nothing moves any more."""
         return describe_waits(self.state)
 
     # The machine
 
     def step(self, event: ev.Event) -> list[Action]:
-        """What follows from the event. An event that was seen before changes nothing.
+        """Handles the event and returns the resulting actions. A repeated event changes nothing.
 
         Raises:
             SchedulerError: the event contradicts what was agreed (a group offered twice, spans
@@ -162,7 +161,7 @@ class RolloutScheduler:
                 self._fleet.due(timer)
         delivers = self._deliver_all()
         self._fleet.serve_empty()
-        actions = self._lives.collect()
+        actions = self._lifecycle.collect()
         actions += self._fleet.actions
         self._fleet.actions.clear()
         actions += delivers
@@ -185,7 +184,7 @@ class RolloutScheduler:
             if taken is None:
                 break
             state, asked = self.state, self._waiting.popleft()
-            delivers.append(self._lives.deliver(asked.batch, taken))
+            delivers.append(self._lifecycle.deliver(asked.batch, taken))
             version, batches = state.served
             state.served = (state.horizon, batches + 1 if version == state.horizon else 1)
             # Spare groups that no later batch can take were not lost, but never needed.
@@ -205,7 +204,7 @@ class RolloutScheduler:
         oldest = state.oldest
         for group in list(self._groups.values()):
             if group.first_version is not None and group.first_version < oldest:
-                self._lives.drop_members(
+                self._lifecycle.drop_members(
                     group,
                     {
                         member.id: reason
@@ -216,48 +215,48 @@ class RolloutScheduler:
 
     def _admit(self) -> None:
         """Lets waiting groups in, as far as the age budget goes."""
-        if not len(self._gate):
+        if not len(self._admission):
             return
         room = self.state.room()
-        while room > 0 and len(self._gate):
-            self._let_in(self._gate.pop())
+        while room > 0 and len(self._admission):
+            self._admit_group(self._admission.pop())
             room -= 1
 
-    def _let_in(self, group: Group) -> None:
-        self._gate.admit(group)
+    def _admit_group(self, group: Group) -> None:
+        self._admission.admit(group)
         self._pool.add(group)
         for sample in group.members:
-            self._placement.lines.add_fresh(sample)
+            self._placement.queues.add_fresh(sample)
 
     def _needs(self) -> list[Action]:
         """Requests for prompts."""
         if self.settings.budget is not None:
             if self.state.stopped is not None:
                 return []
-            wanted = self._gate.wanted_by_budget(self.state.room())
+            wanted = self._admission.wanted_by_budget(self.state.room())
         elif self.settings.refill and self._waiting:
             asked = sum(asked.groups for asked in self._waiting)
-            number = self._gate.wanted_by_batches(asked, len(self._groups))
+            number = self._admission.wanted_by_batches(asked, len(self._groups))
             wanted = {"": number} if number else {}
         else:
             return []
         for source, number in wanted.items():
-            self._gate.request(source, number)
+            self._admission.request(source, number)
         return [NeedPrompts(groups=number, source=source) for source, number in wanted.items()]
 
     def _start(self, actions: list[Action]) -> None:
         """Starts what can start, and gathers what runs if nothing more can come."""
         placement, fleet = self._placement, self._fleet
-        if placement.lines.first() is not None:
+        if placement.queues.first() is not None:
             fleet.unpack(self.state.num_startable)
             actions += fleet.actions
             fleet.actions.clear()
-        submits = placement.place(self._lives.start)
+        submits = placement.place(self._lifecycle.start)
         actions += submits
         # While work still comes in it is not the tail.
-        comes = submits or placement.lines.first() is not None or self._gate.requested
+        comes = submits or placement.queues.first() is not None or self._admission.requested
         if not comes and fleet.repack():
-            actions += self._lives.collect()
+            actions += self._lifecycle.collect()
             actions += fleet.actions
             fleet.actions.clear()
 
@@ -282,10 +281,10 @@ class RolloutScheduler:
             if expected:
                 group.expected_tokens = expected[number]
             if waits:
-                self._gate.add(group)
+                self._admission.add(group)
             else:
-                self._let_in(group)
-        self._gate.offered(event.source, len(event.groups))
+                self._admit_group(group)
+        self._admission.offered(event.source, len(event.groups))
 
     def _new_group(self, event: ev.PromptsOffered, name: GroupId) -> Group:
         if not self.state.offered.add(name):
@@ -306,31 +305,31 @@ class RolloutScheduler:
     def _on_progress(self, event: ev.Progressed) -> None:
         self._fleet.seen(event.engine)
         for name, attempt, num_tokens in event.progress:
-            sample = self._lives.attempt(event.engine, name, attempt)
+            sample = self._lifecycle.attempt(event.engine, name, attempt)
             if sample is not None and num_tokens > sample.num_tokens:
                 sample.num_tokens = num_tokens
                 sample.moved_s = self._timers.now_s
 
     def _on_finished(self, event: ev.SamplesFinished) -> None:
         self._fleet.seen(event.engine)
-        finished, refused = self._lives.finish(event.engine, event.ends)
+        finished, refused = self._lifecycle.finish(event.engine, event.ends)
         if finished:
-            self._fleet.praise(event.engine)
+            self._fleet.record_success(event.engine)
         for sample in refused:
-            self._fleet.blame(event.engine, sample)
+            self._fleet.record_failure(event.engine, sample)
 
     def _on_failed(self, event: ev.SampleFailed) -> None:
         self._fleet.seen(event.engine)
-        sample = self._lives.attempt(event.engine, event.sample, event.attempt)
+        sample = self._lifecycle.attempt(event.engine, event.sample, event.attempt)
         if sample is not None:
-            self._lives.fail(sample, event.error)
-            self._fleet.blame(event.engine, event.sample)
+            self._lifecycle.fail(sample, event.error)
+            self._fleet.record_failure(event.engine, event.sample)
 
     def _on_abort_asked(self, event: ev.AbortAsked) -> None:
         for name in event.samples:
             sample = self._machine.samples.get(name)
             if sample is not None and sample.state is State.RUNNING:
-                self._lives.abort(sample, "aborted")
+                self._lifecycle.abort(sample, "aborted")
 
     # Events: scores and verdicts
 
@@ -338,12 +337,12 @@ class RolloutScheduler:
         for name, _ in event.scores:
             sample = self._scoring(name)
             if sample is not None:
-                self._lives.score(sample)
+                self._lifecycle.score(sample)
 
     def _on_reward_failed(self, event: ev.RewardFailed) -> None:
         sample = self._scoring(event.sample)
         if sample is not None:
-            self._lives.fail_reward(sample)
+            self._lifecycle.fail_reward(sample)
 
     def _scoring(self, name: SampleId) -> Sample | None:
         """The sample, if a score of it is waited for; else the answer is fenced."""
@@ -359,9 +358,9 @@ class RolloutScheduler:
             if group is None or group.phase is not GroupPhase.JUDGING:
                 self.state.fenced += 1
             elif reason is None:
-                self._lives.keep(group)
+                self._lifecycle.keep(group)
             else:
-                self._lives.filter(group, reason)
+                self._lifecycle.filter(group, reason)
 
     # Events: versions, batches, the run
 
@@ -388,7 +387,7 @@ class RolloutScheduler:
             )
         if all(asked.batch != event.batch for asked in self._waiting):
             self._waiting.append(
-                Asked(batch=event.batch, groups=event.groups, version=event.version)
+                BatchRequest(batch=event.batch, groups=event.groups, version=event.version)
             )
 
     def _on_stop(self, event: ev.StopAsked) -> None:
@@ -396,21 +395,23 @@ class RolloutScheduler:
             return
         self.state.stopped = event.reason
         self._waiting.clear()
-        self._gate.clear()
+        self._admission.clear()
         for group in list(self._groups.values()):
             names = _names(group.members)
-            self._lives.drop_members(group, dict.fromkeys(names, DropReason.STOPPED))
-        self._gate.clear()
+            self._lifecycle.drop_members(group, dict.fromkeys(names, DropReason.STOPPED))
+        self._admission.clear()
 
     def _on_resumed(self, event: ev.Resumed) -> None:
         # What was asked of the process before is asked again; a second answer is fenced.
         self._fleet.forget_all(event.at_s)
         for group in self._groups.values():
             if group.phase is GroupPhase.JUDGING:
-                self._lives.judges.append(group)
+                self._lifecycle.judges.append(group)
             elif group.phase is GroupPhase.OPEN:
-                self._lives.scores += _names(m for m in group.members if m.state is State.SCORING)
-        self._gate.forget_requests()
+                self._lifecycle.scores += _names(
+                    m for m in group.members if m.state is State.SCORING
+                )
+        self._admission.forget_requests()
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         ev.PromptsOffered: _on_prompts,
@@ -421,7 +422,7 @@ class RolloutScheduler:
         ev.HeartbeatLost: lambda self, event: self._fleet.suspect(event.engine),
         ev.HeartbeatSeen: lambda self, event: self._fleet.seen(event.engine),
         ev.EnginePauseAsked: lambda self, event: self._fleet.pause(event),
-        ev.EngineContinueAsked: lambda self, event: self._fleet.go_on(event.engine),
+        ev.EngineContinueAsked: lambda self, event: self._fleet.continue_engine(event.engine),
         ev.EngineUpdated: lambda self, event: self._fleet.updated(event),
         ev.Progressed: _on_progress,
         ev.SamplesFinished: _on_finished,
@@ -456,7 +457,7 @@ class RolloutScheduler:
         Raises:
             SchedulerError: the object is not such a description, or breaks an invariant.
         """
-        state = read_state(obj, observer, keep_stories=validate)
+        state = read_state(obj, observer, keep_histories=validate)
         if validate:
             check_state(state)
         scheduler = cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""What a scheduler is made from: sizes, limits, and a policy for each thing that can be chosen.
+"""The settings of a scheduler: sizes, limits, and a policy for each rule that can be chosen.
 
 The defaults are a synchronous run that waits for what it began. `to_json` holds every option, so a
 written scheduler keeps its rules when a default changes.

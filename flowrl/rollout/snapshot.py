@@ -1,7 +1,7 @@
 """The scheduler's state as plain JSON values, and back; `read_state(write_state(s))` is `s`.
 
-Nothing derived is written: engines' loads and limits, counts of live samples and the pool's books
-are made anew from samples and groups. Whole stories (of the validator) are not kept.
+Nothing derived is written: engines' loads and limits, counts of live samples and the pool's
+counts are computed from samples and groups. Whole histories (of the validator) are not kept.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from typing import Any
 
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId, sample_id
+from flowrl.rollout.admission import OfferedGroups
 from flowrl.rollout.machine import Observer
-from flowrl.rollout.offered import OfferedGroups
-from flowrl.rollout.records import Asked, Engine, Group, Health, Sample
+from flowrl.rollout.records import BatchRequest, Engine, Group, Health, Sample
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import TERMINAL, Closed, GroupPhase, State
-from flowrl.rollout.timers import TimerKind, Timers
+from flowrl.rollout.state import SchedulerState, TimerKind, Timers
+from flowrl.rollout.states import TERMINAL, ClosedReason, GroupPhase, State
 
 __all__ = ["FORMAT", "read_state", "write_state"]
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout; another one is refused."""
 
 
 def write_state(state: SchedulerState) -> dict[str, Any]:
     """Everything, as dicts, lists, strings, numbers, booleans and None."""
     machine, placement = state.machine, state.placement
-    predictor = placement.lines.predictor
+    predictor = placement.queues.predictor
     return {
         "format": FORMAT,
         "settings": state.settings.to_json(),
@@ -47,10 +46,11 @@ def write_state(state: SchedulerState) -> dict[str, Any]:
         "engines": [_write_engine(engine) for engine in placement.engines.values()],
         "alive": list(state.groups),
         "groups": [
-            _write_group(state, group) for group in (*state.pool.groups(), *state.gate.groups())
+            _write_group(state, group)
+            for group in (*state.pool.groups(), *state.admission.groups())
         ],
-        "gate": state.gate.to_json(),
-        "lines": placement.lines.to_json(),
+        "admission": state.admission.to_json(),
+        "queues": placement.queues.to_json(),
         "lengths": None if predictor is None else predictor.to_json(),
     }
 
@@ -124,7 +124,7 @@ def _known(state: SchedulerState, engine: Engine | None) -> EngineId | None:
 
 
 def read_state(
-    obj: dict[str, Any], observer: Observer | None, *, keep_stories: bool
+    obj: dict[str, Any], observer: Observer | None, *, keep_histories: bool
 ) -> SchedulerState:
     """The state that `write_state` described.
 
@@ -139,16 +139,16 @@ def read_state(
             hint="resume it with the release that wrote it",
         )
     try:
-        return _read(obj, observer, keep_stories)
+        return _read(obj, observer, keep_histories)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SchedulerError(
             "this scheduler state cannot be read", found=f"{type(error).__name__}: {error}"
         ) from error
 
 
-def _read(obj: dict[str, Any], observer: Observer | None, keep_stories: bool) -> SchedulerState:
+def _read(obj: dict[str, Any], observer: Observer | None, keep_histories: bool) -> SchedulerState:
     settings = SchedulerSettings.from_json(obj["settings"])
-    state = SchedulerState.new(settings, observer, keep_stories=keep_stories)
+    state = SchedulerState.new(settings, observer, keep_histories=keep_histories)
     machine, placement = state.machine, state.placement
     machine.event_id = obj["last_event_id"]
     machine.version, state.horizon = obj["version"], obj["horizon"]
@@ -158,7 +158,7 @@ def _read(obj: dict[str, Any], observer: Observer | None, keep_stories: bool) ->
         machine.counts[end] = obj["ended"][end.value]
     state.offered = OfferedGroups.from_json(obj["offered"])
     state.num_offered = obj["num_offered"]
-    state.waiting.extend(Asked(batch=b, groups=g, version=v) for b, g, v in obj["waiting"])
+    state.waiting.extend(BatchRequest(batch=b, groups=g, version=v) for b, g, v in obj["waiting"])
     state.fenced, state.stopped = obj["fenced"], obj["stopped"]
     _read_timers(state.timers, obj["timers"])
     for name, fields in obj["health"].items():
@@ -168,10 +168,10 @@ def _read(obj: dict[str, Any], observer: Observer | None, keep_stories: bool) ->
         _read_engine(state, fields)
     groups = {fields["id"]: _read_group(state, fields) for fields in obj["groups"]}
     state.groups.update((name, groups[name]) for name in obj["alive"])
-    state.gate.read(obj["gate"], groups)
-    if placement.lines.predictor is not None:
-        placement.lines.predictor.read(obj["lengths"])
-    placement.lines.read(obj["lines"], machine.samples)
+    state.admission.read(obj["admission"], groups)
+    if placement.queues.predictor is not None:
+        placement.queues.predictor.read(obj["lengths"])
+    placement.queues.read(obj["queues"], machine.samples)
     state.expect_next()
     return state
 
@@ -197,7 +197,7 @@ def _read_engine(state: SchedulerState, obj: dict[str, Any]) -> None:
         capacity=obj["capacity"],
         order=obj["order"],
         version=obj["version"],
-        closed={Closed(reason) for reason in obj["closed"]},
+        closed={ClosedReason(reason) for reason in obj["closed"]},
         asked_version=obj["asked_version"],
         paused=obj["paused"],
     )
@@ -226,7 +226,7 @@ def _read_group(state: SchedulerState, obj: dict[str, Any]) -> Group:
         # The pool sees what it saw before: an admission, and then perhaps the end of waiting.
         state.pool.add(group)
         group.phase = GroupPhase(obj["phase"])
-        state.gate.admitted += group.alive
+        state.admission.admitted += group.alive
         if group.settled:
             state.pool.settle(group)
     return group

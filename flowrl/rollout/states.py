@@ -6,8 +6,8 @@
                  +-> QUEUED (attempt failed, or its engine was lost)
 
 Every live state may also end in DROPPED(reason). PARTIAL and GENERATED are passed through within
-one event; they are states of their own so that the journal tells an abort from a failure and an
-answer from its score, and so that policies can hold samples there.
+one event; they are states of their own so that the journal distinguishes an abort from a failure
+and an answer from its score, and so that policies can hold samples there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 __all__ = [
     "LIVE",
     "TERMINAL",
-    "Closed",
+    "ClosedReason",
     "Counts",
     "DropReason",
     "GroupPhase",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class State(StrEnum):
-    """Where a sample is; it is in exactly one state at any time."""
+    """The state of a sample; it has exactly one at any time."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -55,7 +55,7 @@ TERMINAL = (State.CONSUMED, State.FILTERED, State.DROPPED)
 
 
 class DropReason(StrEnum):
-    """Why a sample ended in DROPPED.
+    """The reasons for which a sample ends in DROPPED.
 
     - `aged`: at consumption it would have been more than `max_staleness` versions old.
     - `retries`: `retries.attempts` attempts failed, counting those lost with their engine.
@@ -75,7 +75,7 @@ class DropReason(StrEnum):
 
 
 class GroupPhase(StrEnum):
-    """How far a group is, as a whole.
+    """The progress of a group as a whole.
 
     `open` groups wait for members, `judging` ones for a verdict; `ready` ones can be delivered.
     `filtered` and `dropped` groups wait only to be named in a batch.
@@ -88,8 +88,8 @@ class GroupPhase(StrEnum):
     DROPPED = "dropped"
 
 
-class Closed(StrEnum):
-    """Why an engine gets no samples; it can have several reasons at once.
+class ClosedReason(StrEnum):
+    """The reasons for which an engine gets no samples; several can hold at once.
 
     - `leaving`: it is about to go, and is let go as soon as nothing runs there.
     - `suspected`: its heartbeat was lost a short while ago.
@@ -129,7 +129,7 @@ class Counts:
 
     @property
     def conserved(self) -> bool:
-        """Whether every admitted sample is in exactly one state."""
+        """True if every admitted sample is in exactly one state."""
         by_state: list[int] = [getattr(self, state.value) for state in State]
         return self.admitted == sum(by_state)
 

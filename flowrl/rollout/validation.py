@@ -9,9 +9,8 @@ from flowrl.errors import SchedulerError
 from flowrl.rollout.batches import ByDeadline
 from flowrl.rollout.policies import AbortRunning
 from flowrl.rollout.records import Engine, Group, Sample
-from flowrl.rollout.state import SchedulerState
-from flowrl.rollout.states import LIVE, Closed, GroupPhase, State
-from flowrl.rollout.timers import TimerKind
+from flowrl.rollout.state import SchedulerState, TimerKind
+from flowrl.rollout.states import LIVE, ClosedReason, GroupPhase, State
 
 __all__ = ["check_state"]
 
@@ -20,12 +19,12 @@ def check_state(state: SchedulerState) -> None:
     """Checks every invariant that can be seen between two steps.
 
     Raises:
-        SchedulerError: with every broken one, and the story of a sample concerned.
+        SchedulerError: with every broken one, and the history of a sample concerned.
     """
     problems = [
         *_counts(state),
         *_engines(state),
-        *_lines(state),
+        *_queues(state),
         *_groups(state),
         *_batches(state),
         *_demand(state),
@@ -68,7 +67,7 @@ def _engines(state: SchedulerState) -> Iterator[str]:
         yield f"engines hold {held} samples, {state.machine.counts[State.RUNNING]} are running"
     for sample in state.machine.samples.values():
         for problem in _sample(state, sample):
-            yield f"{sample.id} ({state.machine.story(sample)}) {problem}"
+            yield f"{sample.id} ({state.machine.history(sample)}) {problem}"
 
 
 def _engine(state: SchedulerState, engine: Engine) -> Iterator[str]:
@@ -77,25 +76,25 @@ def _engine(state: SchedulerState, engine: Engine) -> Iterator[str]:
     if engine.limit != engine.limit_now(health):
         yield f"{where} has limit {engine.limit}"
     quarantined = health is not None and health.until_s is not None
-    if quarantined != (Closed.QUARANTINED in engine.closed):
+    if quarantined != (ClosedReason.QUARANTINED in engine.closed):
         yield f"{where} is in quarantine: {quarantined}"
     suspected = (TimerKind.HEARTBEAT, engine.id) in state.timers.pending
-    if suspected != (Closed.SUSPECTED in engine.closed):
+    if suspected != (ClosedReason.SUSPECTED in engine.closed):
         yield f"{where} has a heartbeat deadline: {suspected}"
-    pausing = {Closed.QUARANTINED, Closed.ASKED, Closed.REPACKED} & engine.closed
+    pausing = {ClosedReason.QUARANTINED, ClosedReason.ASKED, ClosedReason.REPACKED} & engine.closed
     if engine.paused != bool(pausing):
         yield f"{where} is paused: {engine.paused}"
-    updating = Closed.UPDATING in engine.closed
+    updating = ClosedReason.UPDATING in engine.closed
     if engine.asked_version is not None and (engine.held or not updating):
         yield f"{where} was asked to load weights while {len(engine.held)} samples run"
-    if not engine.held and Closed.LEAVING in engine.closed:
+    if not engine.held and ClosedReason.LEAVING in engine.closed:
         yield f"{where} is empty and is not let go"
     if updating and not engine.held and engine.asked_version is None:
         yield f"{where} is empty and is not given its weights"
     if not updating and engine.version < state.machine.version:
         yield f"{where} serves version {engine.version} and is not updated"
     aborts = isinstance(state.settings.publication, AbortRunning)
-    if (Closed.REPACKED in engine.closed or quarantined or (updating and aborts)) and not all(
+    if (ClosedReason.REPACKED in engine.closed or quarantined or (updating and aborts)) and not all(
         sample.aborting for sample in engine.held.values()
     ):
         yield f"{where} holds samples that are not aborted"
@@ -127,24 +126,24 @@ def _sample(state: SchedulerState, sample: Sample) -> Iterator[str]:
         yield "avoids an engine and is not queued"
 
 
-def _lines(state: SchedulerState) -> Iterator[str]:
-    lined = list(state.placement.lines.samples())
-    held_back = [sample for group in state.gate.groups() for sample in group.members]
+def _queues(state: SchedulerState) -> Iterator[str]:
+    lined = list(state.placement.queues.samples())
+    held_back = [sample for group in state.admission.groups() for sample in group.members]
     queued = state.machine.counts[State.QUEUED]
     if len(set(lined)) != len(lined) or len(lined) + len(held_back) != queued:
-        yield f"{len(lined)} + {len(held_back)} samples wait in line, {queued} are queued"
+        yield f"{len(lined)} + {len(held_back)} samples wait in queue, {queued} are queued"
     if any(sample.group.admitted or sample.attempt >= 0 for sample in held_back):
         yield "a sample that may start waits for admission"
-    first = state.placement.lines.first()
+    first = state.placement.queues.first()
     if first is not (lined[0] if lined else None) and first not in lined:
-        yield "the first sample of the lines is not in them"
+        yield "the first sample of the queues is not in them"
     room = [engine.id for engine in state.placement.engines.values() if engine.free > 0]
     if lined and room and state.can_start:
         yield f"{len(lined)} samples are queued while {room[0]} has room"
     freed = [
         engine.id
         for engine in state.placement.engines.values()
-        if engine.closed == {Closed.REPACKED} and engine.capacity
+        if engine.closed == {ClosedReason.REPACKED} and engine.capacity
     ]
     if lined and freed and state.can_start:
         yield f"{len(lined)} samples are queued while {freed[0]} is free after repacking"
@@ -152,14 +151,14 @@ def _lines(state: SchedulerState) -> Iterator[str]:
 
 def _groups(state: SchedulerState) -> Iterator[str]:
     pooled = list(state.pool.groups())
-    waiting = list(state.gate.groups())
+    waiting = list(state.admission.groups())
     if [g.seq for g in pooled] != sorted({g.seq for g in pooled}):
         yield "the pool is not in order, or holds a group twice"
     alive = {g.id for g in pooled if g.alive}
     if alive | {g.id for g in waiting} != set(state.groups):
-        yield "the groups of pool and gate are not the scheduler's"
-    if len(alive) != state.gate.admitted:
-        yield f"{len(alive)} admitted groups are alive, {state.gate.admitted} counted"
+        yield "the groups of pool and admission are not the scheduler's"
+    if len(alive) != state.admission.admitted:
+        yield f"{len(alive)} admitted groups are alive, {state.admission.admitted} counted"
     dead = 0 if state.settings.refill else len(pooled) - len(alive)
     if dead != state.pool.num_counted_dead:
         yield f"{dead} dead groups count, {state.pool.num_counted_dead} are counted"
@@ -207,20 +206,23 @@ def _batches(state: SchedulerState) -> Iterator[str]:
 
 
 def _demand(state: SchedulerState) -> Iterator[str]:
-    gate = state.gate
-    if min(gate.lost, gate.asked_for_lost, state.fenced, *gate.requested.values()) < 0:
+    admission = state.admission
+    if (
+        min(admission.lost, admission.asked_for_lost, state.fenced, *admission.requested.values())
+        < 0
+    ):
         yield "a counter is negative"
     if state.stopped is not None or state.machine.event_id < 0:
         return
     if state.settings.budget is not None:
         room = state.room()
-        if room > 0 and len(gate):
-            yield f"{len(gate)} groups wait while {room} can be admitted"
-        if sum(gate.wanted_by_budget(room).values()):
+        if room > 0 and len(admission):
+            yield f"{len(admission)} groups wait while {room} can be admitted"
+        if sum(admission.wanted_by_budget(room).values()):
             yield "groups can be admitted, and nobody was asked for prompts"
     elif state.settings.refill and state.waiting:
         asked = sum(asked.groups for asked in state.waiting)
-        if min(asked - len(state.groups) - gate.requested.total(), gate.lost) > 0:
+        if min(asked - len(state.groups) - admission.requested.total(), admission.lost) > 0:
             yield "a batch can never be filled, and nobody was asked for prompts"
 
 

@@ -79,7 +79,7 @@ class WorldRules:
     journals: bool = False
 
 
-class Lines:
+class SampleQueues:
     """A file in memory: a list of what was written."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class World:
         self.next_event = 0
         self.num_engines = 0
         self.clock_s = 0.0
-        self.journal = Lines()
+        self.journal = SampleQueues()
         self._writer = JournalWriter(self.journal)
         self._writer.begin(settings)
         self.events: list[Event] = []  # that count: those before a crash and after its checkpoint

@@ -1,4 +1,4 @@
-"""Many random episodes for a test, told in the shortest story if one breaks; and two runs."""
+"""Many random episodes for a test, told in the shortest history if one breaks; and two runs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from flowrl.errors import SchedulerError
 from flowrl.rollout import BatchAsked, NeedPrompts, SamplesFinished, WeightsPublished
 from flowrl.rollout.policies import AgeBudget, LongestFirst, WeightedShares
-from flowrl.rollout.shares import Shares
+from flowrl.rollout.queues import Shares
 
 SHARES = WeightedShares(shares=(("math", 3.0), ("code", 1.0)))
 
@@ -77,7 +77,7 @@ def test_a_source_may_stand_in_for_another_that_has_none_left(play):
         NeedPrompts(groups=1, source="code"),
     }
     assert p.offer("0/0", "0/1", "0/2", "0/3", source="math")
-    assert p.scheduler.state.gate.requested == {}
+    assert p.scheduler.state.admission.requested == {}
 
 
 def test_with_an_age_budget_admissions_are_shared_out_by_weight(play):

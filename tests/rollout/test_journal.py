@@ -1,4 +1,4 @@
-"""The journal: events as lines, read back, replayed; and one sample's story told from it."""
+"""The journal: events as lines, read back, replayed; and one sample's history told from it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ from flowrl.rollout import (
     SampleFailed,
     WeightsPublished,
 )
-from flowrl.rollout.event_form import event_from_json, event_to_json
-from flowrl.rollout.journal import JournalWriter, read_journal, replay
+from flowrl.rollout.event_history import sample_history
+from flowrl.rollout.journal import (
+    JournalWriter,
+    event_from_json,
+    event_to_json,
+    read_journal,
+    replay,
+)
 from flowrl.rollout.policies import AbortRunning, Retries
-from flowrl.rollout.story import sample_story
 from flowrl.testing.scheduler_episodes import STORMY, draw_episode
 from flowrl.testing.scheduler_episodes import play as play_episode
 
@@ -184,8 +189,8 @@ def eventful(play):
 
 
 def test_a_samples_story_says_where_it_ran_and_why_it_was_aborted(eventful):
-    story = sample_story(read_journal(lines(journal_of(eventful))), "0/0/0")
-    assert str(story).splitlines() == [
+    history = sample_history(read_journal(lines(journal_of(eventful))), "0/0/0")
+    assert str(history).splitlines() == [
         "sample 0/0/0: consumed (in a journal of 14 events); tokens: 5 by weights 0, "
         "2 by weights 1; 2 versions old when consumed",
         "     1.000 s  event 1: offered",
@@ -206,17 +211,17 @@ def test_a_samples_story_says_where_it_ran_and_why_it_was_aborted(eventful):
         "     3.000 s  event 12: is ready",
         "     4.000 s  event 13: consumed: batch 7, trained on at version 2",
     ]
-    assert (story.age, story.spans, story.state) == (2, ((0, 5), (1, 2)), "consumed")
+    assert (history.age, history.spans, history.state) == (2, ((0, 5), (1, 2)), "consumed")
 
 
 def test_a_sample_that_goes_on_is_told_as_such_and_an_unknown_one_too(play):
     p = play(group_size=1)
     p.offer("0/0")
     journal = read_journal(lines(journal_of(p)))
-    assert str(sample_story(journal, "0/0/0")).startswith(
+    assert str(sample_history(journal, "0/0/0")).startswith(
         "sample 0/0/0: still queued (in a journal of 1 event)"
     )
-    assert str(sample_story(journal, "9/9/9")) == (
+    assert str(sample_history(journal, "9/9/9")) == (
         "sample 9/9/9: never offered (in a journal of 1 event)"
     )
 
@@ -233,12 +238,12 @@ def test_a_story_may_begin_in_mid_life(play):
     p(WeightsPublished, version=1)
     p.finish("0/0/0", tokens=2, version=1)
     journal = read_journal(lines(journal_of(p, start)))
-    story = sample_story(journal, "0/0/0")
-    assert story.spans == ((0, 5), (1, 2))
-    assert story.moments[0].text.startswith(
+    history = sample_history(journal, "0/0/0")
+    assert history.spans == ((0, 5), (1, 2))
+    assert history.moments[0].text.startswith(
         "the journal begins: queued -> running -> partial -> queued -> running on e0, attempt 1"
     )
-    assert str(sample_story(journal, "0/1/0")) == (
+    assert str(sample_history(journal, "0/1/0")) == (
         "sample 0/1/0: ended before this journal begins (in a journal of 2 events)"
     )
 
@@ -255,8 +260,8 @@ def test_every_sample_of_a_storm_has_a_story_that_ends_as_the_books_say():
             writer.event(event)
         journal = read_journal(lines(file.getvalue()))
         for sample in random.Random(seed).sample(sorted(world.books.end), k=3):
-            story = sample_story(journal, sample)
-            assert story.state == world.books.end[sample]
-            if story.state == "consumed":
-                assert sum(count for _, count in story.spans) == world.books.length(sample)
-                assert story.age is None or story.age <= world.settings.max_staleness
+            history = sample_history(journal, sample)
+            assert history.state == world.books.end[sample]
+            if history.state == "consumed":
+                assert sum(count for _, count in history.spans) == world.books.length(sample)
+                assert history.age is None or history.age <= world.settings.max_staleness

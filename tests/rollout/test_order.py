@@ -12,9 +12,8 @@ from flowrl.rollout import (
     SchedulerSettings,
     WeightsPublished,
 )
-from flowrl.rollout.lengths import LengthPredictor
-from flowrl.rollout.lines import RankedLine
 from flowrl.rollout.policies import LongestFirst
+from flowrl.rollout.queues import LengthPredictor, RankedQueue
 from flowrl.rollout.records import Group, Sample
 from flowrl.rollout.states import State
 from tests.rollout.exploration import makespan
@@ -92,7 +91,7 @@ def test_siblings_are_ranked_anew_when_a_member_finishes(play, where):
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_sample_whose_rank_went_and_came_back_stands_in_a_line_once(fresh):
-    line = RankedLine(fresh=fresh)
+    line = RankedQueue(fresh=fresh)
     one, two = (
         Sample(id=f"0/{n}/0", group=group(f"0/{n}", seq=n), member=0, attempt=-1 if fresh else 0)
         for n in range(2)

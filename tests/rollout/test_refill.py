@@ -54,7 +54,7 @@ def test_what_was_asked_for_is_not_asked_for_again(play):
     p = filled(play, AskByKeepRate(prior=0.5, weight=2.0, memory=1e9, most=10.0))
     judge(p, g0="dull", g1="dull", g2="dull", g3=None)
     p.offer(*(f"1/{n}" for n in range(5)))
-    assert p.scheduler.state.gate.requested == {"": 4}
+    assert p.scheduler.state.admission.requested == {"": 4}
     assert needs(p.finish_and_score(*(f"1/{n}/0" for n in range(5)))) == []
 
 
@@ -81,7 +81,7 @@ def test_after_a_resume_it_is_asked_for_what_was_lost_not_for_what_was_asked(pla
     p = filled(play, AskByKeepRate(prior=0.6, weight=1000.0))
     assert needs(judge(p, g0="dull", g1="dull", g2="dull", g3=None)) == [6]
     p.offer("1/0")
-    assert p.scheduler.state.gate.asked_for_lost == 3
+    assert p.scheduler.state.admission.asked_for_lost == 3
     assert needs(p(Resumed)) == [4]  # two are missing now, at a share of 0.6
 
 

@@ -105,7 +105,7 @@ def test_it_is_not_the_tail_while_prompts_are_under_way(play):
     p.offer("0/0", "0/1")
     # Two samples would fit on one engine, but six groups were asked for.
     assert not any(isinstance(a, PauseEngine) for a in p.score())
-    assert p.scheduler.state.gate.requested == {"": 6}
+    assert p.scheduler.state.admission.requested == {"": 6}
 
 
 def test_without_the_policy_nothing_moves(play):

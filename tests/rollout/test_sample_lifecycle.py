@@ -262,7 +262,7 @@ def test_without_the_validator_the_story_is_the_last_states():
     scheduler = RolloutScheduler(SchedulerSettings(group_size=1))
     scheduler.step(EngineJoined(id=0, engine="e0", capacity=1))
     scheduler.step(PromptsOffered(id=1, groups=("0/0",)))
-    assert scheduler.story("0/0/0").startswith("queued -> running on e0, attempt 0, 0 failures")
+    assert scheduler.history("0/0/0").startswith("queued -> running on e0, attempt 0, 0 failures")
     for number in range(2, 12):
         end = SampleEnd(
             sample="0/0/0",
@@ -272,8 +272,8 @@ def test_without_the_validator_the_story_is_the_last_states():
             versions=((0, 2 if number == 2 else 1),),
         )
         scheduler.step(SamplesFinished(id=number, engine="e0", ends=(end,)))
-    assert scheduler.story("0/0/0").startswith("partial -> queued -> running")
-    assert scheduler.story("0/0/0").count("->") == 14
+    assert scheduler.history("0/0/0").startswith("partial -> queued -> running")
+    assert scheduler.history("0/0/0").count("->") == 14
 
 
 def test_the_journal_names_attempt_engine_version_and_reason(play):

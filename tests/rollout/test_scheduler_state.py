@@ -16,7 +16,7 @@ from flowrl.rollout import (
     TRANSITIONS,
     AbortAsked,
     BatchAsked,
-    Closed,
+    ClosedReason,
     Counts,
     EngineLost,
     PromptsOffered,
@@ -26,9 +26,9 @@ from flowrl.rollout import (
     Submit,
     WeightsPublished,
 )
-from flowrl.rollout.offered import OfferedGroups
-from flowrl.rollout.records import Asked
-from flowrl.rollout.timers import TimerKind
+from flowrl.rollout.admission import OfferedGroups
+from flowrl.rollout.records import BatchRequest
+from flowrl.rollout.state import TimerKind
 from flowrl.rollout.validation import check_state
 
 
@@ -71,7 +71,7 @@ def test_a_state_of_another_layout_is_refused(busy):
         RolloutScheduler.from_json({**written, "format": 99})
 
 
-@pytest.mark.parametrize("key", ["settings", "groups", "engines", "ended", "lines"])
+@pytest.mark.parametrize("key", ["settings", "groups", "engines", "ended", "queues"])
 def test_a_state_with_a_missing_part_is_refused(busy, key):
     written = busy.scheduler.to_json()
     del written[key]
@@ -101,7 +101,7 @@ def test_an_event_that_was_seen_before_changes_nothing(play):
     "damage",
     [
         lambda s: s.machine.counts.update({State.QUEUED: 99}),
-        lambda s: s.placement.lines._fresh[""]._samples.clear(),
+        lambda s: s.placement.queues._fresh[""]._samples.clear(),
         lambda s: s.placement.engines["e0"].held.clear(),
         lambda s: s.groups.popitem(),
         lambda s: setattr(s.machine.samples["0/2/0"], "kept_tokens", 99),
@@ -109,10 +109,10 @@ def test_an_event_that_was_seen_before_changes_nothing(play):
         lambda s: setattr(s.groups["0/0"], "num_ready", 1),
         lambda s: s.pool._begun.clear(),
         lambda s: setattr(s.placement.engines["e0"], "capacity", 50),
-        lambda s: s.pool.take(0) or s.waiting.appendleft(Asked(batch=9, groups=0)),
+        lambda s: s.pool.take(0) or s.waiting.appendleft(BatchRequest(batch=9, groups=0)),
         lambda s: setattr(s, "horizon", 7),
-        lambda s: setattr(s.gate, "admitted", 1),
-        lambda s: s.placement.engines["e0"].closed.add(Closed.REPACKED),
+        lambda s: setattr(s.admission, "admitted", 1),
+        lambda s: s.placement.engines["e0"].closed.add(ClosedReason.REPACKED),
         lambda s: s.timers.set(TimerKind.STALL, "", 5.0),
     ],
 )

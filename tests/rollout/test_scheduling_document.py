@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import get_args
 
 from flowrl.compiler.scheduling import POLICY_KINDS
-from flowrl.rollout import TERMINAL, TRANSITIONS, Action, Closed, DropReason, Event
+from flowrl.rollout import TERMINAL, TRANSITIONS, Action, ClosedReason, DropReason, Event
 from flowrl.rollout.settings import SchedulerSettings
 from flowrl.testing.scheduler_books import INVARIANTS
 
@@ -34,7 +34,7 @@ def test_every_reason_to_drop_and_to_close_is_told_of(repository):
     states = re.findall(r"^\| `(\w+)` \|", section(repository, "The states of a sample"), re.M)
     assert set(states) == {str(reason) for reason in DropReason}
     engines = re.findall(r"^\| `(\w+)`", section(repository, "Engines"), re.M)
-    assert set(engines) == {str(reason) for reason in Closed}
+    assert set(engines) == {str(reason) for reason in ClosedReason}
 
 
 def test_every_setting_is_listed_with_its_default(repository):

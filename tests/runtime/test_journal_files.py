@@ -22,8 +22,8 @@ from flowrl.rollout import (
     State,
     WeightsPublished,
 )
+from flowrl.rollout.event_history import sample_history
 from flowrl.rollout.journal import replay
-from flowrl.rollout.story import sample_story
 from flowrl.runtime.journal_files import RolloutJournal, RolloutJournals, rollout_journals
 from flowrl.specs import FinishReason
 
@@ -91,7 +91,7 @@ def opened(folder: Path, max_bytes: int = 1 << 20) -> RolloutJournal:
 def state_of(folder: Path, sample: str) -> State | None:
     (files,) = rollout_journals(folder)
     journal = files.of_sample(SampleId(sample))
-    return None if journal is None else sample_story(journal, SampleId(sample)).state
+    return None if journal is None else sample_history(journal, SampleId(sample)).state
 
 
 def test_a_step_is_written_when_it_is_over_and_not_before(tmp_path: Path):
@@ -145,7 +145,7 @@ def test_a_sample_whose_life_crosses_files_is_told_whole(tmp_path: Path):
     assert len(files.files) == 2
     journal = files.of_sample(sample)
     assert journal is not None
-    story = sample_story(journal, sample)
+    story = sample_history(journal, sample)
     assert story.state is State.SCORING
     assert story.moments[0].text == "offered"
 
@@ -162,7 +162,7 @@ def test_what_a_stopped_process_did_after_its_checkpoint_is_void(tmp_path: Path)
     (files,) = rollout_journals(tmp_path)
     journal = files.of_sample(SampleId("0/1/0"))
     assert journal is not None
-    story = sample_story(journal, SampleId("0/1/0"))
+    story = sample_history(journal, SampleId("0/1/0"))
     assert [moment.text for moment in story.moments].count("offered") == 1
     assert story.state is State.CONSUMED
     assert replay(journal).to_json() == again.scheduler.to_json()

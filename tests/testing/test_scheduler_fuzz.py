@@ -6,16 +6,15 @@ import random
 
 import pytest
 
-from flowrl.rollout import TRANSITIONS, SchedulerSettings, State, batches, lives, snapshot
+from flowrl.rollout import TRANSITIONS, SchedulerSettings, State, batches, lifecycle, snapshot
+from flowrl.rollout.admission import AdmissionQueue
 from flowrl.rollout.batches import ByDeadline, OfferOrder
 from flowrl.rollout.fleet import Fleet
-from flowrl.rollout.gate import Gate
-from flowrl.rollout.lives import Lives
+from flowrl.rollout.lifecycle import Lifecycle
 from flowrl.rollout.placement import Placement
 from flowrl.rollout.scheduler import RolloutScheduler
-from flowrl.rollout.state import SchedulerState
+from flowrl.rollout.state import SchedulerState, Timers
 from flowrl.rollout.states import DropReason
-from flowrl.rollout.timers import Timers
 from flowrl.testing.scheduler_books import Books, Violation
 from flowrl.testing.scheduler_episodes import draw_episode, play, without_validator
 from flowrl.testing.scheduler_fuzz import Tally, fuzz, main
@@ -31,7 +30,7 @@ def without_fencing(self, engine, sample, attempt):
 
 def without_an_abort_of_what_is_dropped(self, member, reason):
     self._machine.move(member, State.DROPPED, reason)
-    self._drops.append(lives.Drop(sample=member.id, reason=reason))
+    self._drops.append(lifecycle.Drop(sample=member.id, reason=reason))
 
 
 def without_telling_of_drops(self, member, reason):
@@ -59,7 +58,7 @@ def complete_one_member_early(self, sample):
 
 def with_its_spare_members(self, group):
     if self._settings.judges_groups:
-        group.phase = lives.GroupPhase.JUDGING
+        group.phase = lifecycle.GroupPhase.JUDGING
         self.judges.append(group)
     else:
         self.keep(group)
@@ -72,7 +71,7 @@ def drop_only_the_one(self, group, reasons):
             self._end(member, reasons[member.id])
     group.members = [member for member in group.members if member.id not in reasons]
     if not group.members:
-        self._end_group(group, lives.GroupPhase.DROPPED)
+        self._end_group(group, lifecycle.GroupPhase.DROPPED)
 
 
 def one_group_too_few(self, num_groups):
@@ -133,7 +132,7 @@ def never_ask(self, room):
 
 def without_scores_after_a_crash(self, event):
     self._fleet.forget_all(event.at_s)
-    self._gate.forget_requests()
+    self._admission.forget_requests()
 
 
 def ask_for_no_second_score(self, sample):
@@ -152,29 +151,29 @@ def keep_the_slot(self, sample):
 
 
 MUTATIONS = [
-    (Lives, "attempt", without_fencing),
-    (Lives, "_end", without_an_abort_of_what_is_dropped),
-    (Lives, "_end", without_telling_of_drops),
+    (Lifecycle, "attempt", without_fencing),
+    (Lifecycle, "_end", without_an_abort_of_what_is_dropped),
+    (Lifecycle, "_end", without_telling_of_drops),
     (SchedulerState, "oldest", property(one_version_too_lenient)),
     (RolloutScheduler, "_age", without_aging),
-    (Lives, "score", complete_one_member_early),
-    (Lives, "_complete", with_its_spare_members),
-    (Lives, "drop_members", drop_only_the_one),
+    (Lifecycle, "score", complete_one_member_early),
+    (Lifecycle, "_complete", with_its_spare_members),
+    (Lifecycle, "drop_members", drop_only_the_one),
     (OfferOrder, "complete", one_group_too_few),
     (ByDeadline, "complete", wait_for_one_more),
     (ByDeadline, "complete", never_wait),
     (batches, "open_pool", always_in_order),
-    (Lives, "abort", ask_again_and_again),
-    (lives, "joined", forget_half_of_the_tokens),
+    (Lifecycle, "abort", ask_again_and_again),
+    (lifecycle, "joined", forget_half_of_the_tokens),
     (Timers, "wake", never_a_wake),
     (Fleet, "_release", not_let_out),
     (Fleet, "publish", with_old_weights),
     (Fleet, "watch_stalls", without_looking_for_silence),
     (Fleet, "unpack", leave_the_freed_engines_closed),
     (snapshot, "_write_health", forget_what_failed),
-    (Gate, "room", one_group_more),
-    (Gate, "wanted_by_budget", never_ask),
-    (Lives, "fail_reward", ask_for_no_second_score),
+    (AdmissionQueue, "room", one_group_more),
+    (AdmissionQueue, "wanted_by_budget", never_ask),
+    (Lifecycle, "fail_reward", ask_for_no_second_score),
     (Placement, "release", keep_the_slot),
 ]
 
@@ -201,9 +200,9 @@ def test_a_rule_that_is_switched_off_is_noticed_by_the_books_alone(
 @pytest.mark.parametrize(
     ("owner", "name", "replacement"),
     [
-        (Lives, "attempt", without_fencing),
+        (Lifecycle, "attempt", without_fencing),
         (SchedulerState, "oldest", property(one_version_too_lenient)),
-        (Lives, "date", lambda self, sample, version: None),
+        (Lifecycle, "set_first_version", lambda self, sample, version: None),
         (Placement, "release", keep_the_slot),
     ],
     ids=["fencing", "age", "dates", "slots"],
@@ -237,7 +236,7 @@ def first_failure(size=250):
 
 
 def test_a_story_is_shortened_to_what_it_needs(monkeypatch):
-    monkeypatch.setattr(Lives, "attempt", without_fencing)
+    monkeypatch.setattr(Lifecycle, "attempt", without_fencing)
     episode, error = first_failure()
     short = shrink(episode, error)
     assert len(short.script) <= 8 < len(episode.script)
@@ -255,7 +254,7 @@ def test_a_story_is_shortened_to_what_it_needs(monkeypatch):
 
 
 def test_shortening_gives_settings_their_defaults(monkeypatch):
-    monkeypatch.setattr(Lives, "attempt", without_fencing)
+    monkeypatch.setattr(Lifecycle, "attempt", without_fencing)
     episode, error = first_failure()
     short = shrink(episode, error)
     plain = SchedulerSettings(group_size=1)

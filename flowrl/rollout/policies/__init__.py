@@ -4,26 +4,42 @@ Each is a specification like a loss's: it prints, travels in JSON as `{"kind": .
 and imports nothing heavy. Where a rule is a formula, the policy holds it.
 """
 
-from flowrl.rollout.policies.admission import AdmissionPolicy, AdmitAll, AgeBudget
-from flowrl.rollout.policies.fairness import FairnessPolicy, FirstCome, WeightedShares
-from flowrl.rollout.policies.order import FirstOffered, LongestFirst, OrderPolicy
-from flowrl.rollout.policies.over_sampling import OverSampling
-from flowrl.rollout.policies.patience import Patience
-from flowrl.rollout.policies.publication import (
+from flowrl.rollout.policies.engines import (
     AbortRunning,
     FinishRunning,
+    FirstOffered,
     KeepRunning,
+    LeastLoaded,
+    LongestFirst,
+    NoQuarantine,
+    NoRepack,
+    OrderPolicy,
+    PromptAffinity,
     PublicationPolicy,
+    Quarantine,
+    QuarantinePolicy,
+    RepackPolicy,
+    RepackTail,
+    RoutingPolicy,
 )
-from flowrl.rollout.policies.quarantine import NoQuarantine, Quarantine, QuarantinePolicy
-from flowrl.rollout.policies.refill import AskByKeepRate, AskMissing, RefillPolicy
-from flowrl.rollout.policies.repack import NoRepack, RepackPolicy, RepackTail
-from flowrl.rollout.policies.retries import Retries
-from flowrl.rollout.policies.routing import LeastLoaded, PromptAffinity, RoutingPolicy
-from flowrl.rollout.policies.stragglers import (
+from flowrl.rollout.policies.limits import (
     DropStragglers,
+    Patience,
+    Retries,
     StragglerPolicy,
     WaitForStragglers,
+)
+from flowrl.rollout.policies.prompts import (
+    AdmissionPolicy,
+    AdmitAll,
+    AgeBudget,
+    AskByKeepRate,
+    AskMissing,
+    FairnessPolicy,
+    FirstCome,
+    OverSampling,
+    RefillPolicy,
+    WeightedShares,
 )
 
 __all__ = [

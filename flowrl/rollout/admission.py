@@ -10,17 +10,21 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
+from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId
 from flowrl.rollout.policies import WeightedShares
+from flowrl.rollout.queues import Shares
 from flowrl.rollout.records import Group
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.rollout.shares import Shares
 
-__all__ = ["Gate"]
+__all__ = [
+    "AdmissionQueue",
+    "OfferedGroups",
+]
 
 
-class Gate:
-    """Groups that wait for admission, by source, and the books of what was asked for."""
+class AdmissionQueue:
+    """Groups that wait for admission, by source, and the counts of requested prompts."""
 
     __slots__ = (
         "_settings",
@@ -57,19 +61,19 @@ class Gate:
     def add(self, group: Group) -> None:
         """The group was offered and waits."""
         source = self._key(group.source)
-        line = self._waiting.get(source)
-        if line is None:
-            line = self._waiting[source] = deque()
+        queue = self._waiting.get(source)
+        if queue is None:
+            queue = self._waiting[source] = deque()
             if self._shares is not None:
                 self._shares.activate(source)
-        line.append(group)
+        queue.append(group)
 
     def pop(self) -> Group:
         """Removes the next group; there is one."""
         source = "" if self._shares is None else self._shares.next(self._waiting)
-        line = self._waiting[source]
-        group = line.popleft()
-        if not line:
+        queue = self._waiting[source]
+        group = queue.popleft()
+        if not queue:
             del self._waiting[source]
         if self._shares is not None:
             self._shares.charge(source)
@@ -92,8 +96,8 @@ class Gate:
 
     def groups(self) -> Iterator[Group]:
         """Waiting groups, source by source."""
-        for line in self._waiting.values():
-            yield from line
+        for queue in self._waiting.values():
+            yield from queue
 
     def _key(self, source: str) -> str:
         return source if self._shares is not None else ""
@@ -114,7 +118,7 @@ class Gate:
         return capacity - self.admitted - num_dead
 
     def wanted_by_budget(self, room: int) -> dict[str, int]:
-        """Groups to ask for, by source, when so many may be admitted beside those that wait."""
+        """Returns how many groups to ask for, by source, if `room` more may be admitted."""
         budget = self._settings.budget
         assert budget is not None
         number = max(0, room) + budget.queue - len(self) - self.requested.total()
@@ -122,7 +126,7 @@ class Gate:
             return {}
         if self._shares is None:
             return {"": number}
-        coming = Counter({source: len(line) for source, line in self._waiting.items()})
+        coming = Counter({source: len(queue) for source, queue in self._waiting.items()})
         return self._shares.demand(number, coming + self.requested)
 
     def wanted_by_batches(self, asked: int, alive: int) -> int:
@@ -144,7 +148,8 @@ class Gate:
     def offered(self, source: str, number: int) -> None:
         """So many groups were offered, whether asked for or not.
 
-        What is more than was asked for of the source stands in for others, which may have none.
+        Prompts beyond the request of their source count for other sources, which may have none
+        left.
         """
         source = self._key(source)
         for name in sorted(self.requested, key=lambda name: (name != source, name)):
@@ -174,7 +179,7 @@ class Gate:
         return {
             "num_admitted": self.num_admitted,
             "waiting": {
-                source: [group.id for group in line] for source, line in self._waiting.items()
+                source: [group.id for group in queue] for source, queue in self._waiting.items()
             },
             "lost": self.lost,
             "asked_for_lost": self.asked_for_lost,
@@ -196,3 +201,68 @@ class Gate:
         self.kept, self.settled = obj["kept"], obj["settled"]
         if self._shares is not None:
             self._shares.read(obj["shares"])
+
+
+# Which groups were ever offered, in one bit each, so that none is consumed twice in a long run.
+
+
+class OfferedGroups:
+    """A set of group ids that only grows: a bitmap of prompts for each epoch."""
+
+    __slots__ = ("_epochs",)
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, bytearray] = {}
+
+    def add(self, group: GroupId) -> bool:
+        """Remembers the group; False if it was there already.
+
+        Raises:
+            SchedulerError: the id is not `epoch/prompt`.
+        """
+        epoch, prompt = self._parse(group)
+        bits = self._epochs.setdefault(epoch, bytearray())
+        byte, mask = prompt >> 3, 1 << (prompt & 7)
+        if byte >= len(bits):
+            # Doubling keeps the cost of growing constant for each prompt.
+            bits.extend(bytes(max(byte + 1 - len(bits), len(bits))))
+        if bits[byte] & mask:
+            return False
+        bits[byte] |= mask
+        return True
+
+    def __contains__(self, group: GroupId) -> bool:
+        epoch, prompt = self._parse(group)
+        bits = self._epochs.get(epoch, b"")
+        return prompt >> 3 < len(bits) and bool(bits[prompt >> 3] & (1 << (prompt & 7)))
+
+    @staticmethod
+    def _parse(group: GroupId) -> tuple[int, int]:
+        epoch, _, prompt = group.partition("/")
+        if not (epoch.isdecimal() and prompt.isdecimal()):
+            raise SchedulerError(
+                "a group id has the wrong form",
+                found=repr(group),
+                expected="'epoch/prompt', both counted from 0",
+            )
+        return int(epoch), int(prompt)
+
+    def to_json(self) -> dict[str, str]:
+        """For each epoch its bitmap in hexadecimal: bit `p & 7` of byte `p >> 3` is prompt p.
+
+        Written at every step boundary, so it costs one call an epoch and no look at each prompt.
+        """
+        return {
+            str(epoch): bits.rstrip(b"\0").hex() for epoch, bits in sorted(self._epochs.items())
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, str]) -> OfferedGroups:
+        """The set that `to_json` wrote.
+
+        Raises:
+            ValueError: not such a description.
+        """
+        offered = cls()
+        offered._epochs = {int(epoch): bytearray.fromhex(bits) for epoch, bits in value.items()}
+        return offered

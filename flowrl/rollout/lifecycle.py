@@ -1,4 +1,4 @@
-"""What becomes of samples and groups: attempts that begin, end and fail, and the ends of all.
+"""The lifecycle of samples and groups: attempts that begin, end and fail, and final states.
 
 The scheduler translates events into these; each keeps every record that it touches consistent.
 Actions that follow are collected until the scheduler concludes its step.
@@ -12,17 +12,18 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, SampleId
 from flowrl.rollout.actions import Abort, Action, Deliver, DeliveredGroup, Drop, Judge, Score
 from flowrl.rollout.events import SampleEnd
-from flowrl.rollout.records import Engine, Group, Sample
-from flowrl.rollout.spans import attempt_spans, joined
+from flowrl.rollout.records import Engine, Group, Sample, attempt_spans, joined
 from flowrl.rollout.state import SchedulerState
 from flowrl.rollout.states import DropReason, GroupPhase, State
 from flowrl.specs import FinishReason
 
-__all__ = ["Lives"]
+__all__ = [
+    "Lifecycle",
+]
 
 
-class Lives:
-    """Moves samples and groups of a state, and collects what must be done about it."""
+class Lifecycle:
+    """Moves samples and groups of a state, and collects the resulting actions."""
 
     __slots__ = (
         "_aborts",
@@ -98,12 +99,12 @@ class Lives:
             sample.first_version = self._machine.version
             if group.first_version is None:
                 group.first_version = sample.first_version
-                self._pool.date(group)
+                self._pool.update_version(group)
                 begins = True
         self._machine.move(sample, State.RUNNING)
-        predictor = self._placement.lines.predictor
+        predictor = self._placement.queues.predictor
         if begins and predictor is not None and predictor.ages:
-            self._placement.lines.rank_anew(group.members)
+            self._placement.queues.update_ranks(group.members)
 
     def finish(self, engine: EngineId, ends: tuple[SampleEnd, ...]) -> tuple[int, list[SampleId]]:
         """Attempts ended: on to the scorer, back to the queue, or dropped.
@@ -112,7 +113,7 @@ class Lives:
             How many samples finished, and which the engine gave back unasked and without a token.
         """
         move = self._machine.move
-        predictor = self._placement.lines.predictor
+        predictor = self._placement.queues.predictor
         oldest = self._state.oldest
         finished = 0
         refused: list[SampleId] = []
@@ -130,7 +131,7 @@ class Lives:
                 move(sample, State.GENERATED)
                 if predictor is not None:
                     predictor.observe(sample.group, end.num_tokens)
-                    self._placement.lines.rank_anew(sample.group.members)
+                    self._placement.queues.update_ranks(sample.group.members)
                 if too_old:
                     doomed.append((sample, DropReason.AGED))
                 else:
@@ -149,7 +150,7 @@ class Lives:
                 doomed.append((sample, DropReason.RETRIES))
             else:
                 if not sample.kept_tokens:
-                    self.date(sample, None)
+                    self.set_first_version(sample, None)
                 move(sample, State.QUEUED)
         for sample, reason in doomed:
             if sample.state not in (State.DROPPED, State.FILTERED):
@@ -168,7 +169,7 @@ class Lives:
                     oldest = min(oldest, sample.first_version)
             else:
                 sample.versions = spans
-            self.date(sample, oldest)
+            self.set_first_version(sample, oldest)
             sample.kept_tokens = end.num_tokens
         sample.num_tokens = end.num_tokens
         return new_tokens
@@ -194,18 +195,18 @@ class Lives:
         """RUNNING -> QUEUED, without the tokens of the attempt."""
         sample.num_tokens = sample.kept_tokens
         if not sample.kept_tokens:
-            self.date(sample, None)
+            self.set_first_version(sample, None)
         self._machine.move(sample, State.QUEUED, reason)
 
-    def date(self, sample: Sample, first_version: int | None) -> None:
+    def set_first_version(self, sample: Sample, first_version: int | None) -> None:
         """Sets the version that the sample's age counts from, and its group's."""
         if sample.first_version != first_version:
             sample.first_version = first_version
-            self._date_group(sample.group)
+            self._update_group_version(sample.group)
 
-    def _date_group(self, group: Group) -> None:
+    def _update_group_version(self, group: Group) -> None:
         group.recompute_first_version()
-        self._pool.date(group)
+        self._pool.update_version(group)
 
     # Scores and verdicts
 
@@ -224,7 +225,7 @@ class Lives:
             for member in spare:
                 self._end(member, DropReason.REDUNDANT)
             group.members = [m for m in group.members if m.state is State.READY]
-            self._date_group(group)
+            self._update_group_version(group)
         if self._settings.judges_groups:
             group.phase = GroupPhase.JUDGING
             self.judges.append(group)
@@ -243,7 +244,7 @@ class Lives:
         """The group can be delivered."""
         group.phase = GroupPhase.READY
         self._pool.settle(group)
-        self._state.gate.settle(kept=True)
+        self._state.admission.settle(kept=True)
 
     def filter(self, group: Group, reason: str) -> None:
         """The verdict is against the group."""
@@ -271,7 +272,7 @@ class Lives:
                 )
             kept.append(DeliveredGroup(group=group.id, samples=tuple(m.id for m in group.members)))
             del self._groups[group.id]
-            self._state.gate.admitted -= 1
+            self._state.admission.admitted -= 1
             for member in group.members:
                 self._machine.move(member, State.CONSUMED, reason)
         return Deliver(batch=batch, groups=tuple(kept), filtered=tuple(filtered), version=version)
@@ -293,7 +294,7 @@ class Lives:
                 group.num_ready -= member.state is State.READY
                 self._end(member, reasons[member.id])
         group.members = [member for member in members if member.id not in reasons]
-        self._date_group(group)
+        self._update_group_version(group)
 
     def _end(self, member: Sample, reason: DropReason) -> None:
         engine = member.engine
@@ -315,12 +316,12 @@ class Lives:
         del self._groups[group.id]
         if not group.admitted:
             return
-        gate = self._state.gate
-        gate.admitted -= 1
+        admission = self._state.admission
+        admission.admitted -= 1
         if was_ready:
             self._pool.lose(group)
         else:
             self._pool.settle(group)
-            gate.settle(kept=False)
+            admission.settle(kept=False)
         if self._settings.refill:
-            gate.lost += 1
+            admission.lost += 1

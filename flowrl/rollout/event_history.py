@@ -1,4 +1,4 @@
-"""One sample's life, told from the journal: when it was admitted, where it ran, how it ended.
+"""The history of one sample from the journal: its admission, its attempts and its end.
 
 >>> from flowrl.rollout import EngineJoined, PromptsOffered, SchedulerSettings
 >>> from flowrl.rollout.journal import Journal
@@ -11,7 +11,7 @@
 ...     rewinds=0,
 ...     torn=False,
 ... )
->>> print(sample_story(journal, "0/0/0"))
+>>> print(sample_history(journal, "0/0/0"))
 sample 0/0/0: still running (in a journal of 2 events)
      1.500 s  event 1: offered
      1.500 s  event 1: attempt 0 starts on e, weights 0
@@ -27,11 +27,15 @@ from flowrl.rollout import events as ev
 from flowrl.rollout.actions import Action, Deliver
 from flowrl.rollout.journal import Journal
 from flowrl.rollout.machine import Transition
-from flowrl.rollout.spans import Spans, joined
+from flowrl.rollout.records import Spans, joined
 from flowrl.rollout.states import TERMINAL, State
 from flowrl.wording import counted
 
-__all__ = ["Moment", "SampleStory", "sample_story"]
+__all__ = [
+    "Moment",
+    "SampleHistory",
+    "sample_history",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,8 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleStory:
-    """A sample's life.
+class SampleHistory:
+    """The history of a sample.
 
     Attributes:
         state: Its last one; None where no such sample was offered, or it had ended before.
@@ -83,7 +87,7 @@ class SampleStory:
         return "\n".join([head, *map(str, self.moments)])
 
 
-def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
+def sample_history(journal: Journal, sample: SampleId) -> SampleHistory:
     """Replays the journal and notes what concerns the sample."""
     steps: list[Transition] = []
 
@@ -103,7 +107,7 @@ def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
             Moment(
                 event_id=scheduler.last_event_id,
                 at_s=scheduler.state.timers.now_s,
-                text=f"the journal begins: {scheduler.story(sample)}",
+                text=f"the journal begins: {scheduler.history(sample)}",
             )
         )
     group = GroupId(sample.rpartition("/")[0])
@@ -122,12 +126,14 @@ def sample_story(journal: Journal, sample: SampleId) -> SampleStory:
         for step in steps:
             if step.before is State.RUNNING:
                 spans = _spans_after(event, step, spans)
-            moments.append(Moment(event_id=event.id, at_s=event.at_s, text=_tell(step)))
+            moments.append(
+                Moment(event_id=event.id, at_s=event.at_s, text=_describe_transition(step))
+            )
             state = step.after
             if step.after is State.CONSUMED and spans:
                 age = _batch_version(actions, sample) - min(spans)[0]
         steps.clear()
-    return SampleStory(
+    return SampleHistory(
         sample=sample,
         state=state,
         spans=spans,
@@ -161,7 +167,7 @@ def _spans_after(event: ev.Event, step: Transition, spans: Spans) -> Spans:
 
 
 def _reports(event: ev.Event, sample: SampleId, *, ignored: bool) -> Iterator[str]:
-    """What was said about the sample that changes no state."""
+    """Yields the reports on the sample that change no state."""
     match event:
         case ev.RewardFailed(sample=name, error=error) if name == sample and not ignored:
             yield f"its reward failed: {error}"
@@ -173,7 +179,7 @@ def _reports(event: ev.Event, sample: SampleId, *, ignored: bool) -> Iterator[st
             return
 
 
-def _tell(step: Transition) -> str:
+def _describe_transition(step: Transition) -> str:
     because = f": {step.reason}" if step.reason else ""
     match step.before, step.after:
         case None, _:
