@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from flowrl.cluster.hardware import Machine, device_spec
@@ -24,6 +23,8 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import kv_bytes_per_token
 from flowrl.cost.sharding import stage_parameters
+from flowrl.files import write_result
+from flowrl.testing.arguments import json_file
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 2048, 8192, 16384)
@@ -85,7 +86,7 @@ def rows_of(
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the file."""
     parser = argparse.ArgumentParser(description="Engine steps of AIConfigurator's database.")
-    parser.add_argument("output", type=Path)
+    parser.add_argument("output", type=json_file)
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--published-too", action="store_true", help="rows of H100 that are known")
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prefill += prompts
     source = "AIConfigurator, from measured kernels"
     document = {"source": source, "decode": decode, "prefill": prefill}
-    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(options.output, json.dumps(document, indent=1) + "\n")
     print(f"{options.output}: {len(decode)} decode steps, {len(prefill)} prefills")
     return 0
 

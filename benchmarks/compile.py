@@ -25,8 +25,10 @@ from pathlib import Path
 import flowrl as fl
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
+from flowrl.files import write_result
 from flowrl.passes import run_passes
 from flowrl.plan import place
+from flowrl.testing.arguments import json_file
 
 BOUND_MS = 50.0
 """What compiling the largest program may take, in ms (the median of all repetitions)."""
@@ -93,13 +95,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", default="ppo_rm", help="a file of configs/")
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=json_file, default=str(RESULTS))
     options = parser.parse_args()
+    output = options.output.absolute()
     # Paths of a configuration are taken from the folder that configs/ is in.
     os.chdir(CONFIGS.parent)
     row = measure(options.program, options.times)
     machine = f"{platform.machine()}, Python {platform.python_version()}, one core"
-    options.output.write_text(json.dumps({"machine": machine, **asdict(row)}, indent=2) + "\n")
+    write_result(output, json.dumps({"machine": machine, **asdict(row)}, indent=2) + "\n")
     print(
         f"{row.program}: {row.stages} stages, {row.nodes_of_last_stage} nodes in the last; "
         f"median {row.median_ms:.1f} ms of {options.times} compilations, bound {BOUND_MS:.0f} ms"

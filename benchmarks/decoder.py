@@ -39,9 +39,10 @@ from transformers import (
 )
 
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
+from flowrl.testing.arguments import json_file
 from flowrl_backends.torch.engine import TorchEngine
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -292,7 +293,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=json_file)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model(arguments.vocab)
@@ -332,8 +333,7 @@ def main() -> None:
     # Other work on the machine lowers the rates; the ratios, taken side by side, hold.
     result["load_average"] = round(os.getloadavg()[0], 1)
     if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(arguments.output, json.dumps(result, indent=2) + "\n")
+        write_result(arguments.output, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

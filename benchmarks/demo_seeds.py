@@ -19,6 +19,7 @@ from pathlib import Path
 import flowrl as fl
 from flowrl.files import write_text_atomic
 from flowrl.observe.display import SilentDisplay
+from flowrl.testing.arguments import result_folder
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 COLUMNS = ("seed", "before", "after", "sft steps", "grpo steps", "sft s", "grpo s", "whole run s")
@@ -56,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--at-least", type=float, default=0.9)
-    parser.add_argument("--results", type=Path, default=None)
+    parser.add_argument("--results", type=result_folder)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flowrl.testing.arguments import result_folder
+
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "gsm8k_tiny.yaml"
 
@@ -109,14 +111,15 @@ def main() -> None:
     parser.add_argument("--eval", type=Path, required=True, help="test.jsonl of GSM8K")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--results", type=result_folder, default=str(ROOT / "benchmarks" / "results")
+    )
     parser.add_argument("--machine", default=machine())
     options = parser.parse_args()
     overrides = [f"data.train={options.train}", f"data.eval={options.eval}"]
     rows = []
     for seed in options.seeds:
         rows.append(run_seed(seed, overrides, options.runs))
-        options.results.mkdir(parents=True, exist_ok=True)
         result = {"machine": options.machine, "config": "configs/gsm8k_tiny.yaml", "runs": rows}
         (options.results / "gsm8k_tiny.json").write_text(json.dumps(result, indent=2) + "\n")
         (options.results / "gsm8k_tiny.md").write_text(table(rows, options.machine))

@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 
 from flowrl.cluster.cpu import cpu_device
 from flowrl.files import write_text_atomic
+from flowrl.testing.arguments import result_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", help="tests by name, as pytest's -k takes them")
-    parser.add_argument("--results", type=Path, default=None)
+    parser.add_argument("--results", type=result_folder)
     options = parser.parse_args(arguments)
     rows = earlier(options.results)
     passed = True

@@ -25,9 +25,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
+from flowrl.testing.arguments import json_file
 
 PUBLISHED_S = {64: 0.06, 1024: 9.5}
 
@@ -103,7 +103,7 @@ print(json.dumps(seconds))
 def main() -> None:
     """Runs all cases and writes them as JSON, with a table beside it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=json_file, required=True)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -121,9 +121,9 @@ def main() -> None:
         "published": "planner of RLinf, graph of 3 nodes, another machine, its own figures",
         "rows": rows,
     }
-    write_text_atomic(options.output, json.dumps(result, indent=2) + "\n")
+    write_result(options.output, json.dumps(result, indent=2) + "\n")
     table = _table(rows, help_s, options.runs)
-    write_text_atomic(options.output.with_suffix(".md"), table)
+    write_result(options.output.with_suffix(".md"), table)
     print(table)
 
 

@@ -23,10 +23,10 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
 from flowrl.plan.search import Option, Problem, Sync, Task, kind_of, search
+from flowrl.testing.arguments import json_file
 
 PUBLISHED_S = {8: 0.0007, 64: 0.06, 128: 0.19, 256: 0.63, 512: 2.7, 1024: 9.5}
 
@@ -179,7 +179,7 @@ def main() -> None:
         default=[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192],
     )
     parser.add_argument("--repeats", type=int, default=2, help="the fastest is kept")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=json_file)
     asked = parser.parse_args()
     rows = []
     for algorithm, memory_gib, max_counts in (
@@ -197,7 +197,7 @@ def main() -> None:
     if asked.output:
         machine = f"{platform.machine()}, Python {platform.python_version()}, one core"
         table = {"machine": machine, "published": "RLinf, 3 nodes, other machine", "rows": rows}
-        write_text_atomic(asked.output, json.dumps(table, indent=2) + "\n")
+        write_result(asked.output, json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

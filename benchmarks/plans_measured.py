@@ -27,6 +27,7 @@ import flowrl as fl
 from flowrl.api import Compiled
 from flowrl.cli import profile as profile_command
 from flowrl.compiler import CompiledStage
+from flowrl.files import require_writable
 from flowrl.observe.display import SilentDisplay
 from flowrl.observe.run_folder import RunFolder
 from flowrl.sim.choose_plan import Predicted, best_of, predicted_choices
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--warm-up", type=int, default=200, help="supervised steps before")
     options = parser.parse_args()
+    require_writable(RESULTS / "plans_measured.json")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="plans-") as scratch:
         result = measured(Path(scratch), options.steps, options.repetitions, options.warm_up)

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import FlowError
+from flowrl.files import write_result
+from flowrl.testing.arguments import json_file
 from flowrl.testing.published_rows import median, read_document, rows_of
 from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
 from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps
@@ -152,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Predicts all files."""
     parser = argparse.ArgumentParser(description="Published times beside predicted ones.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write all of it to this file")
+    parser.add_argument(
+        "--json", type=json_file, metavar="OUT", help="write all of it to this file"
+    )
     options = parser.parse_args(argv)
     written, code = [], 0
     for path in options.files:
@@ -176,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = code if counted else 1
         print()
     if options.json is not None:
-        options.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        write_result(options.json, json.dumps(written, indent=1) + "\n")
     return code
 
 

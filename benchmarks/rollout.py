@@ -48,7 +48,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, group_id, sample_id
 from flowrl.rollout import (
     Abort,
@@ -69,6 +69,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.policies import FirstOffered, LongestFirst, OrderPolicy
 from flowrl.specs import Sampling
+from flowrl.testing.arguments import json_file
 from flowrl_backends.torch.engine import TorchEngine
 
 GROUP_SIZE = 8
@@ -408,9 +409,8 @@ def main() -> None:
     parser.add_argument("--size-median", type=float, default=8.0, help="of their lengths")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "rollout.json"
-    )
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--output", type=json_file, default=str(results / "rollout.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, object] = {}
@@ -450,8 +450,7 @@ def main() -> None:
         }
     text = json.dumps(result, indent=2)
     print(text)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(options.output, text + "\n")
+    write_result(options.output, text + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
+from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
 from flowrl.rollout import (
     Abort,
@@ -66,6 +67,7 @@ from flowrl.rollout.policies import (
     WeightedShares,
 )
 from flowrl.specs import FinishReason
+from flowrl.testing.arguments import json_file
 
 GROUP_SIZE = 8
 NUM_ENGINES = 16
@@ -299,9 +301,8 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--samples", type=int, default=60_000, help="consumed in each run")
     parser.add_argument("--repeats", type=int, default=2, help="the best of so many is kept")
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "scheduler.json"
-    )
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--output", type=json_file, default=str(results / "scheduler.json"))
     options = parser.parse_args()
     rows = []
     for rules in options.rules:
@@ -310,8 +311,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             rows.append(row)
     machine = f"{platform.machine()}, Python {platform.python_version()}, one core"
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    write_result(options.output, json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 
 from line_plots import Line, Plot, Rule
 
+from flowrl.files import require_writable
 from flowrl.rollout import SchedulerSettings
 from flowrl.rollout.policies import (
     AbortRunning,
@@ -353,6 +354,8 @@ def main() -> None:
             parts = [(word, float(number))]
         case _:
             parts = [(name, sigma) for name in EXPERIMENTS for sigma in SIGMAS]
+    require_writable(RESULTS)
+    PLOTS.mkdir(parents=True, exist_ok=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, sigma in parts:
         others = [row for row in known.get(name, []) if row["sigma"] != sigma]
@@ -360,7 +363,6 @@ def main() -> None:
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
     if any(len({row["sigma"] for row in known.get(name, [])}) < 2 for name in EXPERIMENTS):
         return  # there is not enough to draw yet
-    PLOTS.mkdir(parents=True, exist_ok=True)
     for name, plot in plots(known).items():
         (PLOTS / f"{name}.svg").write_text(plot.svg())
 

@@ -38,6 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flowrl.files import require_writable
 from flowrl.observe.run_folder import RunFolder
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.compare import rest_s
@@ -402,6 +403,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--work", type=Path)
     options = parser.parse_args()
+    require_writable(RESULTS / "simulator.json")
     if options.what == "scale":
         rows = []
         for row in scale():

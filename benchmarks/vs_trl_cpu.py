@@ -38,6 +38,7 @@ from flowrl.backend.protocols import PolicyContext
 from flowrl.config.schema import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import prepare_model_folder
 from flowrl.ids import RoleName
+from flowrl.testing.arguments import result_file, result_folder
 
 HERE = Path(__file__).parent
 _ABOUT = """\
@@ -285,8 +286,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=["flowrl", "trl"], choices=["flowrl", "trl"])
     parser.add_argument("--trl-python", type=Path, default=Path(".venv-trl/bin/python"))
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of a case")
-    parser.add_argument("--output", type=Path, default=Path(os.devnull), help="the sides' output")
-    parser.add_argument("--results", type=Path, help="folder for vs_trl_cpu.json and .md")
+    parser.add_argument("--output", type=result_file, default=os.devnull, help="the sides' output")
+    parser.add_argument("--results", type=result_folder, help="folder for vs_trl_cpu.json and .md")
     args = parser.parse_args()
     args.steps = {"a": args.steps or 10, "b": args.steps or 1}
     changes = {key: json.loads(text) for key, text in (x.split("=", 1) for x in args.set)}

@@ -25,12 +25,13 @@ from line_plots import Line, Plot
 
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
-from flowrl.files import write_text_atomic
+from flowrl.files import require_writable, write_result, write_text_atomic
 from flowrl.plan.assign import busy_seconds
 from flowrl.plan.groups import cost_of, host_share
 from flowrl.plan.problem_of import Posed, pose
 from flowrl.plan.search import Found, Kind, Leaf, Problem, Schedule, draw, evaluate, leaves, search
 from flowrl.plan.sizing import pool_of_devices
+from flowrl.testing.arguments import json_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -320,11 +321,13 @@ def small() -> Row:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--small", type=Path, metavar="FILE")
+    parser.add_argument("--small", type=json_file, metavar="FILE")
     options = parser.parse_args()
     if options.small is not None:
-        write_text_atomic(options.small, json.dumps(small(), indent=1) + "\n")
+        write_result(options.small, json.dumps(small(), indent=1) + "\n")
         return
+    require_writable(RESULTS / "what_if.json")
+    PLOTS.mkdir(exist_ok=True)
     results = study()
     write_text_atomic(RESULTS / "what_if.json", json.dumps(results, indent=1) + "\n")
     write_text_atomic(RESULTS / "what_if.md", "\n".join(report(results)) + "\n")

@@ -41,11 +41,13 @@ __all__ = [
     "folder_atomically",
     "read_json_lines",
     "remove_leftovers",
+    "require_writable",
     "sha256_file",
     "sync_file",
     "sync_folder",
     "sync_tree",
     "write_json_atomic",
+    "write_result",
     "write_text_atomic",
 ]
 
@@ -189,6 +191,39 @@ def write_text_atomic(path: Path, text: str) -> None:
 def write_json_atomic(path: Path, value: object) -> None:
     """Writes `value` as indented JSON; see the module for floats that are not finite."""
     write_text_atomic(path, encode_json(value))
+
+
+def require_writable(path: Path) -> None:
+    """Checks, before the work of which the result is, that `write_result` can write `path`.
+
+    It is tried, for permission bits say nothing of read-only mounts; an earlier file stays.
+
+    Raises:
+        OSError: it cannot be written: there is no such folder, it is a folder itself, ...
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and _is_written_through(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    file = path.resolve() if path.is_symlink() else path
+    temporary = _beside(file, _TEMPORARY)
+    with _naming(path):
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        temporary.unlink()
+
+
+def write_result(path: Path, text: str) -> None:
+    """Writes what a person wants in a file: through a link, a device or a pipe, else as a whole."""
+    if _is_written_through(path):
+        path.write_text(text, encoding="utf-8")  # /dev/stdout must not be replaced by a file
+    else:
+        write_text_atomic(path, text)
+
+
+def _is_written_through(path: Path) -> bool:
+    return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def sha256_file(path: Path) -> str:

@@ -144,8 +144,11 @@ def graph(
     ],
     overrides: Overrides = None,
     format: Annotated[  # noqa: A002  (the option's name)
-        str, typer.Option("--format", help="tree, text, mermaid, dot or json.")
-    ] = "tree",
+        str | None,
+        typer.Option(
+            "--format", help="tree, text, mermaid, dot or json; default of the file's end, or tree."
+        ),
+    ] = None,
     level: Annotated[str, typer.Option("--level", help="traced, lowered or placed.")] = "traced",
     print_after: Annotated[
         list[str] | None,
@@ -164,7 +167,8 @@ def graph(
         typer.Option("--stage", metavar="NAME", help="Of a config's stages; default the last."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write to a file: .txt, .mmd, .dot or .json."),
     ] = None,
     json: Json = False,
     debug: Debug = False,

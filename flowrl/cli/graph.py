@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.cli.other_machines import offering_cluster
-from flowrl.cli.output import write_output
+from flowrl.cli.output import format_of, require_output, write_output
 from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph
 from flowrl.passes import Context, run_passes
-from flowrl.viz import render, render_diff
+from flowrl.viz import FORMATS, render, render_diff
 
 __all__ = ["GraphOptions", "run"]
 
-FORMATS = ("tree", "text", "mermaid", "dot", "json")
+_OF_ENDS = {
+    ".txt": ("tree", "text", "mermaid", "dot"),
+    **dict.fromkeys((".mmd", ".mermaid"), ("mermaid",)),
+    **dict.fromkeys((".dot", ".gv"), ("dot",)),
+    ".json": ("json",),
+}
+"""What a file of each end may hold; the first where no format is asked for."""
 LEVELS = ("traced", "lowered", "placed")
 
 
@@ -26,7 +32,7 @@ class GraphOptions:
     """What `flowrl graph` was asked for.
 
     Attributes:
-        form: How the graph is drawn.
+        form: How the graph is drawn; None draws what the end of `output` says, else a tree.
         level: Of the graph; looking at passes lowers it, and no further, whatever this says.
         print_after: Passes after which the graph is shown, in the place of the last one.
         disable_pass: Passes that are left out.
@@ -35,7 +41,7 @@ class GraphOptions:
         output: A file to write to.
     """
 
-    form: str = "tree"
+    form: str | None = None
     level: str = "traced"
     print_after: Sequence[str] = ()
     disable_pass: Sequence[str] = ()
@@ -55,7 +61,7 @@ def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
             overrides or a stage without a config, no such target.
         TraceError, GraphError: a workflow is wrong.
     """
-    _check(options)
+    options = _checked(options)
     _check_overrides(target, overrides, options)
     written: list[str] = []
     stages: list[str] = []
@@ -66,7 +72,7 @@ def run(target: str, overrides: Sequence[str], options: GraphOptions) -> None:
         text = "\n".join(written)
     else:
         color = options.output is None and sys.stdout.isatty()
-        text = render(graph, options.form, color=color)
+        text = render(graph, str(options.form), color=color)
         if options.form == "tree" and options.stage is None and len(stages) > 1:
             text = f"{text.rstrip()}\n\n{_told(stages)}"
     text = text if text.endswith("\n") else text + "\n"
@@ -87,9 +93,24 @@ def _what(graph: Graph, options: GraphOptions) -> str | None:
     return f"graph of {graph.name}, {graph.level}, as {options.form}"
 
 
-def _check(options: GraphOptions) -> None:
-    _one_of("--format", options.form, FORMATS)
+def _checked(options: GraphOptions) -> GraphOptions:
+    """The options with their format, when they go together and the output can be written."""
+    if options.form is not None:
+        _one_of("--format", options.form, FORMATS)
     _one_of("--level", options.level, LEVELS)
+    if options.output is not None:
+        held = format_of(options.output, _OF_ENDS, FORMATS)
+        if options.form not in (None, *held):
+            raise ConfigError(
+                "the file's name and the format contradict each other",
+                where="--output",
+                found=f"{options.output} beside {options.form}",
+                expected=f"--format {' or '.join(held)} for {options.output.suffix}",
+                hint="leave --format out: the end of the name says it",
+            )
+        require_output(options.output)
+        options = replace(options, form=options.form or held[0])
+    options = replace(options, form=options.form or "tree")
     for option, given in (("--diff", options.diff), ("--print-after", options.print_after)):
         if given and options.form not in ("tree", "text"):
             raise ConfigError(
@@ -103,6 +124,7 @@ def _check(options: GraphOptions) -> None:
             where="--print-after",
             hint="compare the lowered graphs: --diff OTHER --level lowered",
         )
+    return options
 
 
 def _check_overrides(target: str, overrides: Sequence[str], options: GraphOptions) -> None:

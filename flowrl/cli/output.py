@@ -1,14 +1,77 @@
-"""What the `--output` option of the reading commands writes to."""
+"""Files that commands write: their places are checked before the work, which may take long."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from flowrl.errors import ConfigError
-from flowrl.files import write_text_atomic
+from flowrl.files import require_writable, write_result
 
-__all__ = ["write_output"]
+__all__ = ["format_of", "require_json", "require_output", "write_output"]
+
+_F = TypeVar("_F")
+
+
+def format_of(
+    path: Path, formats: Mapping[str, _F], default: _F | None = None, option: str = "--output"
+) -> _F:
+    """The format that the end of a file's name says.
+
+    Args:
+        formats: By end: `{".json": "json"}`.
+        default: Of a name without an end; None refuses such a name.
+        option: That names the file.
+
+    Raises:
+        ConfigError: the end is of none of the formats.
+    """
+    format = formats.get(path.suffix, None if path.suffix else default)  # noqa: A001
+    if format is not None:
+        return format
+    ends = list(formats)
+    raise ConfigError(
+        "the end of the file's name says its format, and this one is not offered",
+        where=option,
+        found=str(path),
+        expected=f"a name that ends in {' or '.join(ends)}",
+        hint=f"{option} {path.with_suffix(ends[0])}",
+    )
+
+
+def require_output(path: Path, option: str = "--output") -> None:
+    """Checks before the work begins that a file can be written.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    try:
+        require_writable(path)
+    except OSError as error:
+        raise _not_written(path, option, error) from error
+
+
+def require_json(given: Path | None, default: Path, option: str) -> Path:
+    """Where a JSON file goes, checked before the work begins.
+
+    Args:
+        given: By the option; its folder is there.
+        default: Where nothing is given; its folder is made.
+
+    Raises:
+        ConfigError: it cannot be written, or is to be of another format.
+    """
+    if given is None:
+        try:
+            default.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_written(default, option, error) from error
+    else:
+        format_of(given, {".json": "json"}, "json", option)
+    require_output(given or default, option)
+    return given or default
 
 
 def write_output(path: Path, text: str, what: str | None = None) -> None:
@@ -21,19 +84,20 @@ def write_output(path: Path, text: str, what: str | None = None) -> None:
         ConfigError: it cannot be written.
     """
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            path.write_text(text, encoding="utf-8")  # /dev/stdout must not be replaced by a file
-        else:
-            write_text_atomic(path, text)
+        write_result(path, text)
     except OSError as error:
-        missing = not path.parent.is_dir()
-        raise ConfigError(
-            "the output cannot be written",
-            where="--output",
-            found=f"no folder {path.parent}" if missing else f"{path}: {error.strerror}",
-            hint=f"make the folder first: mkdir -p {path.parent}"
-            if missing
-            else "name a file that may be written",
-        ) from error
+        raise _not_written(path, "--output", error) from error
     if what is not None and path.is_file():  # who reads a pipe sees what comes
         print(f"written to {path}: {what}", file=sys.stderr)
+
+
+def _not_written(path: Path, option: str, error: OSError) -> ConfigError:
+    missing = not path.parent.is_dir()
+    return ConfigError(
+        f"the {option.lstrip('-')} cannot be written",
+        where=option,
+        found=f"no folder {path.parent}" if missing else f"{path}: {error.strerror}",
+        hint=f"make the folder first: mkdir -p {path.parent}"
+        if missing
+        else f"name a file that may be written: {option} FILE",
+    )

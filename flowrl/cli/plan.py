@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.cli.other_machines import offering_cluster
-from flowrl.cli.output import write_output
+from flowrl.cli.output import format_of, require_output, write_output
 from flowrl.cli.plan_options import PlanCommand, as_overrides, is_plan, refuse_ignored
 from flowrl.errors import ConfigError, FlowError
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["numbers_of", "run"]
 
 
+_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+
 LARGE = 1024
 """Devices of a pool whose plans are told of as they are made."""
 
@@ -36,6 +38,9 @@ def run(config: Path, overrides: Sequence[str], options: PlanCommand) -> None:
         FlowError: anything that is wrong with the configuration, or a job that does not fit.
     """
     refuse_ignored(config, overrides, options)
+    if options.output is not None:
+        format_of(options.output, _FORMATS)
+        require_output(options.output)
     words = [*overrides, *as_overrides(options, overrides)]
     with offering_cluster(config, words, "--cluster FILE"):
         _print(config, words, options)
@@ -175,19 +180,11 @@ def _warn_of_name(plan: PlacementPlan, path: Path) -> None:
 
 def _write(plans: Sequence[PlacementPlan], output: Path) -> None:
     """The last one, and on standard error what it is."""
-    if output.suffix not in (".json", ".yaml", ".yml"):
-        raise ConfigError(
-            "a plan is written as JSON or YAML",
-            where="--output",
-            found=str(output),
-            expected="a name that ends in .json or .yaml",
-            hint=f"--output {output.with_suffix('.json')}",
-        )
     from flowrl.plan.explain.top import one_line
 
     plan = plans[-1]
     last = f", the last of {len(plans)} stages" if len(plans) > 1 else ""
-    text = plan.to_json() if output.suffix == ".json" else plan.to_yaml()
+    text = plan.to_json() if _FORMATS[output.suffix] == "json" else plan.to_yaml()
     write_output(output, text, f"plan of {plan.graph}{last}, {one_line(plan)}")
 
 

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowrl.cli.output import require_json
+
 if TYPE_CHECKING:
     from flowrl.api import Compiled
     from flowrl.compiler import CompiledStage
@@ -30,12 +32,13 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
     from flowrl.sim.profile import save_profile
 
     loaded = load_config(config, overrides)
+    default = api.profile_path(loaded.config.runtime.runs, loaded.config.name)
+    path = require_json(output, default, "--output")
     with locating(loaded), tempfile.TemporaryDirectory(prefix="flowrl-profile-") as scratch:
         compiled = api.compile(None, loaded, measured=False)
         stage = compiled.stages[-1]
         require_here(compiled.config, [stage])
         profile = _measured(compiled, stage, Path(scratch), _teller(quiet=as_json))
-    path = output or api.profile_path(compiled.config.runtime.runs, compiled.config.name)
     save_profile(profile, path)
     if as_json:
         sys.stdout.write(path.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowrl.cli.given_plan import compiled_by
 from flowrl.cli.other_machines import offering_cluster
+from flowrl.cli.output import require_json
 from flowrl.cli.plan_options import is_plan, machine_words
 from flowrl.config.nearest import one_of_them
 from flowrl.errors import ConfigError
@@ -84,6 +85,9 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     from flowrl.sim.report import Planned, report_json, report_text
     from flowrl.sim.trace import Trace
 
+    config = loaded.config
+    path = config.runtime.runs / f"{config.name}.trace.json"
+    path = require_json(options.trace, path, "--trace")
     compiled = _compiled(loaded, options.plan)
     stage = _stage(compiled, options.stage)
     measured = [] if options.against is None else _measured(options.against, stage.name)
@@ -93,15 +97,7 @@ def _simulate(loaded: LoadedConfig, options: SimulateOptions) -> None:
     many = stage.plan.schedule is not None
     cost = _cost(loaded, compiled.config.plan) if many else None
     report = _simulated(compiled, stage, options, trace, cost)
-    path = options.trace or compiled.config.runtime.runs / f"{compiled.config.name}.trace.json"
-    try:
-        trace.write(path)
-    except OSError as error:
-        raise ConfigError(
-            f"the trace cannot be written: {error.strerror}",
-            where=f"--trace {path}",
-            hint="name a file that may be written with --trace FILE",
-        ) from error
+    trace.write(path)
     predicted = stage.plan.prediction
     planned = None
     if predicted.step_s and options.engines is None:  # else it is not the plan that is simulated

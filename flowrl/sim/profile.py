@@ -22,7 +22,7 @@ from flowrl.config.nearest import nearest_file
 from flowrl.config.problems import wrong_type
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError
-from flowrl.files import decode_json, write_json_atomic
+from flowrl.files import decode_json, encode_json, write_result
 from flowrl.graph import Op
 from flowrl.sim.costs import HostCost, LinearCost
 from flowrl.sim.engine import PollRule
@@ -216,9 +216,9 @@ class _ProfileFile(BaseModel):
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Writes a profile, whole or not at all."""
+    """Writes a profile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, asdict(profile))
+    write_result(path, encode_json(asdict(profile)))
 
 
 def load_profile(path: Path, *, named_by: str | None = None) -> Profile:

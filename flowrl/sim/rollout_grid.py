@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.cluster.hardware import Machine, device_spec
@@ -36,13 +35,14 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import Lengths, lognormal_before_cut
 from flowrl.cost.models import ModelShape
 from flowrl.cost.occupancy import reserve_tokens
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
 from flowrl.rollout import SchedulerSettings
 from flowrl.sim.cost_steps import AnalyticStep
 from flowrl.sim.lengths import Lognormal
 from flowrl.sim.model import EngineModel, LaneModel, OpModel, RolloutModel, SimModel
 from flowrl.sim.run import simulate
 from flowrl.sim.workload import Assumed, PromptLengths
+from flowrl.testing.arguments import json_file
 from flowrl.wording import percent
 
 __all__ = ["FAR", "PART", "WHOLE", "RolloutCase", "RolloutCheck", "check_case", "main"]
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plays the grid and prints a table; 1 where a case is far off."""
     parser = argparse.ArgumentParser(description="Planned rollouts beside simulated ones.")
     parser.add_argument("--whole", action="store_true", help="the whole grid")
-    parser.add_argument("--json", type=Path, help="write every case there")
+    parser.add_argument("--json", type=json_file, help="write every case there")
     options = parser.parse_args(argv)
     began = time.monotonic()
     print("replicas samples slots sigma cache  planned simulated  ratio   error")
@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in _lines(checks):
         print(line)
     if options.json is not None:
-        write_text_atomic(options.json, _json(checks) + "\n")
+        write_result(options.json, _json(checks) + "\n")
     print(f"{time.monotonic() - began:.0f} s")
     return int(any(check.far for check in checks))
 

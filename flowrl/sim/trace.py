@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrl.files import write_text_atomic
+from flowrl.files import write_result
 from flowrl.sim.engine import SimEngine
 from flowrl.sim.lanes import Lane, LaneGroup
 from flowrl.sim.rows import Request
@@ -70,11 +70,11 @@ class Trace:
         )
 
     def write(self, path: Path) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         events = ",\n".join([*self._names(), *self._events])
         text = f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
-        write_text_atomic(path, text)
+        write_result(path, text)
 
     def _slice(
         self, name: str, process: int, thread: int, begin_s: float, end_s: float, more: str
