@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 
 from flowrl.algo.segments import Segments
-from flowrl.specs.loss.correction import Estimator, Outside, RejectionLevel, WeightLevel
+from flowrl.specs.loss.correction import (
+    Divergence,
+    Estimator,
+    Outside,
+    RejectionLevel,
+    WeightLevel,
+)
 
 __all__ = [
     "gap_statistic",
@@ -72,6 +78,7 @@ def gap_statistic(
     *,
     level: RejectionLevel,
     estimator: Estimator,
+    divergence: Divergence = "behaviour-old",
 ) -> torch.Tensor:
     """How far the old policy is from the behaviour policy, in nats.
 
@@ -79,11 +86,12 @@ def gap_statistic(
 
         k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d
 
-    (Schulman, 2020: estimators of KL(behaviour || old)); with `sequence-mean`, `-sum` and `-max`
-    that of the statistic over the sample.
+    (Schulman, 2020: estimators of KL(behaviour || old)); with `divergence="old-behaviour"`, the
+    same of d = behaviour - old logprob. With `sequence-mean`, `-sum` and `-max` that of the
+    statistic over the sample.
     """
     with torch.no_grad():
-        d = old - behaviour
+        d = old - behaviour if divergence == "behaviour-old" else behaviour - old
         statistic = {"k1": -d, "k2": 0.5 * d.square(), "k3": torch.expm1(d) - d}[estimator]
         if level == "sequence-mean":
             return segments.means(statistic)
@@ -101,13 +109,16 @@ def rejection_mask(
     *,
     level: RejectionLevel,
     estimator: Estimator,
+    divergence: Divergence = "behaviour-old",
     low: float | None = None,
     high: float | None = None,
 ) -> torch.Tensor:
     """bool `[R]`, true at tokens that are kept: `low <= gap_statistic <= high`."""
     if level == "none":
         return torch.ones_like(old, dtype=torch.bool)
-    statistic = gap_statistic(old, behaviour, segments, level=level, estimator=estimator)
+    statistic = gap_statistic(
+        old, behaviour, segments, level=level, estimator=estimator, divergence=divergence
+    )
     return _inside(statistic, low, high)
 
 

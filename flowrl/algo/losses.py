@@ -148,6 +148,14 @@ class PolicyStep:
             mean = mean.detach() + self.logprobs - self.logprobs.detach()
         return self.clamped(mean).exp()
 
+    def measured(self, values: torch.Tensor, level: RatioLevel) -> torch.Tensor:
+        """What a metric is the mean of: values `[R]`, or `[S]` where the ratio is a sample's.
+
+        A sample that is clipped as a whole counts once, however long it is.
+        """
+        values = values.detach().to(self.logprobs.dtype)
+        return self.segments.averages(values) if level == "sequence" else values
+
     def clamped(self, log_ratio: torch.Tensor) -> torch.Tensor:
         """The log-ratio within the bounds of the specification; no gradient outside."""
         low, high = self.spec.min_log_ratio, self.spec.max_log_ratio
@@ -164,7 +172,9 @@ def policy_loss(kind: type[_P]) -> Callable[[Surrogate[_P]], Loss]:
 
     Metrics of all policy losses: with an anchor, `ratio_mean`, `ratio_max`, `log_ratio` (its
     negative mean is k1 of KL(anchor || policy)) and `approx_kl` (k3 of the same: ratio - 1 - log
-    ratio); with a correction, `weight_mean` and `weight_max`; with a mask, `kept_fraction`.
+    ratio); with a correction, `weight_mean` and `weight_max`; with a mask, `kept_fraction`. Means
+    are over tokens, but of ratios, clips and weights that a surrogate has one of a sample, over
+    samples.
     """
 
     def decorate(surrogate: Surrogate[_P]) -> Loss:
@@ -243,6 +253,7 @@ def _kept(step: PolicyStep) -> torch.Tensor | None:
             _segments(step.batch, spec, spec.rejection != "token"),
             level=spec.rejection,
             estimator=spec.rejection_estimator,
+            divergence=spec.rejection_divergence,
             low=spec.rejection_low,
             high=spec.rejection_high,
         )

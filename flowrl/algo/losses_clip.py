@@ -37,7 +37,8 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     gradient is then 0).
 
     Metrics: `clip_fraction_low` and `clip_fraction_high`, the share of tokens whose gradient the
-    lower and the upper bound removed; `dual_clip_fraction`, where the dual clip did.
+    lower and the upper bound removed; `dual_clip_fraction`, where the dual clip did. With
+    `ratio="sequence"` they are shares of samples, as in TRL: each sample counts once.
     """
     ratio = step.ratio(spec.ratio)
     advantages = step.segments.means(step.advantages) if spec.average_advantages else None
@@ -47,20 +48,19 @@ def policy_clip(step: PolicyStep, spec: PolicyClip) -> TokenLoss:
     plain_loss, clipped_loss = -advantages * capped, -advantages * clipped
     removed = clipped_loss > plain_loss
     values = torch.where(removed, clipped_loss, plain_loss)
-    with torch.no_grad():
-        means = {
-            "ratio_mean": ratio.detach(),
-            "clip_fraction_low": removed & (ratio < 1),
-            "clip_fraction_high": removed & (ratio > 1),
-        }
+    acted = {
+        "clip_fraction_low": removed & (ratio < 1),
+        "clip_fraction_high": removed & (ratio > 1),
+    }
     if spec.dual_clip is not None:
         bound = -advantages * spec.dual_clip
         above = (advantages < 0) & (values > bound)
         values = torch.where(above, bound, values)
-        means["dual_clip_fraction"] = above
+        acted["dual_clip_fraction"] = above
+    measured = {name: step.measured(tokens, spec.ratio) for name, tokens in acted.items()}
     return TokenLoss(
         values=values,
-        means={name: value.to(ratio.dtype) for name, value in means.items()},
+        means={"ratio_mean": step.measured(ratio, spec.ratio), **measured},
         maxima={"ratio_max": ratio.detach()},
     )
 

@@ -37,21 +37,21 @@ def cispo(step: PolicyStep, spec: CISPO) -> TokenLoss:
     weight is 0 outside the bounds and nothing is clipped: masked importance sampling, whatever the
     sign of A.
 
-    Metrics: `clip_fraction_low`, `clip_fraction_high`: tokens whose ratio lies below and above.
+    Metrics: `clip_fraction_low`, `clip_fraction_high`: the share of tokens (with
+    `ratio="sequence"`, of samples) whose ratio lies below and above.
     """
     with torch.no_grad():
         ratio = step.ratio(spec.ratio)
         weight = within(ratio, spec.ratio_low, spec.ratio_high, spec.outside)
         high = spec.ratio_high
+        below = ratio < spec.ratio_low
+        above = torch.zeros_like(below) if high is None else ratio > high
         means = {
-            "ratio_mean": ratio,
-            "clip_fraction_low": ratio < spec.ratio_low,
-            "clip_fraction_high": torch.zeros_like(ratio) if high is None else ratio > high,
+            "ratio_mean": step.measured(ratio, spec.ratio),
+            "clip_fraction_low": step.measured(below, spec.ratio),
+            "clip_fraction_high": step.measured(above, spec.ratio),
         }
-    return TokenLoss(
-        values=-weight * step.advantages * step.logprobs,
-        means={name: value.to(ratio.dtype) for name, value in means.items()},
-    )
+    return TokenLoss(values=-weight * step.advantages * step.logprobs, means=means)
 
 
 @policy_loss(TOPR)
@@ -65,6 +65,8 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
 
     with w = exp(sum over the sample of log r_t), or r_t with `level="token"`. At the paper's bounds
     positive samples have weight 1, as in supervised fine-tuning, and negative ones at most 1.
+
+    Metrics: `taper_mean`, the mean weight, over samples or with `level="token"` over tokens.
     """
     with torch.no_grad():
         log_ratio = _at_level(step, step.clamped(step.gap), spec.level)
@@ -74,7 +76,10 @@ def topr(step: PolicyStep, spec: TOPR) -> TokenLoss:
             ratio.clamp(spec.positive_low, spec.positive_high),
             ratio.clamp(spec.negative_low, spec.negative_high),
         )
-    return TokenLoss(values=-weight * step.advantages * step.logprobs, means={"taper_mean": weight})
+    return TokenLoss(
+        values=-weight * step.advantages * step.logprobs,
+        means={"taper_mean": step.measured(weight, spec.level)},
+    )
 
 
 @policy_loss(VESPO)
@@ -86,7 +91,9 @@ def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
         phi = w^k * exp(lambda * (1 - w))
         L = -sg(phi) * A * logprob
 
-    so that phi = 1 on policy, and 0 where w goes to 0 or to infinity. Metrics: `phi_mean`.
+    so that phi = 1 on policy, and 0 where w goes to 0 or to infinity.
+
+    Metrics: `phi_mean`, over samples.
     """
     with torch.no_grad():
         log_weight = step.segments.sums(step.clamped(step.gap))
@@ -96,7 +103,10 @@ def vespo(step: PolicyStep, spec: VESPO) -> TokenLoss:
         # expm1 of a large log-weight is infinite and phi then 0, as it should be.
         log_phi = shape * log_weight - rate.to(log_weight.dtype) * torch.expm1(log_weight)
         phi = log_phi.exp().nan_to_num(nan=0.0, posinf=0.0)
-    return TokenLoss(values=-phi * step.advantages * step.logprobs, means={"phi_mean": phi})
+    return TokenLoss(
+        values=-phi * step.advantages * step.logprobs,
+        means={"phi_mean": step.measured(phi, "sequence")},
+    )
 
 
 @policy_loss(KLCov)

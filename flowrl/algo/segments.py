@@ -37,7 +37,11 @@ class Segments:
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
         """`[R]`: at each token the mean over its sample."""
-        return self.sums(values) / self.lengths(values)
+        return self.averages(values)[self.of_token]
+
+    def averages(self, values: torch.Tensor) -> torch.Tensor:
+        """`[S]`, the mean over each sample."""
+        return self.totals(values) / self.counts.to(values.dtype)
 
     def maxima(self, values: torch.Tensor) -> torch.Tensor:
         """`[R]`: at each token the maximum over its sample."""

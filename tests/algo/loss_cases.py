@@ -54,6 +54,9 @@ LOSSES: dict[str, LossSpec] = {
     "rejected-max": loss.policy_clip(
         rejection=loss.reject(high=0.1, level="sequence-max", estimator="k2")
     ),
+    "rejected-reverse": loss.reinforce(
+        rejection=loss.reject(high=0.02, divergence="old-behaviour")
+    ),
     "sequence-mask": loss.policy_clip(sequence_mask=0.05),
     "entropy": loss.policy_clip(entropy=0.1),
     "cross-entropy": loss.cross_entropy(),

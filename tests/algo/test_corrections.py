@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from flowrl.algo import logprobs as logprobs_module
-from flowrl.algo.corrections import importance_weights, rejection_mask, sequence_mask
+from flowrl.algo.corrections import (
+    gap_statistic,
+    importance_weights,
+    rejection_mask,
+    sequence_mask,
+)
 from flowrl.algo.logprobs import chosen_logprobs
 from flowrl.algo.losses import TokenBatch
 from flowrl.algo.losses_value import value_clip
 from flowrl.algo.mismatch import mismatch
+from flowrl.algo.resolve import resolve_loss
 from flowrl.algo.segments import Segments
+from flowrl.specs import loss
 from flowrl.specs.loss import ValueClip
+from flowrl.specs.loss.correction import Divergence, RejectionLevel
+from flowrl.specs.loss.correction import Estimator as GapEstimator
 
 SAMPLES = torch.tensor([4, 4, 9, 4])
 """Tokens of a sample need not be adjacent."""
@@ -84,6 +94,39 @@ def test_rejections_by_hand(
         high=high,  # type: ignore[arg-type]
     )
     assert mask.tolist() == [bool(k) for k in kept]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence-mean", "sequence-sum", "sequence-max"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_two_divergences_are_each_others_with_the_policies_exchanged(
+    level: RejectionLevel, estimator: GapEstimator
+) -> None:
+    torch.manual_seed(0)
+    old, behaviour = torch.randn(2, 30, dtype=torch.float64)
+    segments = Segments.of(torch.randint(0, 5, (30,)))
+    where: dict[str, Any] = {"segments": segments, "level": level, "estimator": estimator}
+    usual = gap_statistic(old, behaviour, **where)
+    other = gap_statistic(old, behaviour, divergence="old-behaviour", **where)
+    torch.testing.assert_close(other, gap_statistic(behaviour, old, **where))
+    assert bool((usual - other).abs().max() > 0.1) == (estimator != "k2")
+    bound = float(other.median())
+    keep = rejection_mask(old, behaviour, divergence="old-behaviour", high=bound, **where)
+    assert torch.equal(keep, other <= bound)
+    assert keep.any()
+    assert not keep.all()
+
+
+def test_a_token_that_got_likelier_is_rejected_by_one_divergence_and_kept_by_the_other() -> None:
+    # d = log 2 and log 1/2: exp(d) - 1 - d is 0.307 and 0.193.
+    old, behaviour, _ = gaps(2.0, 0.5, 1.0, 1.0)
+    kept = {}
+    for divergence in get_args(Divergence):
+        spec = loss.reinforce(rejection=loss.reject(high=0.25, divergence=divergence))
+        batch = TokenBatch(
+            advantages=torch.ones_like(old), old_logprobs=old, behaviour_logprobs=behaviour
+        )
+        kept[divergence] = resolve_loss(spec)(old, batch).means["kept_fraction"].tolist()
+    assert kept == {"behaviour-old": [0, 1, 1, 1], "old-behaviour": [1, 0, 1, 1]}
 
 
 def test_the_sequence_mask_takes_negative_tokens_of_samples_that_moved_away() -> None:

@@ -17,7 +17,7 @@ from flowrl.errors import TraceError
 from flowrl.graph.parse import parse_attr
 from flowrl.graph.text import format_attr
 from flowrl.specs import loss, spec_from_json
-from flowrl.specs.loss import CISPO, GMPO, SAPO, Aggregation, LossSpec, PolicyLoss
+from flowrl.specs.loss import CISPO, GMPO, SAPO, TOPR, Aggregation, LossSpec, PolicyLoss
 from tests.algo.loss_cases import LENGTHS, LOSSES, draw, part
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -329,5 +329,65 @@ def test_metrics_are_finite_and_without_gradient(name: str) -> None:
     terms = resolve_loss(LOSSES[name])(at.requires_grad_(), batch)
     for values in (*terms.means.values(), *terms.maxima.values()):
         assert not values.requires_grad
-        assert values.shape == at.shape
+        assert len(values) in (len(at), sum(length > 0 for length in LENGTHS))
         assert values.isfinite().all()
+
+
+def metrics_of(
+    spec: LossSpec, ratios: list[list[float]], advantages: list[list[float]]
+) -> dict[str, float]:
+    """Means of the metrics of a loss on samples whose old and behaviour logprobs are -1."""
+    flat = double(*[ratio for sample in ratios for ratio in sample])
+    anchor = torch.full_like(flat, -1.0)
+    batch = TokenBatch(
+        advantages=double(*[advantage for sample in advantages for advantage in sample]),
+        old_logprobs=anchor,
+        behaviour_logprobs=anchor,
+        samples=torch.tensor([i for i, sample in enumerate(ratios) for _ in sample]),
+    )
+    terms = resolve_loss(spec)(flat.log() - 1, batch)
+    return {name: float(values.mean()) for name, values in terms.means.items()}
+
+
+@pytest.mark.parametrize("make", [loss.gspo, loss.luspo])
+def test_clip_fractions_of_sequence_ratios_are_shares_of_samples(
+    make: Callable[..., LossSpec],
+) -> None:
+    ratios = [[2.0, 2.0, 2.0], [1.0], [0.5, 0.5], [4.0]]
+    advantages = [[1.0, 1.0, 1.0], [1.0], [-1.0, -1.0], [2.0]]
+    got = metrics_of(make(0.2, 0.3), ratios, advantages)
+    assert got["clip_fraction_high"] == pytest.approx(2 / 4)
+    assert got["clip_fraction_low"] == pytest.approx(1 / 4)
+    assert got["ratio_mean"] == pytest.approx((2 + 1 + 0.5 + 4) / 4)
+
+
+def test_clip_fractions_of_token_ratios_are_shares_of_tokens() -> None:
+    ratios = [[2.0, 2.0, 2.0], [1.0], [0.5, 0.5], [4.0]]
+    advantages = [[1.0, 1.0, -1.0], [1.0], [-1.0, -1.0], [2.0]]
+    for spec in (loss.policy_clip(0.2, 0.3), loss.gspo(0.2, 0.3, ratio="sequence-token")):
+        got = metrics_of(spec, ratios, advantages)
+        assert got["clip_fraction_high"] == pytest.approx(3 / 7)
+        assert got["clip_fraction_low"] == pytest.approx(2 / 7)
+        assert got["ratio_mean"] == pytest.approx((3 * 2 + 1 + 2 * 0.5 + 4) / 7)
+
+
+def test_the_dual_clips_fraction_is_of_samples_where_the_ratio_is() -> None:
+    ratios, advantages = [[5.0, 5.0, 5.0], [1.0]], [[-1.0, -1.0, -1.0], [-1.0]]
+    for level, share in (("token", 3 / 4), ("sequence", 1 / 2)):
+        got = metrics_of(loss.policy_clip(0.2, dual_clip=3.0, ratio=level), ratios, advantages)  # type: ignore[arg-type]
+        assert got["dual_clip_fraction"] == pytest.approx(share)
+
+
+def test_means_of_what_is_one_number_a_sample_are_over_samples() -> None:
+    # The samples' ratios are 2, 1/4 and 1; only the second token of the last is out of bounds.
+    ratios, advantages = [[2.0, 1.0, 1.0], [0.25], [0.5, 2.0]], [[-1.0] * 3, [-1.0], [-1.0] * 2]
+    bounds = {"ratio_low": 0.6, "ratio_high": 1.2}
+    got = metrics_of(CISPO(ratio="sequence", **bounds), ratios, advantages)  # type: ignore[arg-type]
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((1 / 3, 1 / 3))
+    got = metrics_of(CISPO(**bounds), ratios, advantages)  # type: ignore[arg-type]
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((2 / 6, 2 / 6))
+    assert metrics_of(loss.topr(), ratios, advantages)["taper_mean"] == pytest.approx(2.25 / 3)
+    by_token = metrics_of(TOPR(level="token"), ratios, advantages)["taper_mean"]
+    assert by_token == pytest.approx((1 + 1 + 1 + 0.25 + 0.5 + 1) / 6)
+    phi = [w**3 * math.exp(2 * (1 - w)) for w in (2.0, 0.25, 1.0)]
+    assert metrics_of(loss.vespo(), ratios, advantages)["phi_mean"] == pytest.approx(sum(phi) / 3)

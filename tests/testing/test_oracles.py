@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,77 @@ CLIPPED: dict[str, Any] = {
     "compare": "all",
 }
 """The dual clip acts at both tokens: exp(1) and exp(2) are above 2. The second one is masked."""
+
+ONE_SIDED: dict[str, Any] = {
+    **CLIPPED,
+    "name": "decoupled_kl3__areal__tiny",
+    "inputs": {
+        "log_probs": [[-1.0, -1.0]],
+        "old_log_probs": [[-1.0, -2.0]],
+        "rollout_log_probs": [[-2.0, -1.0]],
+        "advantages": [[-1.0, -1.0]],
+        "response_mask": [[1, 1]],
+    },
+    "options": {
+        "peer_options": {
+            "eps_clip": 0.2,
+            "rejection": {"level": "token", "action": "mask", "metric": "kl_k3", "upper": 0.5},
+        }
+    },
+    "expected": {"loss": 0.5 * math.e, "metrics": {"clip_frac": 0.0}},
+}
+"""exp(b - p) - 1 - (b - p) is 1/e at the first token, whose weight is e, and e - 2 at the other."""
+
+JUDGED_SAMPLES: dict[str, Any] = {
+    **CLIPPED,
+    "name": "decoupled_seq_kl1__areal__tiny",
+    "inputs": {
+        "log_probs": [[-1.0, -1.0], [-2.0, -1.0]],
+        "old_log_probs": [[-1.0, -1.0], [-2.0, -1.0]],
+        "rollout_log_probs": [[-2.0, -1.0], [-1.0, -1.0]],
+        "advantages": [[-1.0, -1.0], [-1.0, -1.0]],
+        "response_mask": [[1, 1], [1, 1]],
+    },
+    "options": {
+        "peer_options": {
+            "eps_clip": 0.2,
+            "rejection": {
+                "level": "sequence",
+                "action": "mask",
+                "metric": "kl_k1",
+                "agg": "mean",
+                "upper": 1.0,
+                "lower": -0.2,
+            },
+        }
+    },
+    "expected": {"loss": (math.e + 1) / 4, "metrics": {"clip_frac": 0.0}},
+}
+"""The means of p - b are 1/2 and -1/2; the tokens of the first sample weigh e and 1."""
+
+WHOLE_SAMPLES: dict[str, Any] = {
+    **CLIPPED,
+    "name": "gspo__trl__tiny",
+    "inputs": {
+        "log_probs": [[-1.0, -1.0, -1.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        "old_log_probs": [[-2.0, -2.0, -2.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        "advantages": [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]],
+        "response_mask": [[1, 1, 1], [1, 0, 0], [0, 0, 0]],
+    },
+    "options": {
+        "peer_options": {
+            "loss_type": "grpo",
+            "epsilon_low": 0.2,
+            "epsilon_high": 0.2,
+            "importance_sampling_level": "sequence",
+        }
+    },
+    "expected": {
+        "loss": -2.2 / 3,
+        "metrics": {"clip_ratio/high_mean": 1 / 3, "clip_ratio/low_mean": 0.0},
+    },
+}
+"""Of four tokens three are clipped, and of three samples, one of which is empty, one is."""
 
 REGULARISED: dict[str, Any] = {
     "family": "policy_losses",
@@ -180,7 +252,11 @@ def test_an_unknown_option_excuses_a_difference_and_a_known_one_does_not() -> No
     assert isinstance(judge(case_of(options=described, expected=wrong)), Failed)
 
 
-@pytest.mark.parametrize("case", [CLIPPED, REGULARISED], ids=["areal", "nemo"])
+@pytest.mark.parametrize(
+    "case",
+    [CLIPPED, ONE_SIDED, JUDGED_SAMPLES, WHOLE_SAMPLES, REGULARISED],
+    ids=["areal", "areal-kl", "areal-samples", "trl", "nemo"],
+)
 def test_metrics_count_what_the_library_counts(case: dict[str, Any]) -> None:
     assert judge(Case.from_json(case, None, "here")) == Passed()
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 __all__ = [
     "Anchor",
     "Correction",
+    "Divergence",
     "Estimator",
     "Outside",
     "Rejection",
@@ -42,8 +43,18 @@ RejectionLevel: TypeAlias = Literal[
 """What is judged: each token by itself, or each sample by a statistic of its tokens."""
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
-"""Of KL(behaviour || old) at a token, in nats, with d = log old - log behaviour:
-k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d."""
+"""Of the divergence at a token, in nats, with d = log old - log behaviour: k1 = -d, k2 = d^2 / 2,
+k3 = exp(d) - 1 - d; of the divergence the other way round, the same with -d in place of d."""
+
+Divergence: TypeAlias = Literal["behaviour-old", "old-behaviour"]
+"""Which divergence an estimator is of.
+
+- `behaviour-old` (default): KL(behaviour || old), which samples of the behaviour policy estimate
+  without bias (verl).
+- `old-behaviour`: the formula of KL(old || behaviour) at the same samples (AReaL).
+
+k2 is the same for both.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,7 @@ class Rejection:
 
     level: RejectionLevel
     estimator: Estimator
+    divergence: Divergence
     low: float | None
     high: float | None
 
@@ -104,10 +116,11 @@ def reject(
     high: float | None = None,
     level: RejectionLevel = "token",
     estimator: Estimator = "k3",
+    divergence: Divergence = "behaviour-old",
 ) -> Rejection:
     """Removes what lies outside `[low, high]`, in nats; denominators still count it.
 
-    A geometric-mean ratio within [a, b] is `level="sequence-mean", estimator="k1"` with the bounds
-    -log b and -log a.
+    A geometric-mean ratio old / behaviour within [a, b] is `level="sequence-mean", estimator="k1"`
+    with the bounds -log b and -log a, or with `divergence="old-behaviour"` log a and log b.
     """
-    return Rejection(level=level, estimator=estimator, low=low, high=high)
+    return Rejection(level=level, estimator=estimator, divergence=divergence, low=low, high=high)

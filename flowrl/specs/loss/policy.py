@@ -17,6 +17,7 @@ from flowrl.specs.loss.base import Aggregation, LossSpec
 from flowrl.specs.loss.correction import (
     Anchor,
     Correction,
+    Divergence,
     Estimator,
     Outside,
     Rejection,
@@ -67,6 +68,7 @@ class PolicyLoss(LossSpec):
         weights_normalise: Divide weights by their mean over the mini-batch's response tokens.
         rejection: What is removed for the gap between old and behaviour policy.
         rejection_estimator: How the gap is measured.
+        rejection_divergence: Of which of the two divergences between them.
         rejection_low, rejection_high: The bounds within which it is kept; None has none.
         sequence_mask: Tokens of negative advantage are removed in samples whose mean of
             log anchor - log policy exceeds this (off-policy sequence mask; DeepSeek-V3.2, 2025,
@@ -85,6 +87,7 @@ class PolicyLoss(LossSpec):
     weights_normalise: bool = option(False)
     rejection: RejectionLevel = option("none")
     rejection_estimator: Estimator = option("k3")
+    rejection_divergence: Divergence = option("behaviour-old")
     rejection_low: float | None = option(None)
     rejection_high: float | None = option(None)
     sequence_mask: float | None = option(None)
@@ -318,6 +321,7 @@ def correction_fields(
         found |= {
             "rejection": rejection.level,
             "rejection_estimator": rejection.estimator,
+            "rejection_divergence": rejection.divergence,
             "rejection_low": rejection.low,
             "rejection_high": rejection.high,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,10 @@ class _Tokens:
         grid = torch.full_like(self.mask, fill, dtype=values.dtype)
         return grid.masked_scatter(self.mask > 0, values)
 
+    def at_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """`[R]` from a metric `[R]` or `[S]`."""
+        return values if len(values) == len(self.logprobs) else values[self.segments.of_token]
+
     def mean(self, values: torch.Tensor | None) -> float:
         """The mean over tokens; 0 without any."""
         return 0.0 if values is None or not len(values) else float(values.detach().double().mean())
@@ -103,7 +107,7 @@ def compute(case: Case) -> Result:
     logprobs = tokens.logprobs
     terms = resolve_loss(recipe.spec)(logprobs, tokens.batch)
     if case.option("reduction") == "none":
-        return _per_token(tokens, recipe, terms)
+        return _per_token(tokens, recipe)
     # Without any token on an empty batch every library returns 0.
     loss = reduced(tokens.spread(terms.values), tokens.mask, recipe.denominators)
     kl = None
@@ -147,10 +151,13 @@ def _metrics(
     case: Case, tokens: _Tokens, recipe: Recipe, terms: TokenLoss, kl: torch.Tensor | None
 ) -> Mapping[str, float]:
     """Metrics under every library's name for them."""
-    batch, means = tokens.batch, dict(terms.means)
+    batch = tokens.batch
+    means = {name: tokens.at_tokens(values) for name, values in terms.means.items()}
     if case.library == "areal":  # counts clipped tokens where no mask removed them
         means |= {name: means[name] * _kept(means) for name in _CLIPPED if name in means}
-    low, high, dual = (tokens.mean(means.get(name)) for name in _CLIPPED)
+    by_sample = case.library == "trl" and _same_in_samples(case, tokens)
+    share = _share_of_trl if by_sample else _Tokens.mean
+    low, high, dual = (share(tokens, means.get(name)) for name in _CLIPPED)
     verl_gmpo = isinstance(recipe.spec, GMPO) and case.library == "verl"
     found = {
         "ppo_kl": -tokens.mean(_log_ratio(case, tokens, recipe)),
@@ -163,7 +170,7 @@ def _metrics(
         "clip_ratio/low_mean": low,
         "clip_ratio/high_mean": high,
         "clip_ratio/region_mean": low + high,
-        "vespo/phi_seq_mean": _mean_of_samples(tokens, means.get("phi_mean")),
+        "vespo/phi_seq_mean": tokens.mean(terms.means.get("phi_mean")),
         "kl": tokens.mean(kl),
         "kl_loss": tokens.mean(kl),
         "kl_penalty": _reduced_kl(tokens, recipe, kl),
@@ -171,7 +178,7 @@ def _metrics(
     }
     if isinstance(recipe.spec, CISPO) and batch.advantages is not None:
         above = means["clip_fraction_high"] * (batch.advantages > 0)
-        found["cispo_clip_ratio"] = tokens.mean(above)
+        found["cispo_clip_ratio"] = share(tokens, above)
     if batch.behaviour_logprobs is not None:
         assert batch.old_logprobs is not None
         found["vllm_kl"] = tokens.mean(batch.behaviour_logprobs - batch.old_logprobs)
@@ -179,6 +186,13 @@ def _metrics(
 
 
 _CLIPPED = ("clip_fraction_low", "clip_fraction_high", "dual_clip_fraction")
+
+
+def _share_of_trl(tokens: _Tokens, values: torch.Tensor | None) -> float:
+    """The mean over samples; one without response tokens counts as not clipped."""
+    if values is None:
+        return 0.0
+    return float(tokens.segments.averages(values.double()).sum()) / len(tokens.mask)
 
 
 def _reduced_kl(tokens: _Tokens, recipe: Recipe, kl: torch.Tensor | None) -> float:
@@ -217,10 +231,10 @@ def _ratios(case: Case, tokens: _Tokens, recipe: Recipe, terms: TokenLoss) -> di
     spec = recipe.spec
     ratio = clamped = tokens.logprobs.detach()  # what it reports where there is no ratio
     if isinstance(spec, PolicyClip):
-        ratio = terms.means["ratio_mean"]
+        ratio = tokens.at_tokens(terms.means["ratio_mean"])
         clamped = ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high)
     elif isinstance(spec, CISPO):
-        ratio = terms.means["ratio_mean"]
+        ratio = tokens.at_tokens(terms.means["ratio_mean"])
         clamped = ratio.clamp(spec.ratio_low, spec.ratio_high)
     return {
         "probs_ratio": tokens.mean(ratio),
@@ -246,13 +260,6 @@ def _sampling_ratio(case: Case, tokens: _Tokens, recipe: Recipe, terms: TokenLos
     return tokens.mean(used)
 
 
-def _mean_of_samples(tokens: _Tokens, values: torch.Tensor | None) -> float:
-    if values is None:
-        return 0.0
-    grid, lengths = tokens.spread(values), tokens.mask.sum(1)
-    return float((grid.sum(1) / lengths).mean())
-
-
 def _same_in_samples(case: Case, tokens: _Tokens) -> bool:
     """Whether all tokens of each sample have one ratio and one advantage."""
     if case.option("importance_sampling_level") != "sequence":
@@ -263,7 +270,12 @@ def _same_in_samples(case: Case, tokens: _Tokens) -> bool:
     return not bool(differ.any())
 
 
-def _per_token(tokens: _Tokens, recipe: Recipe, terms: TokenLoss) -> Result:
+def _per_token(tokens: _Tokens, recipe: Recipe) -> Result:
+    """Values and clips of single tokens, whose advantages may differ within a sample."""
+    spec = recipe.spec
+    if isinstance(spec, PolicyClip) and spec.ratio == "sequence":
+        spec = replace(spec, ratio="sequence-token")
+    terms = resolve_loss(spec)(tokens.logprobs, tokens.batch)
     low, high = terms.means["clip_fraction_low"], terms.means["clip_fraction_high"]
     found: dict[str, Value] = {
         "token_losses": tokens.spread(terms.values.detach()).numpy(),

@@ -368,18 +368,35 @@ def _areal_correction(case: Case) -> tuple[Correction | None, Rejection | None]:
         return None, None
     low, high, metric = rule.get("lower"), rule.get("upper"), rule.get("metric", "ratio")
     by_sample = rule["level"] == "sequence"
-    weighed: Mapping[str, WeightLevel] = {"sum": "sequence", "mean": "geometric"}
-    judged: Mapping[str, RejectionLevel] = {"sum": "sequence-sum", "mean": "sequence-mean"}
-    aggregate = rule.get("agg", "mean")
-    level = choose(weighed, aggregate, "agg") if by_sample else "token"
+    judged = choose(_AREAL_JUDGED, rule.get("agg", "mean"), "agg") if by_sample else "token"
+    masks = choose({"clamp": False, "mask": True}, rule["action"], "action")
+    if masks and not by_sample and case.option("importance_sampling_level") == "sequence":
+        raise UnknownConvention("AReaL takes a sample's ratio over the tokens that its mask leaves")
     if metric == "ratio":
-        drops = choose({"clamp": False, "mask": True}, rule["action"], "action")
-        make = mask_outside if drops else truncate
-        return make(low=low or 0.0, high=high, level=level), None
-    where = choose(judged, aggregate, "agg") if by_sample else "token"
-    estimators: Mapping[str, GapEstimator] = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}
-    estimator = choose(estimators, metric, "metric")
-    return truncate(None, level=level), reject(low=low, high=high, level=where, estimator=estimator)
+        weights: WeightLevel = "geometric" if by_sample else "token"
+        if judged in ("token", "sequence-mean"):
+            make = mask_outside if masks else truncate
+            return make(low=low or 0.0, high=high, level=weights), None
+        if not masks:
+            raise UnknownConvention("AReaL clamps one ratio of a sample where another is too large")
+        estimator: GapEstimator = "k1"
+        low, high = math.log(low) if low else None, math.log(high)
+    else:
+        weights = "token"
+        estimator = choose(_AREAL_ESTIMATORS, metric, "metric")
+    rejection = reject(
+        low=low, high=high, level=judged, estimator=estimator, divergence="old-behaviour"
+    )
+    return truncate(None, level=weights), rejection
+
+
+_AREAL_JUDGED: Mapping[str, RejectionLevel] = {
+    "sum": "sequence-sum",
+    "mean": "sequence-mean",
+    "max": "sequence-max",
+}
+_AREAL_ESTIMATORS: Mapping[str, GapEstimator] = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}
+"""Of KL(old || behaviour)."""
 
 
 def _msrl(case: Case) -> Recipe:
