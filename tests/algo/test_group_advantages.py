@@ -207,9 +207,8 @@ def test_rewards_may_be_normalised_before_they_are_summed() -> None:
         scores=np.zeros(2),
         groups=np.zeros(2, np.int64),
         rewards=np.array([[0.0, 200.0], [2.0, 0.0]]),
-        weights=np.array([1.0, 0.5]),
     )
-    spec = NormaliseThenSum(eps=0.0, batch_eps=0.0)
+    spec = NormaliseThenSum(reward_weights="1.0, 0.5", eps=0.0, batch_eps=0.0)
     got = normalise_then_sum(batch, spec).advantages
     np.testing.assert_allclose(got, [-(0.5**0.5), 0.5**0.5], rtol=1e-6)
     # Summed first, the larger reward decides.
@@ -223,7 +222,6 @@ def test_a_sample_without_rewards_takes_no_part() -> None:
         scores=np.zeros(3),
         groups=np.zeros(3, np.int64),
         rewards=np.array([[0.0, nan], [nan, nan], [2.0, 1.0]]),
-        weights=np.array([1.0, 1.0]),
     )
     got = normalise_then_sum(batch, NormaliseThenSum(eps=0.0, batch_eps=0.0)).advantages
     np.testing.assert_allclose(got, [-(0.5**0.5), 0, 0.5**0.5], rtol=1e-6)

@@ -79,7 +79,7 @@ def test_an_own_advantage_of_tokens_is_0_off_the_mask() -> None:
 
 def test_an_own_advantage_sees_what_it_declares_and_no_more() -> None:
     seen: list[AdvantageBatch] = []
-    wide = batch_of(logprobs=np.zeros((2, 3)), rewards=np.zeros((2, 1)), weights=np.ones(1))
+    wide = batch_of(logprobs=np.zeros((2, 3)), rewards=np.zeros((2, 1)))
     spec = UserAdvantage.mark(needs="mask")(watch).spec()
     watch.seen = seen  # type: ignore[attr-defined]
     resolve_batch_advantage(spec)(wide)

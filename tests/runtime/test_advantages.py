@@ -77,6 +77,31 @@ def test_one_advantage_a_token_keeps_its_place_also_around_holes():
     np.testing.assert_allclose(found, flat(each))
 
 
+@fl.advantage.own(needs="rewards")
+def apart(batch):
+    return 10 * batch.scores + batch.rewards[:, 1]
+
+
+def test_several_rewards_are_given_one_by_one_and_their_plain_sum_as_scores():
+    @fl.workflow
+    def mine(prompts: fl.Prompts, actor: fl.Policy, reward: fl.Reward, style: fl.Reward):
+        rollout = actor.generate(prompts)
+        advantages = apart([reward.score(rollout), style.score(rollout)])
+        actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+    actor = Worker()
+    program = program_of(lowered(mine), {"actor": actor})
+    style = [0.25, 3.0, -1.0, 2.0]
+    drawn = samples("actor.generate", {"reward": SCORES.tolist(), "style": style})
+    batch = StepBatch(sets={NodeId("actor.generate"): drawn})
+    batch.values[NodeId("actor.generate"), "rollout_logprobs"] = -np.ones(14, np.float32)
+    program.run(batch)
+    ((given, _),) = actor.updates
+    each = (10 * (SCORES + style) + style)[:, None] * PADDED
+    assert given.advantages is not None
+    np.testing.assert_allclose(given.advantages, flat(each), rtol=1e-6)
+
+
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_response_tokens():
     found = advantages_of(lambda s, r: fl.advantage.reinforce_pp(s, r))[np.array(MASK, bool)]
     assert abs(found.mean()) < 1e-6

@@ -40,12 +40,12 @@ class AdvantageBatch:
     speaks of the t-th token after the prompt, which baselines of a time step rely on.
 
     Attributes:
-        scores: `[N]`, one a sample; of several rewards, their weighted sum. 0 where the
-            specification reads no scores (`needs_scores`).
+        scores: `[N]`, one a sample; of several rewards, their plain sum: weights are of the
+            advantage (`NormaliseThenSum.reward_weights`), or of a `weighted_sum` before it. 0 where
+            the specification reads no scores (`needs_scores`).
         groups: `[N]`; samples with equal numbers answer the same prompt, adjacent or not.
         mask: `[N, T]`, 1 where the policy produced the token; it may have holes.
         rewards: `[N, K]`, the rewards by themselves; NaN where one does not apply to a sample.
-        weights: `[K]`, of the rewards; None: those that the specification names.
         values: `[N, T]`, the critic's.
         baselines: `[N]`, the score of the greedy answer to the same prompt.
         logprobs: `[N, T]`, of the policy that produced the tokens.
@@ -62,7 +62,6 @@ class AdvantageBatch:
     groups: Ints
     mask: npt.NDArray[np.generic] | None = None
     rewards: Floats | None = None
-    weights: Floats | None = None
     values: Floats | None = None
     baselines: Floats | None = None
     logprobs: Floats | None = None

@@ -53,8 +53,6 @@ def own(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageResult:
 def _seen(batch: AdvantageBatch, spec: OwnAdvantage) -> AdvantageBatch:
     """The batch with nothing but scores, groups and what is declared."""
     kept: dict[str, Any] = {name: getattr(batch, name) for name in spec.needs}
-    if "rewards" in kept:
-        kept["weights"] = batch.weights
     return AdvantageBatch(scores=batch.scores, groups=batch.groups, **kept)
 
 

@@ -42,15 +42,14 @@ def normalise_then_sum(batch: AdvantageBatch, spec: AdvantageSpec) -> AdvantageR
     group and adds nothing to the sample's sum; a sample without any reward takes no part in the
     batch's either, and gets 0.
 
-    All rewards weigh 1 where neither specification nor batch says otherwise.
+    All rewards weigh 1 where the specification does not say otherwise.
 
     Raises:
         ValueError: another number of weights than of rewards.
     """
     assert isinstance(spec, NormaliseThenSum)
     rewards = field_of(batch, "rewards", spec.kind)
-    named = np.array(spec.weights or (1.0,) * rewards.shape[1])
-    weights = named if batch.weights is None else np.asarray(batch.weights, np.float64)
+    weights = np.array(spec.weights or (1.0,) * rewards.shape[1])
     groups = np.asarray(batch.groups)
     each = GroupRelative(
         std=spec.std,

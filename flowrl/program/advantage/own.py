@@ -48,7 +48,8 @@ class OwnAdvantage(UserAdvantage, Generic[_Given]):
         """Advantages of each step's batch.
 
         Args:
-            scores: One a sample; a sequence of scores where it reads `rewards`.
+            scores: One a sample; where it reads `rewards` a sequence of them, whose plain sum it
+                gets as scores.
             rollout: The samples that were scored, where it reads their tokens.
             reference: Logprobs of another policy, where it reads `reference_logprobs`.
             values: A critic's, where it reads them.

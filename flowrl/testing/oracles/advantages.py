@@ -42,6 +42,7 @@ from flowrl.specs.advantage import (
     Scale,
     Singleton,
 )
+from flowrl.specs.base import format_list
 from flowrl.specs.kl import Estimator
 from flowrl.specs.token_advantage import Masking, OptimalTokenBaseline
 from flowrl.testing.oracles.case import Case, Result, choose
@@ -175,12 +176,12 @@ def _gdpo(case: Case) -> Result:
         std="group_others" if others else "group",
         eps=eps,
         batch_eps=0.0 if nemo else eps,
+        reward_weights=format_list(float(weight) for weight in case.option("weights")),
     )
     batch = AdvantageBatch(
         scores=np.zeros(len(rewards)),
         groups=_groups(case),
         rewards=rewards,
-        weights=np.array(case.option("weights"), np.float64),
     )
     return _spread(case, normalise_then_sum(batch, spec).advantages)
 
