@@ -25,15 +25,17 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
     """
     kinds = {node.attr("data") for graph in graphs for node in graph.of_op(Op.SOURCE)}
     train = split == "train"
+    terms = list(_terms(config, graphs, train=train))
     return RowNeeds(
-        answer=any(_readers(config, graphs, train=train)),
+        answer=any(map(_reads_answer, terms)) or _environment_reads(config, graphs),
+        number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
         solution=train and bool(kinds & {"examples", "pairs"}),
         rejected=train and "pairs" in kinds,
     )
 
 
-def _readers(config: RunConfig, graphs: Sequence[Graph], *, train: bool) -> Iterator[bool]:
-    """Whether each reward and environment that meets the rows reads their answers."""
+def _terms(config: RunConfig, graphs: Sequence[Graph], *, train: bool) -> Iterator[RewardTerm]:
+    """The reward terms that score responses to the rows."""
     scores = [
         node
         for graph in graphs
@@ -48,14 +50,19 @@ def _readers(config: RunConfig, graphs: Sequence[Graph], *, train: bool) -> Iter
         # Told of all that is drawn and of held-out samples, also where no program scores by them.
         terms.append(config.rewards.terms)
     if scores or draws or not train:
-        yield from (_reads_answer(term) for several in terms for term in several)
+        yield from (term for several in terms for term in several)
+
+
+def _environment_reads(config: RunConfig, graphs: Sequence[Graph]) -> bool:
+    """Whether an environment reads the rows' answers."""
     used = {str(role) for graph in graphs for role in graph.roles}
-    for role in sorted(used & set(config.roles)):
+    for role in used & set(config.roles):
         target = config.roles[role].environment
-        if target is not None:
-            asked = environment_parameters(target, "reset")
-            # `**kwargs` passes on whatever there is.
-            yield asked is not None and "answer" in (*asked.required, *asked.optional)
+        asked = None if target is None else environment_parameters(target, "reset")
+        # `**kwargs` passes on whatever there is.
+        if asked is not None and "answer" in (*asked.required, *asked.optional):
+            return True
+    return False
 
 
 def _reads_answer(term: RewardTerm) -> bool:

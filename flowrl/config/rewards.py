@@ -1,6 +1,7 @@
 """What a score is made of: terms that look at the answer, and terms that shape what those gave.
 
-Three ways in which a term counts:
+`flowrl.algo.numbers` says what `numeric_match` and `gsm8k` take for a number. Three ways in which a
+term counts:
 
 - rules (`exact_match`, `numeric_match`, `gsm8k`, `format`, `python`) and penalties (`overlong`,
   `repetition`) are added up, each times its `weight`;

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias, overload
 
+from flowrl.algo.numbers import answer_number
 from flowrl.backend.batch import Ints
 from flowrl.config.schema import ArithmeticData, DataConfig, DifficultyConfig, JsonlData
 from flowrl.data.order import permutation
@@ -70,11 +71,13 @@ class RowNeeds:
 
     Attributes:
         answer: A reward or an environment asks for it.
+        number: A reward reads the answer as one number (`flowrl.algo.numbers`).
         solution: A stage learns from it; of pairs it is the preferred response.
         rejected: A stage learns from pairs; rows are not read for rejected responses otherwise.
     """
 
     answer: bool = True
+    number: bool = False
     solution: bool = True
     rejected: bool = False
 
@@ -275,6 +278,14 @@ class _Reader:
             if self._needs.answer:
                 raise
             answer = ""
+        if self._needs.number and answer_number(answer) is None:
+            raise DataError(
+                f"field {name!r}, which {self._answer_key} reads, cannot be read as one number, "
+                "which a reward compares with",
+                found=_excerpt(repr(answer)),
+                hint="write one number, such as 12, -3/4 or 2.5e3, score with exact_match, or "
+                "raise data.max_bad_rows to leave such rows out",
+            )
         try:
             solution = self._solution.render(fields)
         except DataError:

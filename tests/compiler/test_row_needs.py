@@ -14,6 +14,7 @@ from tests.compiler.programs import config, grpo, imitate, judge_learns, model, 
 
 NOTHING = RowNeeds(answer=False, solution=False)
 ANSWER = RowNeeds(answer=True, solution=False)
+NUMBER = RowNeeds(answer=True, number=True, solution=False)
 
 
 def needs(workflow: fl.Workflow, split: Split = "train", **changes: Any) -> RowNeeds:
@@ -29,8 +30,8 @@ FORMAT = {"kind": "format", "pattern": "[0-9]+"}
 
 
 def test_rewards_that_compare_need_the_answer():
-    for kind in ("exact_match", "numeric_match", "gsm8k"):
-        assert needs(grpo, rewards=terms(FORMAT, {"kind": kind})) == ANSWER
+    for kind, expected in {"exact_match": ANSWER, "numeric_match": NUMBER, "gsm8k": NUMBER}.items():
+        assert needs(grpo, rewards=terms(FORMAT, {"kind": kind})) == expected
 
 
 def test_rewards_that_do_not_compare_need_nothing_but_the_prompt():

@@ -62,6 +62,19 @@ def test_a_row_may_lack_what_nobody_reads(tmp_path):
         load_rows(path, data, split="train", needs=RowNeeds(answer=False))
 
 
+def test_an_answer_that_is_not_one_number_is_a_bad_row_where_a_reward_needs_a_number(tmp_path):
+    answers = ("#### -3/4", "7 apples", "3 or 5", "so 7 #### 1.5.2", "blue", 12)
+    path = write(tmp_path / "d.jsonl", *({"prompt": "p", "answer": a} for a in answers))
+    data = DataConfig(train=path, max_bad_rows=3)
+    needs = RowNeeds(number=True, solution=False)
+    rows = load_rows(path, data, split="train", needs=needs)
+    assert [row.answer for row in rows] == ["#### -3/4", "7 apples", "12"]
+    assert [problem.where for problem in rows.problems] == [f"{path}:{n}" for n in (3, 4, 5)]
+    assert len(load_rows(path, data, split="train", needs=RowNeeds())) == 6
+    with pytest.raises(DataError, match=r":3: field 'answer', which data\.answer reads, cannot be"):
+        load_rows(path, DataConfig(train=path), split="train", needs=needs)
+
+
 def test_a_mapping_source_uses_its_own_templates_and_stops_at_max_rows(tmp_path):
     path = write(tmp_path / "d.jsonl", *({"q": f"{i}?", "a": str(i)} for i in range(9)))
     source = JsonlData(

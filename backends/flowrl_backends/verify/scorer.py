@@ -7,8 +7,9 @@
     format          the whole response matches the pattern; the dot matches newlines
     python          (any number that the user's function returns)
 
-`flowrl_backends.verify.numbers` says what a number is. A reference answer that holds no number,
-where one is needed, is a fault of the data and raises `RewardError`; it is never scored 0.
+`flowrl.algo.numbers` says what a number is: what cannot be read as one number matches nothing. A
+reference answer that cannot be read, where a number is needed, is a fault of the data: rows are
+refused when they are read, and here it raises `RewardError`; it is never scored 0.
 
 `flowrl_backends.verify.shaping` adds terms by length, ending and repetition. Two of those are `of`
 another term: in the sum they stand in its place, with its weight.
@@ -21,10 +22,10 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TypeAlias
 
+from flowrl.algo.numbers import after_hashes, answer_number, close, last_number
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.config.nearest import listing
 from flowrl.errors import ConfigError, RewardError
-from flowrl_backends.verify.numbers import after_hashes, close, last_number
 from flowrl_backends.verify.options import TermOptions
 from flowrl_backends.verify.shaping import PENALTIES, TRANSFORMATIONS, Transformation
 from flowrl_backends.verify.user_function import UserFunction
@@ -150,15 +151,12 @@ def _gsm8k(request: ScoreRequest) -> float:
 
 
 def _answer_number(request: ScoreRequest) -> Fraction:
-    """The number after the last `####` of the reference answer, or its last number."""
-    number = after_hashes(request.answer)
-    if number is None:
-        number = last_number(request.answer)
+    number = answer_number(request.answer)
     if number is None:
         raise RewardError(
-            "the reference answer holds no number",
+            "the reference answer cannot be read as one number",
             where=f"sample {request.sample}",
-            found=repr(request.answer[:60]),
+            found=repr(request.answer[-60:]),
             hint="set data.answer to the field with the answer, or use exact_match",
         )
     return number
