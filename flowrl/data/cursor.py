@@ -107,8 +107,8 @@ def encode_prompts(
 ) -> PromptSet:
     """Tokenises every prompt once.
 
-    A row with a character that the tokenizer does not know is a bad row: it is left out and added
-    to those of `rows`.
+    A row with a character that the tokenizer does not know, or with a response that has the end
+    token in its text, is a bad row: it is left out and added to those of `rows`.
 
     Args:
         needs: What else of a row the tokenizer must know; by default nothing.
@@ -124,7 +124,7 @@ def encode_prompts(
         try:
             ids = tokenizer.encode_prompt(row.prompt, chat_template)
             for text in needs.responses_of(row):
-                tokenizer.check(text)
+                tokenizer.check_response(text)
         except DataError as reason:
             if reason.where is not None:
                 raise  # it is of the tokenizer, and no row's

@@ -5,7 +5,11 @@ itself, which takes seconds to import, is not needed. As there, the post-process
 decides on BOS and EOS, and `add_bos_token` of tokenizer_config.json is not read.
 
 Text is tokenised once, before a rollout; what a policy produced is decoded for rewards and people
-and never tokenised again.
+and never tokenised again. Prompts begin a sample, everything else is a piece in its middle
+(`flowrl.data.pieces`).
+
+A model's embedding often has more rows than the tokenizer has tokens. Such a row can be drawn like
+any other; it is decoded as `<unused900>`, by its id.
 """
 
 from __future__ import annotations
@@ -19,7 +23,14 @@ import numpy as np
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from flowrl.backend.batch import Ints
+from flowrl.backend.batch import Ints, Mask
+from flowrl.data.pieces import tokenizer_of_pieces
+from flowrl.data.token_ids import (
+    check_config_ids,
+    check_tokenizer_ids,
+    model_vocabulary,
+    token_ids_of,
+)
 from flowrl.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,6 +43,8 @@ ChatMode: TypeAlias = Literal["auto", "never", "always"]
 
 _MANY_TOKENS = 32_768
 """From here on the library's threads are worth waking; below, waiting for them takes longer."""
+
+_CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 _SPECIAL = (
     "bos_token",
@@ -53,6 +66,8 @@ class Tokenizer:
         stop_ids: Tokens that end a generated response: `end_id`, then `eos_token_id` of
             generation_config.json, or of config.json where that has none.
         vocab_size: One more than the largest token id.
+        model_vocab_size: Rows of the model's embedding; `vocab_size` where config.json has none.
+        names_all: Whether each of these rows is one of its tokens.
     """
 
     def __init__(
@@ -63,16 +78,30 @@ class Tokenizer:
         stop_ids: tuple[int, ...],
         chat: ChatTemplate | None,
         folder: Path,
+        bos: str | None = None,
+        model_vocab_size: int | None = None,
         alphabet_key: str = "",
     ) -> None:
         self._fast = fast
+        self._pieces = tokenizer_of_pieces(fast)
         self._alphabet_key = alphabet_key
         self._chat = chat
         self._folder = folder
         self.end_id = end_id
         self.stop_ids = stop_ids
         self._characters = _known_characters(fast)
-        self.vocab_size = max(fast.get_vocab(with_added_tokens=True).values()) + 1
+        ids = np.fromiter(fast.get_vocab(with_added_tokens=True).values(), np.int64)
+        self.vocab_size = int(ids.max()) + 1
+        self.model_vocab_size = model_vocab_size or self.vocab_size
+        self._has_token = np.zeros(self.vocab_size, np.bool_)
+        self._has_token[ids] = True
+        self.names_all = len(ids) >= self.model_vocab_size
+        self._bos_id = None if bos is None else fast.token_to_id(bos)
+        self._written = {
+            token: self._pieces.decode([token], skip_special_tokens=False)
+            for token in (*stop_ids, self._bos_id)
+            if token is not None
+        }
 
     @classmethod
     def load(cls, folder: Path, *, alphabet_key: str = "") -> Tokenizer:
@@ -82,7 +111,8 @@ class Tokenizer:
             alphabet_key: The config key that its characters stand under, for messages.
 
         Raises:
-            DataError: A file is missing or broken, or nothing says which token ends a response.
+            DataError: A file is missing or broken, nothing says which token ends a response, or a
+                token id is none of the model's.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -100,16 +130,22 @@ class Tokenizer:
         # A file may carry the truncation of the calls it was made with; prompts are never cut.
         fast.no_truncation()
         fast.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
+        configs = {folder / name: _read_json(folder / name) for name in _CONFIGS}
+        size = model_vocabulary(configs[folder / "config.json"], folder / "config.json")
+        check_config_ids(configs, size)
+        config = configs[folder / "tokenizer_config.json"]
         special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-        _add_missing_tokens(fast, config, special)
-        end_id, stop_ids = _end_tokens(fast, special, folder)
+        added = _add_missing_tokens(fast, config, special)
+        check_tokenizer_ids(folder, fast, added, size)
+        end_id, stop_ids = _end_tokens(fast, special, configs, folder)
         return cls(
             fast,
             end_id=end_id,
             stop_ids=stop_ids,
             chat=_chat_template(folder, config, special),
             folder=folder,
+            bos=special.get("bos_token"),
+            model_vocab_size=size,
             alphabet_key=alphabet_key,
         )
 
@@ -128,16 +164,16 @@ class Tokenizer:
             )
         if self._chat is not None and chat != "never":
             # The template prints the special tokens itself.
-            return self._encode(self._chat.render(text), special=False)
-        return self._encode(text, special=True)
+            return self._encode(self._chat.render(text), self._fast, special=False)
+        return self._encode(text, self._fast, special=True)
 
     def encode(self, text: str) -> Ints:
-        """int64 `[n]`, a text in the middle of a sample: no special tokens in front or behind.
+        """int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
 
         Raises:
             DataError: A character outside the vocabulary.
         """
-        return self._encode(text, special=False)
+        return self._encode(text, self._pieces, special=False)
 
     def encode_response(self, text: str) -> Ints:
         """int64 `[R]`, a response and the end token.
@@ -145,27 +181,40 @@ class Tokenizer:
         Raises:
             DataError: A character outside the vocabulary.
         """
-        return np.append(self._encode(text, special=False), np.int64(self.end_id))
+        return np.append(self.encode(text), np.int64(self.end_id))
 
     def decode(self, ids: Sequence[int] | Ints) -> str:
-        """The text of tokens, without special tokens."""
-        return str(self._fast.decode(list(map(int, ids)), skip_special_tokens=True))
+        """The text of tokens from the beginning of a sample on, without special tokens."""
+        return self._decode(np.asarray(ids, np.int64), self._fast)
 
     def decode_many(self, batch: Sequence[Sequence[int] | Ints]) -> list[str]:
-        """The texts of many token sequences, in one call.
+        """The texts of many pieces in the middle of samples, in one call.
 
         Equal sequences are decoded once: the members of a group often give the same answer.
         """
+        if not len(batch):
+            return []
         arrays = [np.asarray(ids, np.int64) for ids in batch]
         keys = [array.tobytes() for array in arrays]
         distinct = dict(zip(keys, arrays, strict=True))
-        lists = [array.tolist() for array in distinct.values()]
-        if sum(map(len, lists)) < _MANY_TOKENS:
-            texts = [self._fast.decode(ids, skip_special_tokens=True) for ids in lists]
+        together = np.concatenate(list(distinct.values()))
+        if self.without_token(together).any():
+            texts = [self._decode(ids, self._pieces) for ids in distinct.values()]
+        elif len(together) < _MANY_TOKENS:
+            texts = [
+                self._pieces.decode(ids.tolist(), skip_special_tokens=True)
+                for ids in distinct.values()
+            ]
         else:
-            texts = self._fast.decode_batch(lists, skip_special_tokens=True)
+            lists = [ids.tolist() for ids in distinct.values()]
+            texts = self._pieces.decode_batch(lists, skip_special_tokens=True)
         by_key = dict(zip(distinct, texts, strict=True))
         return [by_key[key] for key in keys]
+
+    def without_token(self, ids: Ints) -> Mask:
+        """bool, which ids are none of the tokenizer's tokens."""
+        inside = (ids >= 0) & (ids < self.vocab_size)
+        return ~(inside & self._has_token[np.where(inside, ids, 0)])
 
     def tokens(self, ids: Sequence[int] | Ints) -> list[str]:
         """How each token is written in the vocabulary, for people."""
@@ -190,10 +239,57 @@ class Tokenizer:
             else "take them out, or raise data.max_bad_rows to leave such rows out",
         )
 
-    def _encode(self, text: str, *, special: bool) -> Ints:
+    def check_response(self, text: str) -> None:
+        """Whether a text can be a response.
+
+        Raises:
+            DataError: a character that the tokenizer does not know, or a token that ends a response
+                or begins a text; these are put where they belong, and a policy stops at the first.
+        """
+        self.check(text)
+        for token, written in self._written.items():
+            if written and written in text and token in self.encode(text):
+                does = "ends a response" if token in self.stop_ids else "begins a text"
+                raise DataError(
+                    f"the response has the token {written!r} in its text, which {does}",
+                    found=text if len(text) <= 60 else f"...{text[-57:]}",
+                    hint="take it out of data.solution (of pairs data.rejected too), for the token "
+                    "that ends a response is put behind it; or raise data.max_bad_rows to leave "
+                    "such rows out",
+                )
+
+    def repeats_bos(self, prompt: str, prompt_ids: Ints) -> str:
+        """The token that begins a text, where a prompt has it and gets another one in front.
+
+        Args:
+            prompt_ids: What `encode_prompt` made of it.
+        """
+        if self._bos_id is None or not len(prompt_ids) or prompt_ids[0] != self._bos_id:
+            return ""
+        written = self._written[self._bos_id]
+        twice = prompt.lstrip().startswith(written) and (prompt_ids == self._bos_id).sum() > 1
+        return written if twice else ""
+
+    def _decode(self, ids: Ints, fast: FastTokenizer) -> str:
+        """The text of tokens; those that are not the tokenizer's by a name.
+
+        Args:
+            fast: Decodes what is before the first of these.
+        """
+        texts: list[str] = []
+        begin = 0
+        for place in np.flatnonzero(self.without_token(ids)).tolist():
+            if begin < place:
+                texts.append(fast.decode(ids[begin:place].tolist(), skip_special_tokens=True))
+            texts.append(f"<unused{ids[place]}>")
+            begin, fast = place + 1, self._pieces
+        texts.append(fast.decode(ids[begin:].tolist(), skip_special_tokens=True))
+        return "".join(texts)
+
+    def _encode(self, text: str, fast: FastTokenizer, *, special: bool) -> Ints:
         self.check(text)
         try:
-            encoding = self._fast.encode(text, add_special_tokens=special)
+            encoding = fast.encode(text, add_special_tokens=special)
         # The library raises plain Exception, such as for a character that has no token.
         except Exception as reason:
             raise DataError(
@@ -266,8 +362,12 @@ def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
 
 def _add_missing_tokens(
     fast: FastTokenizer, config: Mapping[str, object], special: Mapping[str, str]
-) -> None:
-    """Adds tokens that only tokenizer_config.json declares, in the order that Transformers does."""
+) -> frozenset[str]:
+    """Adds tokens that only tokenizer_config.json declares, in the order that Transformers does.
+
+    Returns:
+        Their texts.
+    """
     known = set(fast.get_vocab(with_added_tokens=True))
     listed = config.get("added_tokens_decoder")
     tokens: list[AddedToken] = []
@@ -287,20 +387,23 @@ def _add_missing_tokens(
             known.add(text)
     if tokens:
         fast.add_tokens(tokens)
+    return frozenset(token.content for token in tokens)
 
 
 def _end_tokens(
-    fast: FastTokenizer, special: Mapping[str, str], folder: Path
+    fast: FastTokenizer,
+    special: Mapping[str, str],
+    configs: Mapping[Path, Mapping[str, object]],
+    folder: Path,
 ) -> tuple[int, tuple[int, ...]]:
     model_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        config = _read_json(folder / name)
+        config = configs[folder / name]
         nested = config.get("text_config")
         value = config.get("eos_token_id")
         if value is None and isinstance(nested, dict):
             value = nested.get("eos_token_id")
-        listed = value if isinstance(value, list) else [value]
-        model_ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]
+        model_ids = token_ids_of(value, "eos_token_id", folder / name)
         if model_ids:
             break
     own = special.get("eos_token")

@@ -180,7 +180,7 @@ class EagerStage(Stage):
             return payload.text
         tokenizer, tokens = self._tokenizers[origin], payload.tokens
         ends = len(tokens) > 0 and int(tokens[-1]) in tokenizer.stop_ids
-        return tokenizer.decode(tokens[:-1] if ends else tokens)
+        return tokenizer.decode_many([tokens[:-1] if ends else tokens])[0]
 
 
 def _left_the_debugger(error: BaseException | None) -> bool:

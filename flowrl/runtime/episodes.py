@@ -331,8 +331,9 @@ class EpisodeEngine:
         transcript = episode.transcript
         transcript.reward(outcome.reward, outcome.metrics)
         if outcome.done or transcript.num_turns >= self._max_turns:
-            self._say(episode, outcome.observation)
-            self._finish(episode, FinishReason.STOP if outcome.done else FinishReason.LENGTH)
+            if self._say(episode, outcome.observation):
+                reason = FinishReason.STOP if outcome.done else FinishReason.LENGTH
+                self._finish(episode, reason)
             return
         tokens = self._tokens_of(episode, outcome.observation)
         if tokens is None or not self._enter_state(episode, outcome.state):
@@ -358,7 +359,8 @@ class EpisodeEngine:
 
     def _tokens_of(self, episode: _Episode, said: Said) -> Ints | None:
         """int64, what the environment said; None where it ended the episode by that."""
-        self._say(episode, said)
+        if not self._say(episode, said):
+            return None
         if isinstance(said, str):
             known = self._encoded.get(said)
             if known is not None:
@@ -372,17 +374,22 @@ class EpisodeEngine:
             if len(self._encoded) < _MAX_ENCODED:
                 self._encoded[said] = tokens
             return tokens
-        if len(said) and not 0 <= int(said.min()) <= int(said.max()) < self._tokenizer.vocab_size:
-            self._fail(
-                episode,
-                f"says token ids {int(said.min())} to {int(said.max())}, of a vocabulary of "
-                f"{self._tokenizer.vocab_size}",
-            )
-            return None
         return said.astype(np.int64)
 
-    def _say(self, episode: _Episode, said: Said) -> None:
-        episode.transcript.say(said if isinstance(said, str) else self._tokenizer.decode(said))
+    def _say(self, episode: _Episode, said: Said) -> bool:
+        """Notes the text of what the environment said; false where it ended the episode by that."""
+        size = self._tokenizer.model_vocab_size
+        if isinstance(said, str):
+            episode.transcript.say(said)
+        elif len(said) and not 0 <= int(said.min()) <= int(said.max()) < size:
+            self._fail(
+                episode,
+                f"says token ids {int(said.min())} to {int(said.max())}, of a vocabulary of {size}",
+            )
+            return False
+        else:
+            episode.transcript.say(self._tokenizer.decode_many([said])[0])
+        return True
 
     def _enter_state(self, episode: _Episode, state: EnvironmentState) -> bool:
         """Notes the environment's state; false where it ended the episode by telling none."""

@@ -28,6 +28,7 @@ from flowrl.data import (
 )
 from flowrl.errors import ConfigError, DataError
 from flowrl.ids import RoleName
+from flowrl.wording import counted
 
 __all__ = [
     "Materials",
@@ -230,6 +231,18 @@ def _encoded(
         notes.append(
             f"{rows.source}: {len(prompts.too_long)} prompts left out, longer than "
             f"{data.max_prompt_tokens} tokens (data.max_prompt_tokens)"
+        )
+    twice = [
+        (prompt.row.where, bos)
+        for prompt in prompts.prompts
+        if (bos := tokenizer.repeats_bos(prompt.row.prompt, prompt.prompt_ids))
+    ]
+    if twice:
+        where, bos = twice[0]
+        notes.append(
+            f"{rows.source}: {counted(len(twice), 'prompt')} with {bos!r} in front of the text get "
+            f"another one from the tokenizer (the first is {where}); take {bos!r} out of "
+            "data.prompt or of the rows"
         )
     return prompts
 

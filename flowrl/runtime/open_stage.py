@@ -82,7 +82,8 @@ class StageMaker:
         if state is not None:
             program.restore(part_of(state, "kl_coefficients"))
         sources = self._sources(stage, state)
-        report = StepReport(stage.name, parts, self.policies.use.policy)
+        tokenizers = self._tokenizers(parts)
+        report = StepReport(stage.name, parts, self.policies.use.policy, tokenizers)
         maker = RolloutMaker(
             config=self.config,
             stage=stage,
@@ -108,7 +109,7 @@ class StageMaker:
                 failures=self.failures,
                 report=report,
                 shown=shown,
-                tokenizers=self._tokenizers(parts),
+                tokenizers=tokenizers,
                 stop=self.stop,
             )
         with ExitStack() as stack:  # of processes, where something fails before the stage is made

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flowrl.backend.protocols import OptimizerStep
-from flowrl.data import PromptItem
+from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics
@@ -26,7 +26,10 @@ from flowrl.runtime.sample_set import StepBatch
 from flowrl.runtime.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
-__all__ = ["Drawn", "StepReport", "StepResult", "told_score"]
+__all__ = ["UNNAMED_TOKENS", "Drawn", "StepReport", "StepResult", "told_score"]
+
+UNNAMED_TOKENS = "unnamed_tokens"
+"""The metric that counts tokens drawn that are none of the tokenizer's."""
 
 _FIRST_UPDATE = "mismatch/"
 """Metrics that mean something before the step's weights have changed, so of its first update."""
@@ -77,13 +80,21 @@ class StepReport:
         parts: Its graph.
         policy: The role that the row speaks of, if this stage updates it; otherwise it is the one
             that it updates last.
+        tokenizers: By rollout, of the policy that draws it.
 
     Attributes:
         main: The rollout, or the source, that this role learns from.
     """
 
-    def __init__(self, stage: str, parts: GraphParts, policy: RoleName | None) -> None:
+    def __init__(
+        self,
+        stage: str,
+        parts: GraphParts,
+        policy: RoleName | None,
+        tokenizers: Mapping[NodeId, Tokenizer],
+    ) -> None:
         self._stage = stage
+        self._tokenizers = tokenizers
         self._parts = parts
         updates = parts.graph.of_op(Op.UPDATE)
         trained = [role_of(node) for node in updates]
@@ -243,12 +254,12 @@ class StepReport:
             node = one.part.node.id
             numbers = _sample_numbers([payload for _, payload in _scored(one.collected)])
             num_tokens += int(numbers.pop("num_tokens", 0))
-            cut = sum(_is_cut(payload) for _, payload in _scored(one.collected))
-            if cut:
-                extra["cut_episodes" if node == self.main else f"{node}/cut_episodes"] = float(cut)
             extra |= {
                 name if node == self.main else f"{node}/{name}": number
-                for name, number in _staleness(one, ends[node]).items()
+                for name, number in (
+                    *_staleness(one, ends[node]).items(),
+                    *self._counts(one).items(),
+                )
             }
             if node == self.main:
                 removed = {p.item.group for _, p, end, _ in ends[node] if end == "filtered"}
@@ -273,6 +284,22 @@ class StepReport:
             dropped_samples=sum(len(one.collected.dropped) for one in drawn),
             extra=extra,
         )
+
+    def _counts(self, one: Drawn) -> dict[str, float]:
+        """What is counted of a rollout's samples where it can occur."""
+        payloads = [payload for _, payload in _scored(one.collected)]
+        counts = {}
+        cut = sum(_is_cut(payload) for payload in payloads)
+        if cut:
+            counts["cut_episodes"] = float(cut)
+        tokenizer = self._tokenizers[one.part.node.id]
+        if not tokenizer.names_all:
+            strange = [
+                tokenizer.without_token(p.tokens if p.mask is None else p.tokens[p.mask])
+                for p in payloads
+            ]
+            counts[UNNAMED_TOKENS] = float(sum(np.count_nonzero(places) for places in strange))
+        return counts
 
     # Updates
 

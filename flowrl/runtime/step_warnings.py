@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from flowrl.observe.rows import StepMetrics
+from flowrl.runtime.step_report import UNNAMED_TOKENS
 from flowrl.wording import counted
 
 __all__ = ["StepWarnings"]
@@ -29,6 +30,7 @@ class StepWarnings:
     def of(self, metrics: StepMetrics) -> None:
         """Tells of what a step shows for the first time in its stage."""
         self._of_cut_episodes(metrics)
+        self._of_unnamed_tokens(metrics)
         self._of_skipped_updates(metrics)
         self._of_idle_steps(metrics)
 
@@ -50,6 +52,18 @@ class StepWarnings:
             "(the term cut_observation in samples.jsonl) or left no room for another turn in the "
             "model's max_length (cut_length); cut_episodes in metrics.jsonl counts more of them"
         )
+
+    def _of_unnamed_tokens(self, metrics: StepMetrics) -> None:
+        """Tokens of the model that the tokenizer does not have."""
+        drawn = sum(n for key, n in metrics.extra.items() if key.endswith(UNNAMED_TOKENS))
+        if drawn and self._once(metrics.stage, "unnamed"):
+            self._warn(
+                f"{metrics.stage} step {metrics.step}: {counted(drawn, 'token')} drawn that the "
+                "tokenizer does not have, for the model's embedding has more rows than that has "
+                "tokens. Rewards see them as <unused900>, by their ids; unnamed_tokens in "
+                "metrics.jsonl counts more of them. An untrained model draws them until it has "
+                "learnt not to; a trained one never should: look whether the tokenizer is its own"
+            )
 
     def _of_skipped_updates(self, metrics: StepMetrics) -> None:
         if metrics.skipped_updates and self._once(metrics.stage, "skipped"):

@@ -33,6 +33,7 @@ __all__ = [
     "DEADLINE_S",
     "Saying",
     "Step",
+    "done_with",
     "end_game",
     "ends",
     "episodes",
@@ -128,6 +129,13 @@ def end_game(engine: EpisodeEngine) -> list[tuple[SampleId, Action]]:
     game = engine._environments._loop._environment
     assert isinstance(game, RuleGame)
     return game.actions
+
+
+def done_with(said: object) -> Step:
+    async def step(sample: SampleId, action: Action) -> Outcome:
+        return Outcome(observation=said, done=True)  # type: ignore[arg-type]
+
+    return step
 
 
 def never_done(said: object = "<") -> Step:

@@ -37,6 +37,7 @@ from tests.runtime.episode_worlds import (
 )
 from tests.runtime.played_episodes import (
     Saying,
+    done_with,
     end_game,
     ends,
     episodes,
@@ -117,6 +118,10 @@ def test_episodes_whose_environment_is_lost_come_back_to_begin_anew(tokenizer: T
         (Saying(content="x"), "says what cannot be tokenised: .* [(]'x'[)]"),
         (Saying(never_done("x")), "says what cannot be tokenised"),
         (Saying(never_done(np.array([0, 24]))), "says token ids 0 to 24, of a vocabulary of 24"),
+        (Saying(never_done(np.array([-1, 2]))), "says token ids -1 to 2, of a vocabulary of 24"),
+        (Saying(done_with(np.array([-1]))), "says token ids -1 to -1, of a vocabulary of 24"),
+        (Saying(done_with(np.array([24]))), "says token ids 24 to 24, of a vocabulary of 24"),
+        (Saying(content=np.array([-1])), "says token ids -1 to -1, of a vocabulary of 24"),
         (Saying(never_done(np.array([1, STOP]))), "ends with a stop token after turn 0"),
         (Saying(content="<" * 9), "opens with 9 tokens behind a prompt of 1, of at most 8"),
     ],

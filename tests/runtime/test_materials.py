@@ -15,13 +15,23 @@ from flowrl.errors import DataError
 from flowrl.ids import RoleName, sample_id
 from flowrl.runtime.materials import Materials, prepare_materials
 from flowrl.runtime.payloads import Payload, sequence_batch
+from tests.data.tokenizer_kinds import llama_2, saved
 from tests.runtime.tiny_runs import tiny_config
 
 ACTOR = RoleName("actor")
 
 
-def prepare(folder: Path, rows: Any = None, *, max_length: int = 16, **data: object) -> Materials:
+def prepare(
+    folder: Path,
+    rows: Any = None,
+    *,
+    max_length: int = 16,
+    model: str | None = None,
+    **data: object,
+) -> Materials:
     config = tiny_config(folder / "runs")
+    if model is not None:
+        config["roles"]["actor"] = {"backend": "torch", "model": model}
     if rows is not None:
         path = folder / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -104,3 +114,16 @@ def test_rows_outside_the_band_of_difficulty_are_counted_in_a_note(tmp_path):
     assert len(materials.train) == 1
     (note,) = materials.notes
     assert note.endswith("2 rows left out, rate outside 0.25 to 0.75 (data.difficulty)")
+
+
+def test_prompts_that_get_a_second_bos_are_said_once_with_the_way_out(tmp_path):
+    folder = saved(tmp_path / "model", llama_2())
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 32}))
+    (folder / "model.safetensors").write_bytes(b"")
+    rows = [pair(prompt, "2", "3") for prompt in ("x=", "<s>x=", "<s> 4=")]
+    (note,) = prepare(tmp_path, rows, model=str(folder)).notes
+    path = tmp_path / "rows.jsonl"
+    assert note.startswith(f"{path}: 2 prompts with '<s>' in front of the text get another one")
+    assert f"the first is {path}:2" in note
+    assert "take '<s>' out of data.prompt" in note
+    assert prepare(tmp_path, rows[:1], model=str(folder)).notes == ()

@@ -272,6 +272,12 @@ def test_impossible_requests_name_the_sample_and_the_numbers(bad, numbers):
     assert engine.poll(0.0) == [], "a refused submission takes no request"
 
 
+@pytest.mark.parametrize("stop", [-1, VOCAB])
+def test_an_engine_does_not_open_with_a_stop_token_that_the_model_does_not_have(stop):
+    with pytest.raises(BackendError, match=rf"a stop token lies outside[\s\S]*id {stop}"):
+        make_engine(make_model(), stop=(1, stop))
+
+
 def test_a_sample_is_not_taken_twice():
     engine = make_engine(make_model())
     engine.submit([request(1, max_tokens=5)])

@@ -434,3 +434,24 @@ def test_mistakes_of_the_caller_are_typed_errors(qwen: Path) -> None:
         TorchTrainer(context(qwen, trainable=False)).begin(AdamW(), 1)
     with pytest.raises(BackendError, match="float16"):
         TorchTrainer(context(qwen, dtype="float16"))
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_batch_with_a_token_that_the_model_does_not_have_is_refused(
+    token: int, qwen: Path
+) -> None:
+    trainer, rows = TorchTrainer(context(qwen)), sequences()
+    trainer.begin(AdamW(), 1)
+    tokens = rows.tokens.copy()
+    tokens[3] = token
+    wrong = TrainBatch(sequences=replace(rows, tokens=tokens))
+    expected = rf"roles\.actor: a token id lies outside[\s\S]*0 to {VOCABULARY - 1}"
+    with pytest.raises(BackendError, match=expected):
+        trainer.update(wrong, update_spec(wrong, loss=CrossEntropy()))
+    for ask in (trainer.logprobs, trainer.distributions, trainer.squares):
+        with pytest.raises(BackendError, match=expected):
+            ask(wrong.sequences, 1.0)
+    critic = TorchTrainer(context(qwen, head="value"))
+    for ask_critic in (critic.values, critic.scores):
+        with pytest.raises(BackendError, match=expected):
+            ask_critic(wrong.sequences)

@@ -11,7 +11,7 @@ from flowrl.backend.protocols import GenerateRequest, PolicyContext
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason
 
-__all__ = ["check_request", "gather_prompts", "same_context", "takes_no_token"]
+__all__ = ["check_request", "check_stops", "gather_prompts", "same_context", "takes_no_token"]
 
 
 def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: int) -> None:
@@ -54,6 +54,23 @@ def check_request(request: GenerateRequest, context: PolicyContext, vocab_size: 
                 found=f"ids {int(part.min())} to {int(part.max())}",
                 expected=f"0 to {vocab_size - 1}",
                 hint="use the tokenizer of the model's own folder",
+            )
+
+
+def check_stops(context: PolicyContext, vocab_size: int) -> None:
+    """Refuses stop tokens that the model does not have; -1 would be its last token.
+
+    Raises:
+        BackendError: with the id.
+    """
+    for token in context.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            raise BackendError(
+                "a stop token lies outside the model's vocabulary",
+                where=f"roles.{context.role}",
+                found=f"id {token}",
+                expected=f"0 to {vocab_size - 1}",
+                hint="mend eos_token_id in generation_config.json or config.json",
             )
 
 

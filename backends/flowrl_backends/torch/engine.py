@@ -35,7 +35,12 @@ from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, P
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason
-from flowrl_backends.torch.admission import check_request, same_context, takes_no_token
+from flowrl_backends.torch.admission import (
+    check_request,
+    check_stops,
+    same_context,
+    takes_no_token,
+)
 from flowrl_backends.torch.attention import ModelDecoder
 from flowrl_backends.torch.fused import FusedDecoder, is_llama_like
 from flowrl_backends.torch.grammar import Grammars, forbidden_by
@@ -95,6 +100,7 @@ class TorchEngine:
         self._order = RowOrder()
         self._stops: Tensor | None = None
         if context.stop_token_ids:
+            check_stops(context, self._vocab_size)
             self._stops = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
             self._stops[list(context.stop_token_ids)] = True
         self._grammars: Grammars | None = None

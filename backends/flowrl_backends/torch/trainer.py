@@ -104,56 +104,68 @@ class TorchTrainer:
         """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient.
 
         Raises:
-            BackendError: the model ends in a value head.
+            BackendError: the model ends in a value head, or has no such token.
         """
-        self._require("lm", "logprobs")
+        self._require("lm", "logprobs", batch)
         return predict_all(self.model, batch, _answered(batch), "logprobs", temperature)
 
     def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
         """float32 `[R, V]`, logprobs of the whole vocabulary at each response token, in order.
 
         Raises:
-            BackendError: the model ends in a value head.
+            BackendError: the model ends in a value head, or has no such token.
         """
-        self._require("lm", "distributions")
+        self._require("lm", "distributions", batch)
         return distributions(self.model, batch, temperature)
 
     def squares(self, batch: SequenceBatch, temperature: float) -> Floats:
         """float32 `[T]`, sum over the vocabulary of squared probabilities at each response token.
 
         Raises:
-            BackendError: the model ends in a value head.
+            BackendError: the model ends in a value head, or has no such token.
         """
-        self._require("lm", "squared probabilities")
+        self._require("lm", "squared probabilities", batch)
         return squares(self.model, batch, temperature)
 
     def values(self, batch: SequenceBatch) -> Floats:
         """float32 `[T]`, the value of the state before each response token, 0 elsewhere.
 
         Raises:
-            BackendError: the model has no value head.
+            BackendError: the model has no value head, or no such token.
         """
-        self._require("value", "values")
+        self._require("value", "values", batch)
         return predict_all(self.model, batch, _answered(batch), "values")
 
     def scores(self, batch: SequenceBatch) -> Floats:
         """float32 `[N]`, the value head's number at each sample's last token.
 
         Raises:
-            BackendError: the model has no value head.
+            BackendError: the model has no value head, or no such token.
         """
-        self._require("value", "scores")
+        self._require("value", "scores", batch)
         longer = closed(batch)
         found = predict_all(self.model, longer, np.arange(len(batch)), "scores")
         return found[longer.response_mask]
 
-    def _require(self, head: Head, wanted: str) -> None:
+    def _require(self, head: Head, wanted: str, batch: SequenceBatch) -> None:
+        """Whether the model has the head that is asked for, and every token of a batch."""
         if self._context.head != head:
             raise BackendError(
                 f"the model gives no {wanted}",
                 where=f"roles.{self._context.role}",
                 found=f"head {self._context.head}",
                 expected=f"head {head}",
+            )
+        size = int(self.model.config.vocab_size)
+        least, most = (int(f(batch.tokens, initial=0)) for f in (np.min, np.max))
+        if least < 0 or most >= size:
+            raise BackendError(
+                "a token id lies outside the model's vocabulary",
+                where=f"roles.{self._context.role}",
+                found=f"ids {least} to {most}",
+                expected=f"0 to {size - 1}",
+                hint="a policy can draw every row of its embedding: save this model again with an "
+                "embedding of as many rows as the policy's",
             )
 
     def update(self, batch: TrainBatch, spec: UpdateSpec) -> list[OptimizerStep]:
@@ -170,15 +182,17 @@ class TorchTrainer:
         holds at least one pair.
 
         Raises:
-            BackendError: `begin` was not called, the loss does not belong to the model's head, a
-                field that the loss reads is missing, samples are not the pairs that it reads, a
-                mini-batch has no response token, or the model's layers cannot be recomputed.
+            BackendError: `begin` was not called, the loss does not belong to the model's head, the
+                model has no such token, a field that the loss reads is missing, samples are not the
+                pairs that it reads, a mini-batch has no response token, or the model's layers
+                cannot be recomputed.
         """
         where = f"roles.{self._context.role}"
         if self._optimizer is None:
             raise BackendError("update before begin", where=where)
         wanted = spec.loss.predicts
-        self._require("lm" if wanted == "logprobs" else "value", f"{wanted}, as {spec.loss} reads")
+        head: Head = "lm" if wanted == "logprobs" else "value"
+        self._require(head, f"{wanted}, as {spec.loss} reads", batch.sequences)
         objective = Objective.of(batch, spec, self.model, where=where, skip_zero=self._skip_zero)
         with self._recomputing(spec.recompute):
             return [objective.update(self._optimizer, rows) for rows in spec.mini_batches]
