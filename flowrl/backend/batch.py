@@ -4,6 +4,17 @@ A sample is its prompt's tokens followed by its response's. Samples lie end to e
 `offsets` says where each begins. Every per-token array has the same length, so that position `t`
 of any of them speaks of token `t`. numpy, not torch: it crosses process borders far cheaper, and
 the core imports no torch.
+
+Truncated sampling. A sampler takes the temperature-scaled logits through a repetition penalty and
+forbidden stop tokens, which follow from the tokens before, and then keeps a set of tokens (top-k,
+top-p, min-p), which follows from the model's weights. A trainer that gives the logprobs of the
+sampler's distribution repeats the former from the tokens and takes the latter from the engine: the
+set kept at each token stays as it was when the token was sampled, whatever the weights are now
+("keep sampling mask", DeepSeek-V3.2, arXiv:2512.02556, section 3.1). Both policies of an importance
+ratio then have one support, on which the ratio's expectation is right, and no sampled token ever
+has probability 0. A reference is truncated in the same way: only then does an equal policy have
+distance 0. A set computed from today's weights would need no memory, but could lose the sampled
+token, would change with the weights within a step, and would differ from the engine's by rounding.
 """
 
 from __future__ import annotations
@@ -15,10 +26,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.backend.truncation import KeptTokens, Sampler
 from flowrl.ids import SampleId
+from flowrl.specs import Sampling
 
-__all__ = ["Floats", "Ints", "Mask", "SequenceBatch", "TrainBatch"]
+__all__ = [
+    "Floats",
+    "Ints",
+    "KeptTokens",
+    "Mask",
+    "Sampler",
+    "SequenceBatch",
+    "TrainBatch",
+]
+
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -36,12 +56,12 @@ class SequenceBatch:
         response_mask: bool `[T]`, true where the policy produced the token and the loss counts it;
             false in prompts and in what an environment said between turns.
         groups: int64 `[N]`; samples with equal numbers answer the same prompt and are adjacent.
-        turn: int64 `[T]`, turn of each response token, counted from 0; -1 elsewhere.
+        turn: int64 `[T]`, turn of each response token, counted from 0; -1 at other tokens.
         token_reward: float32 `[T]`, reward given at a token; a turn's lies on its last response
             token.
         state: int64 `[T]`, at each response token a number of the environment's state before the
-            turn, equal where states are equal; -1 elsewhere.
-        kept: `[T]`, what the sampler left to draw from at each response token; there where it cut
+            turn, equal where states are equal; -1 at other tokens.
+        kept: `[T]`, the tokens that the sampler kept at each response token; set where it cut
             anything off and its logprobs are of that.
         sampler: What logprobs of these samples are to repeat; None where they are the model's own.
     """
@@ -117,7 +137,7 @@ def _picked(batch: object, names: Sequence[str], places: Ints) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What an update reads; every per-token array is float32 `[T]` and zero off the response mask.
+    """The input of an update; per-token arrays are float32 `[T]`, zero off the response mask.
 
     Attributes:
         sequences: The samples.
@@ -130,7 +150,7 @@ class TrainBatch:
         returns: A critic's targets.
         old_values: A critic's values at the start of the step.
         preferred: bool `[N]`; samples come in adjacent pairs, and of each pair the preferred one,
-            which stands first, is true.
+            which comes first, is true.
         extra: Fields by name that the program computed for a loss of its own, `[T]` each.
     """
 
@@ -174,3 +194,76 @@ _FIELDS = (
     "old_values",
 )
 """Optional arrays of `TrainBatch` with a value a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """The transformation after which a batch's tokens were sampled.
+
+    Attributes:
+        sampling: Its options; the temperature is not among those that are read here.
+        stop_token_ids: What `min_tokens` forbids.
+    """
+
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTokens:
+    """The tokens that top-k, top-p and min-p left, at each of T places of a sequence.
+
+    Memory is 4 bytes for each kept token: some hundred bytes a place at the usual top-p.
+
+    Attributes:
+        ids: int32 `[sum(counts)]`, place by place.
+        counts: int32 `[T]`, how many were kept; 0 where the whole vocabulary was, and where nothing
+            was sampled.
+    """
+
+    ids: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+
+    @classmethod
+    def everything(cls, places: int) -> KeptTokens:
+        """Nothing was cut off at any of them."""
+        return cls(ids=np.zeros(0, np.int32), counts=np.zeros(places, np.int32))
+
+    @classmethod
+    def of_places(cls, places: Sequence[npt.NDArray[np.int32]]) -> KeptTokens:
+        """From the ids at each place; none of them means all."""
+        return cls(
+            ids=np.concatenate([np.zeros(0, np.int32), *places]),
+            counts=np.array([len(ids) for ids in places], np.int32),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[KeptTokens]) -> KeptTokens:
+        """Places of all parts, one part behind the other."""
+        empty = np.zeros(0, np.int32)
+        return cls(
+            ids=np.concatenate([empty, *(part.ids for part in parts)]),
+            counts=np.concatenate([empty, *(part.counts for part in parts)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """int64 `[T + 1]`; the ids of place t are `ids[offsets[t]:offsets[t + 1]]`."""
+        return np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
+
+    def select(self, places: npt.NDArray[np.int64]) -> KeptTokens:
+        """The sets at `places`, in that order."""
+        counts, starts = self.counts[places], self.offsets[places]
+        begins = np.cumsum(counts, dtype=np.int64) - counts
+        within = np.arange(int(counts.sum())) - np.repeat(begins, counts)
+        return KeptTokens(ids=self.ids[np.repeat(starts, counts) + within], counts=counts)
+
+    def lacking(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Places whose set does not hold the token of `tokens` `[T]` that was sampled there."""
+        place = np.repeat(np.arange(len(self.counts)), self.counts)
+        found = np.zeros(len(self.counts), np.bool_)
+        found[place[self.ids == tokens[place]]] = True
+        return np.flatnonzero(~found & (self.counts > 0))

@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 Said: TypeAlias = str | Ints
-"""What an environment says: text, which is tokenised once without special tokens, or token ids."""
+"""An observation: text, which is tokenised once without special tokens, or token ids."""
 
 EnvironmentState: TypeAlias = str | int | None
 """A name for the state that an environment is in: equal names say that all that matters for what
@@ -87,10 +87,10 @@ follows is equal. None says nothing, so that the state counts as equal to no oth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentContext:
-    """What an environment is made from.
+    """The inputs from which an environment is opened.
 
     Attributes:
-        role: The role it plays; for messages.
+        role: The role that it serves; for messages.
         environment: As `roles.<role>.environment` says; the plug-in knows what it means.
         options: Of `roles.<role>.options`, as JSON values.
         seed: Of everything random in it that is not of one episode.
@@ -109,7 +109,7 @@ class EpisodeStart:
     """One episode to begin.
 
     Attributes:
-        sample: Names the episode in all further calls. An episode that was aborted begins anew
+        sample: Names the episode in all further calls. An episode that was aborted starts again
             under the same name, after `close_episode`.
         seed: Of everything random in the episode. Equal for all samples of a group, so that they
             face the same task; an environment that shall differ among them adds `sample`.
@@ -127,7 +127,7 @@ class EpisodeStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """How an episode begins.
+    """The start of an episode.
 
     Attributes:
         content: What the policy reads after the prompt, before its first turn; may be empty.
@@ -144,7 +144,7 @@ class Action:
 
     Attributes:
         text: Its tokens decoded, without the stop token and other special tokens.
-        tokens: int64 `[n]`, as they were drawn, the stop token included.
+        tokens: int64 `[n]`, as they were sampled, the stop token included.
         turn: Counted from 0.
         finish: `stop`, or `length` where the turn met its limit of tokens.
     """
@@ -157,12 +157,12 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a turn led to.
+    """The result of a turn.
 
     Attributes:
         observation: What the policy reads before its next turn. Of the last turn nobody reads it;
             it is kept as text, for people. After a turn that ended with a stop token it must not be
-            empty: nothing else would tell the policy that it goes on.
+            empty: nothing else would show the policy that the episode continues.
         reward: Of this turn; the score of an episode is the sum over its turns.
         done: The episode is over.
         state: After the turn.

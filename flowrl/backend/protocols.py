@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from flowrl.backend.batch import Floats, Ints, SequenceBatch, TrainBatch
-from flowrl.backend.plugin import BackendStatus, Capabilities, Head, Plugin, Service
-from flowrl.backend.truncation import KeptTokens
+from flowrl.backend.batch import Floats, Ints, KeptTokens, SequenceBatch, TrainBatch
+from flowrl.backend.capabilities import BackendStatus, Capabilities, Head, Service
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import KL, AdamW, FinishReason, LossSpec, Sampling
 from flowrl.specs.grammar import Grammar
@@ -35,7 +34,6 @@ __all__ = [
     "GenerateRequest",
     "Head",
     "OptimizerStep",
-    "Plugin",
     "PolicyContext",
     "Progress",
     "ScoreBackend",
@@ -50,10 +48,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """What a policy worker is made from.
+    """The inputs from which a policy worker is opened.
 
     Attributes:
-        role: The role it plays; for messages.
+        role: The role that it serves; for messages.
         model: A Hugging Face model folder. `config.json` and the tokenizer files always exist.
         fresh: No weights in the folder: initialise them from `seed`.
         device: `cpu`, `cuda:0`, `npu:0`.
@@ -92,13 +90,13 @@ class GenerateRequest:
         prompt: int64 `[P]` prompt tokens.
         response: int64 `[R]` response tokens kept from an aborted attempt, to go on from.
         sampling: `max_tokens` and `min_tokens` count `response` too.
-        seed: Of this sample's random stream. The draw of response token t depends on `(seed, t)`
-            alone, so a sample that goes on elsewhere draws the same numbers.
+        seed: Of this sample's random stream. Sampling response token t depends on `(seed, t)`
+            alone, so a sample that continues on another engine gets the same tokens.
         shares_prompt: Requests with equal keys have equal prompts (a group); a hint for reuse.
         grammar: What is held to by the response tokens from `grammar_from` on; None by nothing. One
             that ends with a stop token is of the grammar, another is the beginning of one. Logprobs
             are those before it, as before all that changes the distribution.
-        grammar_from: Response tokens that stand before it, as the turns before do.
+        grammar_from: Response tokens before the constrained text, such as earlier turns.
     """
 
     sample: SampleId
@@ -114,7 +112,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a running request is: `num_tokens` response tokens, kept ones included."""
+    """The progress of a running request: `num_tokens` response tokens, kept ones included."""
 
     sample: SampleId
     attempt: int
@@ -128,9 +126,10 @@ class Finished:
     Attributes:
         tokens: int64 `[R]` response tokens of this attempt (without those it was given).
         logprobs: float32 `[R]`, of the temperature-scaled logits before any truncation; where the
-            sampling says `logprobs="sampler"`, of the distribution that the tokens were drawn from.
+            sampling says `logprobs="sampler"`, of the distribution that the tokens were sampled
+            from.
         versions: `((version, count), ...)`, the weights that produced the tokens, in order.
-        kept: `[R]`, what top-k, top-p and min-p left to draw from; there exactly where
+        kept: `[R]`, what top-k, top-p and min-p kept; set exactly where
             `Sampling.reports_kept`, even without a token.
     """
 
@@ -165,7 +164,7 @@ class GenerateBackend(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
-        """What happened since the last call.
+        """Returns the reports since the last call.
 
         Returns a few decode steps after a request ended, or after a bounded number of them, or
         after `timeout_s` seconds; at once when no request is there.
@@ -196,7 +195,7 @@ class GenerateBackend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSpec:
-    """How a batch is turned into optimizer updates.
+    """The division of a batch into optimizer updates.
 
     Attributes:
         loss: What is minimised.
@@ -224,7 +223,7 @@ class UpdateSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """What one optimizer update did; means are over the mini-batch's response tokens.
+    """The results of one optimizer update; means are over the mini-batch's response tokens.
 
     Attributes:
         grad_norm: Before clipping.
@@ -259,7 +258,7 @@ class TrainBackend(Protocol):
         ...
 
     def logprobs(self, batch: SequenceBatch, temperature: float) -> Floats:
-        """float32 `[T]`, logprob of each response token, 0 elsewhere; no gradient."""
+        """float32 `[T]`, logprob of each response token, 0 at prompt tokens; no gradient."""
         ...
 
     def distributions(self, batch: SequenceBatch, temperature: float) -> Floats:
@@ -334,7 +333,7 @@ class TrainBackend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreContext:
-    """What a scorer is made from: the reward terms of the config, as JSON values.
+    """The inputs from which a scorer is opened: the reward terms of the config, as JSON values.
 
     Attributes:
         key: Where the config holds the terms, for messages.

@@ -1,6 +1,6 @@
 """Backends by name: the entry points of group `flowrl.backends`, checked against `Plugin`.
 
-`find` imports the one plug-in asked for; `available` imports all and reports a broken one beside
+`find` imports the one plug-in asked for; `available` imports all and reports a broken one with
 the others. Both trust nothing that a plug-in says before they have looked at it.
 
 A distribution makes a backend known in its own pyproject.toml:
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.backend.plugin import Capabilities, Plugin
+from flowrl.backend.capabilities import Capabilities
+from flowrl.backend.plugin import Plugin
 from flowrl.entry_points import Entry, entries, find_entry
 from flowrl.errors import BackendError
 
@@ -86,14 +87,14 @@ def _load(entry: Entry) -> Plugin:
             f"backend {entry.name!r} is no flowrl plug-in: {problem}",
             where=entry.origin,
             expected="an object with flowrl.backend.protocols.Plugin's members",
-            hint=f"mend {entry.target} or uninstall {entry.distribution}",
+            hint=f"repair {entry.target} or uninstall {entry.distribution}",
         )
     assert isinstance(candidate, Plugin)
     return candidate
 
 
 def _problem(entry: Entry, candidate: object) -> str | None:
-    """What keeps `candidate` from being a `Plugin`, in one sentence; None where nothing does."""
+    """Returns why `candidate` is no `Plugin`, in one sentence; None if it is one."""
     if isinstance(candidate, type):
         return f"{entry.target} is the class {candidate.__name__}, not an instance of it"
     missing = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from flowrl.backend.plugin import Capabilities, Head, Service
+from flowrl.backend.capabilities import Capabilities, Head, Service
 from flowrl.backend.registry import available
 from flowrl.compiler.players import Players
 from flowrl.config.nearest import listing, suggestion
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
-from flowrl.graph.node_errors import node_error
+from flowrl.graph.ir import node_error
 from flowrl.passes.rollouts import drawn_by
 from flowrl.program import Workflow
 from flowrl.program.parameters import RoleKind

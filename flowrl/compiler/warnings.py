@@ -6,7 +6,7 @@ import logging
 
 from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.graph import Graph, Op
-from flowrl.graph.node_errors import called
+from flowrl.graph.ir import called
 from flowrl.passes import Context
 from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
 from flowrl.passes.settle_truncation import takes_for_draws

@@ -1,10 +1,8 @@
 """The graph: frozen data that says what a workflow does, its text and JSON forms, its verifier."""
 
-from flowrl.graph.ir import Attr, Edge, Graph, Node
-from flowrl.graph.json_form import graph_from_json, graph_to_json
-from flowrl.graph.parse import parse
+from flowrl.graph.ir import Attr, Edge, Graph, Node, format_attr, format_graph
 from flowrl.graph.sample_sets import sample_sets
-from flowrl.graph.text import format_attr, format_graph
+from flowrl.graph.serialization import graph_from_json, graph_to_json, parse
 from flowrl.graph.types import DType, Field, Level, Op, SourceRef, Unit
 from flowrl.graph.verify import problems, verify
 

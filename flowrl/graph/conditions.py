@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import called, node_error, per
+from flowrl.graph.ir import Edge, Graph, Node, called, node_error, per
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS, STATE, TOKEN_REWARD, TURN
 from flowrl.graph.types import Field, Level, Op, Unit
 from flowrl.graph.update_conditions import check_update
@@ -22,7 +21,7 @@ __all__ = ["conditions"]
 
 
 def conditions(graph: Graph, node: Node) -> Iterator[GraphError]:
-    """What is wrong between the arguments of a node, each of which is right by itself."""
+    """Yields the errors between the arguments of a node, each of which is right by itself."""
     rule = _RULES.get(node.op)
     if rule is not None:
         yield from rule(graph, node)
@@ -33,7 +32,7 @@ def conditions(graph: Graph, node: Node) -> Iterator[GraphError]:
 def _check_replicas(node: Node) -> Iterator[GraphError]:
     """The samples of a step must be the sum of what its replicas take, alike.
 
-    Engines are given samples one by one as they have room, so some of them may draw one less.
+    Engines are given samples one by one as slots become free, so some of them may sample one less.
     """
     found = [node.attr(name) for name in ("samples", "replicas", "samples_per_replica")]
     samples, replicas, each = (value if isinstance(value, int) else 0 for value in found)
@@ -114,7 +113,7 @@ _NEEDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "sum_pi_squared": (
         "policy",
-        "for the probabilities that its tokens were drawn with",
+        "for the probabilities that its tokens were sampled with",
         "pass policy=actor.logprobs(rollout)",
     ),
     "reference_logprobs": (
@@ -159,11 +158,11 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
             hint="pass what verifier.score(rollout) returned",
         )
     wanted = {_NEEDS[name][0] for name in needs if name in _NEEDS}
-    told: set[str] = set()
+    reported: set[str] = set()
     for name in needs:
         argument, why, to_give = _NEEDS.get(name, ("", "", ""))
-        if argument and argument not in node.inputs and argument not in told:
-            told.add(argument)
+        if argument and argument not in node.inputs and argument not in reported:
+            reported.add(argument)
             if penalty and name == "reference_logprobs" and name not in spec.needs:
                 why = "for its KL penalty"
                 to_give = "pass reference=reference.logprobs(rollout), or set kl=0"
@@ -177,21 +176,23 @@ def _check_advantage(graph: Graph, node: Node) -> Iterator[GraphError]:
 
 
 def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
-    """The probabilities are those of the role that drew the samples."""
+    """The probabilities must be those of the role that generated the samples."""
     policy, edge = graph.feeding(node.id, "policy"), graph.feeding(node.id, "rollout")
     while edge is not None and graph.node(edge.src).op in (Op.FILTER, Op.SELECT):
         edge = graph.feeding(edge.src, "rollout")
     if policy is None or edge is None:
         return
-    drawn = graph.node(edge.src)
-    players = [n for n in graph.of_op(Op.GENERATE) if n.region == drawn.region]
-    drew = drawn.role if drawn.op is Op.GENERATE else players[0].role if players else None
+    source = graph.node(edge.src)
+    generators = [n for n in graph.of_op(Op.GENERATE) if n.region == source.region]
+    sampler = (
+        source.role if source.op is Op.GENERATE else generators[0].role if generators else None
+    )
     found = graph.node(policy.src).role
-    if drew is not None and found != drew:
+    if sampler is not None and found != sampler:
         yield node_error(
             node,
-            f"'policy' of the advantage are logprobs of {found}, and {drew} drew the samples",
-            hint=f"pass policy={drew}.logprobs(rollout)",
+            f"'policy' of the advantage are logprobs of {found}, but {sampler} generated the samples",
+            hint=f"pass policy={sampler}.logprobs(rollout)",
         )
 
 

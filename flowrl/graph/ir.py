@@ -1,8 +1,8 @@
-"""The graph: what a workflow does, as frozen data.
+"""The graph: what a workflow does, as frozen data, and its canonical text.
 
 Invariants that every level keeps (the verifier proves them):
 
-- ids are unique; nodes stand in an order in which each comes after everything it reads, except
+- ids are unique; each node comes after every node that it reads, except
   through a carried edge, which brings a value of one step into the next, or an edge within a
   region, whose nodes exchange data in a cycle;
 - each argument in `Node.inputs` is fed by exactly one edge, and each edge feeds such an argument;
@@ -14,19 +14,35 @@ operations and order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrl.graph.text import format_graph
-from flowrl.graph.types import Field, Level, Op, SourceRef
+from flowrl.errors import GraphError
+from flowrl.graph.types import Field, Level, Op, SourceRef, Unit
 from flowrl.ids import NodeId, RoleName
 from flowrl.specs import Scalar, Spec
+from flowrl.specs.base import format_scalar
+
+__all__ = [
+    "CARRIED",
+    "Attr",
+    "Edge",
+    "Graph",
+    "Node",
+    "called",
+    "format_attr",
+    "format_graph",
+    "names_of",
+    "node_error",
+    "per",
+]
+
 
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Attr", "Edge", "Graph", "Node"]
 
 Attr: TypeAlias = Scalar | Spec
 """The value of a node's attribute."""
@@ -133,7 +149,7 @@ class Graph:
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
-        """Roles that do something, in order of first use; a config must say what plays them."""
+        """The roles that the graph uses, in order of first use; a config gives each its backend."""
         return tuple(dict.fromkeys(node.role for node in self.nodes if node.role is not None))
 
     def node(self, node_id: str) -> Node:
@@ -145,7 +161,7 @@ class Graph:
         return self._by_id[node_id]
 
     def is_inner(self, edge: Edge) -> bool:
-        """Whether an edge stays within one region."""
+        """True if an edge stays within one region."""
         source, target = self.node(edge.src), self.node(edge.dst)
         return source.region is not None and source.region == target.region
 
@@ -154,7 +170,7 @@ class Graph:
         return tuple(node for node in self.nodes if node.op in ops)
 
     def in_edges(self, node_id: str) -> tuple[Edge, ...]:
-        """What a node reads, in the order of the graph's edges."""
+        """Returns the edges that a node reads, in the order of the graph's edges."""
         return self._into.get(node_id, ())
 
     def feeding(self, node_id: str, argument: str) -> Edge | None:
@@ -182,3 +198,98 @@ class Graph:
         for edge in self.edges:
             result.add_edge(edge.src, edge.dst, key=edge.argument, edge=edge)
         return result
+
+
+if TYPE_CHECKING:
+    from flowrl.graph.ir import Attr, Graph
+
+
+CARRIED = " next step"
+
+
+def format_attr(value: Attr) -> str:
+    """The text of an attribute; a specification is written as `family:kind(field=value, ...)`."""
+    return f"{value.family}:{value}" if isinstance(value, Spec) else _format_scalar(value)
+
+
+def _format_scalar(value: Scalar) -> str:
+    """Strings are JSON strings, so that no value can break a line."""
+    return json.dumps(value) if isinstance(value, str) else format_scalar(value)
+
+
+def _format_file(name: str) -> str:
+    """Returns a plain name unchanged, and any other as a JSON string."""
+    plain = name.isprintable() and name.strip() == name and name and not name.startswith('"')
+    return name if plain else json.dumps(name)
+
+
+def format_graph(graph: Graph, *, sources: bool = False) -> str:
+    """Returns the canonical text of a graph; with `sources`, each node's file and line too.
+
+        graph grpo traced
+
+        prompts = source
+          attr data = "prompts"
+          out prompt: int64/prompts
+
+        actor.generate = generate by actor
+          in prompts = prompts{prompt}
+          attr n = 8
+          attr sampling = null
+          out tokens: int64/tokens
+
+    `parse(format_graph(g, sources=True)) == g` for every graph. Without sources (the default, so
+    that golden files do not hold paths) everything else is equal. A carried edge ends in
+    ` next step`; a node of a region names it: `game.interact = interact by game in interact`.
+    """
+    blocks = [f"graph {graph.name} {graph.level}"]
+    for node in graph.nodes:
+        head = f"{node.id} = {node.op}"
+        if node.role is not None:
+            head += f" by {node.role}"
+        if node.region is not None:
+            head += f" in {node.region}"
+        if sources and node.source is not None:
+            head += f" @ {_format_file(node.source.file)}:{node.source.line}"
+        lines = [head]
+        for edge in graph.in_edges(node.id):
+            fields = ", ".join(edge.fields)
+            carried = CARRIED if edge.carried else ""
+            lines.append(f"  in {edge.argument} = {edge.src}{{{fields}}}{carried}")
+        lines += [f"  attr {name} = {format_attr(value)}" for name, value in node.attrs]
+        lines += [f"  out {field}" for field in node.outputs]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+# Wording of errors about a node.
+
+_PER = {
+    Unit.PROMPTS: "per prompt",
+    Unit.GROUPS: "per group",
+    Unit.SAMPLES: "per sample",
+    Unit.TOKENS: "per token",
+    Unit.ROLES: "per role",
+}
+
+
+def node_error(node: Node, what: str, **more: str | None) -> GraphError:
+    """An error at the line that made the node."""
+    where = str(node.source) if node.source is not None else f"node {node.id}"
+    return GraphError(what, where=where, **more)
+
+
+def per(field: Field) -> str:
+    """`per token`, `per sample`."""
+    return _PER[field.unit]
+
+
+def names_of(fields: Sequence[Field]) -> str:
+    """Field names for messages."""
+    return ", ".join(field.name for field in fields) or "nothing"
+
+
+def called(spec: Spec) -> str:
+    """Returns the name of a specification: its kind, or the name of the user's own function."""
+    function = getattr(spec, "function", None)
+    return str(function).rpartition(":")[2] if function else spec.kind

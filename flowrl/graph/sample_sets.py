@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import node_error
+from flowrl.graph.ir import Edge, Graph, Node, node_error
 from flowrl.graph.types import Level, Op, Unit
 
 __all__ = ["check_sample_sets", "group_size", "sample_sets"]
@@ -128,7 +127,7 @@ def _scores_a_prompt(graph: Graph, maker: Node) -> object:
 
 
 def _are_side_by_side(graph: Graph, first: Node, other: Node) -> bool:
-    """Whether sample k of a prompt's group has a counterpart in the other rollout."""
+    """True if sample k of a prompt's group has a counterpart in the other rollout."""
     if first.op not in _DRAWS or other.op not in _DRAWS:
         return False
     if _prompts(graph, first) is None or _prompts(graph, first) != _prompts(graph, other):
@@ -159,6 +158,6 @@ def _check_counterpart(
 def group_size(graph: Graph, node: Node) -> object:
     """Samples for each prompt of a `generate` or an `interact`; None where the config says it."""
     if node.op is Op.INTERACT:
-        drawn = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
-        return drawn[0].attr("n") if drawn else None
+        generators = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
+        return generators[0].attr("n") if generators else None
     return node.attr("n")

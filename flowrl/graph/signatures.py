@@ -1,7 +1,7 @@
-"""What each operation reads, produces and may be told: the specification that the verifier holds.
+"""Signatures: the inputs, outputs and attributes of each operation, which the verifier checks.
 
 Data, not code: a new operation is a new row. Conditions between arguments (a KL penalty needs
-reference logprobs) stand in `flowrl.graph.conditions` and `flowrl.graph.update_conditions`.
+reference logprobs) are in `flowrl.graph.conditions` and `flowrl.graph.update_conditions`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ TOKEN_ADVANTAGE = Field(name="advantage", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 VALUES = Field(name="values", dtype=DType.FLOAT32, unit=Unit.TOKENS)
 """A critic's value of the state before each response token."""
 RETURNS = Field(name="returns", dtype=DType.FLOAT32, unit=Unit.TOKENS)
-"""What a critic is to learn."""
+"""The targets that a critic learns."""
 PREFERRED = Field(name="preferred", dtype=DType.BOOL, unit=Unit.SAMPLES)
-"""Of a pair of samples, the one that is preferred."""
+"""Marks the preferred sample of a pair."""
 OBSERVATION = Field(name="observation", dtype=DType.INT64, unit=Unit.TOKENS)
-"""What an environment says to the policy, as tokens."""
+"""The observations of an environment, as tokens."""
 TURN = Field(name="turn", dtype=DType.INT64, unit=Unit.TOKENS)
 """The turn that a response token belongs to, from 0; -1 off the responses."""
 TOKEN_REWARD = Field(name="token_reward", dtype=DType.FLOAT32, unit=Unit.TOKENS)
@@ -95,7 +95,7 @@ class Argument:
 
     Attributes:
         fields: What the edge that feeds it must carry.
-        optional_fields: What it may carry beside.
+        optional_fields: Further fields that it may carry.
         also: Fields, each called as one of `fields`, that may come in its place.
         required: Whether an edge must feed it.
         until: The last level that knows it.
@@ -117,7 +117,7 @@ class Argument:
     any_fields: bool = False
 
     def is_named(self, name: str) -> bool:
-        """Whether `name` is this argument, or one more of it where there may be several."""
+        """True if `name` is this argument, or a numbered repetition of it."""
         if name == self.name:
             return True
         number = name.removeprefix(f"{self.name}_")
@@ -128,7 +128,7 @@ class Argument:
         return next((f for f in self.fields + self.optional_fields if f.name == name), None)
 
     def takes(self, field: Field) -> bool:
-        """Whether it takes this very field: name, type and unit."""
+        """True if it takes this very field: name, type and unit."""
         return self.any_fields or field in self.fields + self.optional_fields + self.also
 
 
@@ -159,7 +159,7 @@ COMMON_ATTRS: tuple[AttrRule, ...] = (
     _placed("start", str),
     _placed("chunk", int),
 )
-"""Attributes that every operation may have beside its own."""
+"""Attributes that every operation may have in addition to its own."""
 
 ROLE_ATTRS: tuple[AttrRule, ...] = (
     _placed("devices", str),
@@ -180,8 +180,8 @@ class Signature:
         has_role: Whether a role performs it.
         arguments: What it reads.
         outputs: What it produces, exactly; None where that depends on the data, on what is passed
-            on, or on what it is told to compute: `flowrl.graph.verify` says how.
-        attrs: What it may be told.
+            on, or on its attributes: `flowrl.graph.verify` says how.
+        attrs: The attributes that it takes.
     """
 
     has_role: bool
@@ -195,7 +195,7 @@ class Signature:
 
     @property
     def rules(self) -> tuple[AttrRule, ...]:
-        """Of all attributes: its own, and those that it shares with other operations."""
+        """Returns all attributes: its own, and those that every operation may have."""
         return (*self.attrs, *COMMON_ATTRS, *(ROLE_ATTRS if self.has_role else ()))
 
     def attr(self, name: str) -> AttrRule | None:
@@ -347,13 +347,13 @@ SIGNATURES: Mapping[Op, Signature] = MappingProxyType(
 
 
 def advantage_outputs(spec: AdvantageSpec) -> tuple[Field, ...]:
-    """What an advantage gives: one number a sample or a token; with a critic, its targets too."""
+    """Returns the outputs of an advantage: a value per sample or token, and a critic's targets."""
     advantage = TOKEN_ADVANTAGE if spec.per_token else ADVANTAGE
     return (advantage, RETURNS) if spec.gives_returns else (advantage,)
 
 
 def map_outputs(spec: MapSpec) -> tuple[Field, ...]:
-    """What a map gives: the fields that its specification declares."""
+    """Returns the outputs of a map: the fields that its specification declares."""
     return tuple(
         Field(name=name, dtype=DType(dtype), unit=Unit(unit)) for name, dtype, unit in spec.gives
     )

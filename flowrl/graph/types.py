@@ -11,7 +11,7 @@ __all__ = ["DType", "Field", "Level", "Op", "SourceRef", "Unit"]
 
 
 class Op(StrEnum):
-    """What a node does."""
+    """The operation of a node."""
 
     SOURCE = "source"
     GENERATE = "generate"
@@ -29,7 +29,7 @@ class Op(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a field holds one value for.
+    """The unit for which a field holds one value.
 
     A step has `prompts`; each is answered by a group; a group has samples; a sample has tokens.
     `roles` is for the parameters of a model, of which a role has one set.
@@ -52,7 +52,7 @@ class DType(StrEnum):
 
 
 class Level(StrEnum):
-    """How far a graph is compiled; each level has a stricter specification than the one before.
+    """The level of a compiled graph; each has a stricter specification than the one before.
 
     - `traced`: what the program says; sizes, sampling and loss may still be left to the config.
     - `lowered`: nothing is left open, weight sync is explicit, edges carry only what is read.

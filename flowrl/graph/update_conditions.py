@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from flowrl.errors import GraphError
-from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import called, names_of, node_error, per
+from flowrl.graph.ir import Edge, Graph, Node, called, names_of, node_error, per
 from flowrl.graph.signatures import LOGPROBS, PREFERRED, ROLLOUT_LOGPROBS
 from flowrl.graph.types import Field, Level, Op
 from flowrl.specs import KL, LossSpec
@@ -15,7 +14,7 @@ __all__ = ["check_update"]
 
 
 def check_update(graph: Graph, node: Node) -> Iterator[GraphError]:
-    """What is wrong between the arguments of an update."""
+    """Yields the errors between the arguments of an update."""
     rollout = graph.feeding(node.id, "rollout")
     if rollout is None:
         return  # said already
@@ -76,7 +75,7 @@ _OF_ITSELF: Mapping[str, tuple[Op, str]] = {
 
 
 def _check_own_model(graph: Graph, node: Node) -> Iterator[GraphError]:
-    """What a model was before its update is said by that model, and by no other."""
+    """Old logprobs and old values must come from the updated model itself."""
     for argument, (op, call) in _OF_ITSELF.items():
         edge = graph.feeding(node.id, argument)
         source = None if edge is None else graph.node(edge.src)

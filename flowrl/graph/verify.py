@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 from flowrl.errors import GraphError
 from flowrl.graph.conditions import conditions
-from flowrl.graph.ir import Edge, Graph, Node
-from flowrl.graph.node_errors import called, names_of, node_error, per
-from flowrl.graph.role_models import check_role_models
+from flowrl.graph.ir import Edge, Graph, Node, called, names_of, node_error, per
 from flowrl.graph.sample_sets import check_sample_sets
 from flowrl.graph.signatures import (
     PREFERRED,
@@ -27,10 +25,15 @@ from flowrl.graph.signatures import (
 )
 from flowrl.graph.types import Level, Op
 from flowrl.ids import NodeId
-from flowrl.specs import AdvantageSpec, MapSpec, Spec
+from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
 from flowrl.specs.check import wrong_fields
 
-__all__ = ["problems", "verify"]
+__all__ = [
+    "check_role_models",
+    "problems",
+    "verify",
+]
+
 
 _ORDER = {level: i for i, level in enumerate(Level)}
 _SOURCES = {
@@ -123,9 +126,7 @@ def _check_order(graph: Graph, by_id: dict[str, Node]) -> Iterator[GraphError]:
     for edge in graph.edges:
         inner = edge.carried or graph.is_inner(edge)
         if not inner and place[edge.src] > place[edge.dst]:
-            yield node_error(
-                by_id[edge.dst], f"{edge.dst} stands before {edge.src}, which it reads"
-            )
+            yield node_error(by_id[edge.dst], f"{edge.dst} comes before {edge.src}, which it reads")
 
 
 def _find_cycle(graph: Graph) -> list[str]:
@@ -326,3 +327,51 @@ def _check_outputs(graph: Graph, node: Node, signature: Signature) -> Iterator[G
             found=names_of(node.outputs),
             expected="; ".join(str(field) for field in expected),
         )
+
+
+# One role is one model: the operations of its nodes must not exclude each other.
+
+_POLICY = "a policy, whose model gives logprobs"
+_CRITIC = "a critic, whose model gives values"
+_REWARD_MODEL = "a reward model, which gives scores"
+_RULES = "a reward by rules, without a model"
+_ENVIRONMENT = "an environment, without a model"
+
+_BY_OP = {
+    Op.GENERATE: _POLICY,
+    Op.LOGPROBS: _POLICY,
+    Op.VALUES: _CRITIC,
+    Op.INTERACT: _ENVIRONMENT,
+}
+_BY_PREDICTION = {"logprobs": _POLICY, "values": _CRITIC, "scores": _REWARD_MODEL}
+
+
+def check_role_models(graph: Graph) -> Iterator[GraphError]:
+    """Roles that are used for two incompatible models."""
+    first: dict[str, tuple[str, Node]] = {}
+    for node in graph.nodes:
+        kind = _kind(node)
+        if node.role is None or kind is None:
+            continue
+        known, before = first.setdefault(node.role, (kind, node))
+        if known != kind:
+            where = f" ({before.source})" if before.source is not None else ""
+            yield node_error(
+                node,
+                f"role '{node.role}' is used for two incompatible models: "
+                f"{node.id} asks for {kind}",
+                found=f"{before.id}{where} asks for {known}",
+                hint="make them two roles, each with its own entry under roles in the config",
+            )
+
+
+def _kind(node: Node) -> str | None:
+    """Returns the kind of role that a node needs; None where any will do."""
+    match node.op:
+        case Op.SCORE:
+            return _REWARD_MODEL if node.attr("by") == "model" else _RULES
+        case Op.UPDATE:
+            loss = node.attr("loss")
+            return _BY_PREDICTION[loss.predicts] if isinstance(loss, LossSpec) else None
+        case _:
+            return _BY_OP.get(node.op)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flowrl.errors import GraphError
 from flowrl.graph import Edge, Graph, Node, Op
-from flowrl.graph.node_errors import called, node_error
+from flowrl.graph.ir import called, node_error
 from flowrl.graph.signatures import PREFERRED, RESPONSE_MASK, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.passes.context import Context
 from flowrl.passes.rollouts import drawn_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrl.graph import Edge, Graph, Node, Op
-from flowrl.graph.node_errors import node_error
+from flowrl.graph.ir import node_error
 from flowrl.graph.signatures import WEIGHTS
 from flowrl.ids import NodeId, RoleName
 from flowrl.passes.context import Context

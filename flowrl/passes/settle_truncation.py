@@ -13,7 +13,7 @@ from typing import Literal
 
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
-from flowrl.graph.node_errors import node_error
+from flowrl.graph.ir import node_error
 from flowrl.passes.context import Context
 from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
 from flowrl.specs import LossSpec, Sampling

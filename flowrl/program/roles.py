@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from flowrl.config.nearest import suggestion
 from flowrl.errors import TraceError
-from flowrl.graph.node_errors import called
+from flowrl.graph.ir import called
 from flowrl.graph.signatures import SIGNATURES
 from flowrl.graph.types import Field, Op
 from flowrl.ids import NodeId, RoleName

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flowrl.algo.kl_coefficient import adapted
-from flowrl.backend.batch import Floats, SequenceBatch
+from flowrl.backend.batch import Floats, Sampler, SequenceBatch
 from flowrl.backend.protocols import OptimizerStep
-from flowrl.backend.truncation import Sampler
 from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName

@@ -20,9 +20,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from flowrl.backend.batch import Floats, Ints
+from flowrl.backend.batch import Floats, Ints, KeptTokens
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
-from flowrl.backend.truncation import KeptTokens
 from flowrl.ids import SampleId
 from flowrl.specs import FinishReason, Grammar, Sampling
 

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowrl.backend.batch import Ints
-from flowrl.backend.truncation import Sampler
+from flowrl.backend.batch import Ints, Sampler
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flowrl.backend.batch import Floats, Ints, Mask, SequenceBatch
+from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask, SequenceBatch
 from flowrl.backend.protocols import Finished
-from flowrl.backend.truncation import KeptTokens
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.backend.plugin import Head
+from flowrl.backend.capabilities import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op
 from flowrl.ids import RoleName

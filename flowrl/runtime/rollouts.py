@@ -26,8 +26,8 @@ from functools import partial
 from itertools import groupby
 from typing import assert_never
 
+from flowrl.backend.capabilities import GIVEN_PER_SLOT
 from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
-from flowrl.backend.slots import GIVEN_PER_SLOT
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, RoleName, SampleId, sample_id

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import cast
 
-from flowrl.backend.protocols import Plugin, ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
+from flowrl.backend.plugin import Plugin
+from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.child_process import die_with, named_plugin, received

@@ -17,10 +17,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from flowrl.backend.batch import Floats, Ints, Mask
+from flowrl.backend.batch import Floats, Ints, KeptTokens, Mask
 from flowrl.backend.environment import EnvironmentState
 from flowrl.backend.protocols import Finished
-from flowrl.backend.truncation import KeptTokens
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring import FailureKind

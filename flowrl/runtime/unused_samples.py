@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from flowrl.backend.truncation import KeptTokens
+from flowrl.backend.batch import KeptTokens
 from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic

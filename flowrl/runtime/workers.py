@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.protocols import (
     GenerateBackend,
-    Plugin,
     PolicyContext,
     ScoreContext,
     Service,

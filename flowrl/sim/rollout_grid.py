@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
 
-from flowrl.backend.slots import GIVEN_PER_SLOT
+from flowrl.backend.capabilities import GIVEN_PER_SLOT
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.cost.analytic import AnalyticCost
 from flowrl.cost.layout import Layout

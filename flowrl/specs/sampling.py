@@ -41,7 +41,7 @@ class Sampling(Spec):
         max_tokens: Response tokens at most, the stop token included.
         logprobs: `model` gives those before the options above from `top_p` to `min_tokens`;
             `sampler` those of the distribution that tokens are drawn from, behind all of them, and
-            a trainer repeats the transformation (`flowrl.backend.truncation`).
+            a trainer repeats the transformation (`flowrl.backend.batch`).
     """
 
     family: ClassVar[str] = "sampling"

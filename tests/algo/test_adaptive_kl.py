@@ -9,8 +9,8 @@ import pytest
 
 from flowrl.algo.kl_coefficient import adapted
 from flowrl.errors import TraceError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import AdaptiveKL, kl
 
 

@@ -11,9 +11,9 @@ import pytest
 from flowrl.algo import resolve_map
 from flowrl.algo.maps import MapBatch
 from flowrl.errors import DataError, RewardError, TraceError
-from flowrl.graph.parse import parse_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.graph.signatures import map_outputs
-from flowrl.graph.text import format_attr
 from flowrl.specs import (
     CosineLength,
     MapSpec,

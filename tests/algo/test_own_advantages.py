@@ -12,8 +12,8 @@ from flowrl.algo import resolve_advantage, resolve_batch_advantage
 from flowrl.algo.advantages import AdvantageBatch, gae, reinforce_pp, remax, token_rewards
 from flowrl.algo.advantages.token import optimal_token_baseline
 from flowrl.errors import TraceError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import (
     GAE,
     Distill,

@@ -12,8 +12,8 @@ import torch
 from flowrl.algo import resolve_loss
 from flowrl.algo.losses import TokenBatch
 from flowrl.errors import TraceError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import OwnLoss, loss, spec_from_json
 from tests.algo import own_functions as own
 from tests.algo.loss_cases import draw

@@ -14,8 +14,8 @@ from flowrl.algo.mini_batch import prepare, prepares
 from flowrl.algo.resolve import resolve_loss
 from flowrl.algo.segments import Segments
 from flowrl.errors import TraceError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import loss, spec_from_json
 from flowrl.specs.loss import CISPO, GMPO, SAPO, TOPR, Aggregation, LossSpec, PolicyLoss
 from tests.algo.loss_cases import LENGTHS, LOSSES, draw, part

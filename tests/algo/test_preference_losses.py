@@ -14,8 +14,8 @@ from flowrl.algo.losses import TokenBatch, aggregate
 from flowrl.algo.losses_value import explained_variance
 from flowrl.algo.resolve import resolve_loss
 from flowrl.errors import TraceError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import loss, spec_from_json
 from flowrl.specs.loss import DPO, BradleyTerry, PairLoss
 from tests.algo.loss_cases import part

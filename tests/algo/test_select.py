@@ -7,8 +7,8 @@ import pytest
 
 from flowrl.algo import resolve_select
 from flowrl.errors import RewardError
-from flowrl.graph.parse import parse_attr
-from flowrl.graph.text import format_attr
+from flowrl.graph.ir import format_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import BestAndWorst, RandomK, SelectSpec, Top
 
 SCORES = [1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 0.0]

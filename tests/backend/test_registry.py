@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.backend.protocols import Plugin
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import available, find
 from flowrl.errors import BackendError
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.backend.batch import SequenceBatch
-from flowrl.backend.truncation import KeptTokens
+from flowrl.backend.batch import KeptTokens, SequenceBatch
 from flowrl.ids import SampleId
 from flowrl.specs import Sampling
 

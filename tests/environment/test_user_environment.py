@@ -20,7 +20,8 @@ from flowrl.backend.environment import (
     Observation,
     Outcome,
 )
-from flowrl.backend.protocols import Plugin, ScoreContext, Service
+from flowrl.backend.plugin import Plugin
+from flowrl.backend.protocols import ScoreContext, Service
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 from flowrl.ids import RoleName, SampleId

@@ -85,7 +85,7 @@ def test_a_cycle_is_refused_and_named(graph):
 
 def test_nodes_in_the_wrong_order_are_refused(graph):
     error = refused(graph.with_nodes(reversed(graph.nodes)))
-    assert "stands before" in str(error)
+    assert "comes before" in str(error)
 
 
 def test_an_argument_that_nothing_feeds_is_refused(graph):

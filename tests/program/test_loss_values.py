@@ -11,7 +11,7 @@ import pytest
 import flowrl as fl
 from flowrl.errors import TraceError
 from flowrl.graph import format_attr, problems
-from flowrl.graph.parse import parse_attr
+from flowrl.graph.serialization import parse_attr
 from flowrl.specs import KL, GroupRelative, LossSpec
 from flowrl.specs.check import wrong_fields
 

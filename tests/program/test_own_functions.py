@@ -9,7 +9,15 @@ import pytest
 
 import flowrl as fl
 from flowrl.errors import FlowError, GraphError, TraceError
-from flowrl.graph import Op, format_graph, graph_from_json, graph_to_json, parse, problems, verify
+from flowrl.graph import (
+    Op,
+    format_graph,
+    graph_from_json,
+    graph_to_json,
+    parse,
+    problems,
+    verify,
+)
 from flowrl.program import Workflow
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.backend.batch import KeptTokens, Sampler
 from flowrl.backend.protocols import Finished
-from flowrl.backend.truncation import KeptTokens, Sampler
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import SchedulerError

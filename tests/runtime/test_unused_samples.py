@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.backend.truncation import KeptTokens
+from flowrl.backend.batch import KeptTokens
 from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers as hf
 
+from flowrl.backend.batch import KeptTokens
 from flowrl.backend.protocols import Finished, GenerateRequest
-from flowrl.backend.truncation import KeptTokens
 from tests.torch_backend.engine_fixtures import (
     VOCAB,
     collect,

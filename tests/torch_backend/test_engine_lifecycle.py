@@ -327,7 +327,8 @@ def test_a_decoder_that_differs_from_its_model_is_found_before_the_first_request
 
 
 def test_the_plugin_declares_what_it_offers_and_scores_nothing():
-    from flowrl.backend.protocols import Plugin, ScoreContext
+    from flowrl.backend.plugin import Plugin
+    from flowrl.backend.protocols import ScoreContext
     from flowrl.ids import RoleName
     from flowrl_backends.torch import plugin
 

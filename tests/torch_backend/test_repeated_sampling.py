@@ -14,9 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.backend.batch import SequenceBatch, TrainBatch
+from flowrl.backend.batch import KeptTokens, Sampler, SequenceBatch, TrainBatch
 from flowrl.backend.protocols import Finished, GenerateRequest
-from flowrl.backend.truncation import KeptTokens, Sampler
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.specs import AdamW, PolicyClip, Sampling

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from flowrl.algo.sampler import SamplerTransform
-from flowrl.backend.batch import Ints, SequenceBatch
-from flowrl.backend.truncation import KeptTokens
+from flowrl.backend.batch import Ints, KeptTokens, SequenceBatch
 from flowrl.errors import BackendError
 from flowrl_backends.torch.packing import Packed
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flowrl.backend.batch import Floats, Ints
+from flowrl.backend.batch import Floats, Ints, KeptTokens
 from flowrl.backend.protocols import Finished, GenerateRequest
-from flowrl.backend.truncation import KeptTokens
 from flowrl.errors import BackendError
 from flowrl.specs import FinishReason, Sampling
 from flowrl_backends.torch.grammar import GrammarState
