@@ -191,7 +191,7 @@ def _check_policy(graph: Graph, node: Node) -> Iterator[GraphError]:
     if sampler is not None and found != sampler:
         yield node_error(
             node,
-            f"'policy' of the advantage are logprobs of {found}, but {sampler} generated the samples",
+            f"'policy' of the advantage are logprobs of {found}, but {sampler} sampled them",
             hint=f"pass policy={sampler}.logprobs(rollout)",
         )
 

@@ -29,7 +29,6 @@ from flowrl.specs import AdvantageSpec, LossSpec, MapSpec, Spec
 from flowrl.specs.check import wrong_fields
 
 __all__ = [
-    "check_role_models",
     "problems",
     "verify",
 ]
