@@ -69,7 +69,7 @@ def measured(folder: Path, steps: int, repetitions: int, warm_up: int) -> dict[s
     model = start.run(display=SilentDisplay()).folder / "model"
     words = ["stages=[grpo]", "stage=null", f"train.steps={steps}", "train.max_staleness=1"]
     words += [f"roles.actor.model={model}", "roles.actor.tokenizer=null", "eval.every=0"]
-    words += [f"runtime.runs={folder}", "runtime.checkpoint_every=0"]
+    words += [f"runtime.runs={folder}", "runtime.checkpoint_minutes=0"]
     compiled = fl.compile(None, CONFIG, overrides=words, measured=False)
     (stage,) = compiled.stages
     config = compiled.config

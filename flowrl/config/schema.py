@@ -352,8 +352,10 @@ class RuntimeConfig(Section):
         runs: Folder that run folders are made in.
         stall_timeout_s: Seconds without any event after which the run stops and says who waits
             for whom.
-        checkpoint_every: Steps between checkpoints; 0 writes one at the end of each stage and at
-            Ctrl-C only.
+        checkpoint_every: Steps between checkpoints; 0 counts no steps. Whatever is set, there is a
+            checkpoint at the end of each stage and at Ctrl-C.
+        checkpoint_minutes: Minutes after the last checkpoint from which on the end of a step writes
+            the next one, also where `checkpoint_every` would not yet; 0 measures no time.
         keep_checkpoints: Older ones are removed.
         log_samples: Samples of each step written to samples.jsonl; 0 writes all.
         journal_mb: Megabytes of the journal that each rollout may keep, which `flowrl why` reads;
@@ -365,6 +367,7 @@ class RuntimeConfig(Section):
     runs: Path = Path("runs")
     stall_timeout_s: Float = Field(default=300.0, gt=0)
     checkpoint_every: Int = Field(default=0, ge=0)
+    checkpoint_minutes: Float = Field(default=10.0, ge=0)
     keep_checkpoints: Int = Field(default=2, ge=1)
     log_samples: Int = Field(default=0, ge=0)
     journal_mb: Int = Field(default=128, ge=0)

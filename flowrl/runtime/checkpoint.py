@@ -22,10 +22,12 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowrl.config.schema import RuntimeConfig
 from flowrl.errors import CheckpointError
 from flowrl.files import (
     remove_leftovers,
@@ -34,8 +36,9 @@ from flowrl.files import (
     sync_tree,
     write_json_atomic,
 )
+from flowrl.wording import counted
 
-__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "Position"]
+__all__ = ["FORMAT", "Checkpoint", "CheckpointInterval", "CheckpointStore", "Position"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,50 @@ class Checkpoint:
     path: Path
     position: Position
     state: Mapping[str, object]
+
+
+class CheckpointInterval:
+    """Decides after which steps inside a stage a run writes a checkpoint.
+
+    Time is measured from the last checkpoint, or from the beginning of the run; what a checkpoint
+    holds does not depend on when it is written.
+
+    >>> now = iter([0.0, 500.0, 700.0])
+    >>> interval = CheckpointInterval(RuntimeConfig(), clock=lambda: next(now))
+    >>> interval.is_due(1), interval.is_due(2)
+    (False, True)
+
+    Args:
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(
+        self, runtime: RuntimeConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._steps = runtime.checkpoint_every
+        self._minutes = runtime.checkpoint_minutes
+        self._clock = clock
+        self._since = clock()
+
+    def __str__(self) -> str:
+        always = "at the end of each stage and at Ctrl-C"
+        spans = [counted(self._steps, "step")] if self._steps else []
+        if self._minutes:
+            spans.append(counted(self._minutes, "minute"))
+        if not spans:
+            return f"{always} only; a run that is killed loses its stage"
+        first = ", whichever comes first" if len(spans) > 1 else ""
+        return f"every {' or '.join(spans)}{first}, {always}"
+
+    def restart(self) -> None:
+        """Measures from now: a checkpoint was written, or the steps begin."""
+        self._since = self._clock()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after `step` steps of a stage."""
+        if self._steps and step % self._steps == 0:
+            return True
+        return bool(self._minutes) and self._clock() - self._since >= 60 * self._minutes
 
 
 class CheckpointStore:
@@ -185,7 +232,7 @@ class CheckpointStore:
     def _retire(self, newest: Path) -> None:
         older = [path for path in self._folders() if path != newest]
         complete = [path for path in older if (path / _MANIFEST).exists()]
-        kept = complete[len(complete) - (self.keep - 1) :] if self.keep > 1 else []
+        kept = complete[::-1][: self.keep - 1]
         for path in older:
             if path in kept:
                 continue

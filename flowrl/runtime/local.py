@@ -39,7 +39,7 @@ from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, ope
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program.breakpoints import breakpoints_left_out
-from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
+from flowrl.runtime.checkpoint import Checkpoint, CheckpointInterval, CheckpointStore, Position
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.prompt_supply import BatchNotFilled
@@ -360,6 +360,7 @@ class Run:
         self._checkpoint = checkpoint
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
+        self._interval = CheckpointInterval(config.runtime)
         self._ledger = Ledger(config)
         self._warnings = StepWarnings(display.warn)
         self.summary: Summary | None = None
@@ -397,6 +398,7 @@ class Run:
             first, step = position.stage_index, position.step
             if _is_done(self._checkpoint, self._stages[first]):
                 first, step = first + 1, 0
+        self._display.note(f"checkpoints: {self._interval}")
         self._open.open(self._checkpoint)
         # Libraries and data rows live as long as the run; without this each full collection of the
         # garbage collector walks over all of them (0.1 s) in the middle of a step. A program that
@@ -404,6 +406,7 @@ class Run:
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
+        self._interval.restart()
         for index in range(first, len(self._stages)):
             resumed = self._checkpoint if index == first and step else None
             yield from self._turns_of(index, step if index == first else 0, resumed)
@@ -476,8 +479,7 @@ class Run:
         if inside and index == len(self._stages) - 1 and every and step % every == 0:
             self._evaluate(stage.name, step)
         self._ledger.settle(stage.name, step, reached)
-        saves = self._config.runtime.checkpoint_every
-        if inside and saves and step % saves == 0:
+        if inside and self._interval.is_due(step):
             self._save(index, step, done=False)
         return reached
 
@@ -543,6 +545,7 @@ class Run:
             loop.save(folder)
 
         self._store.save(position, write, state)
+        self._interval.restart()
 
     def _is_asked_to_stop(self) -> bool:
         return self._interrupt() and not self._interrupt.forced

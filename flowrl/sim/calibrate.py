@@ -137,7 +137,8 @@ def calibration_values(
     }
     values["data"]["eval"] = None
     values["plan"] |= {"kind": "spatial" if apart else "temporal", "pins": {}}
-    values["runtime"] |= {"runs": str(folder), "checkpoint_every": 0, "log_samples": 1}
+    values["runtime"] |= {"runs": str(folder), "log_samples": 1}
+    values["runtime"] |= {"checkpoint_every": 0, "checkpoint_minutes": 0}
     for role in values["roles"].values():
         role["terms"] = None
         if not apart and role["num_engines"] is not None:

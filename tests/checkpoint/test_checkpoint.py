@@ -57,6 +57,15 @@ def test_what_is_saved_is_what_latest_gives(tmp_path):
     assert check_latest(CheckpointStore(tmp_path / "checkpoints", keep=2), one_of=(10,)) == 10
 
 
+@pytest.mark.parametrize("keep", [1, 2, 5, 9])
+def test_as_many_of_the_newest_checkpoints_stay_as_are_kept(tmp_path, keep):
+    store = CheckpointStore(tmp_path, keep=keep)
+    for step in range(1, 9):
+        save(store, step)
+        kept = sorted(int(path.name.rpartition("step")[2]) for path in tmp_path.iterdir())
+        assert kept == list(range(max(1, step - keep + 1), step + 1))
+
+
 def test_the_newest_keep_checkpoints_stay(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     for step in range(1, 5):

@@ -158,6 +158,32 @@ def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, 
     assert outcome(run) == straight
 
 
+def test_checkpoints_by_the_clock_change_nothing_whatever_step_they_fall_on(
+    straight: Outcome, tmp_path: Path
+):
+    config = tiny_config(tmp_path)
+    # Any time at all has passed after each step.
+    config["runtime"] |= {"checkpoint_minutes": 1e-9, "keep_checkpoints": 9}
+    display = WatchedDisplay()
+    run = api.run(None, config, display=display).folder
+    assert display.notes[0].startswith("checkpoints: every 1e-09 minutes, at the end of each stage")
+    written = sorted((run / "checkpoints").iterdir())
+    assert [path.name.partition("-")[2] for path in written] == [
+        *(f"sft-step{step}" for step in range(1, 5)),
+        *(f"grpo-step{step}" for step in range(1, 5)),
+    ]
+    assert outcome(run) == straight
+
+    for path in written[2:]:  # as if it had been killed in the third step of its last stage
+        if path.name.partition("-")[2] not in ("sft-step3", "sft-step4", "grpo-step1"):
+            shutil.rmtree(path)
+    (run / "summary.json").unlink()
+    again = WatchedDisplay()
+    resumed(run, "runtime.checkpoint_minutes=0", display=again)
+    assert again.steps == [("grpo", 2), ("grpo", 3), ("grpo", 4)]
+    assert outcome(run) == straight
+
+
 @pytest.mark.slow
 def test_ctrl_c_at_the_terminal_ends_with_130_and_the_run_goes_on(tmp_path: Path):
     config = write_config(tmp_path)
@@ -213,8 +239,10 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
     run = stopped(tmp_path, display)
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["0001-sft-step4"]
-    (note,) = display.notes  # and none of how to go on
-    assert note == "sft ends before that when digit reaches 2 on held-out data"
+    assert display.notes == [  # and none of how to go on
+        "checkpoints: every 10 minutes, at the end of each stage and at Ctrl-C",
+        "sft ends before that when digit reaches 2 on held-out data",
+    ]
 
 
 @pytest.mark.parametrize(
