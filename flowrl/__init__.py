@@ -66,7 +66,7 @@ from flowrl.specs import Sampling, grammar, kl, loss
 from flowrl.specs.names import raise_missing
 
 if TYPE_CHECKING:
-    from flowrl.api import Compiled, compile, eager, run  # noqa: A004  (read as fl.compile)
+    from flowrl.api import Compiled, compile, eager, resume, run  # noqa: A004  (read as fl.compile)
 
     __version__: str
 
@@ -115,6 +115,7 @@ __all__ = [
     "log",
     "loss",
     "map",
+    "resume",
     "run",
     "select",
     "shaping",
@@ -122,7 +123,7 @@ __all__ = [
     "workflow",
 ]
 
-_LAZY = ("Compiled", "compile", "eager", "run")
+_LAZY = ("Compiled", "compile", "eager", "resume", "run")
 
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there

@@ -435,19 +435,34 @@ def _with_executor(loaded: LoadedConfig, executor: Literal["local", "eager"]) ->
     return replace(loaded, config=config)
 
 
-def resume(compiled: Compiled, folder: Path, *, display: Display | None = None) -> RunResult:
+def resume(
+    compiled: Compiled,
+    folder: str | Path,
+    *,
+    display: Display | None = None,
+    accept_changes: bool = False,
+) -> RunResult:
     """Goes on with the run in `folder` from its latest checkpoint.
+
+        compiled = fl.compile(None, "runs/mine/config.yaml")
+        fl.resume(compiled, "runs/mine")
 
     Args:
         compiled: Of the configuration that the folder holds.
+        accept_changes: Goes on although files that the run reads (rewards, environments, data,
+            models, programs) are not what it began with.
 
     Raises:
-        CheckpointError: no run is there, or its checkpoint is damaged or of another run.
+        CheckpointError: no run is there, its checkpoint is damaged or of another run, or a file
+            has changed; each changed file is named.
     """
-    from flowrl.runtime.local import resume_local
+    from flowrl.runtime.resume import resume_local
 
-    stages = tuple(_as_begun(compiled, stage, folder) for stage in compiled.stages)
-    path, summary = resume_local(compiled.config, stages, folder, display=display)
+    path = Path(folder)
+    stages = tuple(_as_begun(compiled, stage, path) for stage in compiled.stages)
+    path, summary = resume_local(
+        compiled.config, stages, path, display=display, accept_changes=accept_changes
+    )
     return RunResult(folder=path, summary=summary)
 
 

@@ -247,6 +247,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run folder.")
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="With --resume: go on with files that changed since the run began.",
+        ),
+    ] = False,
     plan: GivenPlan = None,
     debug: Debug = False,
 ) -> None:
@@ -255,7 +262,13 @@ def run(
 
     if resume is not None:
         words = ([str(config)] if config is not None else []) + (overrides or [])
-        command.resume(resume, words, plan)
+        command.resume(resume, words, plan, accept_changes=accept_changes)
+    elif accept_changes:
+        raise ConfigError(
+            "--accept-changes belongs to a run that is resumed",
+            where="command line",
+            hint="add --resume RUN, or leave --accept-changes out",
+        )
     else:
         command.run(_config_file(config, "run"), overrides or [], plan)
 

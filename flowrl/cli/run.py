@@ -61,14 +61,19 @@ def run(config: Path, overrides: Sequence[str], plan: Path | None = None) -> Non
             _interruptible(lambda: _tell_beside(compiled, compiled.run().folder))
 
 
-def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> None:
+def resume(
+    path: Path, overrides: Sequence[str], plan: Path | None = None, *, accept_changes: bool = False
+) -> None:
     """Goes on with the run in folder `path` from its latest checkpoint, by the plans that it began
     with, as a hand may have edited them.
+
+    Args:
+        accept_changes: Goes on with files that have changed since the run began.
 
     Raises:
         ConfigError: an override that would make another run of it.
         PlanError: an edited plan that the executor cannot run; with line and key.
-        CheckpointError: no run is there, or its checkpoint is damaged.
+        CheckpointError: no run is there, its checkpoint is damaged, or a file has changed.
     """
     from flowrl import api
     from flowrl.observe.run_folder import RunFolder
@@ -90,7 +95,7 @@ def resume(path: Path, overrides: Sequence[str], plan: Path | None = None) -> No
             )
     RunFolder.open(path)
     compiled = api.compile(None, path / "config.yaml", overrides=overrides)
-    _interruptible(lambda: api.resume(compiled, path))
+    _interruptible(lambda: api.resume(compiled, path, accept_changes=accept_changes))
 
 
 def _tell_beside(compiled: Compiled, folder: Path) -> None:

@@ -242,11 +242,27 @@ class PromptCursor:
     ) -> PromptCursor:
         """The cursor that `to_json` described.
 
+        Args:
+            value: Without `fingerprint`, other data is taken as well: where its number of prompts
+                is another, a new epoch begins.
+
         Raises:
             CheckpointError: The data is not the same any more, or one of the two cursors has a
                 curriculum and the other has not.
         """
         seed, epoch, position = (_number(value, key) for key in ("seed", "epoch", "position"))
+        is_any_data = "fingerprint" not in value
+        same_number = value.get("num_prompts") == len(prompts)
+        if is_any_data and not same_number:
+            if curriculum is not None:
+                raise CheckpointError(
+                    "a curriculum cannot go on with another number of prompts",
+                    where=prompts.source,
+                    found=f"{len(prompts)} prompts",
+                    expected=f"{value.get('num_prompts')} prompts",
+                    hint="put as many rows into the data file as it had, or start a new run",
+                )
+            epoch, position = epoch + 1, 0
         cursor = cls(prompts, seed, epoch=epoch, position=position, curriculum=curriculum)
         estimates = value.get("curriculum")
         if (estimates is None) != (curriculum is None):
@@ -258,18 +274,18 @@ class PromptCursor:
                 hint="set data.curriculum as it was, or start a new run",
             )
         # Of other prompts nothing is taken up; the fingerprint below says so.
-        same_number = value.get("num_prompts") == len(prompts)
         if cursor._curriculum is not None and isinstance(estimates, Mapping) and same_number:
             cursor._curriculum.restore(estimates)
         now = cursor.to_json()
-        if now != dict(value):
+        if not is_any_data and now != dict(value):
             raise CheckpointError(
                 "the training data changed since the checkpoint was written",
                 where=prompts.source,
                 found=f"{now['num_prompts']} prompts, fingerprint {now['fingerprint']}",
                 expected=f"{value.get('num_prompts')} prompts, fingerprint "
                 f"{value.get('fingerprint')}",
-                hint="restore the data file and its templates, or start a new run",
+                hint="restore the data file and its templates, start a new run, or go on with "
+                "other data (--accept-changes; in Python accept_changes=True)",
             )
         return cursor
 

@@ -1,6 +1,7 @@
 """The folder of a run: everything that it was given, did and made.
 
     config.yaml             the resolved config
+    inputs.json             what the user's files were (flowrl.runtime.run_files)
     graph.STAGE.txt, .json  what happens
     plan.STAGE.json, .yaml  how it happens
     metrics.jsonl           a row a step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowrl.config.schema import RunConfig
@@ -28,14 +28,18 @@ def ended_at(state: Mapping[str, object], stage: str, step: int) -> bool:
 class Ledger:
     """Adds up steps, samples, tokens and seconds over all resumptions of a run.
 
+    Args:
+        clock: Returns seconds that only grow.
+
     Attributes:
         before: Held-out metrics before the last stage; None until measured.
         after: Held-out metrics at the end.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
         self._wall_s = 0.0
         self._seconds: dict[str, dict[str, float]] = {}
         self._steps: dict[str, int] = {}
@@ -147,4 +151,4 @@ class Ledger:
         return asked if measured is None or asked in measured else "score"
 
     def _elapsed(self) -> float:
-        return self._wall_s + time.monotonic() - self._started
+        return self._wall_s + self._clock() - self._started

@@ -33,8 +33,8 @@ import yaml
 
 from flowrl.compiler import CompiledStage
 from flowrl.config.schema import RunConfig
-from flowrl.errors import CheckpointError, ConfigError, RewardError
-from flowrl.graph import Graph, Op, format_graph, graph_to_json, parse
+from flowrl.errors import ConfigError, RewardError
+from flowrl.graph import Op, format_graph, graph_to_json
 from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
@@ -43,6 +43,7 @@ from flowrl.runtime.checkpoint import Checkpoint, CheckpointInterval, Checkpoint
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.prompt_supply import BatchNotFilled
+from flowrl.runtime.run_files import InputFiles
 from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage
@@ -50,7 +51,7 @@ from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.step_warnings import StepWarnings
 from flowrl.runtime.watchdog import Watchdog
 
-__all__ = ["Run", "Turn", "new_run", "opened_run", "resume_local", "run_local"]
+__all__ = ["Run", "Turn", "config_yaml", "execute", "is_done", "new_run", "opened_run", "run_local"]
 
 
 def run_local(
@@ -66,7 +67,7 @@ def run_local(
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
     with new_run(config, stages) as (folder, inputs):
-        return folder.path, _execute(config, stages, folder, inputs, None, display)
+        return folder.path, execute(config, stages, folder, inputs, None, display)
 
 
 @contextmanager
@@ -87,6 +88,7 @@ def new_run(
         RunFolder.create(config.runtime.runs, config.name) as folder,
     ):
         inputs.settle(folder.path / "models")
+        InputFiles(config, stages, folder.path).write()
         folder.write_config(config_yaml(config))
         for stage in stages:
             folder.write_graph(stage.name, format_graph(stage.graph), graph_to_json(stage.graph))
@@ -94,109 +96,12 @@ def new_run(
         yield folder, inputs
 
 
-def resume_local(
-    config: RunConfig,
-    stages: Sequence[CompiledStage],
-    path: Path,
-    *,
-    display: Display | None = None,
-) -> tuple[Path, Summary]:
-    """Goes on with a run from its latest checkpoint; from the start where it has none.
-
-    A run that is finished stays as it is, unless its last stage now has more steps.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged or of another run.
-        ConfigError: the last stage has fewer steps now than it has made.
-        FlowError: whatever ends the run early.
-    """
-    require_runnable(config, stages)
-    with RunFolder.resume(path) as folder:
-        store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
-        checkpoint = store.latest()
-        names = [stage.name for stage in stages]
-        if checkpoint is None:
-            folder.truncate_after(names, names[0], -1)
-        else:
-            position = checkpoint.position
-            if position.stage not in names or names.index(position.stage) != position.stage_index:
-                raise CheckpointError(
-                    "the checkpoint is of another sequence of stages",
-                    where=str(checkpoint.path),
-                    found=f"stage {position.stage!r} at place {position.stage_index}",
-                    expected=f"stages {', '.join(names)}",
-                )
-            _check_steps(stages[position.stage_index], position, path)
-            _check_graphs(stages[position.stage_index :], path)
-            summary = folder.read_summary()
-            if summary is not None and _is_finished(checkpoint, stages):
-                return folder.path, _told_again(summary, folder, names, display)
-            folder.truncate_after(names, position.stage, position.step)
-        folder.write_config(config_yaml(config))  # with what this resumption changes
-        for stage in stages:  # likewise, where a hand has edited one
-            folder.write_plan(stage.name, stage.plan.to_dict(), stage.plan.to_yaml())
-        notes = () if checkpoint else ("no checkpoint was written before: the run begins anew",)
-        with closing(RunInputs(config, stages, folder.path / "models")) as inputs:
-            done = _execute(config, stages, folder, inputs, checkpoint, display, notes)
-        return folder.path, done
-
-
-def _is_finished(checkpoint: Checkpoint, stages: Sequence[CompiledStage]) -> bool:
-    """Whether nothing is left to do: the last stage made all its steps, or stopped early."""
-    position = checkpoint.position
-    last = position.stage_index == len(stages) - 1
-    return last and _is_done(checkpoint, stages[position.stage_index])
-
-
-def _is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
+def is_done(checkpoint: Checkpoint, stage: CompiledStage) -> bool:
     """Whether the checkpoint's stage is over; one that has more steps by now goes on."""
     position = checkpoint.position
     ended_early = ended_at(checkpoint.state, position.stage, position.step)
     enough = position.step >= stage.config.train.steps
     return bool(checkpoint.state.get("stage_done")) and (ended_early or enough)
-
-
-def _check_graphs(stages: Sequence[CompiledStage], path: Path) -> None:
-    """What is left of the run must be what it began as; source lines may have moved."""
-    for stage in stages:
-        written = path / f"graph.{stage.name}.txt"
-        if not written.is_file():
-            continue
-        began = parse(written.read_text(encoding="utf-8"))
-        if _without_costs(began) != _without_costs(stage.graph):
-            raise CheckpointError(
-                f"the workflow of stage {stage.name!r} is not the one that this run began with",
-                where=str(written),
-                found=f"workflow {stage.workflow.name!r} ({stage.workflow.source})",
-                hint="undo the change of the workflow, or start a new run",
-            )
-
-
-def _without_costs(graph: Graph) -> str:
-    """What the graph does, whatever it costs on the device that it is planned for."""
-    return format_graph(graph.with_nodes(node.without_attrs("cost") for node in graph.nodes))
-
-
-def _check_steps(stage: CompiledStage, position: Position, path: Path) -> None:
-    if position.step > stage.config.train.steps:
-        raise ConfigError(
-            f"the run has made {position.step} steps of {stage.name!r} already",
-            where=f"{path} (train.steps)",
-            found=f"train.steps={stage.config.train.steps}",
-            expected=f"at least {position.step}",
-        )
-
-
-def _told_again(
-    summary: Summary, folder: RunFolder, stages: Sequence[str], display: Display | None
-) -> Summary:
-    screen = open_display() if display is None else display
-    screen.start(RunInfo(name=summary.name, folder=folder.path, stages=tuple(stages)))
-    screen.note("this run is finished; a larger train.steps goes on with it")
-    screen.end(summary)
-    if display is None:
-        screen.close()
-    return summary
 
 
 def config_yaml(config: RunConfig) -> str:
@@ -250,7 +155,7 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
-def _execute(
+def execute(
     config: RunConfig,
     stages: Sequence[CompiledStage],
     folder: RunFolder,
@@ -259,6 +164,7 @@ def _execute(
     display: Display | None,
     notes: Sequence[str] = (),
 ) -> Summary:
+    """Makes the steps that are left of a run, until it ends or is asked to stop."""
     interrupt = _Interrupt()
     with ExitStack() as stack:
         run = stack.enter_context(
@@ -396,7 +302,7 @@ class Run:
             self._ledger.restore(state)
             position = self._checkpoint.position
             first, step = position.stage_index, position.step
-            if _is_done(self._checkpoint, self._stages[first]):
+            if is_done(self._checkpoint, self._stages[first]):
                 first, step = first + 1, 0
         self._display.note(f"checkpoints: {self._interval}")
         self._open.open(self._checkpoint)

@@ -332,6 +332,7 @@ class OpenRun:
                 where="data.eval",
                 found=f"fingerprint {self._held_out_fingerprint}",
                 expected=f"fingerprint {held_out}",
-                hint="restore the data file and its templates, or start a new run",
+                hint="restore the data file and its templates, start a new run, or go on with "
+                "other data (--accept-changes; in Python accept_changes=True)",
             )
         self._failures.failed = failed

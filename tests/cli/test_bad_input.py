@@ -103,6 +103,7 @@ STATIC: dict[str, tuple[list[str], list[str]]] = {
         ["card", "GiB", "parameters"],
     ),
     "resume of nothing": (["run", "--resume", "runs/none"], ["runs/none", "no run folder"]),
+    "changes of nothing": (["run", "tiny.yaml", "--accept-changes"], ["--resume RUN"]),
     "resume of another folder": (["run", "--resume", "empty"], ["empty", "no run folder"]),
     "output folder": (["graph", "grpo", "-o", "no/graph.txt"], ["--output", "no folder no"]),
     "output form": (["plan", "tiny.yaml", "-o", "plan.txt"], ["plan.txt", ".json or .yaml"]),
@@ -315,7 +316,11 @@ def test_a_run_that_a_reward_stopped_goes_on_once_it_is_mended(
     assert stopped.code == 2
     assert "go on with: flowrl run --resume" in stopped.out
     (mine / "rewards.py").write_text(REWARDS.replace('raise ValueError("no ones")', "return 0.5"))
-    resumed = flowrl(capfd, "run", "--resume", "runs/tiny")
+    refused = flowrl(capfd, "run", "--resume", "runs/tiny")
+    assert refused.code == 2
+    assert "rewards.py was" in refused.err
+    assert "--accept-changes" in refused.err
+    resumed = flowrl(capfd, "run", "--resume", "runs/tiny", "--accept-changes")
     assert resumed.code == 0, resumed.err
     assert resumed.out.splitlines()[-1] == "held-out digit: not measured"
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.config.schema import CurriculumConfig
 from flowrl.data import Prompt, PromptCursor, PromptSet, Row
 from flowrl.data.order import permutation
 from flowrl.errors import CheckpointError
@@ -103,3 +104,38 @@ def test_permutations_never_change_between_versions_of_anything():
 
 
 PERMUTATION = [4, 0, 3, 5, 7, 6, 2, 1]
+
+
+def without_fingerprint(cursor: PromptCursor) -> dict[str, object]:
+    return {key: value for key, value in cursor.to_json().items() if key != "fingerprint"}
+
+
+def test_where_other_data_is_accepted_as_many_prompts_go_on_at_their_place():
+    cursor = PromptCursor(prompts(5), seed=0)
+    cursor.take(8)
+    other = PromptCursor.from_json(without_fingerprint(cursor), prompts(5, answer="2"))
+    assert (other.to_json()["epoch"], other.to_json()["position"]) == (1, 3)
+    assert [item.group for item in other.take(4)] == [item.group for item in cursor.take(4)]
+    assert other.take(1)[0].row.answer == "2"
+
+
+@pytest.mark.parametrize("number", [2, 9])
+def test_where_other_data_is_accepted_another_number_of_prompts_begins_the_next_epoch(number):
+    cursor = PromptCursor(prompts(5), seed=0)
+    before = {item.group for item in cursor.take(8)}
+    other = PromptCursor.from_json(without_fingerprint(cursor), prompts(number))
+    items = other.take(number)
+    assert sorted(item.group for item in items) == [f"2/{index}" for index in range(number)]
+    assert not before & {item.group for item in items}
+
+
+def test_a_curriculum_does_not_go_on_with_another_number_of_prompts():
+    curriculum = CurriculumConfig(kind="solve_rate")
+    cursor = PromptCursor(prompts(5), 0, curriculum=curriculum)
+    cursor.observe(3, 1.0)
+    cursor.take(8)
+    state = without_fingerprint(cursor)
+    again = PromptCursor.from_json(state, prompts(5, answer="2"), curriculum)
+    assert again.to_json()["curriculum"] == cursor.to_json()["curriculum"]
+    with pytest.raises(CheckpointError, match="cannot go on with another number of prompts"):
+        PromptCursor.from_json(state, prompts(6), curriculum)

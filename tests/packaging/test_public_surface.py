@@ -71,6 +71,7 @@ EXPORTED = [
     "log",
     "loss",
     "map",
+    "resume",
     "run",
     "select",
     "shaping",

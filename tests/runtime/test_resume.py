@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -38,9 +39,15 @@ from tests.runtime.tiny_runs import (
 DEADLINE_S = 120.0
 
 
-def resumed(run: Path, *overrides: str, display: WatchedDisplay | None = None) -> api.RunResult:
+def resumed(
+    run: Path,
+    *overrides: str,
+    display: WatchedDisplay | None = None,
+    accept_changes: bool = False,
+) -> api.RunResult:
     compiled = api.compile(None, run / "config.yaml", overrides=overrides)
-    return api.resume(compiled, run, display=display or WatchedDisplay())
+    shown = display or WatchedDisplay()
+    return api.resume(compiled, run, display=shown, accept_changes=accept_changes)
 
 
 def stopped(runs: Path, ctrl_c: CtrlC, **changes: Any) -> Path:
@@ -140,8 +147,20 @@ def test_a_run_stopped_after_every_step_ends_as_one_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             resumed(run, display=display)
         assert display.steps == [(stage, step)]
-    resumed(run)
+    summary = resumed(run).summary
     assert outcome(run) == straight
+
+    # The seconds of every stage are those of all its steps and evaluations, whoever made them.
+    folder = RunFolder.open(run)
+    for name in ("sft", "grpo"):
+        steps = [row for row in folder.steps() if row.stage == name]
+        measured = [row.seconds for row in folder.evaluations() if row.stage == name]
+        spent = summary.seconds[name]
+        assert spent["step"] == pytest.approx(math.fsum(row.wall_s for row in steps))
+        assert spent["evaluate"] == pytest.approx(math.fsum(measured))
+        for kind in steps[0].seconds:
+            expected = math.fsum(row.seconds[kind] for row in steps)
+            assert spent[kind] == pytest.approx(expected)
 
 
 def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, tmp_path: Path):
@@ -390,9 +409,31 @@ def test_a_run_does_not_go_on_with_another_workflow(tmp_path: Path):
     (tmp_path / "other.py").write_text(PROGRAM)
     workflow = load_workflow(str(tmp_path / "other.py"))
     compiled = api.compile(workflow, {**tiny_config(tmp_path), "args": {}})
-    with pytest.raises(CheckpointError, match="not the one that this run began with") as caught:
+    with pytest.raises(CheckpointError, match=r"other\.py was not there; is \d+ bytes"):
         api.resume(compiled, run, display=WatchedDisplay())
+    # Nor where that is accepted: what the checkpoint holds belongs to other nodes.
+    with pytest.raises(CheckpointError, match="not the one that this run began with") as caught:
+        api.resume(compiled, run, display=WatchedDisplay(), accept_changes=True)
     assert "other.py:5" in str(caught.value)
+
+
+def test_a_workflow_that_says_other_numbers_goes_on_where_that_is_accepted(tmp_path: Path):
+    config = {**tiny_config(tmp_path), "args": {}}
+    compiled = []
+    for name, low in (("first.py", 0.2), ("second.py", 0.3)):
+        (tmp_path / name).write_text(PROGRAM.replace("0.2", str(low)))
+        compiled.append(api.compile(load_workflow(str(tmp_path / name)), config))
+    with pytest.raises(KeyboardInterrupt):
+        compiled[0].run(display=CtrlC("grpo", 1))
+    run = tmp_path / "tiny"
+    with pytest.raises(CheckpointError, match="began with other files"):
+        api.resume(compiled[1], run, display=WatchedDisplay())
+    display = CtrlC("grpo", 2)
+    with pytest.raises(KeyboardInterrupt):
+        api.resume(compiled[1], run, display=display, accept_changes=True)
+    assert display.steps == [("grpo", 2)]
+    assert "0.3" in (run / "graph.grpo.txt").read_text()
+    api.resume(compiled[1], run, display=WatchedDisplay())  # from now on it is the run's own
 
 
 def test_a_run_goes_on_where_its_graph_costs_something_else(tmp_path: Path, straight: Outcome):
@@ -405,6 +446,88 @@ def test_a_run_goes_on_where_its_graph_costs_something_else(tmp_path: Path, stra
     assert outcome(run) == straight
 
 
+def rows_of(numbers: range, answer: str = "") -> str:
+    rows = [{"prompt": f"{i}+{i}=", "answer": answer or f"{2 * i:03}"} for i in numbers]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def with_files(folder: Path) -> dict[str, Any]:
+    """The tiny configuration with data and a reward in files of its own."""
+    (folder / "train.jsonl").write_text(rows_of(range(10, 30)))
+    (folder / "held_out.jsonl").write_text(rows_of(range(30, 40)))
+    (folder / "own.py").write_text("def own(response):\n    return float(response[:1].isdigit())\n")
+    config = tiny_config(folder / "runs") | {"stages": ["grpo"], "stage": {}}
+    data = {"train": str(folder / "train.jsonl"), "eval": str(folder / "held_out.jsonl")}
+    config["data"] = {**config["data"], **data}
+    term = {"kind": "python", "function": f"{folder}/own.py:own", "name": "digit"}
+    config["rewards"] = {**config["rewards"], "terms": [term]}
+    return config
+
+
+def test_a_run_does_not_go_on_with_changed_files_unless_that_is_accepted(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, with_files(tmp_path), display=CtrlC("grpo", 1))
+    run = tmp_path / "runs" / "tiny"
+    # Other answers, and one row less of the held-out data; another reward.
+    (tmp_path / "train.jsonl").write_text(rows_of(range(10, 30), answer="000"))
+    (tmp_path / "held_out.jsonl").write_text(rows_of(range(30, 39)))
+    (tmp_path / "own.py").write_text("def own(response):\n    return float(len(response) > 3)\n")
+    metrics = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="began with other files") as caught:
+        resumed(run)
+    said = str(caught.value)
+    for file in ("train.jsonl", "held_out.jsonl", "own.py"):
+        assert re.search(rf"{file} was [\d,]+ bytes, sha256 \w+; is [\d,]+ bytes, sha256", said)
+    assert "--accept-changes" in said
+    assert (run / "metrics.jsonl").read_bytes() == metrics  # nothing was touched
+
+    display = CtrlC("grpo", 2)
+    with pytest.raises(KeyboardInterrupt):
+        resumed(run, display=display, accept_changes=True)
+    assert display.steps == [("grpo", 2)]
+    changed = [note for note in display.notes if note.startswith("goes on with a changed file: ")]
+    assert len(changed) == 3
+    # They are the run's own now.
+    display = WatchedDisplay()
+    done = resumed(run, display=display)
+    assert display.steps == [("grpo", 3), ("grpo", 4)]
+    assert not any("changed file" in note for note in display.notes)
+    assert done.summary.num_held_out == 9
+
+
+def test_sources_estimates_and_failed_rewards_go_on_as_they_were(tmp_path: Path):
+    config = with_files(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    topics = [{**row, "topic": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in topics))
+    (tmp_path / "own.py").write_text(
+        "def own(response):\n    return float(response[0].isdigit())\n"  # some are empty
+    )
+    config["data"] |= {"source": "topic", "curriculum": {"kind": "solve_rate", "explore": 0.5}}
+    config["rewards"]["max_failures"] = 1000
+    config["train"]["policies"] = {"fairness": {"kind": "weighted_shares", "a": 1, "b": 2}}
+    never = outcome(api.run(None, config, display=WatchedDisplay()).folder)
+
+    config["runtime"] = {"runs": str(tmp_path / "stopped")}
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, config, display=CtrlC("grpo", 2))
+    run = tmp_path / "stopped" / "tiny"
+    resumed(run)
+    assert outcome(run) == never
+    assert never.state["reward_failures"] > 0
+    (cursor,) = never.state["stage"]["cursors"].values()
+    assert sum(cursor["taken"].values()) == 32
+    assert all(source["curriculum"]["rates"] for source in cursor["sources"].values())
+
+
+def test_a_killed_run_that_has_no_checkpoint_names_changed_files_too(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        api.run(None, with_files(tmp_path), display=CtrlC("grpo", 1, times=2))
+    (tmp_path / "own.py").write_text("def own(response):\n    return 1.0\n")
+    with pytest.raises(CheckpointError, match=r"own\.py was"):
+        resumed(tmp_path / "runs" / "tiny")
+
+
 def test_a_run_does_not_go_on_with_other_held_out_data(tmp_path: Path):
     rows = tmp_path / "held_out.jsonl"
     row = {"prompt": "12+34=", "answer": "046"}
@@ -412,5 +535,16 @@ def test_a_run_does_not_go_on_with_other_held_out_data(tmp_path: Path):
     data = {**tiny_config(tmp_path)["data"], "eval": str(rows)}
     run = stopped(tmp_path / "runs", CtrlC("grpo", 1), data=data)
     rows.write_text(json.dumps({**row, "answer": "047"}) + "\n")
+    with pytest.raises(CheckpointError, match=r"held_out\.jsonl was \d+ bytes"):
+        resumed(run)
+
+
+def test_held_out_prompts_that_read_otherwise_are_noticed_beside_their_file(tmp_path: Path):
+    run = stopped(tmp_path, CtrlC("grpo", 1))
+    written = run / "config.yaml"
+    text = written.read_text()
+    written.write_text(text.replace("held_out: 100", "held_out: 99"))  # by a hand
+    assert written.read_text() != text
     with pytest.raises(CheckpointError, match="held-out data changed"):
         resumed(run)
+    resumed(run, accept_changes=True)

@@ -189,6 +189,7 @@ class Outcome:
     evaluations: list[dict[str, object]]
     samples: bytes
     counts: Mapping[str, object]
+    state: Mapping[str, Any]
 
 
 def ages_of(extra: Mapping[str, float]) -> dict[int, int]:
@@ -229,7 +230,20 @@ def outcome(run: Path) -> Outcome:
                 "num_held_out",
             )
         },
+        state=_state(last),
     )
+
+
+def _state(checkpoint: Path) -> dict[str, object]:
+    """All that the driver carries on: cursors, schedulers, versions, counts, failed rewards."""
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    for measured in ("wall_s", "seconds"):
+        del state["ledger"][measured]
+    for scheduler in state["stage"]["schedulers"].values():
+        # Of the clock, whose ticks are events too, and of engines that joined anew.
+        for own in ("timers", "last_event_id", "engines", "num_joins"):
+            del scheduler[own]
+    return state
 
 
 def _without(path: Path, *keys: str) -> list[dict[str, object]]:
