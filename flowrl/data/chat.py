@@ -47,14 +47,21 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as reason:
-            raise self._error(reason) from reason
+            raise self._error(f"{type(reason).__name__}: {reason}") from reason
 
     def render(self, prompt: str) -> str:
         """The text of a conversation with one user turn, up to where the model's turn begins.
 
         Raises:
-            DataError: The template refuses the conversation or fails.
+            DataError: The template refuses the conversation or fails, or leaves the prompt out.
         """
+        text = self._render(prompt)
+        # Templates may trim or escape a prompt: what is left out is told by another one.
+        if prompt not in text and text == self._render(f"{prompt}, and more"):
+            raise self._error("it prints the same text for every prompt")
+        return text
+
+    def _render(self, prompt: str) -> str:
         try:
             return self._template.render(
                 messages=[{"role": "user", "content": prompt}],
@@ -65,13 +72,13 @@ class ChatTemplate:
             )
         # A template may raise what any expression raises: TypeError, KeyError, OverflowError.
         except Exception as reason:
-            raise self._error(reason) from reason
+            raise self._error(f"{type(reason).__name__}: {reason}") from reason
 
-    def _error(self, reason: Exception) -> DataError:
+    def _error(self, reason: str) -> DataError:
         return DataError(
             "the chat template fails",
             where=str(self._where),
-            found=f"{type(reason).__name__}: {reason}",
+            found=reason,
             hint="set data.chat_template=never to give the model the prompt as it is",
         )
 

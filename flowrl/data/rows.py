@@ -225,7 +225,11 @@ class _Reader:
         pairs = needs.rejected and split == "train"
         self._rejected = Template.parse(source.rejected, key=f"{keys}.rejected") if pairs else None
         self._prompt = Template.parse(source.prompt, key=f"{keys}.prompt")
-        self._solution = Template.parse(source.solution, key=f"{keys}.solution")
+        self._solution = (
+            Template.parse(source.solution, key=f"{keys}.solution")
+            if source.solution or needs.solution
+            else None
+        )
         self._answer_key = f"{keys}.answer"
         self._bad = BadRows(data.max_bad_rows)
 
@@ -287,7 +291,7 @@ class _Reader:
                 "raise data.max_bad_rows to leave such rows out",
             )
         try:
-            solution = self._solution.render(fields)
+            solution = "" if self._solution is None else self._solution.render(fields)
         except DataError:
             if self._needs.solution:
                 raise

@@ -2,6 +2,7 @@
 
 Plain substitution and nothing else: no attributes, no indices, no format specifications, so that a
 template can never run code or fail in ways a person would not expect. `{{` and `}}` are braces.
+A template names at least one field: without any, all rows would be the same text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,17 @@ from flowrl.config.nearest import listing, suggestion
 from flowrl.errors import ConfigError, DataError
 
 __all__ = ["Template", "field_number", "field_text"]
+
+_JINJA = re.compile(r"\{\{-? +([^\W\d]\w*)(?: *\|[^{}]*)? +-?\}\}")
+_OTHER_FORMS = (
+    re.compile(r"\{\{-?\s*([^\W\d]\w*)[^{}]*\}\}"),
+    re.compile(r"%\(([^\W\d]\w*)\)[a-z]"),
+    re.compile(r"\$([^\W\d]\w*)"),
+    re.compile(r"<([^\W\d]\w*)>"),
+    re.compile(r"\[([^\W\d]\w*)\]"),
+    re.compile(r"^([^\W\d]\w*)$"),
+)
+"""A field as Jinja, Python's other formats or shells write it, in brackets, or its bare name."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
@@ -43,8 +55,11 @@ class Template:
         """Reads a template.
 
         Raises:
-            ConfigError: A brace that neither names a field nor is doubled.
+            ConfigError: A brace that neither names a field nor is doubled; a field in Jinja's form,
+                which would be trained on as it stands; no field at all.
         """
+        if jinja := _JINJA.search(text):
+            raise _in_another_form("this is Jinja's form of a field", text, jinja, key=key)
         pieces: list[str] = [""]
         position = 0
         for match in _PIECE.finditer(text):
@@ -63,6 +78,10 @@ class Template:
                     expected="{field} for a field of the row, {{ and }} for braces",
                 )
         pieces[-1] += text[position:]
+        if len(pieces) == 1:
+            forms = (form.search(text) for form in _OTHER_FORMS)
+            form = next((found for found in forms if found), None)
+            raise _in_another_form("this template names no field of the row", text, form, key=key)
         return cls(key=key, text=text, pieces=tuple(pieces))
 
     @property
@@ -80,6 +99,17 @@ class Template:
         for i in range(1, len(parts), 2):
             parts[i] = field_text(fields, parts[i], key=self.key)
         return "".join(parts)
+
+
+def _in_another_form(what: str, text: str, form: re.Match[str] | None, *, key: str) -> ConfigError:
+    right = None if form is None else f"{text[: form.start()]}{{{form[1]}}}{text[form.end() :]}"
+    return ConfigError(
+        f"{what}, so every row would read the same",
+        where=key,
+        found=repr(text),
+        expected="{field} for a field of the row, {{ and }} for braces",
+        hint=f"write {key}={right!r}" if right else "put the field in single braces, as {prompt}",
+    )
 
 
 def field_text(fields: Mapping[str, object], name: str, *, key: str) -> str:

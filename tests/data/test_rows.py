@@ -178,7 +178,9 @@ def test_held_out_rows_need_no_solution_and_training_rows_do(tmp_path):
 
 def test_data_without_reference_answers_says_so_with_an_empty_key(tmp_path):
     path = write(tmp_path / "d.jsonl", {"prompt": "p"})
-    assert read(path, answer="", solution="")[0].answer == ""
+    assert read(path, "eval", answer="", solution="")[0].answer == ""
+    with pytest.raises(ConfigError, match=r"data\.solution: this template names no field"):
+        read(path, "train", solution="")
 
 
 def test_a_whole_number_beyond_all_floats_is_a_number_like_others(tmp_path):
@@ -193,6 +195,42 @@ def test_templates_substitute_fields_and_nothing_else():
     assert template.render(fields) == "{{x}} 2.5 z"
     with pytest.raises(DataError, match=r"no field 'a\.__class__'"):
         Template.parse("{a.__class__}", key="data.prompt").render({"a": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("{{ prompt }}", "{prompt}"),
+        ("{{prompt}}", "{prompt}"),
+        ("{{- prompt | trim -}}", "{prompt}"),
+        ("Q: {{ row.prompt }}\n", "Q: {row}\n"),
+        ("{system}\n{{ question }}", "{system}\n{question}"),
+        ("%(prompt)s", "{prompt}"),
+        ("$prompt", "{prompt}"),
+        ("<prompt>", "{prompt}"),
+        ("[prompt]", "{prompt}"),
+        ("question", "{question}"),
+    ],
+)
+@pytest.mark.parametrize("key", ["prompt", "solution", "rejected"])
+def test_a_template_in_another_form_is_refused_with_the_right_one(tmp_path, key, text, right):
+    path = write(tmp_path / "d.jsonl", {"prompt": "p", "answer": "1", "rejected": "2"})
+    data = DataConfig(train=path, **{key: text})
+    with pytest.raises(ConfigError, match=rf"data\.{key}: this .* every row") as caught:
+        load_rows(path, data, split="train", needs=RowNeeds(rejected=True))
+    assert f"write data.{key}={right!r}" in str(caught.value)
+
+
+def test_a_template_without_any_field_says_how_one_is_written():
+    with pytest.raises(ConfigError, match=r"names no field.*\n.*\n.*as \{prompt\}"):
+        Template.parse("What is 1 + 1?", key="data.eval.prompt")
+
+
+def test_braces_that_no_field_is_meant_by_are_braces():
+    text = r"{q}: reply with {{answer}} in \boxed{{}}, as {{ 'a': 1 }}"
+    assert Template.parse(text, key="data.prompt").render({"q": "x"}) == (
+        r"x: reply with {answer} in \boxed{}, as { 'a': 1 }"
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "a } b", "{}", r"\boxed{}", "{a{b}}"])

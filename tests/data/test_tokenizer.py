@@ -289,9 +289,14 @@ def test_templates_have_the_filters_blocks_and_functions_that_transformers_gives
     assert Tokenizer.load(folder).encode_prompt("<é>").tolist() == expected
 
 
+PRINTS = "{{ messages[0].content | trim }}"
+
+
 def test_prompts_do_not_change_with_the_day(tmp_path):
-    dated = foreign_folder(tmp_path / "dated", chat_template="{{ strftime_now('%d %b %Y') }}")
-    fixed = foreign_folder(tmp_path / "fixed", chat_template="26 Jul 2024")
+    dated = foreign_folder(
+        tmp_path / "dated", chat_template="{{ strftime_now('%d %b %Y') }}" + PRINTS
+    )
+    fixed = foreign_folder(tmp_path / "fixed", chat_template="26 Jul 2024" + PRINTS)
     assert Tokenizer.load(dated).encode_prompt("x").tolist() == (
         Tokenizer.load(fixed).encode_prompt("x").tolist()
     )
@@ -311,6 +316,15 @@ def test_a_template_that_refuses_or_reaches_out_is_a_data_error(tmp_path, templa
     with pytest.raises(DataError, match="the chat template fails"):
         tokenizer.encode_prompt("x")
     assert len(tokenizer.encode_prompt("x", "never"))
+
+
+def test_a_chat_template_that_leaves_the_prompt_out_is_refused(tmp_path):
+    template = "<user>{{ messages[0].text }}</user>"
+    tokenizer = Tokenizer.load(foreign_folder(tmp_path / "m", chat_template=template))
+    with pytest.raises(DataError, match="it prints the same text for every prompt"):
+        tokenizer.encode_prompt("x")
+    trims = Tokenizer.load(foreign_folder(tmp_path / "n", chat_template=PRINTS))
+    assert trims.encode_prompt(" x\n").tolist() == trims.encode_prompt("x").tolist()
 
 
 def test_a_template_that_does_not_parse_is_a_data_error(tmp_path):
