@@ -136,6 +136,7 @@ _TABLE: dict[tuple[str, str], str] = {
     ("map", "weighted_sum"): "flowrl.algo.maps:weighted_sum",
     ("select", "best_and_worst"): "flowrl.algo.select:best_and_worst",
     ("select", "random"): "flowrl.algo.select:random_k",
+    ("select", "threshold"): "flowrl.algo.select:threshold",
     ("select", "top"): "flowrl.algo.select:top",
     ("loss", "cross_entropy"): "flowrl.algo.losses:cross_entropy",
     ("loss", "policy_clip"): "flowrl.algo.losses_clip:policy_clip",

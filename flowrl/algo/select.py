@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.algo.advantages.batch import check_scores
-from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Top
+from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Threshold, Top
 
-__all__ = ["best_and_worst", "random_k", "top"]
+__all__ = ["best_and_worst", "random_k", "threshold", "top"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -35,6 +35,22 @@ def top(scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: 
     assert isinstance(spec, Top)
     r = check_scores(scores, groups)
     return _first(_members(groups), -r, spec.k)
+
+
+def threshold(
+    scores: npt.ArrayLike, groups: npt.ArrayLike, ids: Sequence[str], spec: SelectSpec
+) -> Rows:
+    """The samples with score >= at_least: rejection sampling by a fixed bar.
+
+    A policy that imitates them improves itself as in ReST (Gulcehre et al., 2023,
+    arXiv:2308.08998); RAFT (Dong et al., 2023, arXiv:2304.06767) imitates the best of each group.
+
+    Args and returns as `top`; a group may lose all of its samples.
+    """
+    assert isinstance(spec, Threshold)
+    r = check_scores(scores, groups)
+    chosen = [rows[r[rows] >= spec.at_least] for rows in _members(groups)]
+    return np.concatenate(chosen).astype(np.int64) if chosen else np.zeros(0, np.int64)
 
 
 def random_k(

@@ -14,6 +14,7 @@ from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
 from flowrl.compiler.roles import StageRoles, check_roles
 from flowrl.compiler.run_warnings import warn_of_run
+from flowrl.compiler.score_bounds import check_score_bounds
 from flowrl.compiler.sizes import SizedStage, check_sizes
 from flowrl.compiler.warnings import warn_of
 from flowrl.config.load import LoadedConfig
@@ -199,6 +200,7 @@ def _asked(
     check_roles(roles, players)
     sized = _sized(loaded, stages, players)
     check_sizes(loaded, sized)
+    check_score_bounds(loaded, sized)
     for stage in stages:
         warn_of(stage.graph, stage.context)
     warn_of_run(loaded, roles, sized)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from flowrl.errors import GraphError
 from flowrl.graph.ir import Edge, Graph, Node, node_error
 from flowrl.graph.types import Level, Op, Unit
+from flowrl.specs import FilterSpec, SelectSpec
 
 __all__ = ["check_sample_sets", "group_size", "sample_sets"]
 
@@ -64,7 +65,9 @@ def _way_out(graph: Graph, node: Node, first: Node, other: Node) -> str:
         return f"rollouts of the same prompts with as large groups can be compared; here {sizes}"
     if smaller is None or _origin(graph, first) != _origin(graph, other):
         return f"pass what was made of the samples of '{first.id}' throughout"
-    kind = "fl.filter.zero_variance" if smaller.op is Op.FILTER else "fl.select.top"
+    spec = smaller.attr("spec")
+    assert isinstance(spec, FilterSpec | SelectSpec)
+    kind = f"fl.{spec.family}.{spec.kind}"
     after = "a filter" if smaller.op is Op.FILTER else "a selection"
     return (
         f"after {after}, use what it returned everywhere: rollout, scores = {kind}(rollout, scores)"

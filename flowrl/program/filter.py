@@ -54,10 +54,11 @@ def zero_variance(
 def difficulty(
     rollout: Rollout, scores: Scores, *, low: float = 0.0, high: float = 1.0
 ) -> tuple[Rollout, Scores]:
-    """Keeps groups whose mean score lies strictly between two bounds.
+    """Keeps groups whose mean score lies strictly between two bounds: low < mean < high.
 
     For scores of 0 and 1 the mean is the share of right answers, and the defaults remove prompts
-    that were always or never solved.
+    that were always or never solved. A mean that equals a bound is outside: `low=0.5, high=1.0`
+    removes the groups that are always right too, and `high=1.1` keeps them.
 
     Args:
         rollout: The samples.

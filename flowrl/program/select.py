@@ -1,13 +1,15 @@
 """`fl.select`: which samples of each group are kept.
 
-    best, scores = fl.select.top(rollout, scores, k=1)         # best of n
-    pairs = fl.select.best_and_worst(rollout, scores)          # what DPO learns from
+    best, scores = fl.select.top(rollout, scores, k=1)                   # best of n
+    good, scores = fl.select.threshold(rollout, scores, at_least=1.0)    # rejection sampling
+    pairs = fl.select.best_and_worst(rollout, scores)                    # what DPO learns from
 
 A selection makes another set of samples, as a filter does; it is made when the batch is complete.
 """
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from flowrl.graph.signatures import PREFERRED, SCORE
@@ -25,9 +27,9 @@ from flowrl.program.operation import (
 from flowrl.program.tracer import Tracer
 from flowrl.specs import SelectSpec
 from flowrl.specs.names import raise_missing
-from flowrl.specs.select import BestAndWorst, RandomK, Top
+from flowrl.specs.select import BestAndWorst, RandomK, Threshold, Top
 
-__all__ = ["best_and_worst", "random", "top"]
+__all__ = ["best_and_worst", "random", "threshold", "top"]
 
 if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -46,6 +48,32 @@ def top(rollout: Rollout, scores: Scores, *, k: int = 1) -> tuple[Rollout, Score
     """
     name = "fl.select.top"
     return _smaller(name, rollout, scores, Top(k=_count(name, "k", k)))
+
+
+@operation
+def threshold(rollout: Rollout, scores: Scores, *, at_least: float) -> tuple[Rollout, Scores]:
+    """The samples that score at least `at_least`, whatever the others of their group do.
+
+    Imitating them is rejection sampling (RAFT, ReST):
+
+        good, _ = fl.select.threshold(rollout, scores, at_least=1.0)
+        actor.update(good, loss=fl.loss.cross_entropy())
+
+    A group without such a sample adds nothing, and a step without one makes no update.
+
+    Args:
+        rollout: The samples.
+        scores: One for each of them.
+        at_least: The least score that is kept.
+    """
+    name = "fl.select.threshold"
+    if (
+        isinstance(at_least, bool)
+        or not isinstance(at_least, int | float)
+        or not isfinite(at_least)
+    ):
+        raise refuse_argument(name, "at_least", at_least, "a finite number")
+    return _smaller(name, rollout, scores, Threshold(at_least=float(at_least)))
 
 
 @operation

@@ -19,7 +19,7 @@ from flowrl.specs.maps import MapSpec, OwnMap, UserMap, WeightedSum
 from flowrl.specs.optimizer import AdamW
 from flowrl.specs.own_advantage import OwnAdvantage, UserAdvantage
 from flowrl.specs.sampling import FinishReason, Sampling
-from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Top
+from flowrl.specs.select import BestAndWorst, RandomK, SelectSpec, Threshold, Top
 from flowrl.specs.shaping import (
     CosineLength,
     Repetition,
@@ -79,6 +79,7 @@ __all__ = [
     "SoftOverlong",
     "Spec",
     "StopProperly",
+    "Threshold",
     "Top",
     "UserAdvantage",
     "UserMap",

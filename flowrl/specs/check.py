@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from flowrl.specs.base import Spec
+from flowrl.specs.filters import Difficulty
 from flowrl.specs.loss import PolicyLoss
 
 __all__ = ["Wrong", "wrong_fields"]
@@ -150,7 +151,7 @@ _BOUNDS: Mapping[str, Mapping[str, _Range]] = {
         "horizon": _COUNT,
     },
     "filter": {"tolerance": _FROM_ZERO, "low": _FINITE, "high": _FINITE},
-    "select": {"tolerance": _FROM_ZERO, "k": _COUNT},
+    "select": {"tolerance": _FROM_ZERO, "k": _COUNT, "at_least": _FINITE},
     "map": {
         **dict.fromkeys(("max_tokens", "ngram"), _COUNT),
         "buffer": _FROM_ZERO,
@@ -167,7 +168,6 @@ _ORDERED = (
     ("positive_low", "positive_high"),
     ("negative_low", "negative_high"),
     ("min_log_ratio", "max_log_ratio"),
-    ("low", "high"),
 )
 
 
@@ -186,6 +186,8 @@ def _out_of_bounds(spec: Spec) -> Iterator[Wrong]:
         low_bound, high_bound = number(name), number(other)
         if low_bound is not None and high_bound is not None and low_bound > high_bound:
             yield name, low_bound, f"a number of at most {other}={high_bound:g}"
+    if isinstance(spec, Difficulty) and not spec.low < spec.high:
+        yield "low", spec.low, f"a number below high={spec.high:g}"
     unbound = isinstance(spec, PolicyLoss) and spec.rejection_low is spec.rejection_high is None
     if unbound and value["rejection"] != "none":
         yield "rejection", value["rejection"], "a bound, low or high, beyond which it removes"

@@ -48,7 +48,7 @@ class Difficulty(FilterSpec):
     """Keeps groups whose mean score lies strictly between `low` and `high`.
 
     For scores of 0 and 1 the mean is the solve rate; `low=0, high=1` removes prompts that were
-    always or never solved.
+    always or never solved. A mean of exactly `low` or `high` is outside.
     """
 
     kind: ClassVar[str] = "difficulty"

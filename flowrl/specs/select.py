@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from flowrl.specs.base import Spec
 
-__all__ = ["BestAndWorst", "RandomK", "SelectSpec", "Top"]
+__all__ = ["BestAndWorst", "RandomK", "SelectSpec", "Threshold", "Top"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,15 @@ class Top(SelectSpec):
     kind: ClassVar[str] = "top"
 
     k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold(SelectSpec):
+    """The samples that score at least `at_least`; of a group all, some or none."""
+
+    kind: ClassVar[str] = "threshold"
+
+    at_least: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

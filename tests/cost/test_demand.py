@@ -27,6 +27,8 @@ def many(
     best, high = fl.select.top(rollout, scores, k=4)
     fl.log("value", critic.values(best))
     best, high = fl.filter.zero_variance(best, high)
+    bar, _ = fl.select.threshold(rollout, scores, at_least=0.5)
+    fl.log("good", critic.values(bar))
     extremes = fl.select.best_and_worst(rollout, scores)
     episodes, won = fl.interact(actor, game, prompts, n=3, max_turns=5, max_observation_tokens=7)
     fl.log("judged", judge.score(episodes))
@@ -54,7 +56,9 @@ def graph() -> Graph:
         ("critic.values", 4),
         ("filter", 4),
         ("actor.update", 4),
-        ("select.2", 2),
+        ("select.2", 6),  # at most: all of a group may be good enough
+        ("critic.values.2", 6),
+        ("select.3", 2),
         ("judge.update", 2),
         ("judge.update.2", 2),
         ("game.interact", 3),

@@ -20,7 +20,11 @@ SHORT = (
 
 @pytest.mark.parametrize(
     ("name", "roles"),
-    [("three_lines", {"actor", "reward"}), ("arithmetic_grpo", {"actor", "verifier"})],
+    [
+        ("three_lines", {"actor", "reward"}),
+        ("arithmetic_grpo", {"actor", "verifier"}),
+        ("raft", {"actor", "verifier"}),
+    ],
 )
 def test_an_example_runs_to_its_last_line(
     name: str,

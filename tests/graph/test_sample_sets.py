@@ -191,10 +191,13 @@ def test_the_way_out_of_mixed_samples_is_told_by_what_made_them():
     def selected(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
         rollout = actor.generate(prompts)
         scores = judge.score(rollout)
-        best, _ = fl.select.top(rollout, scores)
+        best, _ = fl.select.threshold(rollout, scores, at_least=1.0)
         actor.update(best, scores)
 
-    for program, hint in ((two_rollouts, "'actor.generate' throughout"), (selected, "selection")):
+    for program, hint in (
+        (two_rollouts, "'actor.generate' throughout"),
+        (selected, "fl.select.threshold"),
+    ):
         with pytest.raises(GraphError, match="for the samples of") as caught:
             program.trace()
         assert hint in caught.value.hint

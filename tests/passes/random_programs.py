@@ -73,7 +73,7 @@ on_rollouts = st.builds(
     n=st.sampled_from([None, 2, 5]),
     temperature=st.sampled_from([None, 0.5]),
     sampling=st.sampled_from([None, None, Sampling(top_p=0.5, max_tokens=3)]),
-    subset=st.sampled_from([None, "filter", "top", "pairs"]),
+    subset=st.sampled_from([None, "filter", "top", "threshold", "pairs"]),
     judged=st.sampled_from(
         [
             "rewards",
@@ -163,6 +163,8 @@ def _prepare(lesson: Lesson, handles: dict[str, Any]) -> list[tuple[str, Any, di
         rollout, scores = fl.filter.zero_variance(rollout, scores)
     elif lesson.subset == "top":
         rollout, scores = fl.select.top(rollout, scores, k=2)
+    elif lesson.subset == "threshold":
+        rollout, scores = fl.select.threshold(rollout, scores, at_least=0.5)
     updates, arguments = _judge(lesson, rollout, scores, handles)
     if lesson.kl is not None:
         given = [handles[name].logprobs(rollout) for name in lesson.references]

@@ -49,6 +49,11 @@ def test_a_name_of_a_paper_is_answered_with_a_public_spelling_and_no_class():
         ("kl", "low_var_kl", "write fl.kl.k3(...)"),
         ("filter", "dynamic_sampling", "write fl.filter.zero_variance(rollout, scores)"),
         ("select", "pairs", "write fl.select.best_and_worst(rollout, scores)"),
+        (
+            "select",
+            "rejection_sampling",
+            "write fl.select.threshold(rollout, scores, at_least=...)",
+        ),
         ("shaping", "overlong", "write fl.shaping.soft_overlong(...)"),
         ("grammar", "json", "write fl.grammar.json_schema(...)"),
     ],

@@ -232,7 +232,10 @@ def test_scores_beside_a_teacher_have_a_weight():
     [
         (lambda s, r: fl.select.top(r, s, k=0), "a whole number from 1 up"),
         (lambda s, r: fl.select.random(r, s, seed=0.5), "a whole number"),
+        (lambda s, r: fl.select.threshold(r, s, at_least=float("nan")), "a finite number"),
+        (lambda s, r: fl.select.threshold(r, s, at_least="1"), "a finite number"),
         (lambda s, r: fl.filter.difficulty(r, s, low=1.0, high=0.5), "a number below high=0.5"),
+        (lambda s, r: fl.filter.difficulty(r, s, low=0.5, high=0.5), "a number below high=0.5"),
         (
             lambda s, r: fl.shaping.soft_overlong(s, r, max_tokens=4, buffer=8),
             "at most max_tokens=4",

@@ -107,6 +107,8 @@ def second_thoughts(prompts: fl.Prompts, *, actor: fl.Policy, verifier: fl.Rewar
     best, best_scores = fl.select.top(rollout, scores, k=2)
     loss = fl.loss.policy_clip(anchor="old")
     actor.update(best, best_scores, loss=loss)
+    good, _ = fl.select.threshold(rollout, scores, at_least=0.5)
+    actor.update(good, loss=fl.loss.cross_entropy())
 
 
 @fl.workflow

@@ -218,6 +218,26 @@ def test_a_selection_makes_pairs_with_the_better_sample_first():
 
 
 @fl.workflow
+def imitated(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    good, scores = fl.select.threshold(rollout, verifier.score(rollout), at_least=0.5)
+    fl.log("good", scores)
+    actor.update(good, loss=fl.loss.cross_entropy())
+
+
+def test_a_threshold_hands_on_the_samples_that_reach_it_and_skips_an_update_without_any():
+    actor, step = Worker(), step_with(samples(ROLLOUT, {"verifier": [0.25, 1.0, 0.5, 0.0]}))
+    program_of(lowered(imitated), {"actor": actor}).run(step)
+    ((batch, _),) = actor.updates
+    assert batch.sequences.samples == ("0/0/1", "0/1/0")
+    assert step.logged == {"good": 0.75}
+    step = step_with(samples(ROLLOUT, {"verifier": [0.25, 0.0, 0.0, 0.0]}))
+    program_of(lowered(imitated), {"actor": actor}).run(step)
+    assert len(actor.updates) == 1
+    assert step.skipped == ["log.good", "actor.update"]
+
+
+@fl.workflow
 def logged(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
     rollout = actor.generate(prompts)
     scores = verifier.score(rollout)
