@@ -2,7 +2,8 @@
 
 Token ids equal those of `transformers.AutoTokenizer` (5.24) on the same folder; Transformers
 itself, which takes seconds to import, is not needed. As there, the post-processor of tokenizer.json
-decides on BOS and EOS, and `add_bos_token` of tokenizer_config.json is not read.
+decides on BOS, and `add_bos_token` of tokenizer_config.json is not read. An EOS that it puts behind
+a text is left out, for a prompt ends no text.
 
 Text is tokenised once, before a rollout; what a policy produced is decoded for rewards and people
 and never tokenised again. Prompts begin a sample, everything else is a piece in its middle
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from flowrl.backend.batch import Ints, Mask
@@ -96,7 +97,7 @@ class Tokenizer:
         self._has_token = np.zeros(self.vocab_size, np.bool_)
         self._has_token[ids] = True
         self.names_all = len(ids) >= self.model_vocab_size
-        self._bos_id = None if bos is None else fast.token_to_id(bos)
+        self._bos_id = _bos_of(fast, bos, stop_ids)
         self._written = {
             token: self._pieces.decode([token], skip_special_tokens=False)
             for token in (*stop_ids, self._bos_id)
@@ -164,8 +165,11 @@ class Tokenizer:
             )
         if self._chat is not None and chat != "never":
             # The template prints the special tokens itself.
-            return self._encode(self._chat.render(text), self._fast, special=False)
-        return self._encode(text, self._fast, special=True)
+            return _ids(self._encode(self._chat.render(text), self._fast, special=False))
+        encoding = self._encode(text, self._fast, special=True)
+        # The mask is true at what the post-processor added, and at no token of the text.
+        own = np.flatnonzero(np.equal(encoding.special_tokens_mask, 0))
+        return _ids(encoding)[: own[-1] + 1 if len(own) else None]
 
     def encode(self, text: str) -> Ints:
         """int64 `[n]`, a text in the middle of a sample: nothing is put in front or behind.
@@ -173,7 +177,7 @@ class Tokenizer:
         Raises:
             DataError: A character outside the vocabulary.
         """
-        return self._encode(text, self._pieces, special=False)
+        return _ids(self._encode(text, self._pieces, special=False))
 
     def encode_response(self, text: str) -> Ints:
         """int64 `[R]`, a response and the end token.
@@ -286,16 +290,28 @@ class Tokenizer:
         texts.append(fast.decode(ids[begin:].tolist(), skip_special_tokens=True))
         return "".join(texts)
 
-    def _encode(self, text: str, fast: FastTokenizer, *, special: bool) -> Ints:
+    def _encode(self, text: str, fast: FastTokenizer, *, special: bool) -> Encoding:
         self.check(text)
         try:
-            encoding = fast.encode(text, add_special_tokens=special)
+            return fast.encode(text, add_special_tokens=special)
         # The library raises plain Exception, such as for a character that has no token.
         except Exception as reason:
             raise DataError(
                 "the tokenizer cannot encode the text", found=str(reason)[:200]
             ) from reason
-        return np.asarray(encoding.ids, np.int64)
+
+
+def _ids(encoding: Encoding) -> Ints:
+    return np.asarray(encoding.ids, np.int64)
+
+
+def _bos_of(fast: FastTokenizer, named: str | None, stop_ids: Sequence[int]) -> int | None:
+    """The token that begins a text: the one that has that name, or that is put in front of all."""
+    if named is not None:
+        return fast.token_to_id(named)
+    bare = fast.encode("", add_special_tokens=True)
+    added = [i for i, own in zip(bare.ids, bare.special_tokens_mask, strict=True) if own]
+    return added[0] if added and added[0] not in stop_ids else None
 
 
 def _known_characters(fast: FastTokenizer) -> frozenset[str] | None:

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import models
+from tokenizers import models, processors
 
 from flowrl.data import Row, RowNeeds, Tokenizer, encode_prompts
 from flowrl.data.pieces import tokenizer_of_pieces
 from flowrl.errors import DataError
-from tests.data.tokenizer_kinds import KINDS, VOCABULARY, byte_level, llama_2, saved
+from tests.data.tokenizer_kinds import KINDS, VOCABULARY, byte_level, llama_2, saved, with_bos
 
 TEXTS = ["3", " 3", "  3", "3 ", "\n3", "x3", " x 42", "", " ", "3</s>3", "é"]
 
@@ -53,6 +53,24 @@ def test_prompts_stay_as_autotokenizer_makes_them(tmp_path, kind):
         ids = theirs(text)["input_ids"]
         assert ours.encode_prompt(text).tolist() == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_tokenizer_puts_behind_a_text_is_not_put_behind_a_prompt(tmp_path, kind):
+    plain = Tokenizer.load(saved(tmp_path / "plain", with_bos(KINDS[kind]())))
+    fast = KINDS[kind]()
+    fast.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(),
+            processors.TemplateProcessing(
+                single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+            ),
+        ]
+    )
+    closing = Tokenizer.load(saved(tmp_path / "closing", fast))
+    for text in ("x+3=", "x</s>", "</s>"):
+        assert closing.encode_prompt(text).tolist() == plain.encode_prompt(text).tolist()
+        assert closing.encode(text).tolist() == plain.encode(text).tolist()
 
 
 def test_a_tokenizer_that_does_nothing_where_a_text_begins_is_not_copied():
@@ -133,6 +151,15 @@ def test_a_prompt_that_begins_with_the_bos_that_it_gets_is_told(tmp_path, prompt
     config = {} if template is None else {"chat_template": template}
     tokenizer = Tokenizer.load(saved(tmp_path, llama_2(), **config))
     assert tokenizer.repeats_bos(prompt, tokenizer.encode_prompt(prompt)) == said
+
+
+def test_a_bos_that_only_the_post_processor_names_is_one(tmp_path):
+    tokenizer = Tokenizer.load(saved(tmp_path / "bos", llama_2(), bos_token=None))
+    assert tokenizer.repeats_bos("<s>x=", tokenizer.encode_prompt("<s>x=")) == "<s>"
+    fast = byte_level(prefix=False)
+    fast.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    ending = Tokenizer.load(saved(tmp_path / "eos", fast, bos_token=None))
+    assert ending.repeats_bos("</s></s>", ending.encode_prompt("</s></s>")) == ""
 
 
 def test_without_a_bos_no_prompt_repeats_it(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = ["KINDS", "VOCABULARY", "byte_level", "llama_2", "saved"]
+__all__ = ["KINDS", "VOCABULARY", "byte_level", "llama_2", "saved", "with_bos"]
 
 SPECIAL = {"<unk>": 0, "<s>": 1, "</s>": 2}
 PIECES = ["▁", *"x3+=42a\né", "▁3", "▁x", "▁▁"]
