@@ -13,7 +13,8 @@ names (`H2O`, `x_1`).
 
 Text from which no one number can be told is None, never a part of it: calculations (`16-7`, `2^3`,
 `2\sqrt{3}`, `2x`), lists and ranges (`3, 5`, `3 or 5`, `5-7`), quantities of two units (`1 hour 30
-minutes`), inequalities, and what is written in several ways (`1.5.2`, `1,5`, `3:30`, `1 000`).
+minutes`), inequalities, a number beside a token without a text (`12<unused0>`), and what is written
+in several ways (`1.5.2`, `1,5`, `3:30`, `1 000`).
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ _GOES_BEFORE = re.compile(
         | [0-9]\ ?{_UNIT},?\ (?:and\ )?                               # 1 hour 5 minutes
         | (?:[≠≤≥]|[!<>]=|\w\ [<>])\ ?{_OPEN}                         # x > 5
         | (?:√|{_FUNCTION})\ ?{_OPEN}                                 # sqrt(5)
+        | <unused[0-9]+>\ ?{_OPEN}                                    # a token without a text
     )$""",
     re.VERBOSE,
 )
@@ -102,7 +104,7 @@ _GOES_ON = re.compile(
         | {_CLOSED}[-+—]\ ?[({{]*(?:[0-9√π]|[xyz](?![A-Za-z]))        # 5-7, 5 + x
         | (?:{_JOINT}(?:[A-Za-z]\w?\ ?=\ ?)?|\ ?,\ ?|\ )-?[0-9]       # 5 or 7
         | \ ?{_SCALE} | \ ?(?:{_FUNCTION})
-        | \ {_UNIT},?\ (?:and\ )?[0-9]""",
+        | \ {_UNIT},?\ (?:and\ )?[0-9] | [.)\]}}]*\ ?<unused[0-9]""",
     re.VERBOSE,
 )
 """The text after a number where the number is only a part of what is there."""
