@@ -12,7 +12,7 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import RunConfig, StageConfig, TrainConfig
 from flowrl.cost.demand import response_bound
 from flowrl.graph import Graph, Op
-from flowrl.passes.decision import Decision
+from flowrl.passes.context import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
 from flowrl.plan.dtypes import check_trained_types
 from flowrl.program.parameters import RoleKind

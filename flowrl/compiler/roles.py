@@ -13,7 +13,7 @@ from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
-from flowrl.passes.rollouts import drawn_by
+from flowrl.passes.context import sampling_node
 from flowrl.program import Workflow
 from flowrl.program.parameters import RoleKind
 from flowrl.program.policy import Policy
@@ -223,7 +223,7 @@ def _meetings(stage: StageRoles, players: Players, readers: list[str]) -> Iterat
             yield from _same_model(graph, node, players)
         if node.role is None or phase_of(node) is None:
             continue
-        generate = None if node.op is Op.GENERATE else drawn_by(graph, node)
+        generate = None if node.op is Op.GENERATE else sampling_node(graph, node)
         if generate is not None:
             yield from _same_words(node, str(generate.role), f"{generate.id} draws", players)
         else:

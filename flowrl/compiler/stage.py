@@ -23,9 +23,9 @@ from flowrl.cost.source import Cost
 from flowrl.errors import ConfigError, PlanError, combine
 from flowrl.graph import Graph, Op
 from flowrl.passes import Context, PassRecord, RoleCost, annotate_cost, run_passes
-from flowrl.passes.decision import Decision
-from flowrl.passes.insert_old_logprobs import decisions_on_old_logprobs
-from flowrl.passes.merge_logprobs import decisions_on_merging, merge_logprobs
+from flowrl.passes.context import Decision
+from flowrl.passes.logprobs import decisions_on_old_logprobs
+from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
 from flowrl.plan import PlacementPlan, PlanRequest, make_plan, place, workload
 from flowrl.plan.host import plan_sizes
 from flowrl.program import Workflow, load_workflow

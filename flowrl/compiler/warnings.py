@@ -8,8 +8,13 @@ from flowrl.compiler.sizes import compares_a_group, generates_before
 from flowrl.graph import Graph, Op
 from flowrl.graph.ir import called
 from flowrl.passes import Context
-from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
-from flowrl.passes.settle_truncation import takes_for_draws
+from flowrl.passes.context import (
+    changed_options,
+    includes_truncation,
+    neutral_options,
+    sampling_node,
+)
+from flowrl.passes.settle_truncation import treats_as_untruncated
 from flowrl.specs import AdvantageSpec, CrossEntropy, LossSpec, Sampling
 
 __all__ = ["warn_of"]
@@ -30,9 +35,9 @@ def _warn_of_truncation(graph: Graph, context: Context) -> None:
     """Where an update takes tokens for draws of another distribution than they are of."""
     for node in graph.of_op(Op.GENERATE):
         changed = changed_options(node)
-        if changed and not is_of_sampler(node) and takes_for_draws(graph, node):
+        if changed and not includes_truncation(node) and treats_as_untruncated(graph, node):
             _log.warning(
-                "%s draws with %s, and its update uses logprobs before that: the gradient is "
+                "%s samples with %s, and its update uses logprobs before that: the gradient is "
                 "biased, which %s.truncated=ignore accepts. Without bias: %s",
                 node.id,
                 ", ".join(f"{name}={value}" for name, value in changed.items()),
@@ -62,7 +67,7 @@ def _warn_of_equal_scores(graph: Graph) -> None:
 def _warn_of_other_policies(graph: Graph) -> None:
     """Where a policy gradient is over samples of a policy that is never the one that learns."""
     for node in graph.of_op(Op.UPDATE):
-        loss, drawn = node.attr("loss"), drawn_by(graph, node)
+        loss, drawn = node.attr("loss"), sampling_node(graph, node)
         if drawn is None or drawn.role == node.role or not isinstance(loss, LossSpec):
             continue
         follows = any(
@@ -86,7 +91,7 @@ def _warn_of_other_policies(graph: Graph) -> None:
 def _warn_of_imitating_itself(graph: Graph) -> None:
     """Where a policy imitates all of its own samples: in expectation the gradient is 0."""
     for node in graph.of_op(Op.UPDATE):
-        edge, drawn = graph.feeding(node.id, "rollout"), drawn_by(graph, node)
+        edge, drawn = graph.feeding(node.id, "rollout"), sampling_node(graph, node)
         if edge is None or drawn is None or drawn.role != node.role:
             continue
         chosen = graph.node(edge.src).op in (Op.FILTER, Op.SELECT)

@@ -1,4 +1,4 @@
-"""Says what each node costs in a step: operations, bytes, activations and KV cache."""
+"""Annotates each node with its cost in a step: operations, bytes, activations and KV cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _cost(graph: Graph, node: Node, context: Context, sizes: _Sizes) -> NodeCost
 
 
 def _flops(phase: Phase, role: RoleCost, num_samples: int) -> int:
-    """Of all samples of a step. An update passes each of them once, in all its mini-batches."""
+    """Returns the FLOPs of all samples of a step; an update passes each sample once."""
     shape, lengths = role.shape, [role.work.max_length]
     # A score is read at one position, everything else at all of the response.
     logits = 1 if phase is Phase.SCORES else role.work.max_response_tokens

@@ -1,4 +1,4 @@
-"""What passes know of the configuration, without torch or pydantic."""
+"""The input of the passes: settings of the configuration, decisions, and the source of samples."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flowrl.cost import ModelShape, Workload
-from flowrl.specs import AdvantageSpec, GroupRelative, LossSpec, PolicyClip, Sampling
+from flowrl.graph import Graph, Node, Op
+from flowrl.specs import AdvantageSpec, Grammar, GroupRelative, LossSpec, PolicyClip, Sampling
+from flowrl.specs.base import format_scalar
 
-__all__ = ["Context", "RoleCost", "Truncated"]
+__all__ = [
+    "Context",
+    "Decision",
+    "RoleCost",
+    "Truncated",
+    "changed_options",
+    "includes_truncation",
+    "neutral_options",
+    "sampling_node",
+]
+
 
 Truncated: TypeAlias = Literal["refuse", "ignore", "repeat"]
-"""What is done about rollouts that are drawn from another distribution than their logprobs are of;
+"""The treatment of rollouts that are sampled from another distribution than their logprobs are of;
 `flowrl.config.schema.TrainConfig.truncated` explains each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleCost:
-    """What the cost of a role's nodes follows from.
+    """The inputs of the cost of a role's nodes.
 
     Attributes:
-        shape: Of its model.
-        work: What it is asked to do at once.
+        shape: The shape of its model.
+        work: The sizes of the work that it does at once.
     """
 
     shape: ModelShape
@@ -37,12 +49,12 @@ class Context:
         group_size: Samples for each prompt, where `generate` does not say.
         prompts_per_step: Prompts (or examples) of a step.
         mini_batches: Optimizer updates of a step.
-        sampling: How tokens are drawn, where `generate` does not say.
-        advantage: Of an update that is given rewards.
-        loss: Of an update on a rollout that names none.
+        sampling: Sampling options, where `generate` gives none.
+        advantage: The advantage of an update that is given rewards.
+        loss: The loss of an update on a rollout that names none.
         max_staleness: Weight publications that a sample may be behind; 0 is strictly on-policy.
         truncated: What is done about truncated rollouts.
-        trust_rollout_logprobs: Whether the engine's logprobs may stand for the old policy's.
+        trust_rollout_logprobs: Whether the engine's logprobs may replace the old policy's.
         shares_weights: Roles whose generation reads the trainer's parameters in place.
         repeats_truncation: For each role, the options of a truncated rollout that its engine and
             its trainer can include in logprobs.
@@ -66,3 +78,79 @@ class Context:
     copies: Mapping[str, str] = field(default_factory=dict)
     train_key: str = "train"
     costs: Mapping[str, RoleCost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A choice of a pass.
+
+    Attributes:
+        subject: The subject of the decision: `actor.update.old_logprobs`.
+        choice: The option taken.
+        why: The reason for it.
+        rejected: Other choices, each with the reason against it.
+    """
+
+    subject: str
+    choice: str
+    why: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+# The source of the samples of a node, and its sampling options.
+
+_NEUTRAL: dict[str, float | int] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+}
+"""The neutral value of each option that changes the distribution that tokens are sampled from.
+Temperature is none of them: logprobs are of the temperature-scaled logits."""
+
+
+def sampling_node(graph: Graph, node: Node) -> Node | None:
+    """Returns the `generate` node of the samples that a node reads; None if no role made them."""
+    while True:
+        edge = graph.feeding(node.id, "rollout")
+        if edge is None:
+            return None
+        node = graph.node(edge.src)
+        if node.op is Op.GENERATE:
+            return node
+        if node.op is Op.INTERACT:
+            generators = [g for g in graph.of_op(Op.GENERATE) if g.region == node.region]
+            return generators[0] if generators else None
+
+
+def changed_options(generate: Node) -> dict[str, str]:
+    """Returns the options that make the sampled distribution differ from that of the logprobs.
+
+    Returns:
+        `{"top_p": "0.9"}`, and `grammar` with its kind.
+    """
+    sampling, grammar = generate.attr("sampling"), generate.attr("grammar")
+    changed: dict[str, str] = {}
+    if isinstance(sampling, Sampling):
+        for name, neutral in _NEUTRAL.items():
+            value = getattr(sampling, name)
+            if value != neutral:
+                changed[name] = format_scalar(value)
+    if isinstance(grammar, Grammar):
+        changed["grammar"] = grammar.kind
+    return changed
+
+
+def includes_truncation(generate: Node) -> bool:
+    """True if its logprobs are of the distribution that its tokens are sampled from."""
+    sampling = generate.attr("sampling")
+    return isinstance(sampling, Sampling) and sampling.logprobs == "sampler"
+
+
+def neutral_options(changed: dict[str, str]) -> str:
+    """Returns the neutral values of changed options: `top_p=1.0, top_k=0, no grammar`."""
+    return ", ".join(
+        f"{name}={format_scalar(_NEUTRAL[name])}" if name in _NEUTRAL else f"no {name}"
+        for name in changed
+    )

@@ -1,4 +1,4 @@
-"""Makes explicit how an update's weights reach the next step's generation."""
+"""Inserts the nodes and edges by which an update's weights reach the next step's generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["insert_weight_sync"]
 
 
 def insert_weight_sync(graph: Graph, context: Context) -> Graph:
-    """After the last update of each role that also generates, a `sync` that feeds its generation.
+    """Inserts a `sync` after the last update of each role that also generates.
 
     The edge from the sync is carried: it brings the weights into the next step. `in_place` is true
     where the engine reads the trainer's parameters, so that publishing moves nothing.

@@ -1,7 +1,7 @@
 """The passes in order, and the runner that lowers a traced graph.
 
-Each pass is a pure function `(Graph, Context) -> Graph` in a file of its own name; running it twice
-changes nothing more. The runner verifies the graph before the first and after each.
+Each pass is a pure function `(Graph, Context) -> Graph` ; running it twice changes
+nothing more. The runner verifies the graph before the first and after each.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from flowrl.config.nearest import listing, one_of_them
 from flowrl.errors import ConfigError
 from flowrl.graph import Graph, Level, format_graph, problems, verify
 from flowrl.passes.annotate_cost import annotate_cost
-from flowrl.passes.bind_behaviour_logprobs import bind_behaviour_logprobs
 from flowrl.passes.context import Context
-from flowrl.passes.drop_dead_nodes import drop_dead_nodes
-from flowrl.passes.drop_zero_kl import drop_zero_kl
-from flowrl.passes.fill_defaults import fill_defaults
-from flowrl.passes.insert_old_logprobs import insert_old_logprobs
 from flowrl.passes.insert_weight_sync import insert_weight_sync
-from flowrl.passes.merge_logprobs import merge_logprobs
+from flowrl.passes.logprobs import bind_behaviour_logprobs, insert_old_logprobs
 from flowrl.passes.settle_truncation import settle_truncation
+from flowrl.passes.simplify import drop_dead_nodes, drop_zero_kl, fill_defaults, merge_logprobs
 
 __all__ = ["PASSES", "Pass", "PassRecord", "pass_names", "run_passes"]
 
@@ -44,7 +40,7 @@ PASSES: tuple[Pass, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRecord:
-    """What one pass did; `before` and `after` are the same graph where it changed nothing."""
+    """The effect of one pass; `before` and `after` are the same graph where it changed nothing."""
 
     name: str
     before: Graph
@@ -72,7 +68,7 @@ def run_passes(
         print_after: Passes after which the graph is written, in its canonical text form.
         disable: Passes that are left out. Where the result then misses something that a lowered
             graph has, it stays `traced`.
-        observer: Is told of each pass: its name, the graphs before and after, the time.
+        observer: Called after each pass with its name, the graphs before and after, and the time.
         write: Takes what `print_after` asks for.
 
     Raises:

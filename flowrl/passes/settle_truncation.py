@@ -1,9 +1,9 @@
-"""Rollouts drawn from another distribution than their logprobs are of: refused, or settled.
+"""Refuses or settles rollouts sampled from another distribution than their logprobs are of.
 
 The logprobs of a rollout are those of the temperature-scaled logits, before top-p, top-k, min-p,
 penalties, forbidden stop tokens and grammars. An update that weighs tokens by them, or by what the
-trainer computes, takes the tokens for draws of a distribution that they are not of: its gradient is
-biased.
+trainer computes, treats the tokens as samples of a distribution that they are not of: its gradient
+is biased.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from typing import Literal
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, Node, Op
 from flowrl.graph.ir import node_error
-from flowrl.passes.context import Context
-from flowrl.passes.rollouts import changed_options, drawn_by, is_of_sampler, neutral_options
+from flowrl.passes.context import (
+    Context,
+    changed_options,
+    includes_truncation,
+    neutral_options,
+    sampling_node,
+)
 from flowrl.specs import LossSpec, Sampling
 
-__all__ = ["settle_truncation", "takes_for_draws"]
+__all__ = ["settle_truncation", "treats_as_untruncated"]
 
 SAMPLER: Literal["sampler"] = "sampler"
 
@@ -29,21 +34,21 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
     - `refuse`: nothing; the error names each option and its neutral value.
     - `ignore`: leaves it as it is.
     - `repeat`: its sampling says `logprobs="sampler"`: the engine reports logprobs after
-      truncation, and every logprobs and update node of these samples truncates alike. So does a
-      program that asks for `fl.Sampling(logprobs="sampler")`.
+      truncation, and every logprobs and update node of these samples truncates in the same way. So
+      does a program that asks for `fl.Sampling(logprobs="sampler")`.
 
     Raises:
-        GraphError: refused; or a trainer cannot repeat what was drawn.
+        GraphError: refused; or a trainer cannot repeat the truncation.
     """
     for generate in graph.of_op(Op.GENERATE):
         sampling = generate.attr("sampling")
         changed = changed_options(generate)
-        readers = takes_for_draws(graph, generate)
+        readers = treats_as_untruncated(graph, generate)
         if not changed or not isinstance(sampling, Sampling):
             continue
-        if not readers and not is_of_sampler(generate):
+        if not readers and not includes_truncation(generate):
             continue
-        repeats = context.truncated == "repeat" or is_of_sampler(generate)
+        repeats = context.truncated == "repeat" or includes_truncation(generate)
         if context.truncated == "ignore" and not repeats:
             continue
         if not repeats:
@@ -54,7 +59,7 @@ def settle_truncation(graph: Graph, context: Context) -> Graph:
     return graph
 
 
-def takes_for_draws(graph: Graph, generate: Node) -> tuple[Node, ...]:
+def treats_as_untruncated(graph: Graph, generate: Node) -> tuple[Node, ...]:
     """The updates whose policy gradient is over samples of `generate`."""
     return tuple(
         node
@@ -71,31 +76,31 @@ def _is_policy_gradient(update: Node) -> bool:
 
 
 def _reads(graph: Graph, node: Node, generate: Node) -> bool:
-    drawn = drawn_by(graph, node)
-    return drawn is not None and drawn.id == generate.id
+    source = sampling_node(graph, node)
+    return source is not None and source.id == generate.id
 
 
 def _refused(generate: Node, update: Node, changed: dict[str, str], context: Context) -> GraphError:
     key = context.train_key
-    ways = [
+    suggestions = [
         f"set them in {key}.sampling or in the program",
         f"{key}.truncated=ignore trains with the bias",
     ]
     if set(changed) <= context.repeats_truncation.get(str(update.role), frozenset()):
-        ways.append(f"{key}.truncated=repeat has the trainer truncate alike")
+        suggestions.append(f"{key}.truncated=repeat has the trainer truncate in the same way")
     return node_error(
         generate,
-        f"{generate.id} draws with {_said(changed)}, but its logprobs are those before that, so "
+        f"{generate.id} samples with {_said(changed)}, but its logprobs are those before that, so "
         f"the gradient of {update.id} would be biased",
         expected=neutral_options(changed),
-        hint="; or ".join(ways),
+        hint="; or ".join(suggestions),
     )
 
 
 def _check_repeatable(
     graph: Graph, generate: Node, changed: dict[str, str], context: Context
 ) -> None:
-    """Whether the engine reports, and every pass over the samples repeats, how they were drawn."""
+    """Checks that the engine reports the truncation and every pass over the samples repeats it."""
     passes = [n for n in graph.of_op(Op.LOGPROBS, Op.UPDATE) if _reads(graph, n, generate)]
     for node in (generate, *passes):
         able = context.repeats_truncation.get(str(node.role), frozenset())
@@ -105,8 +110,8 @@ def _check_repeatable(
         key = f"{context.train_key}.truncated"
         raise node_error(
             node,
-            f"the backend of {node.role} cannot include in logprobs that {generate.id} draws with "
-            f"{_said(unable)}",
+            f"the backend of {node.role} cannot include in logprobs that {generate.id} samples "
+            f"with {_said(unable)}",
             found=f"{key}=repeat, and it repeats {', '.join(sorted(able)) or 'nothing'}",
             expected=neutral_options(unable),
             hint=f"set these, or train with the bias: {key}=ignore",

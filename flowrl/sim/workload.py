@@ -249,8 +249,8 @@ def read_recorded(path: Path, *, stage: str, rollout: str) -> list[RecordedGroup
     """
     members: dict[tuple[int, str], list[dict[str, object]]] = {}
     for row in read_json_lines(path):
-        drawn_by = row.get("rollout") or rollout
-        if row.get("stage") != stage or drawn_by != rollout:
+        sampling_node = row.get("rollout") or rollout
+        if row.get("stage") != stage or sampling_node != rollout:
             continue
         step, sample = row.get("step"), row.get("sample")
         if not isinstance(step, int) or not isinstance(sample, str):

@@ -250,12 +250,12 @@ def test_a_grammar_that_the_backend_holds_is_taken(monkeypatch):
 def test_a_grammar_changes_the_distribution_and_no_trainer_repeats_it(monkeypatch):
     torch_with(monkeypatch, grammars=frozenset({"regex"}), repeats_truncation=frozenset({"top_p"}))
     error = refused(programs.constrained, config())
-    assert "draws with a grammar (regex)" in error.what
+    assert "samples with a grammar (regex)" in error.what
     assert error.expected == "no grammar"
     settings = config()
     settings["train"]["truncated"] = "repeat"
     error = refused(programs.constrained, settings)
-    assert "cannot include in logprobs that actor.generate draws with a grammar (regex)" in (
+    assert "cannot include in logprobs that actor.generate samples with a grammar (regex)" in (
         error.what
     )
     assert error.found == "train.truncated=repeat, and it repeats top_p"

@@ -42,7 +42,7 @@ def test_each_option_that_changes_the_distribution_is_refused_with_its_neutral_v
 ):
     with pytest.raises(GraphError) as caught:
         compiled(f"train.sampling.{option}")
-    assert f"actor.generate draws with {option}, but its logprobs are" in caught.value.what
+    assert f"actor.generate samples with {option}, but its logprobs are" in caught.value.what
     assert "grpo.py:" in caught.value.where
     assert caught.value.expected == neutral
     assert "train.truncated=ignore trains with the bias" in caught.value.hint
@@ -51,7 +51,7 @@ def test_each_option_that_changes_the_distribution_is_refused_with_its_neutral_v
 def test_several_options_are_told_at_once():
     with pytest.raises(GraphError) as caught:
         compiled("train.sampling.top_k=5", "train.sampling.min_p=0.1")
-    assert "draws with top_k=5, min_p=0.1, but" in caught.value.what
+    assert "samples with top_k=5, min_p=0.1, but" in caught.value.what
     assert caught.value.expected == "top_k=0, min_p=0.0"
 
 
@@ -67,7 +67,7 @@ def test_an_accepted_bias_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         compiled("train.sampling.top_p=0.9", "train.truncated=ignore")
     [record] = caplog.records
-    assert "actor.generate draws with top_p=0.9, and its update" in record.getMessage()
+    assert "actor.generate samples with top_p=0.9, and its update" in record.getMessage()
     assert "Without bias: top_p=1.0" in record.getMessage()
 
 
@@ -83,7 +83,7 @@ def test_a_backend_that_cannot_repeat_is_not_asked_to(repeats):
     repeats("top_k")
     with pytest.raises(GraphError, match="the backend of actor cannot include") as caught:
         compiled("train.sampling.top_p=0.9", "train.sampling.top_k=5", "train.truncated=repeat")
-    assert "draws with top_p=0.9" in caught.value.what
+    assert "samples with top_p=0.9" in caught.value.what
     assert caught.value.found == "train.truncated=repeat, and it repeats top_k"
     assert caught.value.expected == "top_p=1.0"
 

@@ -7,7 +7,7 @@ import pytest
 import flowrl as fl
 from flowrl.errors import GraphError
 from flowrl.passes import Context, run_passes
-from flowrl.passes.bind_behaviour_logprobs import correcting_losses
+from flowrl.passes.logprobs import correcting_losses
 from flowrl.specs import LossSpec
 
 STALE = Context(max_staleness=2)

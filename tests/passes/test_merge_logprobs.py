@@ -7,7 +7,7 @@ from dataclasses import replace
 import flowrl as fl
 from flowrl.graph import Graph, Op, parse, verify
 from flowrl.passes import Context, run_passes
-from flowrl.passes.merge_logprobs import decisions_on_merging, merge_logprobs
+from flowrl.passes.simplify import decisions_on_merging, merge_logprobs
 
 PLAIN = Context()
 COPIES = Context(copies={"reference": "actor", "twin": "actor"})

@@ -10,7 +10,7 @@ import flowrl as fl
 from flowrl.errors import GraphError
 from flowrl.graph import Graph, verify
 from flowrl.passes import Context, run_passes
-from flowrl.passes.insert_old_logprobs import decisions_on_old_logprobs
+from flowrl.passes.logprobs import decisions_on_old_logprobs
 
 ONE = Context()
 SEVERAL = Context(mini_batches=4)
@@ -114,7 +114,7 @@ def test_trusted_logprobs_of_the_engine_stand_for_the_old_policy():
         (replace(TRUSTED, shares_weights={}), "its engine has weights of its own"),
         (
             replace(TRUSTED, truncated="ignore", sampling=fl.Sampling(top_k=5)),
-            "actor.generate draws with top_k=5",
+            "actor.generate samples with top_k=5",
         ),
     ],
 )

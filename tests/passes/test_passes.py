@@ -22,11 +22,9 @@ from flowrl.graph import (
 )
 from flowrl.passes import PASSES, Context, PassRecord, RoleCost, pass_names, run_passes
 from flowrl.passes.annotate_cost import annotate_cost
-from flowrl.passes.bind_behaviour_logprobs import bind_behaviour_logprobs
-from flowrl.passes.drop_dead_nodes import drop_dead_nodes
-from flowrl.passes.drop_zero_kl import drop_zero_kl
-from flowrl.passes.fill_defaults import fill_defaults
 from flowrl.passes.insert_weight_sync import insert_weight_sync
+from flowrl.passes.logprobs import bind_behaviour_logprobs
+from flowrl.passes.simplify import drop_dead_nodes, drop_zero_kl, fill_defaults
 from flowrl.specs import CrossEntropy, GroupRelative, PolicyClip, Sampling
 
 _SHAPE = ModelShape.from_hf_config(

@@ -10,8 +10,8 @@ import flowrl as fl
 from flowrl.errors import GraphError
 from flowrl.graph import Op
 from flowrl.passes import Context, run_passes
-from flowrl.passes.drop_dead_nodes import drop_dead_nodes
 from flowrl.passes.insert_weight_sync import insert_weight_sync
+from flowrl.passes.simplify import drop_dead_nodes
 
 CONTEXT = Context(shares_weights={"actor": True, "rival": True})
 

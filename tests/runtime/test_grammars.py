@@ -61,7 +61,7 @@ def test_every_turn_of_an_episode_is_held_to_the_grammar_by_itself(tmp_path: Pat
 
 def test_a_grammar_is_refused_where_a_gradient_would_be_biased(tmp_path: Path):
     config = config_of("formed", tmp_path)
-    with pytest.raises(GraphError, match=r"draws with a grammar \(regex\)"):
+    with pytest.raises(GraphError, match=r"samples with a grammar \(regex\)"):
         fl.compile(formed, config)
     config["train"]["truncated"] = "repeat"
     with pytest.raises(GraphError, match="cannot include in logprobs"):
