@@ -3,8 +3,8 @@
 # make test     all tests          make check    format, lint, types, layers
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
-# make bounds   the bounds of schedules and of plans by simulation, over whole grids (the tests
-#               run parts)
+# make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
+#               (the tests run parts)
 # make bench    the benchmarks, quickly
 # make bench-trl  flowrl and TRL in turns on one thread each (TRL gets an environment of its own)
 # make format   formats the code   make lock     makes requirements/lock.txt anew
@@ -48,12 +48,12 @@ learn: set-up
 
 # About an hour of processor time, shared out over the cores.
 soak: set-up
-	$(BIN)/python -m flowrl.testing.scheduler_fuzz --events $(SOAK_EVENTS) --seed $(SOAK_SEED) \
+	$(BIN)/python -m tests.proofs.scheduler_fuzz --events $(SOAK_EVENTS) --seed $(SOAK_SEED) \
 	  --jobs "$$(nproc)"
 
 bounds: set-up
-	$(BIN)/python -m flowrl.sim.bounds --whole
-	$(BIN)/python -m flowrl.sim.rollout_grid --whole
+	$(BIN)/python -m tests.proofs.schedule_bounds --whole
+	$(BIN)/python -m tests.proofs.rollout_grid --whole
 	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m grid
 
 check: set-up

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from arguments import json_file
 from flowrl.cluster.hardware import Machine, device_spec
 from flowrl.cost.aiconfigurator import SYSTEMS, AIConfiguratorCost, packaged_models
 from flowrl.cost.analytic import AnalyticCost
@@ -24,7 +25,6 @@ from flowrl.cost.models import ModelShape
 from flowrl.cost.role_memory import kv_bytes_per_token
 from flowrl.cost.sharding import stage_parameters
 from flowrl.files import write_result
-from flowrl.testing.arguments import json_file
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512)
 CONTEXTS = (512, 2048, 8192, 16384)

@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import flowrl as fl
+from arguments import json_file
 from flowrl.cluster.discover import discover
 from flowrl.compiler import CompiledStage
 from flowrl.files import write_result
 from flowrl.passes import run_passes
 from flowrl.plan import place
-from flowrl.testing.arguments import json_file
 
 BOUND_MS = 50.0
 """What compiling the largest program may take, in ms (the median of all repetitions)."""

@@ -38,11 +38,11 @@ from transformers import (
     StaticCache,
 )
 
+from arguments import json_file
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext
 from flowrl.files import write_result
 from flowrl.ids import RoleName, SampleId
 from flowrl.specs import Sampling
-from flowrl.testing.arguments import json_file
 from flowrl_backends.torch.engine import TorchEngine
 
 Model = TypeVar("Model", bound=PreTrainedModel)

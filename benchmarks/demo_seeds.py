@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 
 import flowrl as fl
+from arguments import result_folder
 from flowrl.files import write_text_atomic
 from flowrl.observe.display import SilentDisplay
-from flowrl.testing.arguments import result_folder
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 COLUMNS = ("seed", "before", "after", "sft steps", "grpo steps", "sft s", "grpo s", "whole run s")

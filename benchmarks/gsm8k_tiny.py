@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flowrl.testing.arguments import result_folder
+from arguments import result_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "gsm8k_tiny.yaml"

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypeAlias
 from xml.etree import ElementTree
 
+from arguments import result_folder
 from flowrl.cluster.cpu import cpu_device
 from flowrl.files import write_text_atomic
-from flowrl.testing.arguments import result_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 

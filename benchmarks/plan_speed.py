@@ -26,8 +26,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from arguments import json_file
 from flowrl.files import write_result
-from flowrl.testing.arguments import json_file
 
 PUBLISHED_S = {64: 0.06, 1024: 9.5}
 

@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from arguments import json_file
 from flowrl.files import write_result
 from flowrl.plan.search import Option, Problem, Sync, Task, kind_of, search
-from flowrl.testing.arguments import json_file
 
 PUBLISHED_S = {8: 0.0007, 64: 0.06, 128: 0.19, 256: 0.63, 512: 2.7, 1024: 9.5}
 

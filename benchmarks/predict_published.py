@@ -23,9 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arguments import json_file
 from flowrl.errors import FlowError
 from flowrl.files import write_result
-from flowrl.testing.arguments import json_file
 from flowrl.testing.published_rows import median, read_document, rows_of
 from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
 from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps

@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from arguments import json_file
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId, group_id, sample_id
@@ -69,7 +70,6 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.policies import FirstOffered, LongestFirst, OrderPolicy
 from flowrl.specs import Sampling
-from flowrl.testing.arguments import json_file
 from flowrl_backends.torch.engine import TorchEngine
 
 GROUP_SIZE = 8

@@ -32,6 +32,7 @@ from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
+from arguments import json_file
 from flowrl.files import write_result
 from flowrl.ids import EngineId, GroupId, SampleId, group_id, sample_id
 from flowrl.rollout import (
@@ -67,7 +68,6 @@ from flowrl.rollout.policies import (
     WeightedShares,
 )
 from flowrl.specs import FinishReason
-from flowrl.testing.arguments import json_file
 
 GROUP_SIZE = 8
 NUM_ENGINES = 16

@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from line_plots import Line, Plot, Rule
-
 from flowrl.files import require_writable
 from flowrl.rollout import SchedulerSettings
 from flowrl.rollout.policies import (
@@ -41,6 +39,7 @@ from flowrl.sim.report import SimReport
 from flowrl.sim.run import simulate
 from flowrl.sim.step_time import DecodeTable, LinearPrefill, TableStep
 from flowrl.sim.workload import Assumed, PromptLengths
+from line_plots import Line, Plot, Rule
 
 RESULTS = Path(__file__).resolve().parent / "results" / "simulated_gains.json"
 PLOTS = Path(__file__).resolve().parents[1] / "docs" / "plots"

@@ -34,11 +34,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import IO, Any
 
+from arguments import result_file, result_folder
 from flowrl.backend.protocols import PolicyContext
 from flowrl.config.schema import CharTokenizer, FreshModel, RoleConfig
 from flowrl.data import prepare_model_folder
 from flowrl.ids import RoleName
-from flowrl.testing.arguments import result_file, result_folder
 
 HERE = Path(__file__).parent
 _ABOUT = """\

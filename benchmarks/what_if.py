@@ -21,8 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from line_plots import Line, Plot
-
+from arguments import json_file
 from flowrl import api
 from flowrl.cluster.hardware import device_spec
 from flowrl.files import require_writable, write_result, write_text_atomic
@@ -31,7 +30,7 @@ from flowrl.plan.groups import cost_of, host_share
 from flowrl.plan.problem_of import Posed, pose
 from flowrl.plan.search import Found, Kind, Leaf, Problem, Schedule, draw, evaluate, leaves, search
 from flowrl.plan.sizing import pool_of_devices
-from flowrl.testing.arguments import json_file
+from line_plots import Line, Plot
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

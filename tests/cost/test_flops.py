@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from flowrl.cost import FlopsConvention, ModelShape, flops_per_token, forward_flops, model_flops
-from flowrl.testing.oracles.case import Case, NotOffered
-from flowrl.testing.oracles.flops import compute
-from flowrl.testing.oracles.runner import Passed, judge, load
 from tests.cost.test_models import DEEPSEEK_V3, LLAMA31_8B, TINY, TINY_EXPERTS, TINY_LATENT
+from tests.proofs.oracles.case import Case, NotOffered
+from tests.proofs.oracles.flops import compute
+from tests.proofs.oracles.runner import Passed, judge, load
 
 SQUARE = ModelShape.from_hf_config(
     {

@@ -1,4 +1,4 @@
-"""Commands of `flowrl.testing` that texts name are whole: their arguments are what they take."""
+"""Commands of `tests.proofs` that documents name have arguments that the commands accept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TEXTS = [
     *sorted((REPOSITORY / "benchmarks" / "results").glob("*.md")),
 ]
 NAMED = re.compile(
-    r"^ {4}python -m (flowrl\.testing\.\w+)([^\n]*)$"
-    r"|^\$ python -m (flowrl\.testing\.\w+)([^\n]*)$"
-    r"|`python -m (flowrl\.testing\.\w+)([^`]*)`",
+    r"^ {4}python -m (tests\.proofs\.\w+)([^\n]*)$"
+    r"|^\$ python -m (tests\.proofs\.\w+)([^\n]*)$"
+    r"|`python -m (tests\.proofs\.\w+)([^`]*)`",
     re.MULTILINE,
 )
 
@@ -54,5 +54,5 @@ def test_a_command_that_a_text_names_has_the_arguments_that_it_needs(
 
 def test_files_that_these_commands_name_are_there() -> None:
     files = [word for _, _, words in named() for word in words.split() if "/" in word]
-    assert "tests/data/planner_fixtures.yaml" in files
+    assert "tests/data/oracles_small.json" in files
     assert all((REPOSITORY / one).exists() for one in files)

@@ -19,10 +19,10 @@ from flowrl.rollout import (
     Submit,
 )
 from flowrl.specs import FinishReason
-from flowrl.testing.scheduler_episodes import MOVES, Rates, draw_episode, draw_settings, play
-from flowrl.testing.scheduler_fuzz import Failure, Tally
-from flowrl.testing.scheduler_shrink import shrink
-from flowrl.testing.scheduler_world import World, WorldRules
+from tests.proofs.scheduler_episodes import MOVES, Rates, draw_episode, draw_settings, play
+from tests.proofs.scheduler_fuzz import Failure, Tally
+from tests.proofs.scheduler_shrink import shrink
+from tests.proofs.scheduler_world import World, WorldRules
 
 __all__ = ["consumed", "explore", "makespan"]
 
@@ -76,7 +76,7 @@ def _play_one(seed, size, rates, fits, tally, changes) -> None:
     world, error = play(episode)
     tally.seen += world.seen
     tally.moves.update(name for name, _ in episode.script)
-    tally.checked += world.books.checked
+    tally.checked += world.reference.checked
     tally.episodes += 1
     if error is not None:
         found = Failure(seed=seed, number=0, size=size, episode=shrink(episode, error), error=error)
@@ -92,22 +92,22 @@ def consumed(
     names, weights = list(rates), list(rates.values())
     MOVES["join"](world, rng)
     for _ in range(30_000):
-        books = world.books
-        if books.asked:
-            for source, number in list(books.wanted.items()):
+        reference = world.reference
+        if reference.asked:
+            for source, number in list(reference.wanted.items()):
                 if number:
                     world.offer(number, source=source)
             MOVES[rng.choices(names, weights)[0]](world, rng)
-        elif books.untrained:
+        elif reference.untrained:
             world.publish()
-        elif books.num_asked < steps:
+        elif reference.num_asked < steps:
             if rules.budget is None:
                 world.offer(groups)
             world.ask(groups)
         else:
             break
-    assert not world.books.asked, world.scheduler.waits()
-    return [(d.batch, d.groups, d.filtered) for d in world.books.delivered]
+    assert not world.reference.asked, world.scheduler.waits()
+    return [(d.batch, d.groups, d.filtered) for d in world.reference.delivered]
 
 
 def makespan(lengths, capacities, rules, sources=(), then=(), *, validate=True):

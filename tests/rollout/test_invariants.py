@@ -2,7 +2,7 @@
 
 All policies in random combination; engines that die, fall silent, fail in a row, come back; late
 and repeated reports; rewards that fail; clocks that jump; restarts from written state. What is
-checked is what a `World` knows from its own books, beside the scheduler's validator.
+checked is the reference model of a `World`, beside the scheduler's validator.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from flowrl.rollout.policies import (
     Retries,
     WeightedShares,
 )
-from flowrl.testing.scheduler_episodes import CALM, STORMY
-from flowrl.testing.scheduler_world import World, WorldRules
+from tests.proofs.scheduler_episodes import CALM, STORMY
+from tests.proofs.scheduler_world import World, WorldRules
 from tests.rollout.exploration import consumed, explore, makespan
 
 
@@ -86,25 +86,25 @@ def with_a_stuck_sample(rules: SchedulerSettings, seed: int, versions: int) -> W
     world.join(EngineId("e0"), 3)
     world.join(EngineId("e1"), 3)
     world.offer(4)
-    first = next(iter(world.books.running()))
-    for engine in world.books.engines.values():
+    first = next(iter(world.reference.running()))
+    for engine in world.reference.engines.values():
         if first in engine.running:
             engine.running[first].stuck = True
     for _ in range(versions):
         world.ask(2)
         for _ in range(400):
-            if not world.books.asked:
+            if not world.reference.asked:
                 break
             before = world.next_event
-            for name, engine in world.books.engines.items():
+            for name, engine in world.reference.engines.items():
                 if not all(attempt.stuck for attempt in engine.running.values()):
                     world.advance(name, rng.randint(1, 3), rng)
-            if world.books.scoring:
-                world.score(list(world.books.scoring))
-            if world.next_event == before and world.books.wake_s is not None:
-                world.clock_s = world.books.wake_s
-                world.tell(DeadlineReached)
-        if world.books.asked:
+            if world.reference.scoring:
+                world.score(list(world.reference.scoring))
+            if world.next_event == before and world.reference.wake_s is not None:
+                world.clock_s = world.reference.wake_s
+                world.send(DeadlineReached)
+        if world.reference.asked:
             break
         world.publish()
         world.offer(2)
@@ -120,9 +120,9 @@ def test_7_a_stuck_sample_blocks_nothing_before_its_own_group_would_be_too_old(
     world = with_a_stuck_sample(rules, seed, versions=staleness + 3)
     # Batches for the versions 0 to staleness - 1 go without it; the next one waits for it, because
     # the one after that could not take it any more.
-    assert [batch.version for batch in world.books.delivered] == list(range(staleness))
+    assert [batch.version for batch in world.reference.delivered] == list(range(staleness))
     assert not any(
-        group.group == "0/0" for batch in world.books.delivered for group in batch.groups
+        group.group == "0/0" for batch in world.reference.delivered for group in batch.groups
     )
 
 
@@ -142,7 +142,7 @@ def test_7_a_stuck_sample_blocks_nothing_at_all_where_stragglers_are_dropped_or_
     else:
         rules = replace(rules, patience=Patience(stall_s=5.0))
     world = with_a_stuck_sample(rules, seed, versions=staleness + 3)
-    assert [batch.version for batch in world.books.delivered] == list(range(staleness + 3))
+    assert [batch.version for batch in world.reference.delivered] == list(range(staleness + 3))
 
 
 def test_8_after_any_fault_the_run_goes_on_to_its_end():
@@ -266,30 +266,30 @@ def test_nothing_that_an_age_budget_admits_is_ever_too_old(
         world.join(EngineId(f"e{number}"), rng.randint(1, 4))
     due = 0
     for _ in range(4_000):
-        books = world.books
-        if books.version >= 8:
+        reference = world.reference
+        if reference.version >= 8:
             break
-        for source, number in list(books.wanted.items()):
+        for source, number in list(reference.wanted.items()):
             if number:
                 world.offer(number, source=source)
-        if len(books.asked) < 2:
+        if len(reference.asked) < 2:
             world.ask(groups)  # one batch ahead of the one that is trained on
-        if len(books.delivered) - due >= batches:
+        if len(reference.delivered) - due >= batches:
             due += batches
             world.publish()
-        name = rng.choice(list(books.engines))
-        if books.engines[name].loading is not None:
+        name = rng.choice(list(reference.engines))
+        if reference.engines[name].loading is not None:
             world.update(name)
         world.advance(name, rng.randint(1, 3), rng)
-        if books.scoring:
-            world.score(rng.sample(list(books.scoring), rng.randint(1, len(books.scoring))))
-        if books.judging:
-            world.judge(list(books.judging))
-    assert world.books.version == 8
+        if reference.scoring:
+            world.score(rng.sample(list(reference.scoring), rng.randint(1, len(reference.scoring))))
+        if reference.judging:
+            world.judge(list(reference.judging))
+    assert world.reference.version == 8
     assert world.scheduler.counts.dropped == 0
     ages = Counter(
-        batch.version - min(world.books.payload[sample], default=batch.version)
-        for batch in world.books.delivered
+        batch.version - min(world.reference.payload[sample], default=batch.version)
+        for batch in world.reference.delivered
         for group in batch.groups
         for sample in group.samples
     )
@@ -303,18 +303,18 @@ def test_the_bound_on_age_is_reached_not_only_kept():
     world.join(EngineId("e0"), 20)
     rng = random.Random(0)
     for _ in range(60):
-        for source, number in list(world.books.wanted.items()):
+        for source, number in list(world.reference.wanted.items()):
             world.offer(number, source=source)
-        if not world.books.asked:
+        if not world.reference.asked:
             world.ask(2)
-        if world.books.untrained:
+        if world.reference.untrained:
             world.publish()
         world.advance(EngineId("e0"), 1, rng)
-        if world.books.scoring:
-            world.score(list(world.books.scoring))
+        if world.reference.scoring:
+            world.score(list(world.reference.scoring))
     ages = {
-        batch.version - min(world.books.payload[sample], default=batch.version)
-        for batch in world.books.delivered
+        batch.version - min(world.reference.payload[sample], default=batch.version)
+        for batch in world.reference.delivered
         for group in batch.groups
         for sample in group.samples
     }
@@ -323,7 +323,7 @@ def test_the_bound_on_age_is_reached_not_only_kept():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_episodes_do_the_same_when_they_are_played_again(seed):
-    from flowrl.testing.scheduler_episodes import draw_episode, play
+    from tests.proofs.scheduler_episodes import draw_episode, play
 
     episode = draw_episode(random.Random(seed), 150)
     first, second = play(episode)[0], play(episode)[0]

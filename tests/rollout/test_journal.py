@@ -30,8 +30,8 @@ from flowrl.rollout.journal import (
     replay,
 )
 from flowrl.rollout.policies import AbortRunning, Retries
-from flowrl.testing.scheduler_episodes import STORMY, draw_episode
-from flowrl.testing.scheduler_episodes import play as play_episode
+from tests.proofs.scheduler_episodes import STORMY, draw_episode
+from tests.proofs.scheduler_episodes import play as play_episode
 
 
 def journal_of(p, start=None):
@@ -248,7 +248,7 @@ def test_a_story_may_begin_in_mid_life(play):
     )
 
 
-def test_every_sample_of_a_storm_has_a_story_that_ends_as_the_books_say():
+def test_every_sample_of_a_storm_has_a_story_that_ends_as_the_reference_model_says():
     for seed in range(6):
         episode = draw_episode(random.Random(f"story/{seed}"), 150, rates=STORMY)
         world, error = play_episode(episode)
@@ -259,9 +259,9 @@ def test_every_sample_of_a_storm_has_a_story_that_ends_as_the_books_say():
         for event in world.events:
             writer.event(event)
         journal = read_journal(lines(file.getvalue()))
-        for sample in random.Random(seed).sample(sorted(world.books.end), k=3):
+        for sample in random.Random(seed).sample(sorted(world.reference.end), k=3):
             history = sample_history(journal, sample)
-            assert history.state == world.books.end[sample]
+            assert history.state == world.reference.end[sample]
             if history.state == "consumed":
-                assert sum(count for _, count in history.spans) == world.books.length(sample)
+                assert sum(count for _, count in history.spans) == world.reference.length(sample)
                 assert history.age is None or history.age <= world.settings.max_staleness

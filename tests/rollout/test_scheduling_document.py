@@ -9,7 +9,7 @@ from typing import get_args
 from flowrl.compiler.scheduling import POLICY_KINDS
 from flowrl.rollout import TERMINAL, TRANSITIONS, Action, ClosedReason, DropReason, Event
 from flowrl.rollout.settings import SchedulerSettings
-from flowrl.testing.scheduler_books import INVARIANTS
+from tests.proofs.reference_model import INVARIANTS
 
 
 def section(repository, title):

@@ -20,7 +20,7 @@ from flowrl.rollout.policies import (
     WeightedShares,
 )
 from flowrl.specs.base import Spec
-from flowrl.testing.scheduler_episodes import draw_settings
+from tests.proofs.scheduler_episodes import draw_settings
 
 KINDS = sorted(
     (

@@ -1,7 +1,7 @@
 """What a complete schedule takes: seconds, bytes, devices, moving parts.
 
 This is the definition; the search has arithmetic of its own, and is checked against this one
-(`flowrl.testing.planner_optimality`). With t a child's seconds, r and p its resident and peak bytes
+(`tests.proofs.planner_optimality`). With t a child's seconds, r and p its resident and peak bytes
 on a device, x the sum of `chunk_s` over its leaves, and a the staleness:
 
     Leaf          t = seconds                                        r, p of the option

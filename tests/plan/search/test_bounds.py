@@ -12,7 +12,7 @@ import numpy as np
 from flowrl.plan.search.bounds import limits, lower_bounds
 from flowrl.plan.search.space import Cut, Floats, Space, compile_space, families
 from flowrl.plan.search.streams import Stream
-from flowrl.testing.planner_cases import draw_problem
+from tests.proofs.planner_cases import draw_problem
 
 SEEDS = range(40)
 

@@ -13,8 +13,8 @@ from flowrl.plan.search import crossings as by_classes
 from flowrl.plan.search.bounds import lower_bounds
 from flowrl.plan.search.dynamic import Aim, run
 from flowrl.plan.search.space import compile_space
-from flowrl.testing.planner_cases import count_schedules, draw_problem
-from flowrl.testing.planner_optimality import compare
+from tests.proofs.planner_cases import count_schedules, draw_problem
+from tests.proofs.planner_optimality import compare
 
 
 def small(seeds: range) -> Iterator[Problem]:

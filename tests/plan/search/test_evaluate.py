@@ -34,7 +34,7 @@ from flowrl.plan.search import (
 )
 from flowrl.plan.search.overlap import age_period_s, age_periods
 from flowrl.plan.search.schedule import signature
-from flowrl.testing.planner_cases import draw_problem
+from tests.proofs.planner_cases import draw_problem
 
 GENERATE = Option(
     devices=4, seconds=12.0, chunk_s=1.0, resident=20, peak=50, weight_bytes=20, form="a"

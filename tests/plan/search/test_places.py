@@ -23,7 +23,7 @@ from flowrl.plan.search import (
     search,
 )
 from flowrl.plan.standing import stand
-from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
+from tests.proofs.planner_cases import count_schedules, draw_problem, every_schedule
 
 
 def leaf(task: str, devices: int) -> Leaf:

@@ -11,8 +11,8 @@ import pytest
 from flowrl.plan.search import Objective, Option, Problem, Task, search
 from flowrl.plan.search.best import _next_step as following
 from flowrl.plan.search.points import NO_ROOM, Points, Room, prune, sieve
-from flowrl.testing.planner_cases import count_schedules, draw_problem
-from flowrl.testing.planner_optimality import compare
+from tests.proofs.planner_cases import count_schedules, draw_problem
+from tests.proofs.planner_optimality import compare
 
 
 def points(rows: list[tuple[float, float, float, int]]) -> Points:

@@ -26,8 +26,8 @@ from flowrl.plan.search import (
 from flowrl.plan.search.best import FEW_SIZES
 from flowrl.plan.search.explain import thin
 from flowrl.plan.search.schedule import signature
-from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
-from flowrl.testing.planner_optimality import compare
+from tests.proofs.planner_cases import count_schedules, draw_problem, every_schedule
+from tests.proofs.planner_optimality import compare
 
 
 def shared_out(work_s: float, sizes=(1, 2, 4, 8), *, fixed_s: float = 0.0, **bytes_) -> tuple:

@@ -28,7 +28,7 @@ from flowrl.plan.search import (
     leaves,
     restricted,
 )
-from flowrl.testing.planner_cases import count_schedules, draw_problem, every_schedule
+from tests.proofs.planner_cases import count_schedules, draw_problem, every_schedule
 
 MOST_PAIRS = 12_000
 
