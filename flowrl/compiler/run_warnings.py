@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from flowrl.compiler.players import Players
 from flowrl.compiler.roles import StageRoles
 from flowrl.compiler.sizes import SizedStage, generates_before
 from flowrl.config.check_sizes import least_prompt_tokens
@@ -15,7 +16,9 @@ from flowrl.config.load import LoadedConfig
 from flowrl.config.nearest import listing
 from flowrl.config.rewards import ExactMatch, FormatMatch, Gsm8kMatch, NumericMatch
 from flowrl.config.schema import FreshModel
+from flowrl.cost.demand import phase_of
 from flowrl.graph import Graph, Node, Op
+from flowrl.passes.rollouts import drawn_by
 from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import Sampling
 from flowrl.specs.shaping import SoftOverlong
@@ -27,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def warn_of_run(
-    loaded: LoadedConfig, roles: Sequence[StageRoles], sized: Sequence[SizedStage]
+    loaded: LoadedConfig,
+    roles: Sequence[StageRoles],
+    sized: Sequence[SizedStage],
+    players: Players,
 ) -> None:
     """Logs a warning for each such thing."""
     graphs = [stage.lowered for stage in sized]
@@ -38,6 +44,7 @@ def warn_of_run(
         *_observations_without_room(loaded, sized),
         *_stops_that_decide_nothing(loaded),
         *_episodes_that_there_are_not(loaded, graphs),
+        *_tokens_that_a_reader_lacks(graphs, players),
     ):
         _log.warning("%s", text)
 
@@ -68,6 +75,26 @@ def _episodes_that_there_are_not(loaded: LoadedConfig, graphs: Sequence[Graph]) 
             yield (
                 f"{loaded.where(key)}: says something of episodes, and no workflow of this run "
                 "has an environment (fl.interact); leave it out"
+            )
+
+
+def _tokens_that_a_reader_lacks(graphs: Sequence[Graph], players: Players) -> Iterator[str]:
+    """Readers of samples whose embedding has fewer rows than that of the policy that draws them."""
+    pairs = {
+        (str(node.role), str(generate.role)): node.id
+        for graph in graphs
+        for node in graph.nodes
+        if node.op is not Op.GENERATE and node.role is not None and phase_of(node) is not None
+        if (generate := drawn_by(graph, node)) is not None
+    }
+    for (reader, policy), node in pairs.items():
+        mine, theirs = players.vocabulary(reader), players.vocabulary(policy)
+        if mine.size < theirs.size:
+            yield (
+                f"{node} reads samples of {policy}, which can draw the token ids {mine.size} to "
+                f"{theirs.size - 1} too ({theirs.origin}); {reader} has only {mine.size} tokens "
+                f"({mine.origin}), and the run ends with an error where it meets such an id. To be "
+                f"safe, save the model of {reader} again with an embedding of {theirs.size} rows"
             )
 
 

@@ -203,7 +203,7 @@ def _asked(
     check_score_bounds(loaded, sized)
     for stage in stages:
         warn_of(stage.graph, stage.context)
-    warn_of_run(loaded, roles, sized)
+    warn_of_run(loaded, roles, sized, players)
     asked = [
         StageRequest(
             name=s.name,

@@ -199,10 +199,18 @@ def folder_with(path: Path, tokenizer: dict[str, Any], vocab_size: int) -> dict[
 VOCAB = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<eos>", "id": 2}]}
 
 
-def test_folders_with_one_tokenizer_agree_even_where_one_has_rows_to_spare(tmp_path):
+def test_folders_with_one_tokenizer_agree_and_a_reader_with_fewer_rows_is_told(tmp_path, caplog):
     actor = folder_with(tmp_path / "small", VOCAB, 16)
     teacher = folder_with(tmp_path / "large", {**VOCAB, "version": "1.0"}, 24)
     fl.compile(programs.compared, with_roles(actor=actor, other=teacher))
+    assert caplog.records == []
+    fl.compile(programs.compared, with_roles(actor=teacher, other=actor))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(
+        "other.logprobs reads samples of actor, which can draw the token ids 16 "
+    )
+    assert "to 23 too" in said
+    assert f"other has only 16 tokens ({tmp_path / 'small' / 'config.json'})" in said
 
 
 def test_folders_with_other_words_do_not_agree_even_where_they_have_as_many(tmp_path):
