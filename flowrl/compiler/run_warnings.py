@@ -18,7 +18,7 @@ from flowrl.config.rewards import ExactMatch, FormatMatch, Gsm8kMatch, NumericMa
 from flowrl.config.schema import FreshModel
 from flowrl.cost.demand import phase_of
 from flowrl.graph import Graph, Node, Op
-from flowrl.passes.rollouts import drawn_by
+from flowrl.passes.context import sampling_node
 from flowrl.program.interact import MAX_OBSERVATION_TOKENS
 from flowrl.specs import Sampling
 from flowrl.specs.shaping import SoftOverlong
@@ -85,7 +85,7 @@ def _tokens_that_a_reader_lacks(graphs: Sequence[Graph], players: Players) -> It
         for graph in graphs
         for node in graph.nodes
         if node.op is not Op.GENERATE and node.role is not None and phase_of(node) is not None
-        if (generate := drawn_by(graph, node)) is not None
+        if (generate := sampling_node(graph, node)) is not None
     }
     for (reader, policy), node in pairs.items():
         mine, theirs = players.vocabulary(reader), players.vocabulary(policy)

@@ -25,6 +25,7 @@ from flowrl.runtime.episodes import EpisodeEngine
 from flowrl.runtime.scoring import FailureKind
 from flowrl.runtime.transcript import FinishedEpisode
 from flowrl.specs import FinishReason, Sampling
+from tests.data.tokenizer_kinds import VOCABULARY, llama_2, saved
 from tests.runtime.episode_worlds import (
     STOP,
     Limits,
@@ -135,6 +136,18 @@ def test_what_cannot_be_gone_on_with_is_a_failure(
     assert failure.kind is FailureKind.INVALID
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(failure.message)
+
+
+def test_what_is_said_between_turns_gets_nothing_that_begins_a_text(tmp_path):
+    game = Saying(never_done("3"), content=" x")
+    llama = Tokenizer.load(saved(tmp_path, llama_2()))
+    with episodes(RuleEngine(), game, llama) as engine:
+        engine.submit([request(1)])
+        end = only(engine)
+    opening, *between = end.tokens[~end.mask].tolist()
+    assert opening == VOCABULARY["▁x"]
+    assert set(between) == {VOCABULARY["3"]}
+    assert end.text.startswith(" x")
 
 
 def test_an_opening_that_leaves_no_room_is_a_failure(tokenizer: Tokenizer):

@@ -15,7 +15,7 @@ from flowrl.errors import DataError
 from flowrl.ids import RoleName, sample_id
 from flowrl.runtime.materials import Materials, prepare_materials
 from flowrl.runtime.payloads import Payload, sequence_batch
-from tests.data.tokenizer_kinds import llama_2, saved
+from tests.data.tokenizer_kinds import VOCABULARY, llama_2, saved
 from tests.runtime.tiny_runs import tiny_config
 
 ACTOR = RoleName("actor")
@@ -116,12 +116,17 @@ def test_rows_outside_the_band_of_difficulty_are_counted_in_a_note(tmp_path):
     assert note.endswith("2 rows left out, rate outside 0.25 to 0.75 (data.difficulty)")
 
 
-def test_prompts_that_get_a_second_bos_are_said_once_with_the_way_out(tmp_path):
+def test_prompts_get_a_bos_answers_nothing_and_a_second_bos_is_said_once_with_the_way_out(tmp_path):
     folder = saved(tmp_path / "model", llama_2())
     (folder / "config.json").write_text(json.dumps({"vocab_size": 32}))
     (folder / "model.safetensors").write_bytes(b"")
     rows = [pair(prompt, "2", "3") for prompt in ("x=", "<s>x=", "<s> 4=")]
-    (note,) = prepare(tmp_path, rows, model=str(folder)).notes
+    materials = prepare(tmp_path, rows, model=str(folder))
+    (note,) = materials.notes
+    assert materials.pairs is not None
+    preferred, rejected = materials.pairs.of(materials.train.items()[0])
+    assert preferred.tolist() == [VOCABULARY["2"], 2]  # no space in front of the answer
+    assert rejected.tolist() == [VOCABULARY["3"], 2]
     path = tmp_path / "rows.jsonl"
     assert note.startswith(f"{path}: 2 prompts with '<s>' in front of the text get another one")
     assert f"the first is {path}:2" in note
