@@ -112,7 +112,9 @@ def test_a_role_of_two_kinds_in_two_stages_is_two_incompatible_models(tmp_path):
     assert "a reward model (fl.RewardModel) in stage 'learn'" in error.what
     assert line_of("def grpo(") in error.where
     assert line_of("def judge_learns(") in error.where
-    fl.compile(programs.by_model, settings)
+    compiled = fl.compile(programs.by_model, settings)
+    trainable = [stage.plan.placement("judge").trainable for stage in compiled.stages]
+    assert trainable == [True, False]
 
 
 # Copies.
@@ -161,7 +163,9 @@ def test_two_readers_of_the_same_examples_share_a_vocabulary():
     other = model()
     other["tokenizer"] = {"kind": "char", "alphabet": "0123456789+=-"}
     settings = with_roles(other=other)
-    fl.compile(programs.both_learn, with_roles(other=model(hidden_size=32)))
+    graph = fl.compile(programs.both_learn, with_roles(other=model(hidden_size=32))).graph
+    read = {edge.src for edge in graph.edges if edge.dst in ("actor.update", "other.update")}
+    assert read == {"examples"}
     error = refused(programs.both_learn, settings)
     assert "other.update reads samples that actor reads too" in error.what
 
@@ -202,7 +206,9 @@ VOCAB = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<eo
 def test_folders_with_one_tokenizer_agree_and_a_reader_with_fewer_rows_is_told(tmp_path, caplog):
     actor = folder_with(tmp_path / "small", VOCAB, 16)
     teacher = folder_with(tmp_path / "large", {**VOCAB, "version": "1.0"}, 24)
-    fl.compile(programs.compared, with_roles(actor=actor, other=teacher))
+    graph = fl.compile(programs.compared, with_roles(actor=actor, other=teacher)).graph
+    assert graph.feeding("other.logprobs", "rollout").src == "actor.generate"
+    assert graph.feeding("actor.update", "reference").src == "other.logprobs"
     assert caplog.records == []
     fl.compile(programs.compared, with_roles(actor=teacher, other=actor))
     (said,) = [record.getMessage() for record in caplog.records]
@@ -228,8 +234,10 @@ def test_weights_are_not_taken_over_by_another_architecture():
     assert line_of("other.sync(actor, every=2)") in error.where
     assert "other: hidden_size=32, head_dim=16 (roles.other)" in error.found
     assert "actor: hidden_size=16, head_dim=8 (roles.actor)" in error.found
-    fl.compile(programs.refreshed, with_roles(other={"copy_of": "actor"}))
-    fl.compile(programs.refreshed, with_roles(other=model()))
+    for other in ({"copy_of": "actor"}, model()):
+        graph = fl.compile(programs.refreshed, with_roles(other=other)).graph
+        assert graph.feeding("other.sync", "weights").src == "actor.update"
+        assert graph.node("other.sync").attr("every") == 2
 
 
 # Grammars.
@@ -252,7 +260,8 @@ def test_a_grammar_that_the_backend_holds_is_taken(monkeypatch):
     torch_with(monkeypatch, grammars=frozenset({"regex"}))
     settings = config()
     settings["train"]["truncated"] = "ignore"
-    fl.compile(programs.constrained, settings)
+    graph = fl.compile(programs.constrained, settings).graph
+    assert graph.node("actor.generate").attr("grammar") == fl.grammar.regex("[0-9]+")
 
 
 def test_a_grammar_changes_the_distribution_and_no_trainer_repeats_it(monkeypatch):

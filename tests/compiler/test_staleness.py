@@ -19,13 +19,16 @@ def imitation(*, max_staleness: int) -> fl.Workflow:
     return plain
 
 
-def test_stale_samples_are_refused_without_a_correction():
-    with pytest.raises(GraphError, match="up to 2 publications old"):
-        lower(imitation(max_staleness=2))
+@pytest.mark.parametrize(("staleness", "old"), [(1, "1 publication"), (2, "2 publications")])
+def test_stale_samples_are_refused_without_a_correction(staleness: int, old: str):
+    with pytest.raises(GraphError, match=f"up to {old} old"):
+        lower(imitation(max_staleness=staleness))
 
 
 def test_fresh_samples_need_none():
-    lower(imitation(max_staleness=0))
+    loss = lower(imitation(max_staleness=0)).node("actor.update").attr("loss")
+    assert loss == fl.loss.reinforce()
+    assert not loss.corrects_behaviour
 
 
 def correcting(*, max_staleness: int | None) -> fl.Workflow:

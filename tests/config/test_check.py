@@ -10,6 +10,7 @@ import pytest
 
 from flowrl.config.check import check_config
 from flowrl.config.load import load_config
+from flowrl.config.schema import RunConfig, TrainConfig
 from flowrl.errors import ConfigError
 
 BASE = """\
@@ -38,8 +39,11 @@ def in_an_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def check(*overrides: str) -> None:
-    check_config(load_config(Path("run.yaml"), overrides))
+def check(*overrides: str) -> RunConfig:
+    """The configuration, which passes."""
+    loaded = load_config(Path("run.yaml"), overrides)
+    check_config(loaded)
+    return loaded.config
 
 
 def message(*overrides: str) -> str:
@@ -50,8 +54,12 @@ def message(*overrides: str) -> str:
     return text
 
 
-def test_a_sound_config_passes() -> None:
-    check()
+def test_a_sound_config_passes_as_it_is_written() -> None:
+    config = check()
+    assert config.stages == ("sft", "grpo")
+    assert config.stage_config("sft").train.steps == 10
+    assert (config.train.prompts_per_step, config.train.mini_batches) == (64, 4)
+    assert config.roles["reference"].copy_of == "actor"
 
 
 def test_what_passes_passes_again_with_every_default_written_out(tmp_path: Path) -> None:
@@ -61,7 +69,9 @@ def test_what_passes_passes_again_with_every_default_written_out(tmp_path: Path)
     check_config(loaded)
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(loaded.config.model_dump_json(indent=1))
-    check_config(load_config(resolved))
+    again = load_config(resolved)
+    check_config(again)
+    assert again.config == loaded.config
 
 
 def test_both_numbers_that_do_not_divide_are_named_with_the_nearest_that_do() -> None:
@@ -91,7 +101,7 @@ def test_sizes_of_an_earlier_stage_are_checked_under_their_own_keys() -> None:
 
 
 def test_sizes_of_a_stage_without_keys_are_those_of_the_defaults() -> None:
-    check("stages=[sft, warm, grpo]")
+    assert check("stages=[sft, warm, grpo]").stage_config("warm").train == TrainConfig()
 
 
 def test_a_section_for_no_stage_is_answered_with_the_nearest_stage() -> None:
@@ -101,8 +111,7 @@ def test_a_section_for_no_stage_is_answered_with_the_nearest_stage() -> None:
 
 
 def test_a_stage_left_out_on_the_command_line_takes_its_section_with_it() -> None:
-    check("stages=[grpo]")
-    assert load_config(Path("run.yaml"), ["stages=[grpo]"]).config.stage == {}
+    assert check("stages=[grpo]").stage == {}
 
 
 def test_a_section_that_the_command_line_sets_needs_its_stage() -> None:
@@ -439,7 +448,7 @@ def test_an_environment_that_uses_its_time_is_no_stall() -> None:
 
 
 def test_a_role_may_begin_as_a_copy_of_one_that_is_trained() -> None:
-    check("roles.critic.copy_of=actor")
+    assert check("roles.critic.copy_of=actor").roles["critic"].copy_of == "actor"
 
 
 def test_built_in_sums_carry_no_solve_rate() -> None:

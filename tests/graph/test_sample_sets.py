@@ -60,9 +60,21 @@ def best(of: dict[str, Any]) -> Any:
     return fl.select.top(drawn, of["judge"].score(drawn), k=1)[1]
 
 
-@pytest.mark.parametrize("baseline", [greedy, one_episode, best])
-def test_a_baseline_is_one_score_of_each_prompt(baseline):
-    lower(with_baseline(baseline))
+@pytest.mark.parametrize(
+    ("baseline", "scores", "rollout"),
+    [
+        (greedy, "judge.score.4", "actor.generate.3"),
+        (one_episode, "game.interact", "game.interact"),
+        (best, "select", "select"),
+    ],
+)
+def test_a_baseline_is_one_score_of_each_prompt(baseline, scores: str, rollout: str):
+    graph = lower(with_baseline(baseline))
+    assert graph.feeding("advantage", "scores").src == "judge.score.3"
+    edge = graph.feeding("advantage", "baseline")
+    assert (edge.src, edge.fields) == (scores, ("score",))
+    if scores != rollout:
+        assert graph.feeding(scores, "rollout").src == rollout
 
 
 def test_a_filter_of_the_samples_leaves_a_baseline_of_all_prompts():
@@ -73,7 +85,10 @@ def test_a_filter_of_the_samples_leaves_a_baseline_of_all_prompts():
         lone = judge.score(actor.generate(prompts, n=1, temperature=0))
         actor.update(rollout, advantages=fl.advantage.remax(scores, rollout, baseline=lone))
 
-    lower(program)
+    graph = lower(program)
+    assert graph.feeding("advantage", "scores").src == "filter"
+    assert graph.feeding("advantage", "baseline").src == "judge.score.2"
+    assert graph.feeding("judge.score.2", "rollout").src == "actor.generate.2"
 
 
 def several(of: dict[str, Any]) -> Any:

@@ -49,7 +49,8 @@ def test_the_losses_that_correct_are_those_whose_ratio_is_to_the_behaviour_polic
     assert {"policy_clip", "gspo", "cispo", "sapo"} <= set(names)
     assert not {"reinforce", "cross_entropy", "value_clip", "dpo"} & set(names)
     for name in names:
-        run_passes(workflow_with(getattr(fl.loss, name)()).trace(), STALE)
+        graph = run_passes(workflow_with(getattr(fl.loss, name)()).trace(), STALE)
+        assert graph.node("actor.update").attr("behaviour_logprobs") == "rollout_logprobs"
 
 
 def test_a_loss_that_does_not_correct_is_refused_with_those_that_do_and_its_own_way_out():
@@ -64,14 +65,19 @@ def test_a_loss_that_does_not_correct_is_refused_with_those_that_do_and_its_own_
 
 def test_the_way_out_that_the_message_shows_is_one():
     loss = fl.loss.reinforce(correction=fl.loss.truncate(2.0))
-    run_passes(workflow_with(loss).trace(), STALE)
+    update = run_passes(workflow_with(loss).trace(), STALE).node("actor.update")
+    assert update.attr("behaviour_logprobs") == "rollout_logprobs"
+    assert update.attr("loss") == loss
     old = fl.loss.policy_clip(0.2, anchor="old")
     assert "correction=fl.loss.truncate" in refused(old).hint
 
 
 def test_a_critic_and_preferences_are_of_no_policy_that_must_be_corrected_for():
-    run_passes(critic_learns.trace(), STALE)
-    run_passes(preferences.trace(), STALE)
+    graph = run_passes(critic_learns.trace(), STALE)
+    assert graph.node("critic.update").attr("behaviour_logprobs") is None
+    assert graph.node("actor.update").attr("behaviour_logprobs") == "rollout_logprobs"
+    graph = run_passes(preferences.trace(), STALE)
+    assert graph.node("actor.update").attr("behaviour_logprobs") is None
 
 
 def test_an_update_on_its_own_rollout_carries_what_the_mismatch_is_measured_with():

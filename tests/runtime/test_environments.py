@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,7 @@ def test_a_call_that_is_left_behind_may_be_collected_after_what_it_waits_for():
     next(watched)
     waiting.close()  # as the collector does, in any order
     watched.close()
+    assert inspect.getgeneratorstate(watched) == inspect.GEN_CLOSED
 
 
 def test_a_cancellation_of_its_own_is_a_failure_of_the_step():

@@ -204,6 +204,7 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
     trainer.close()
     trainer.close()
     trainer.offload()
+    assert not hasattr(trainer, "model")
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, folder: Path, monkeypatch):
