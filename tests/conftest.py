@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.comparisons import fails_in_ci, reference_folder, refuse_updates
 
 # Before numpy or torch are imported by any test: results and times must not depend on how many
 # cores the machine has, and child processes inherit it.
@@ -22,6 +24,21 @@ settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    refuse_updates(os.environ)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if fails_in_ci(report, getattr(item, "fixturenames", ()), os.environ):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but its reference data is there: {report.longrepr}"
+    return report
 
 
 def pytest_collection_finish() -> None:
@@ -42,10 +59,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def reference_data() -> Path:
     """Figures and oracle values of other libraries; `FLOWRL_REFERENCE` names another folder."""
-    folder = Path(os.environ.get("FLOWRL_REFERENCE", REPOSITORY.parent / "shared"))
-    if not folder.is_dir():
-        pytest.skip(f"no reference data at {folder}; set FLOWRL_REFERENCE to have it checked")
-    return folder
+    return reference_folder(os.environ)
 
 
 Golden = Callable[[str, str], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -24,8 +23,6 @@ from flowrl.ids import RoleName, SampleId
 from flowrl.specs import FinishReason
 from flowrl_backends.verify import plugin
 from tests.policy_contexts import policy_context
-
-REFERENCE = Path(os.environ.get("FLOWRL_REFERENCE", Path(__file__).parents[3] / "shared"))
 
 
 def scorer(*terms: dict[str, object]) -> ScoreBackend:
@@ -133,10 +130,8 @@ def test_an_answer_that_is_not_one_number_is_an_error_and_not_a_zero(kind, respo
         value({"kind": kind}, response, answer)
 
 
-def test_gsm8k_agrees_with_the_intended_readings_of_the_reference_cases():
-    path = REFERENCE / "oracles" / "math_verification.json"
-    if not path.is_file():
-        pytest.skip("no reference values: set FLOWRL_REFERENCE to their folder")
+def test_gsm8k_agrees_with_the_intended_readings_of_the_reference_cases(reference_data: Path):
+    path = reference_data / "oracles" / "math_verification.json"
     cases = [c for c in json.loads(path.read_text())["cases"] if c["name"].startswith("gsm_")]
     assert len(cases) > 10
     for case in cases:
