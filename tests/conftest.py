@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -28,6 +30,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def pytest_configure() -> None:
     refuse_updates(os.environ)
+    # A shell starts a job in the background with Ctrl-C ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def sigterm_ends_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process leaves SIGTERM alone: it is for the tests, not for the run."""
+    if "flowrl.api" in sys.modules:  # others start no run
+        monkeypatch.setattr("flowrl.runtime.local.STOPS", (signal.SIGINT,))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,7 +51,20 @@ from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.step_warnings import StepWarnings
 from flowrl.runtime.watchdog import Watchdog
 
-__all__ = ["Run", "Turn", "config_yaml", "execute", "is_done", "new_run", "opened_run", "run_local"]
+__all__ = [
+    "STOPS",
+    "Run",
+    "Turn",
+    "config_yaml",
+    "execute",
+    "is_done",
+    "new_run",
+    "opened_run",
+    "run_local",
+]
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a run answers by stopping at the next step boundary."""
 
 
 def run_local(
@@ -146,12 +159,11 @@ class _Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are the main thread's; whoever runs flowrl in another one handles them
             return
-        stops = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, handle) for number in stops]
+        before = [signal.signal(number, handle) for number in STOPS]
         try:
             yield
         finally:
-            for number, handler in zip(stops, before, strict=True):
+            for number, handler in zip(STOPS, before, strict=True):
                 signal.signal(number, handler)
 
 

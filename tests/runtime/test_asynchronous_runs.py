@@ -21,6 +21,7 @@ from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, Sta
 from flowrl.rollout.journal import replay
 from flowrl.runtime.engine_process import EngineProcess
 from flowrl.runtime.journal_files import _joined, rollout_journals
+from flowrl.runtime.weight_folders import WeightFolders
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
@@ -96,7 +97,18 @@ def check_accounts(run: Path) -> None:
     assert len(offered - set(ends)) == counts.live + counts.filtered - by_end["filtered"]
 
 
-def test_samples_are_of_bounded_age_and_each_has_one_end(tmp_path: Path):
+def test_samples_are_of_bounded_age_and_each_has_one_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    folders: list[WeightFolders] = []
+
+    def opened(beside: Path) -> WeightFolders:
+        folders.append(WeightFolders(beside, shared_memory=memory))
+        return folders[-1]
+
+    monkeypatch.setattr("flowrl.runtime.engine_fleet.WeightFolders", opened)
     display = WatchedDisplay()
     run = api.run(None, config_of(tmp_path), display=display).folder
     assert [step for _, step in display.steps] == list(range(1, 7))
@@ -110,9 +122,9 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(tmp_path: Path):
     check_ages(run, 2)
     check_accounts(run)
     assert len(list(read_json_lines(run / "evaluations.jsonl"))) >= 3
-    # Nothing is left behind in memory.
-    left = [p for p in Path("/dev/shm").glob("flowrl-weights-*") if not (p / "lock").exists()]
-    assert left == []
+    (weights,) = folders
+    assert weights.latest == 6
+    assert list(memory.iterdir()) == []  # nothing is left behind
 
 
 @pytest.mark.parametrize("publication", ["abort", "finish"])

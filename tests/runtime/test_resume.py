@@ -24,6 +24,7 @@ from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import CheckpointError, ConfigError
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
+from flowrl.runtime.local import STOPS, _Interrupt
 from flowrl.runtime.scoring import ScoringPool
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
@@ -247,10 +248,33 @@ def wait_for_rows(path: Path, number: int, process: subprocess.Popen[str]) -> No
         time.sleep(0.02)
 
 
-def test_a_scheduler_s_sigterm_leaves_a_checkpoint_too(tmp_path: Path, straight: Outcome):
+def test_a_scheduler_s_sigterm_leaves_a_checkpoint_too(
+    tmp_path: Path, straight: Outcome, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flowrl.runtime.local.STOPS", STOPS)
     run = stopped(tmp_path, CtrlC("grpo", 2, number=signal.SIGTERM))
     resumed(run)
     assert outcome(run) == straight
+
+
+def test_signals_ask_a_run_to_stop_and_then_end_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    before = [signal.getsignal(number) for number in STOPS]
+    with _Interrupt().installed(lambda: None):
+        assert signal.getsignal(signal.SIGTERM) == before[1]  # in tests it is pytest's own
+    monkeypatch.setattr("flowrl.runtime.local.STOPS", STOPS)
+    for number in STOPS:
+        interrupt = _Interrupt()
+        with interrupt.installed(lambda: None):
+            assert not interrupt()
+            signal.raise_signal(number)
+            assert (interrupt(), interrupt.forced) == (True, False)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+            assert interrupt.forced
+    assert [signal.getsignal(number) for number in STOPS] == before
+    assert capfd.readouterr().err.count("stopping at the next step boundary") == 2
 
 
 def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(tmp_path: Path):
