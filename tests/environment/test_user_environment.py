@@ -30,6 +30,7 @@ from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 from flowrl_backends.environment import plugin
 from tests.policy_contexts import policy_context
+from tests.runtime.shifted_clock import ShiftedClock
 
 DEADLINE_S = 60.0
 SAMPLE = SampleId("0/4/2")
@@ -394,35 +395,43 @@ class Game:
     assert found.frames[-1].endswith("games.py:7 in step")
 
 
-def test_a_plain_function_that_never_returns_holds_nobody(written: Callable[[str], str]):
+def test_a_plain_function_that_never_returns_holds_nobody(
+    written: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+):
     """Its thread is left behind, and another takes its place."""
     target = written("""
 import threading
-release = threading.Event()
+inside, release = threading.Event(), threading.Event()
 class Game:
     def reset(self, sample):
         self.sample = sample
         return ""
     def step(self, text):
         if self.sample == "0/4/2":
+            inside.set()
             release.wait()
         return Step(done=True)
 """)
+    clock = ShiftedClock(monkeypatch)
     fast = SampleId("0/4/3")
-    hung = EnvironmentContext(role=RoleName("game"), environment=target, timeout_s=0.05)
-    with EnvironmentPool(plugin.open_environment, hung) as pool:
+    limited = EnvironmentContext(role=RoleName("game"), environment=target, timeout_s=DEADLINE_S)
+    with EnvironmentPool(plugin.open_environment, limited, grace_s=DEADLINE_S) as pool:
+        clock.rules(pool)
+        names = pool._loop._environment._factory.reset.__globals__  # type: ignore[attr-defined]
         for sample in (SAMPLE, fast):
             pool.start(start(sample))
         assert pool.settle(DEADLINE_S)
         pool.poll()
         pool.submit(SAMPLE, action())
+        pool.flush()
+        assert names["inside"].wait(DEADLINE_S)
+        clock.ahead_s = DEADLINE_S
         pool.submit(fast, action())
         assert pool.settle(DEADLINE_S)
         found = {answered.sample: answered.answer for answered in pool.poll()}
         pool.end(SAMPLE)
-        release = pool._loop._environment._factory.reset.__globals__["release"]  # type: ignore[attr-defined]
-        release.set()
+        names["release"].set()
     assert found[fast] == Outcome(done=True)
     failed = found[SAMPLE]
     assert isinstance(failed, EpisodeFailure)
-    assert failed.message == "took longer than 0.05 s in turn 0"
+    assert failed.message == "took longer than 60 s in turn 0"

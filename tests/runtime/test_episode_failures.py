@@ -46,6 +46,7 @@ from tests.runtime.played_episodes import (
     never_done,
     only,
 )
+from tests.runtime.shifted_clock import ShiftedClock
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +91,20 @@ def test_a_step_that_hangs_ends_its_episode(tokenizer: Tokenizer):
     assert failure.message.startswith("took longer than 0.05 s in turn 0")
 
 
-def test_episodes_whose_environment_is_lost_come_back_to_begin_anew(tokenizer: Tokenizer):
+def test_episodes_whose_environment_is_lost_come_back_to_begin_anew(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    clock = ShiftedClock(monkeypatch)
     release = threading.Event()
 
     async def step(sample: SampleId, action: Action) -> Outcome:
         if sample == "0/1/0":
+            clock.ahead_s += 21.0
             release.wait()  # blocks the environment's thread
         return Outcome(observation="<")
 
     with episodes(
-        RuleEngine(), Saying(step), tokenizer, timeout_s=0.25, grace_s=0.25, again=[RuleGame()]
+        RuleEngine(), Saying(step), tokenizer, timeout_s=20.0, grace_s=0.0, again=[RuleGame()]
     ) as engine:
         engine.submit([request(1, 0), request(1, 1)])
         found = ends(engine, 2)

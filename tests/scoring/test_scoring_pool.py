@@ -76,7 +76,7 @@ def test_every_sample_comes_back_once_whatever_the_number_of_workers():
 
 
 def test_a_python_loop_is_interrupted_and_the_same_process_goes_on():
-    before, hung, after = run("pid", "loop", "pid")
+    before, hung, after = run("pid", "loop", "pid", grace_s=30.0)
     assert failure(hung).kind is FailureKind.TIMEOUT
     assert "timeout_s=0.5" in hung.message
     assert hung.frames[-1].endswith("in _loop")
@@ -84,7 +84,7 @@ def test_a_python_loop_is_interrupted_and_the_same_process_goes_on():
 
 
 def test_a_reward_that_swallows_its_time_limit_and_returns_zero_has_timed_out():
-    assert failure(run("stubborn")[0]).kind is FailureKind.TIMEOUT
+    assert failure(run("stubborn", grace_s=30.0)[0]).kind is FailureKind.TIMEOUT
 
 
 def test_a_catastrophic_regular_expression_is_interrupted():
@@ -126,7 +126,7 @@ def test_a_slow_sample_does_not_hold_back_results_that_came_before_it():
 
 
 def test_an_exception_names_the_users_own_line_and_no_frame_of_ours():
-    (raised,) = run("key absent")
+    (raised,) = run("key absent", timeout_s=30.0)
     assert failure(raised).kind is FailureKind.RAISED
     assert raised.message.startswith("raised KeyError: 'absent' (")
     assert [frame.split(" in ")[1] for frame in raised.frames] == ["by_word", "_nested"]
