@@ -20,7 +20,10 @@ from flowrl.rollout import (
     StopAsked,
     WeightsPublished,
 )
+from flowrl.rollout.batches import OfferOrder
 from flowrl.rollout.policies import Retries
+from flowrl.rollout.records import Group
+from flowrl.rollout.states import GroupPhase
 
 
 def ask(p, groups, batch=0):
@@ -296,3 +299,43 @@ def test_what_the_scheduler_waits_for_can_be_read(play):
         "1 sample waits for a score, first 0/1/0",
         "1 group waits for a verdict, first 0/0",
     ]
+
+
+def settled(pool: OfferOrder, *groups: Group) -> None:
+    for group in groups:
+        group.phase = GroupPhase.READY
+        pool.settle(group)
+
+
+def test_a_ready_group_that_is_lost_counts_as_dead_once_wherever_it_stands():
+    pool = OfferOrder(refill=True)
+    first, second, third, fourth = groups = [
+        Group(id=f"0/{n}", members=[], seq=n) for n in range(4)
+    ]
+    for group in groups:
+        pool.add(group)
+    settled(pool, first, second, fourth)  # the third holds the fourth back
+    assert pool.complete(2)
+    for lost in (fourth, second):
+        lost.phase = GroupPhase.DROPPED
+        pool.lose(lost)
+        assert pool.complete(1)
+    assert not pool.complete(2)
+    settled(pool, third)
+    assert pool.take(2) == [first, second, third]
+    assert list(pool.groups()) == [fourth]
+    assert not pool.complete(1)
+
+
+def test_without_refill_a_group_that_is_lost_stays_one_answer():
+    pool = OfferOrder(refill=False)
+    first, second = Group(id="0/0", members=[], seq=0), Group(id="0/1", members=[], seq=1)
+    for group in (first, second):
+        pool.add(group)
+    settled(pool, first, second)
+    first.phase = GroupPhase.DROPPED
+    pool.lose(first)
+    assert (pool.num_counted_dead, pool.complete(2), pool.complete(3)) == (1, True, False)
+    assert pool.take(1) == [first]
+    assert pool.num_counted_dead == 0
+    assert pool.take(1) == [second]

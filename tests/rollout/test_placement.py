@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from flowrl.ids import EngineId, group_id
+from flowrl.ids import EngineId, GroupId, SampleId, group_id
 from flowrl.rollout import (
     Abort,
     AbortAsked,
@@ -20,7 +20,9 @@ from flowrl.rollout import (
     SampleFailed,
     SchedulerSettings,
 )
+from flowrl.rollout.placement import Placement
 from flowrl.rollout.policies import LeastLoaded, Retries
+from flowrl.rollout.records import Engine, Group, Sample
 
 
 def test_members_of_a_group_share_an_engine_and_groups_spread(play, where):
@@ -156,3 +158,18 @@ def test_a_sample_that_failed_goes_back_to_the_only_engine_there_is(play, where)
     p.offer("0/0")
     actions = p(SampleFailed, engine="e0", sample="0/0/0", attempt=0, error="oom")
     assert where(actions) == {"e0": ["0/0/0"]}
+
+
+def test_a_sample_that_failed_goes_to_the_least_loaded_of_the_other_engines():
+    """Least loaded for what it takes: 3 of 8 is less than 1 of 2, and less than 4 of 8."""
+    placement = Placement(SchedulerSettings(group_size=1))
+    numbers = {"failed": (0, 8), "fuller": (4, 8), "large": (3, 8), "small": (1, 2), "full": (1, 1)}
+    for order, (name, (held, limit)) in enumerate(numbers.items()):
+        engine = Engine(id=EngineId(name), capacity=limit, order=order, limit=limit)
+        engine.held = dict.fromkeys(SampleId(f"9/{name}/{i}") for i in range(held))  # type: ignore[assignment]
+        placement.add(engine)
+    group = Group(id=GroupId("0/0"), members=[])
+    sample = Sample(id=SampleId("0/0/0"), group=group, member=0)
+    assert placement._choose(sample) is placement.engines[EngineId("failed")]
+    sample.avoids = placement.engines[EngineId("failed")]
+    assert placement._choose(sample) is placement.engines[EngineId("large")]

@@ -53,6 +53,10 @@ class Worker:
         self.temperatures.append(temperature)
         return -np.arange(len(sequences.tokens), dtype=np.float32) / 7
 
+    def squares(self, sequences: SequenceBatch, temperature: float) -> np.ndarray:
+        self.temperatures.append(temperature)
+        return np.arange(len(sequences.tokens), dtype=np.float32) / 20
+
     def values(self, sequences: SequenceBatch) -> np.ndarray:
         positions = np.arange(len(sequences.tokens), dtype=np.float32)
         return np.where(sequences.response_mask, positions / 10, 0).astype(np.float32)

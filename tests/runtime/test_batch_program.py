@@ -433,6 +433,28 @@ def test_an_advantage_of_several_rewards_reads_each_by_itself():
     assert advantages[7] > 0 > advantages[11]
 
 
+@fl.workflow
+def optimal(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts, temperature=0.5)
+    own = actor.logprobs(rollout)
+    advantages = fl.advantage.optimal_token_baseline(verifier.score(rollout), rollout, policy=own)
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
+def test_a_token_baseline_weighs_by_the_squares_that_the_trainer_gives_at_each_token():
+    actor = Worker()
+    sampling = Sampling(temperature=0.5, max_tokens=4)
+    program = program_of(lowered(optimal), {"actor": actor}, sampling=sampling)
+    program.run(step_with(samples(ROLLOUT, SCORES)))
+    assert actor.temperatures == [0.5, 0.5]  # of logprobs and of squares
+    advantages = actor.updates[0][0].advantages
+    assert advantages is not None
+    # Of the first group, scores 1 and 0, the first response tokens are at 1 and at 4.
+    weights = [1 - 2 * np.exp(-at / 7) + at / 20 for at in (1, 4)]
+    baseline = weights[0] / sum(weights)
+    np.testing.assert_allclose(advantages[[1, 4]], [1 - baseline, -baseline], rtol=1e-5)
+
+
 def test_rows_of_a_set_keep_their_prompts_and_payloads():
     whole = samples(ROLLOUT, SCORES)
     part = whole.select(np.array([3, 0]))

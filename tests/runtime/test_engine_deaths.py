@@ -10,7 +10,7 @@ import pytest
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.engine_deaths import MAX_DEATHS
+from flowrl.runtime.engine_deaths import MAX_DEATHS, EngineDeaths
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
 
 ONE, TWO = EngineId("actor[0]"), EngineId("actor[1]")
@@ -49,6 +49,20 @@ class Unfit(Fragile):
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
         raise MemoryError("no room")
+
+
+def test_a_broken_engine_is_asked_for_nothing_until_it_is_opened_anew():
+    deaths = EngineDeaths({ONE: Fragile(World())})
+    asked: list[str] = []
+
+    def act() -> str:
+        asked.append("act")
+        raise RuntimeError("broken")
+
+    assert [deaths.call(ONE, act, "nothing") for _ in range(2)] == ["nothing"] * 2
+    assert asked == ["act"]
+    assert deaths.restart(ONE)
+    assert deaths.call(ONE, lambda: "answer", "nothing") == "answer"
 
 
 def attempts(world: World) -> Counter[str]:

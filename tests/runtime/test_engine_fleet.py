@@ -54,6 +54,7 @@ def test_weights_wait_for_no_engine_that_is_dead_until_it_is_opened_anew(tmp_pat
         silence_s=DEADLINE_S,
     )
     with closing(fleet):
+        fleet.load(NAMES[1])  # there is nothing to load yet
         first = publish(fleet, 1)
         fleet.wait_ready()
         dead = fleet._members[NAMES[0]]

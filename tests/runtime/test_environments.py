@@ -457,6 +457,33 @@ def test_a_call_that_holds_the_thread_fails_and_the_others_begin_anew(
         assert stepped(pool, "0/1/0") == Outcome(observation="a", reward=0.5)
 
 
+def test_a_thread_that_seems_blocked_is_given_up_after_the_grace_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    clock = ShiftedClock(monkeypatch)
+    inside, release = threading.Event(), threading.Event()
+
+    async def step(sample: SampleId, action: Action) -> object:
+        inside.set()
+        release.wait()
+        return Outcome()
+
+    with pool_of(Scripted(step), Scripted(), timeout_s=LIMIT_S, grace_s=LIMIT_S) as pool:
+        begun(pool, "0/0/0")
+        pool.submit(SampleId("0/0/0"), action())
+        pool.flush()
+        assert inside.wait(DEADLINE_S)
+        assert pool.poll() == []
+        clock.ahead_s += LIMIT_S + 1
+        assert pool.poll() == []  # suspected from now on
+        assert pool.poll() == []
+        clock.ahead_s += LIMIT_S + 1
+        (answered,) = pool.poll()
+        release.set()
+    assert isinstance(answered.answer, EpisodeFailure)
+    assert answered.answer.kind is FailureKind.TIMEOUT
+
+
 def test_calls_that_were_held_up_for_a_while_but_are_done_count():
     """The first holds the thread past the limit of all three, and then they are done."""
 

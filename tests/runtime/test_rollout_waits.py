@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.ids import SampleId
+from flowrl.runtime.collecting import Seconds
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 
 
@@ -27,6 +28,19 @@ class ApartScoring(Scoring):
 
     def seconds_to_limit(self) -> float:
         return 60.0
+
+
+def test_a_round_in_which_nothing_moves_waits_for_the_engines(monkeypatch):
+    world = World()
+    driver = driver_of(world, Apart(world))
+    waits: list[int] = []
+    monkeypatch.setattr(
+        "flowrl.runtime.rollouts.wait_for_any", lambda workers, _: waits.append(len(list(workers)))
+    )
+    (held,) = driver._running.values()
+    held[SampleId("0/0/0")] = 0
+    assert driver._round(Seconds()) == 0
+    assert waits == [1]
 
 
 def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):

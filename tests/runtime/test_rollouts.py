@@ -468,6 +468,9 @@ def test_two_batches_in_a_row_are_independent():
             f"0/{2 * batch}",
             f"0/{2 * batch + 1}",
         ]
+        assert collected.version == batch - 1
+        # The clock moves only while scorers are waited for.
+        assert (collected.seconds.offer, collected.seconds.drive) == (0.0, 0.0)
         driver.publish(batch)
         engine.version = batch
     assert driver.scheduler.version == 2

@@ -149,16 +149,31 @@ def beside(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
 def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
     parts = GraphParts(lowered(beside))
     assert side_by_side(parts) == [{"actor.generate", "actor.generate.2"}]
-    groups = drawn([[(1.0, 0.0)], [(0.0, 0.0)], [(0.5, 0.0)]], lengths=[1, 1, 1])
+    pair = [(1.0, 0.0), (1.0, 0.0)]
+    groups = drawn([[(1.0, 0.0)], [(0.0, 0.0)], [(0.5, 0.0)], pair, pair], lengths=[1] * 5)
+    ready, taken_out = groups[:3], groups[3:]
     sampled, greedy = (
         Drawn(part=part, items=[], collected=Collected(groups=list(rows)), version=0)
-        for part, rows in zip(parts.rollouts, (groups, groups[:1] + groups[2:]), strict=True)
+        for part, rows in zip(
+            parts.rollouts, (ready, [*ready[:1], *ready[2:], *groups[4:]]), strict=True
+        )
     )
+    # Of two groups that a filter took out of the first, the second has one.
+    sampled.collected.num_filtered_groups = 2
+    sampled.collected.filtered = [
+        (sample, payload, "dull") for _, members in taken_out for sample, payload in members
+    ]
     drop_without_counterpart([sampled, greedy])
     assert [group for group, _ in sampled.collected.groups] == ["0/0", "0/2"]
-    ((sample, _, reason),) = sampled.collected.dropped
-    assert (sample, reason) == ("0/1/0", "no_counterpart")
-    assert len(greedy.collected.groups) == 2
+    assert [(sample, reason) for sample, _, reason in sampled.collected.dropped] == [
+        (sample, "no_counterpart") for sample in ("0/1/0", "0/3/0", "0/3/1")
+    ]
+    assert [(sample, reason) for sample, _, reason in sampled.collected.filtered] == [
+        ("0/4/0", "dull"),
+        ("0/4/1", "dull"),
+    ]
+    assert sampled.collected.num_filtered_groups == 1
+    assert len(greedy.collected.groups) == 3
     assert greedy.collected.dropped == []
 
 

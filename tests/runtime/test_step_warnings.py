@@ -27,6 +27,8 @@ def test_steps_in_a_row_whose_groups_are_all_filtered_are_told_of_once():
     assert said.startswith(f"grpo step {IDLE_STEPS}: {IDLE_STEPS} steps in a row made no update")
     assert "score alike, at 0 on average" in said
     assert "train.group_size" in said
+    again = [idle(step) for step in range(1, IDLE_STEPS + 1)]
+    assert len(told(*again, busy(9), *again)) == 1
 
 
 def test_a_step_that_learns_begins_the_count_anew():
