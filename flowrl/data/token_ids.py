@@ -6,7 +6,6 @@ the last row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -77,11 +76,18 @@ def check_config_ids(configs: Mapping[Path, Mapping[str, object]], size: int | N
 
 
 def check_tokenizer_ids(
-    folder: Path, fast: FastTokenizer, added: Collection[str], size: int | None
+    path: Path,
+    described: Mapping[str, Any],
+    fast: FastTokenizer,
+    added: Collection[str],
+    size: int | None,
 ) -> None:
     """Whether every token of a folder's tokenizer is one of the model.
 
     Args:
+        path: Of tokenizer.json.
+        described: What is in it.
+        fast: The tokenizer made of it. It numbers added tokens itself, whatever the file says.
         added: Tokens that tokenizer.json does not have, but tokenizer_config.json.
         size: As above.
 
@@ -92,8 +98,14 @@ def check_tokenizer_ids(
         "take the tokenizer that came with the model, or save the model again with an embedding "
         "that has all tokens of the tokenizer"
     )
-    for file, name, token in _in_tokenizer(folder, fast, added):
-        _check(file, name, token, size, hint)
+    for name, token in _in_tokenizer(described):
+        _check(path, name, token, size, hint)
+    vocabulary = fast.get_vocab(with_added_tokens=True)
+    last = max(vocabulary, key=vocabulary.__getitem__, default=None)
+    if last is None:
+        raise DataError("the tokenizer has no tokens", where=str(path))
+    owner = path.with_name("tokenizer_config.json") if last in added else path
+    _check(owner, f"the token {last!r}", vocabulary[last], size, hint)
 
 
 def _check(file: Path, name: str, token: int, size: int | None, hint: str) -> None:
@@ -128,15 +140,11 @@ def _in_configs(configs: Mapping[Path, Mapping[str, object]]) -> _Named:
             yield file, name, int(key)
 
 
-def _in_tokenizer(folder: Path, fast: FastTokenizer, added: Collection[str]) -> _Named:
-    vocabulary = fast.get_vocab(with_added_tokens=True)
-    last = max(vocabulary, key=vocabulary.__getitem__)
-    file = folder / "tokenizer.json"
-    owner = folder / "tokenizer_config.json" if last in added else file
-    yield owner, f"the token {last!r}", vocabulary[last]
-    if fast.post_processor is not None:
-        for token in _put_around(json.loads(fast.post_processor.__getstate__())):
-            yield file, "a token of post_processor", token
+def _in_tokenizer(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for entry in described.get("added_tokens") or ():
+        yield f"the token {entry['content']!r}", entry["id"]
+    for token in _put_around(described.get("post_processor") or {}):
+        yield "a token of post_processor", token
 
 
 def _put_around(part: Mapping[str, Any]) -> Iterator[int]:

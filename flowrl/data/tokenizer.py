@@ -137,7 +137,7 @@ class Tokenizer:
         config = configs[folder / "tokenizer_config.json"]
         special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
         added = _add_missing_tokens(fast, config, special)
-        check_tokenizer_ids(folder, fast, added, size)
+        check_tokenizer_ids(path, _read_json(path), fast, added, size)
         end_id, stop_ids = _end_tokens(fast, special, configs, folder)
         return cls(
             fast,

@@ -129,6 +129,24 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     )
 
 
+def test_an_added_token_is_checked_by_the_id_that_its_file_says(tmp_path):
+    folder = folder_of(tmp_path / "m", {})
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["added_tokens"][0]["id"] = 8
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(
+        DataError, match=r"tokenizer\.json: the token '</s>' is no token[\s\S]*id 8"
+    ):
+        Tokenizer.load(folder)
+
+
+def test_a_tokenizer_without_tokens_is_refused(tmp_path):
+    folder = folder_of(tmp_path / "m", {"tokenizer_config.json": {"eos_token": None}})
+    FastTokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"tokenizer\.json: the tokenizer has no tokens"):
+        Tokenizer.load(folder)
+
+
 @pytest.mark.parametrize(
     "post_processor",
     [
