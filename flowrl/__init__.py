@@ -16,6 +16,7 @@ loaded at first use.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from flowrl.errors import (
@@ -64,6 +65,7 @@ from flowrl.program import (
 from flowrl.program import map_of as map  # noqa: A004  (read as fl.map)
 from flowrl.specs import Sampling, grammar, kl, loss
 from flowrl.specs.names import raise_missing
+from flowrl.wording import Unconfigured
 
 if TYPE_CHECKING:
     from flowrl.api import Compiled, compile, eager, resume, run  # noqa: A004  (read as fl.compile)
@@ -122,6 +124,9 @@ __all__ = [
     "weighted_sum",
     "workflow",
 ]
+
+# Warnings read the same in Python and on the command line.
+logging.getLogger(__name__).addHandler(Unconfigured())
 
 _LAZY = ("Compiled", "compile", "eager", "resume", "run")
 

@@ -24,6 +24,7 @@ from typing import Annotated
 import typer
 
 from flowrl.errors import ConfigError, FlowError
+from flowrl.wording import Warnings
 
 __all__ = ["app", "main"]
 
@@ -471,20 +472,10 @@ def _without_reader() -> int:
     return 0
 
 
-class _Warnings(logging.Handler):
-    """Warnings of flowrl as lines on standard error, wherever that points at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-        except Exception:  # logging must not end a run
-            self.handleError(record)
-
-
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
     log = logging.getLogger("flowrl")
-    handler = _Warnings(logging.WARNING)
+    handler = Warnings()
     log.addHandler(handler)
     try:
         yield

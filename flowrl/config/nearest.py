@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path, PurePath
+
+from flowrl.wording import nearest
 
 __all__ = [
     "listing",
@@ -18,16 +19,6 @@ __all__ = [
 ]
 
 MAX_LISTED = 24
-
-
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `name`, or None where none is alike.
-
-    Upper case, `-` and `_` make no difference: `Group-Size` is next to `group_size`.
-    """
-    by_form = {_form(choice): choice for choice in choices}
-    matches = get_close_matches(_form(name), by_form, n=1, cutoff=0.6)
-    return by_form[matches[0]] if matches else None
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str | None:
@@ -93,7 +84,3 @@ def listing(choices: Iterable[str]) -> str:
         return "nothing"
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
-
-
-def _form(name: str) -> str:
-    return name.lower().replace("-", "_")

@@ -146,12 +146,14 @@ def _problem(
         case "literal_error":
             return _other_choice(key, name, value, str(context["expected"]), where)
         case "value_error":
-            text = str(context["error"])
+            text, *way = map(str, context["error"].args)
             return ConfigError(
                 f"{name} {text}" if text.startswith("must ") else text,
                 where=where(key),
                 found=None if isinstance(value, dict) else describe_value(value),
-                hint=f"change one of its values ({listing(list(value))})"
+                hint=way[0]
+                if way
+                else f"change one of its values ({listing(list(value))})"
                 if isinstance(value, dict)
                 else "write another value in its place",
             )

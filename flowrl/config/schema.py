@@ -414,8 +414,16 @@ class RunConfig(Section):
                     f"{name!r} names no stage, for it becomes part of file names; "
                     "give the stage a short name, and the file as its `workflow`"
                 )
-        if len(set(stages)) != len(stages):
-            raise ValueError("a stage is named twice; give each its own name and `workflow`")
+        twice = next((name for name in stages if stages.count(name) > 1), None)
+        if twice is not None:
+            place, first = stages.index(twice), f"{twice}_1"
+            named = ", ".join([*stages[:place], first, *stages[place + 1 :]])
+            raise ValueError(
+                "a stage is named twice",
+                f"for more of it raise its steps; to run it twice, give each a name and its own "
+                f"settings: stages=[{named}], stage.{first}.workflow={twice} and "
+                f"stage.{first}.train",
+            )
         return stages
 
     def stage_config(self, name: str) -> StageConfig:

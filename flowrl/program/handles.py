@@ -18,6 +18,7 @@ from flowrl.graph.types import Field
 from flowrl.ids import NodeId
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Read, Tracer
+from flowrl.wording import nearest
 
 if TYPE_CHECKING:
     from flowrl.program.values import Array, SamplesValue
@@ -44,6 +45,48 @@ _ON_NUMBERS = (
     "fl.advantage.group_relative(scores) for advantages, fl.map for a function of your own"
 )
 
+
+_MADE_BY = {
+    **dict.fromkeys(
+        ("logprob", "logprobs", "log_probs"),
+        "logprobs = reference.logprobs(rollout); the engine's own go along with the rollout",
+    ),
+    **dict.fromkeys(("reward", "rewards", "score", "scores"), "scores = reward.score(rollout)"),
+    **dict.fromkeys(
+        ("advantage", "advantages"), "advantages = fl.advantage.group_relative(scores)"
+    ),
+    **dict.fromkeys(
+        ("returns", "gae"), "advantages, returns = fl.advantage.gae(scores, values, rollout)"
+    ),
+    **dict.fromkeys(
+        ("filter", "drop", "mask_out"),
+        "rollout, scores = fl.filter.zero_variance(rollout, scores)",
+    ),
+    **dict.fromkeys(
+        ("best", "select", "sort", "topk"),
+        "rollout, scores = fl.select.top(rollout, scores, k=1)",
+    ),
+    "generate": "rollout = actor.generate(prompts)",
+    "update": "actor.update(rollout, scores)",
+    "log": 'fl.log("name", handle)',
+}
+"""What people look for on handles, and the operation that makes it."""
+
+_OF_ARRAYS = (
+    *("abs", "argmax", "clamp", "clip", "cpu", "cuda", "detach", "dtype", "exp", "item", "max"),
+    *("mean", "median", "min", "normalize", "numpy", "reshape", "round", "shape", "size", "std"),
+    *("sum", "to", "tolist", "var"),
+)
+
+_OF_SAMPLES = {
+    **dict.fromkeys(("length", "lengths", "num_tokens", "response_lengths"), "lengths"),
+    **dict.fromkeys(("text", "texts", "response", "responses", "completions"), "texts"),
+    **dict.fromkeys(("prompt", "prompts"), "prompts"),
+    **dict.fromkeys(("mask", "loss_mask", "response_mask"), "response_mask"),
+    **dict.fromkeys(("ids", "input_ids", "token_ids", "tokens"), "tokens"),
+    "rollout_logprobs": "rollout_logprobs",
+}
+"""What people look for on samples, and what their values call it (`SamplesValue`)."""
 
 _UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
 
@@ -243,8 +286,19 @@ class Handle:
             f"{self.kind} of '{self.node}' has no '{name}' to take out",
             where=str(user_line()),
             found=f"fields {fields}",
-            hint="pass the handle itself; operations pick the fields they need",
+            hint=self._instead(name),
         )
+
+    def _instead(self, name: str) -> str:
+        """What to write in the place of an attribute that the handle does not have."""
+        made_by = _MADE_BY.get(name)
+        if made_by is not None:
+            return f"write {made_by}"
+        if name in _OF_ARRAYS:
+            return f'{_ON_NUMBERS}; fl.log("name", handle) reports their mean'
+        if name == "values" or nearest(name, ("value",)) is not None:
+            return f"the data is .value, where the program runs with executor=eager: {self._shown}"
+        return "pass the handle itself; operations pick the fields they need"
 
 
 class Samples(Handle):
@@ -257,6 +311,27 @@ class Samples(Handle):
         "tokens, mask and logprobs are its fields: pass it whole to reward.score(rollout) and "
         "actor.update(rollout, ...)"
     )
+
+    def _instead(self, name: str) -> str:
+        read = _OF_SAMPLES.get(name)
+        if read is None:
+            return (
+                "write values = critic.values(rollout)"
+                if name == "values"
+                else super()._instead(name)
+            )
+        eager = f"with executor=eager it is rollout.value.{read}"
+        if read == "texts":
+            return f"a function of rewards.terms in the config reads the text; {eager}"
+        if read == "prompts":
+            return f"pass the workflow's prompts, which the rollout was made of; {eager}"
+        source = f"batch.{read}" if read == "lengths" else f'batch["{read}"]'
+        reads = "response_mask" if read == "lengths" else read
+        more = "; fl.shaping has penalties of length" if read == "lengths" else ""
+        return (
+            f'compute with {source} in a function of yours, marked @fl.map(reads=("{reads}",), '
+            f"gives=...), and call that with the rollout; {eager}{more}"
+        )
 
     @property
     def value(self) -> SamplesValue:

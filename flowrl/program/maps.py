@@ -80,7 +80,11 @@ def weighted_sum(*scores: tuple[Scores, float]) -> Scores:
         plain = isinstance(number, int | float) and not isinstance(number, bool)
         if not plain or not math.isfinite(number):
             raise refuse_argument(
-                name, "scores", pair, "pairs of scores and weight", "write (scores, 1.0)"
+                name,
+                "scores",
+                pair,
+                "pairs of scores and weight",
+                f"write {name}((accuracy, 1.0), (style, 0.2))",
             )
         check_handle(pair[0], Scores, operation=name, argument="scores")
         weights.append(float(number))

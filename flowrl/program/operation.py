@@ -6,17 +6,25 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from flowrl.config.nearest import suggestion
 from flowrl.errors import TraceError
 from flowrl.program.handles import Advantages, Handle, Mapped, Scores
 from flowrl.program.source import user_line
 from flowrl.program.tracer import Tracer, active_tracer
-from flowrl.specs import Spec
+from flowrl.specs import Sampling, Spec, grammar, kl, loss
+from flowrl.specs.names import argument_hint, arguments_of
 
-__all__ = ["check_handle", "current_tracer", "is_number", "operation", "refuse_argument"]
+__all__ = [
+    "bad_call",
+    "check_handle",
+    "current_tracer",
+    "is_number",
+    "misused_specification",
+    "operation",
+    "refuse_argument",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -49,7 +57,8 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except TypeError as error:
             # A function of the user's own is called by its name.
             own = getattr(args[0], "__name__", name) if name.endswith(".__call__") else name
-            raise _bad_call(str(own), names, str(error)) from None
+            unknown = [each for each in kwargs if each not in names]
+            raise bad_call(str(own), function, str(error), unknown) from None
         return function(*args, **kwargs)
 
     return checked
@@ -68,15 +77,72 @@ _TOP_LEVEL = ("interact", "log", "maps")
 """Modules whose functions are names of `flowrl` itself."""
 
 
-def _bad_call(name: str, names: list[str], problem: str) -> TraceError:
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", problem)
-    hint = suggestion(unknown[1], names) if unknown else None
+def bad_call(
+    name: str, function: Callable[..., object], problem: str, unknown: Sequence[str]
+) -> TraceError:
+    """The error of a call with other arguments than a function takes.
+
+    Args:
+        name: What a program calls the function.
+        problem: What Python says of the call.
+        unknown: Names of arguments that it does not take: what is missing may have been given
+            by another name.
+    """
+    short, names = name.rpartition(".")[2], arguments_of(function)
+    hint = argument_hint(short, unknown[0], names) if unknown else None
+    if hint is None and unknown and "missing" not in problem:
+        hint = f"leave {unknown[0]} out"
+    elif hint is None:
+        called = name if name.startswith("fl.") else short
+        hint = f"write {called}({_needed(function)})"
+    if unknown:
+        problem = f"got an unexpected keyword argument '{unknown[0]}'"
     return TraceError(
         f"{name}: {problem}",
         where=str(user_line()),
         expected=f"arguments {', '.join(names)}",
-        hint=hint or None,
+        hint=hint,
     )
+
+
+def _needed(function: Callable[..., object]) -> str:
+    """The arguments that a call must have, as it is written; the others have a name."""
+    written = [
+        f"{name}=..." if parameter.kind is parameter.KEYWORD_ONLY else name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self"
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    return ", ".join(written)
+
+
+_MISUSED = re.compile(r"(\w+)(?:\.__init__)?\(\) (.+)")
+
+
+def misused_specification(error: TypeError, call: str) -> TraceError | None:
+    """Of a call of `fl.Sampling`, `fl.loss`, `fl.kl` or `fl.grammar` that Python refused.
+
+    Args:
+        call: The line of the program.
+    """
+    found = _MISUSED.match(str(error))
+    if found is None:
+        return None
+    families = {"fl.loss": loss, "fl.kl": kl, "fl.grammar": grammar}
+    functions = {
+        f"{family}.{name}": getattr(module, name)
+        for family, module in families.items()
+        for name in module.__all__
+    } | {"fl.Sampling": Sampling}
+    name = next((one for one in functions if one.rpartition(".")[2] == found[1]), None)
+    if name is None:
+        return None
+    names = arguments_of(functions[name])
+    given = re.findall(r"(\w+)\s*=(?!=)", call.partition(f"{found[1]}(")[2])
+    unknown = re.findall(r"keyword argument '(\w+)'", found[2])
+    unknown = unknown or [each for each in given if each not in names]
+    return bad_call(name, functions[name], found[2], unknown)
 
 
 def current_tracer(what: str) -> Tracer:

@@ -17,7 +17,7 @@ from flowrl.program.handles import Handle
 from flowrl.program.policy import Policy
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel
 from flowrl.specs import Scalar
-from flowrl.specs.names import missing_name
+from flowrl.specs.names import kind_called, missing_name
 
 __all__ = [
     "ROLE_KINDS",
@@ -40,9 +40,8 @@ DataKind: TypeAlias = type[Prompts] | type[Examples] | type[Pairs]
 
 ROLE_KINDS: tuple[RoleKind, ...] = (Policy, Reward, RewardModel, Critic, Environment)
 _DATA: tuple[DataKind, ...] = (Prompts, Examples, Pairs)
-_ACCEPTED = ", ".join(f"fl.{kind.__name__}" for kind in (*ROLE_KINDS, *_DATA)) + (
-    ", int, float, str, bool or Literal[...]"
-)
+_KINDS = tuple(kind.__name__ for kind in (*ROLE_KINDS, *_DATA))
+_ACCEPTED = ", ".join(f"fl.{kind}" for kind in _KINDS) + (", int, float, str, bool or Literal[...]")
 
 
 class _Required:
@@ -193,9 +192,20 @@ def _annotation(
             f"parameter '{parameter.name}' of workflow '{function.__name__}' has no annotation",
             where=str(where),
             expected=_ACCEPTED,
-            hint=f"write {parameter.name}: fl.Policy where it is a model",
+            hint=_annotation_for(parameter),
         )
     return hints[parameter.name]
+
+
+def _annotation_for(parameter: inspect.Parameter) -> str:
+    """What to write at a parameter, by its default or its name."""
+    name, default = parameter.name, parameter.default
+    if default is not parameter.empty and default is not None and type(default) in _SCALARS:
+        return f"write {name}: {type(default).__name__} = {default!r}"
+    called = kind_called(name, _KINDS)
+    if called is not None:
+        return f"write {name}: {called}"
+    return f"write {name}: fl.Policy where it is a model, {name}: float where it is a number"
 
 
 def _read_argument(
@@ -212,7 +222,7 @@ def _read_argument(
             where=str(where),
             found=_spelt(annotation),
             expected=_ACCEPTED,
-            hint=_meant(annotation),
+            hint=_meant(annotation) or _annotation_for(parameter),
         )
     argument = Argument(name=parameter.name, types=kinds, choices=choices, default=REQUIRED)
     if parameter.default is parameter.empty:
@@ -286,11 +296,17 @@ def bind_arguments(
         if argument.name in given:
             values[argument.name] = _checked(workflow, argument, given[argument.name])
         elif isinstance(argument.default, _Required):
+            meant = kind_called(argument.name, _KINDS)
             raise ConfigError(
                 f"workflow '{workflow}' needs a value for '{argument.name}'",
                 where=f"args.{argument.name}",
                 expected=argument.expected,
-                hint=f"set args.{argument.name} in the config",
+                hint=f"set args.{argument.name} in the config"
+                + (
+                    f"; where it is data or a role, annotate it {argument.name}: {meant}"
+                    if meant
+                    else ""
+                ),
             )
         else:
             values[argument.name] = argument.default

@@ -25,6 +25,7 @@ from flowrl.errors import FlowError, TraceError
 from flowrl.graph.ir import Graph
 from flowrl.graph.types import Op, SourceRef
 from flowrl.graph.verify import verify
+from flowrl.program.operation import misused_specification
 from flowrl.program.parameters import (
     ROLE_KINDS,
     Argument,
@@ -346,6 +347,8 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
         name_what_there_is(error, wrapped)
     elif isinstance(error, NameError):
         say_where_it_is_assigned(error, wrapped)
+    elif isinstance(error, TypeError):
+        say_how_it_is_called(error, wrapped)
     return wrapped
 
 
@@ -358,6 +361,17 @@ def say_where_it_is_assigned(error: NameError, told: TraceError) -> None:
         told.hint = f"move line {later[0].line} above this one, or this one below it"
 
 
+def say_how_it_is_called(error: TypeError, told: TraceError) -> None:
+    """Of a specification with arguments that it does not take, or a role taken for a function."""
+    misused = misused_specification(error, told.found or "")
+    if misused is not None:
+        told.what, told.expected, told.hint = misused.what, misused.expected, misused.hint
+    for kind in ROLE_KINDS:
+        if str(error) == f"'{kind.__name__}' object is not callable":
+            told.what = f"{kind.kind} is a role, and no function to call"
+            told.hint = f"call an operation of it: {listing(_operations(kind))}"
+
+
 def name_what_there_is(error: AttributeError, told: TraceError) -> None:
     """What a role or a module of flowrl does have, and what was probably meant."""
     owner, asked = error.obj, str(error.name)
@@ -366,7 +380,7 @@ def name_what_there_is(error: AttributeError, told: TraceError) -> None:
         names = _operations(type(owner))
         having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in _operations(kind)]
         told.expected = f"one of {listing(names)}" if names else "no operations of its own"
-        told.hint = suggestion(asked, names) or (
+        told.hint = suggestion(_OPERATIONS.get(asked, asked), names) or (
             f"annotate it {owner.name}: {' or '.join(having)}" if having else "call one of them"
         )
         if isinstance(owner, Environment):
@@ -376,6 +390,17 @@ def name_what_there_is(error: AttributeError, told: TraceError) -> None:
         told.what = missing.what
         told.expected = f"one of {listing(missing.names)}"
         told.hint = missing.hint or "write one of them"
+
+
+_OPERATIONS = {
+    **dict.fromkeys(("act", "draw", "rollout", "sample", "complete"), "generate"),
+    **dict.fromkeys(("forward", "log_prob", "log_probs", "logits"), "logprobs"),
+    **dict.fromkeys(("backward", "fit", "learn", "optimize", "step", "train"), "update"),
+    **dict.fromkeys(("compute", "evaluate", "grade", "judge", "rate", "reward", "verify"), "score"),
+    **dict.fromkeys(("baseline", "predict"), "values"),
+    **dict.fromkeys(("copy", "copy_from", "load", "refresh", "set_weights"), "sync"),
+}
+"""What other libraries call the operations of roles."""
 
 
 def _operations(kind: type[Role]) -> list[str]:

@@ -22,13 +22,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection
-from difflib import get_close_matches
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from flowrl.errors import FlowError, TraceError
+from flowrl.wording import nearest
 
 __all__ = [
     "NO_DEBUGGER",
@@ -300,5 +300,5 @@ def caller() -> str:
 
 def nearest_hint(name: str, names: Collection[str]) -> str | None:
     """`did you mean ...?` for the name most like the given one, if any is."""
-    found = get_close_matches(name, list(names), n=1)
-    return f"did you mean {found[0]}?" if found else None
+    found = nearest(name, names)
+    return None if found is None else f"did you mean {found}?"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypedDict, Unpac
 
 from flowrl.errors import TraceError
 from flowrl.specs.base import Spec, option
-from flowrl.specs.function import caller, nearest_hint
-from flowrl.specs.names import raise_missing
+from flowrl.specs.function import caller
+from flowrl.specs.names import argument_hint, raise_missing
 
 __all__ = [
     "KL",
@@ -150,8 +150,8 @@ def _kl(estimator: Divergence, coefficient: float, options: KLOptions) -> KL:
             raise TraceError(
                 f"no KL penalty has the option '{name}'",
                 where=caller(),
-                expected=", ".join(KLOptions.__annotations__),
-                hint=nearest_hint(name, KLOptions.__annotations__),
+                expected=", ".join(["coefficient", *KLOptions.__annotations__]),
+                hint=argument_hint(estimator, name, ["coefficient", *KLOptions.__annotations__]),
             )
     penalty = KL(estimator=estimator, coefficient=coefficient, **options)
     if penalty.target is None:

@@ -6,13 +6,22 @@ papers and other libraries (`fl.loss.ppo`, `fl.Actor`), else by its spelling (`f
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn, Unpack, get_args, get_origin, get_type_hints
 
-__all__ = ["Missing", "missing_name", "raise_missing"]
+from flowrl.wording import nearest
+
+__all__ = [
+    "Missing",
+    "argument_hint",
+    "arguments_of",
+    "kind_called",
+    "missing_name",
+    "raise_missing",
+]
 
 _MODULES: Mapping[str, str] = {
     "flowrl": "fl",
@@ -30,17 +39,18 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
     "fl": {
         "actor": "fl.Policy",
         "agent": "fl.Policy",
-        "dataset": "fl.Prompts (or fl.Examples, fl.Pairs)",
+        **dict.fromkeys(("data", "dataset"), "fl.Prompts (or fl.Examples, fl.Pairs)"),
         "demonstrations": "fl.Examples",
         "env": "fl.Environment",
         "flow": "fl.workflow",
         "generator": "fl.Policy",
-        "judge": "fl.Reward",
+        **dict.fromkeys(("grader", "judge", "scorer"), "fl.Reward"),
         "lm": "fl.Policy",
         "llm": "fl.Policy",
         "model": "fl.Policy",
         "policymodel": "fl.Policy",
         "preferences": "fl.Pairs",
+        **dict.fromkeys(("problems", "questions", "tasks"), "fl.Prompts"),
         "ref": "fl.Policy",
         "reference": "fl.Policy",
         "referencepolicy": "fl.Policy",
@@ -146,6 +156,80 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
 }
 """By module, names of papers and other libraries without capitals, and what to write."""
 
+_CLIPS = {
+    **dict.fromkeys(("clip", "clip_range", "cliprange", "clip_ratio", "eps_clip"), "clip_low"),
+    **dict.fromkeys(("eps", "epsilon", "eps_low", "epsilon_low", "clip_ratio_low"), "clip_low"),
+    **dict.fromkeys(("eps_high", "epsilon_high", "clip_ratio_high"), "clip_high"),
+    **dict.fromkeys(
+        ("beta", "kl", "kl_coef", "kl_coefficient"), "kl=fl.kl.k3(0.001) of the update"
+    ),
+    **dict.fromkeys(("entropy_coef", "entropy_coefficient", "entropy_coeff"), "entropy"),
+    **dict.fromkeys(("loss_agg_mode", "loss_type", "reduction"), "aggregation"),
+}
+_SAMPLING = {
+    **dict.fromkeys(("t", "temp"), "temperature"),
+    **dict.fromkeys(("max_length", "max_new_tokens", "max_completion_length"), "max_tokens"),
+    **dict.fromkeys(("max_response_length", "max_generation_length"), "max_tokens"),
+    **dict.fromkeys(("do_sample", "greedy"), "temperature=0, which takes the likeliest token"),
+    "seed": "seed=... in the config",
+}
+_SHORTEST = dict.fromkeys(("min_length", "min_new_tokens"), "min_tokens")
+_GENERATE = _SAMPLING | {
+    **dict.fromkeys(("num_generations", "num_return_sequences", "num_samples"), "n"),
+    **dict.fromkeys(("group_size", "rollouts", "samples"), "n"),
+    **dict.fromkeys(("regex", "guided_regex"), 'grammar=fl.grammar.regex("...")'),
+    **dict.fromkeys(("json", "schema", "json_schema"), "grammar=fl.grammar.json_schema({...})"),
+}
+_RATE = "train.optimizer.learning_rate in the config, or roles.NAME.optimizer for one role"
+_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "Sampling": _SAMPLING | _SHORTEST,
+    "generate": _GENERATE | _SHORTEST,
+    "interact": _GENERATE | {"env": "environment", "turns": "max_turns"},
+    "update": {
+        **dict.fromkeys(("lr", "learning_rate"), _RATE),
+        **dict.fromkeys(("beta", "kl_coef", "kl_coefficient"), "kl=fl.kl.k3(0.001)"),
+        **dict.fromkeys(("clip", "epsilon", "clip_range"), "loss=fl.loss.policy_clip(0.2)"),
+        **dict.fromkeys(("score", "scores", "reward"), "rewards"),
+        **dict.fromkeys(("adv", "weights"), "advantages"),
+        **dict.fromkeys(("ref", "ref_logprobs", "reference_logprobs"), "reference"),
+        **dict.fromkeys(("old_logprobs", "logprobs", "behaviour"), "old"),
+        **dict.fromkeys(("epochs", "mini_batches", "steps"), "train.mini_batches in the config"),
+    },
+    "sync": dict.fromkeys(("interval", "steps", "frequency", "period"), "every"),
+    "weighted_sum": dict.fromkeys(
+        ("weight", "weights", "coefficients"),
+        "each weight beside its scores: fl.weighted_sum((accuracy, 1.0), (style, 0.2))",
+    ),
+    "difficulty": {
+        **dict.fromkeys(("min", "lower", "at_least", "above", "minimum"), "low"),
+        **dict.fromkeys(("max", "upper", "at_most", "below", "maximum"), "high"),
+    },
+    "zero_variance": dict.fromkeys(("eps", "epsilon", "threshold", "tol"), "tolerance"),
+    "group_relative": {
+        **dict.fromkeys(("normalise", "normalize", "scale", "scale_rewards"), "std"),
+        **dict.fromkeys(("epsilon", "delta"), "eps"),
+    },
+    "gae": {
+        **dict.fromkeys(("lambda_", "lamda", "lmbda", "lambd", "gae_lambda"), "lam"),
+        **dict.fromkeys(("discount", "discount_factor"), "gamma"),
+    },
+    "soft_overlong": {
+        **dict.fromkeys(("max_length", "max_response_length", "max_len"), "max_tokens"),
+        **dict.fromkeys(("cache", "buffer_len", "margin"), "buffer"),
+        **dict.fromkeys(("penalty", "weight"), "factor"),
+    },
+    "top": dict.fromkeys(("n", "num", "number", "count"), "k"),
+    "random": dict.fromkeys(("n", "num", "number", "count"), "k"),
+    **dict.fromkeys(("policy_clip", "gspo", "luspo", "gmpo"), _CLIPS),
+    "value_clip": dict.fromkeys(("epsilon", "eps", "clip_range", "cliprange_value"), "clip"),
+    **dict.fromkeys(
+        ("k1", "k2", "k3", "kl_abs", "full"),
+        dict.fromkeys(("beta", "coef", "kl_coef", "weight"), "coefficient"),
+    ),
+    "dpo": dict.fromkeys(("coefficient", "tau"), "beta"),
+}
+"""By function, the names that papers and other libraries have for arguments, and what to write."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
@@ -174,9 +258,53 @@ def missing_name(module: str, name: str, own: Collection[str]) -> Missing:
     hint = f"write {meant}" if meant is not None else None
     if hint is None:
         forms = {_form(each, called): each for each in names}
-        found = get_close_matches(_form(name, called), forms, n=1)
-        hint = f"did you mean '{forms[found[0]]}'?" if found else None
+        found = nearest(_form(name, called), forms)
+        hint = None if found is None else f"did you mean '{forms[found]}'?"
     return Missing(what=f"{called} has no '{name}'", names=names, hint=hint)
+
+
+def kind_called(name: str, kinds: Collection[str]) -> str | None:
+    """The kind of role or data that a parameter of this name usually is: `fl.Prompts`.
+
+    Args:
+        kinds: Those that a parameter may be of: `Policy`, `Prompts`, ...
+    """
+    words = name.lower().split("_")
+    for part in (name, *reversed(words)):
+        called = _CALLED["fl"].get(part.lower().replace("_", ""), "").split(" ")[0]
+        if called.removeprefix("fl.") in kinds:
+            return called
+        meant = nearest(part.replace("_", ""), kinds, cutoff=0.85)
+        if meant is not None:
+            return f"fl.{meant}"
+    return None
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """Names of a function's arguments; of `**options`, those that it stands for."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            hint = get_type_hints(function)[name]
+            is_unpacked = get_origin(hint) is Unpack
+            names += get_args(hint)[0].__annotations__ if is_unpacked else [name]
+        elif name != "self":
+            names.append(name)
+    return names
+
+
+def argument_hint(function: str, unknown: str, names: Sequence[str]) -> str | None:
+    """What to write in the place of an argument that a function does not take, if it is known.
+
+    Args:
+        function: Its name without family: `generate`.
+        names: Arguments that it takes.
+    """
+    meant = _ARGUMENTS.get(function, {}).get(unknown.lower())
+    if meant is not None:
+        return f"write {meant}=..." if meant in names else f"write {meant}"
+    match = nearest(unknown, names, cutoff=0.7)
+    return None if match is None else f"did you mean '{match}'?"
 
 
 def raise_missing(module: str, name: str, own: Collection[str]) -> NoReturn:

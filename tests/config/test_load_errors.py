@@ -70,7 +70,15 @@ def good(tmp_path: Path) -> Path:
         ("train.optimizer.learning_rate=.inf", ["learning_rate must be a finite number"]),
         ("stages=grpo", ["stages must be a list", "[grpo]"]),
         ("stages=[]", ["stages must not be empty"]),
-        ("stages=[a, a]", ["a stage is named twice"]),
+        (
+            "stages=[a, a]",
+            [
+                "stages",
+                "a stage is named twice",
+                "raise its steps",
+                "stages=[a_1, a], stage.a_1.workflow=a and stage.a_1.train",
+            ],
+        ),
         ("train=3", ["train must be a mapping", "train.KEY; KEY is one of group_size, max_"]),
         ("roles=3", ["roles must be a mapping", "write what it holds by name: roles.NAME"]),
         ("stage=grpo", ["stage must be a mapping", "by name: stage.NAME"]),

@@ -342,14 +342,15 @@ def test_absent_kv_heads_follow_each_family_s_default() -> None:
     assert (llama.num_kv_heads, mistral.num_kv_heads) == (4, 8)
 
 
-def test_an_unknown_family_says_what_is_known_and_what_it_would_need() -> None:
+def test_an_unknown_family_says_what_is_known_and_what_to_take_in_its_place() -> None:
     with pytest.raises(PlanError) as caught:
         ModelShape.from_hf_config({"model_type": "qwen2_moe", **TINY}, where="m/config.json")
     text = str(caught.value)
     assert "m/config.json" in text
     assert "'qwen2_moe'" in text
     assert "llama, mistral, qwen2, qwen3, qwen3_moe (nearest qwen3_moe)" in text
-    assert "experts" in text
+    assert "write model_type qwen3_moe, if it is that one, or take a model of one of these" in text
+    assert "flowrl/" not in text
 
 
 @pytest.mark.parametrize(

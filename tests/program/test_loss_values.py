@@ -85,7 +85,7 @@ def test_the_nearest_choice_is_told():
             "needs no importance weights",
             "leave anchor out",
         ),
-        (lambda: fl.kl.k3(0.1, targets=1.0), "the option 'targets'", "did you mean target?"),
+        (lambda: fl.kl.k3(0.1, targets=1.0), "the option 'targets'", "did you mean 'target'?"),
         (lambda: fl.kl.k3(0.1, target="1"), "needs a target above 0", None),
         (lambda: loss.policy_clip(dual_clip=0.5), "dual_clip is at most 1", None),
         (lambda: loss.dpo(-1), "beta is not positive", None),

@@ -39,7 +39,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"flowrl.{__name__}")  # below the logger whose warnings people see
 
 _HEAD_STREAM = 0x68656164
 """Sets a new head's random stream apart from that of a new body with the same seed."""

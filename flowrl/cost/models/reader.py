@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from flowrl.errors import PlanError
+from flowrl.wording import nearest
 
 __all__ = ["MOST_LAYERS", "ConfigReader"]
 
@@ -46,22 +46,18 @@ class ConfigReader:
             )
         name = self.config["model_type"]
         if not isinstance(name, str) or name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
+            near = nearest(str(name), known, cutoff=ALIKE)
             experts = any("expert" in key for key in self.config)
-            if near and experts and "moe" not in near[0]:
-                near = []  # mixtral is no misspelt mistral
-            near = _of_class(str(name), known) or near
+            if near and experts and "moe" not in near:
+                near = None  # mixtral is no misspelt mistral
+            near = next(iter(_of_class(str(name), known)), near)
             raise PlanError(
                 "no memory model for this model family",
                 where=self.where,
                 found=f"model_type {name!r}",
-                expected=f"one of {', '.join(known)}" + (f" (nearest {near[0]})" if near else ""),
-                hint=(f"write model_type {near[0]}, if it is that one; " if near else "")
-                + "a new family of Llama's layer is a row of FAMILIES in "
-                "flowrl/cost/models/shape.py; another layer also needs its parameter counts "
-                "(embedding, attention, mlp, norm, head; for experts, how many there are and how "
-                "many are active) in flowrl/cost/models/counts.py, its KV bytes a token in "
-                "flowrl/cost/memory.py and its activations a token in flowrl/cost/activations.py",
+                expected=f"one of {', '.join(known)}" + (f" (nearest {near})" if near else ""),
+                hint=(f"write model_type {near}, if it is that one, or " if near else "")
+                + "take a model of one of these families (configs/models has some)",
             )
         return name
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from flowrl.errors import TraceError
-from flowrl.specs.function import caller, nearest_hint
-from flowrl.specs.loss.base import Aggregation
+from flowrl.specs.function import caller
+from flowrl.specs.loss.base import Aggregation, LossSpec
 from flowrl.specs.loss.correction import Anchor, Correction, Outside, Rejection
 from flowrl.specs.loss.policy import (
     CISPO,
@@ -22,6 +23,7 @@ from flowrl.specs.loss.policy import (
     Reinforce,
     correction_fields,
 )
+from flowrl.specs.names import argument_hint, arguments_of
 
 __all__ = [
     "PolicyOptions",
@@ -57,15 +59,16 @@ class PolicyOptions(TypedDict, total=False):
     count_empty: bool
 
 
-def _fields(options: PolicyOptions) -> dict[str, Any]:
+def _fields(function: Callable[..., LossSpec], options: PolicyOptions) -> dict[str, Any]:
     found: dict[str, Any] = dict(options)
     for name in found:
         if name not in PolicyOptions.__annotations__:
+            names = arguments_of(function)
             raise TraceError(
-                f"no policy loss has the option '{name}'",
+                f"fl.loss.{function.__name__} does not have the option '{name}'",
                 where=caller(),
-                expected=", ".join(PolicyOptions.__annotations__),
-                hint=nearest_hint(name, PolicyOptions.__annotations__),
+                expected=", ".join(names),
+                hint=argument_hint(function.__name__, name, names),
             )
     correction, rejection = found.pop("correction", None), found.pop("rejection", None)
     for name, value, kind, made_by in (
@@ -113,7 +116,7 @@ def policy_clip(
         ratio_cap=ratio_cap,
         ratio=ratio,
         average_advantages=average_advantages,
-        **_fields(options),
+        **_fields(policy_clip, options),
     )
 
 
@@ -142,7 +145,7 @@ def luspo(
 
 def reinforce(**options: Unpack[PolicyOptions]) -> Reinforce:
     """The plain policy gradient, REINFORCE and GPG. It corrects for no other policy by itself."""
-    return Reinforce(**_fields(options))
+    return Reinforce(**_fields(reinforce, options))
 
 
 def cispo(
@@ -162,18 +165,18 @@ def cispo(
         ratio_low=max(0.0, 1 - eps_low),
         ratio_high=1 + eps_high if cap is None else cap,
         outside=outside,
-        **_fields(options),
+        **_fields(cispo, options),
     )
 
 
 def topr(**options: Unpack[PolicyOptions]) -> TOPR:
     """Tapered off-policy REINFORCE with the paper's bounds; `TOPR` takes others."""
-    return TOPR(**_fields(options))
+    return TOPR(**_fields(topr, options))
 
 
 def vespo(**options: Unpack[PolicyOptions]) -> VESPO:
     """Variational sequence-level soft policy optimization; `VESPO` takes other shapes."""
-    return VESPO(**_fields(options))
+    return VESPO(**_fields(vespo, options))
 
 
 def gmpo(
@@ -181,28 +184,28 @@ def gmpo(
 ) -> GMPO:
     """Geometric-mean policy optimization; `clip_high` is `clip_low` where it is not given."""
     high = clip_low if clip_high is None else clip_high
-    return GMPO(clip_low=clip_low, clip_high=high, **_fields(options))
+    return GMPO(clip_low=clip_low, clip_high=high, **_fields(gmpo, options))
 
 
 def sapo(
     tau_positive: float = 1.0, tau_negative: float = 1.05, **options: Unpack[PolicyOptions]
 ) -> SAPO:
     """Soft adaptive policy optimization."""
-    return SAPO(tau_positive=tau_positive, tau_negative=tau_negative, **_fields(options))
+    return SAPO(tau_positive=tau_positive, tau_negative=tau_negative, **_fields(sapo, options))
 
 
 def kl_cov(
     fraction: float = 0.0002, coefficient: float = 1.0, **options: Unpack[PolicyOptions]
 ) -> KLCov:
     """The policy gradient with a penalty on the tokens of largest covariance."""
-    return KLCov(fraction=fraction, coefficient=coefficient, **_fields(options))
+    return KLCov(fraction=fraction, coefficient=coefficient, **_fields(kl_cov, options))
 
 
 def dppo(limit: float = 0.1, **options: Unpack[PolicyOptions]) -> DPPO:
     """The policy gradient within a trust region of total variation."""
-    return DPPO(limit=limit, **_fields(options))
+    return DPPO(limit=limit, **_fields(dppo, options))
 
 
 def kimi(tau: float = 0.1, **options: Unpack[PolicyOptions]) -> Kimi:
     """The policy gradient with a squared log-ratio, as of Kimi k1.5."""
-    return Kimi(tau=tau, **_fields(options))
+    return Kimi(tau=tau, **_fields(kimi, options))

@@ -1,0 +1,190 @@
+"""What other libraries call arguments, fields and operations is answered with the right form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import flowrl as fl
+from flowrl.errors import TraceError
+from flowrl.program.registry import load_workflow
+from flowrl.specs.names import _ARGUMENTS, arguments_of
+from flowrl.wording import nearest
+
+Use = Callable[..., Any]
+
+
+def refusal(use: Use) -> TraceError:
+    """The error of a program that does something with its handles and roles."""
+
+    @fl.workflow
+    def tried(prompts: fl.Prompts, *, actor: fl.Policy, reward: fl.Reward, critic: fl.Critic):
+        rollout = actor.generate(prompts)
+        use(rollout, reward.score(rollout), actor, reward, critic)
+
+    with pytest.raises(TraceError) as caught:
+        tried.trace()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("use", "hint"),
+    [
+        (lambda r, s, a, *_: a.generate(r, temp=0.7), "write temperature=..."),
+        (lambda r, s, a, *_: a.generate(r, max_new_tokens=7), "write max_tokens=..."),
+        (lambda r, s, a, *_: a.generate(r, num_generations=8), "write n=..."),
+        (lambda r, s, a, *_: a.generate(r, topp=0.9), "did you mean 'top_p'?"),
+        (lambda r, s, a, *_: a.generate(r, stop="x"), "leave stop out"),
+        (lambda r, s, a, *_: a.update(r, s, beta=0.1), "write kl=fl.kl.k3(0.001)"),
+        (lambda r, s, a, *_: a.update(r, s, lr=1e-3), "write train.optimizer.learning_rate in"),
+        (lambda r, s, a, *_: a.update(r, scores=s), "write rewards=..."),
+        (lambda r, s, a, *_: a.update(samples=r), "write update(rollout)"),
+        (lambda r, s, a, *_: a.sync(a, interval=3), "write every=..."),
+        (lambda r, *_: fl.filter.difficulty(r, r, min=0.1), "write low=..."),
+        (lambda r, s, *_: fl.advantage.gae(s, s, r, lamda=0.9), "write lam=..."),
+        (lambda r, s, *_: fl.select.top(s), "write fl.select.top(rollout, scores)"),
+        (
+            lambda r, s, *_: fl.shaping.soft_overlong(s, r),
+            "write fl.shaping.soft_overlong(scores, rollout, max_tokens=..., buffer=...)",
+        ),
+        (lambda *_: fl.loss.policy_clip(epsilon=0.2), "write clip_low=..."),
+        (lambda *_: fl.loss.policy_clip(clip_hgih=0.3), "did you mean 'clip_high'?"),
+        (lambda *_: fl.loss.dpo(bta=0.1), "did you mean 'beta'?"),
+        (lambda *_: fl.kl.k3(beta=0.1), "write coefficient=..."),
+        (lambda *_: fl.kl.k3(), "write fl.kl.k3(coefficient)"),
+        (lambda *_: fl.Sampling(temp=0.3), "write temperature=..."),
+        (lambda *_: fl.grammar.regex(patern="a"), "did you mean 'pattern'?"),
+    ],
+)
+def test_a_call_with_another_argument_says_what_to_write(use: Use, hint: str):
+    error = refusal(use)
+    assert "option" in error.what or "argument" in error.what
+    assert (error.hint or "").startswith(hint)
+    assert "test_other_words.py" in str(error.where)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s: fl.weighted_sum(s, s, weights=[1.0, 0.2]),
+        lambda s: fl.weighted_sum(s, s),
+        lambda s: fl.weighted_sum([(s, 1.0), (s, 0.2)]),
+        lambda s: fl.weighted_sum(s, 1.0),
+        lambda s: fl.weighted_sum((s, "1.0")),
+    ],
+)
+def test_a_weighted_sum_of_another_form_is_shown_the_right_one(use: Use):
+    error = refusal(lambda r, s, *_: use(s))
+    assert "fl.weighted_sum((accuracy, 1.0), (style, 0.2))" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("use", "hint"),
+    [
+        (
+            lambda r, *_: r.lengths,
+            "compute with batch.lengths in a function of yours, marked @fl.map",
+        ),
+        (lambda r, *_: r.tokens, 'compute with batch["tokens"] in a function'),
+        (lambda r, *_: r.text, "a function of rewards.terms in the config reads the text"),
+        (lambda r, *_: r.prompts, "pass the workflow's prompts"),
+        (lambda r, *_: r.logprobs, "write logprobs = reference.logprobs(rollout)"),
+        (lambda r, *_: r.rewards, "write scores = reward.score(rollout)"),
+        (lambda r, *_: r.advantages, "write advantages = fl.advantage.group_relative(scores)"),
+        (lambda r, *_: r.values, "write values = critic.values(rollout)"),
+        (lambda r, s, *_: s.values, "the data is .value, where the program runs with"),
+        (lambda r, s, *_: s.valeu, "the data is .value, where the program runs with"),
+        (lambda r, s, *_: s.mean(), "compute with data inside an operation"),
+        (lambda r, s, *_: s.filter(0.5), "write rollout, scores = fl.filter.zero_variance("),
+        (lambda r, s, *_: s.something, "pass the handle itself"),
+        (lambda r, s, a, *_: a.sample(r), "did you mean 'generate'?"),
+        (lambda r, s, a, *_: a.train(r), "did you mean 'update'?"),
+        (lambda r, s, a, w, *_: w.grade(r), "did you mean 'score'?"),
+        (lambda r, s, a, w, *_: w(r), "call an operation of it: score"),
+    ],
+)
+def test_what_a_handle_or_a_role_lacks_is_answered_with_what_to_write(use: Use, hint: str):
+    assert (refusal(use).hint or "").startswith(hint)
+
+
+def test_the_map_that_the_hint_for_lengths_shows_is_right():
+    @fl.workflow
+    def told(prompts: fl.Prompts, *, actor: fl.Policy, reward: fl.Reward):
+        rollout = actor.generate(prompts)
+        fl.log("length", lengths(rollout))
+        actor.update(rollout, reward.score(rollout))
+
+    assert told.trace()
+
+
+@fl.map(reads=("response_mask",), gives="length/samples")
+def lengths(batch: Any) -> Any:
+    return batch.lengths
+
+
+@pytest.mark.parametrize(
+    ("parameter", "hint"),
+    [
+        ("prompts", "write prompts: fl.Prompts"),
+        ("questions", "write questions: fl.Prompts"),
+        ("examples", "write examples: fl.Examples"),
+        ("pairs", "write pairs: fl.Pairs"),
+        ("actor", "write actor: fl.Policy"),
+        ("small_student", "write small_student: fl.Policy"),
+        ("verifier", "write verifier: fl.Reward"),
+        ("reward_model", "write reward_model: fl.RewardModel"),
+        ("critic", "write critic: fl.Critic"),
+        ("env", "write env: fl.Environment"),
+        ("kl=0.1", "write kl: float = 0.1"),
+        ("size=8", "write size: int = 8"),
+        ("prompts: list", "write prompts: fl.Prompts"),
+        ("x", "write x: fl.Policy where it is a model, x: float where it is a number"),
+    ],
+)
+def test_a_parameter_without_annotation_is_told_the_one_that_its_name_calls_for(
+    parameter: str, hint: str, tmp_path
+):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"import flowrl as fl\n\n\n@fl.workflow\ndef mine({parameter}):\n    pass\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(TraceError) as caught:
+        load_workflow(str(file), where="here")
+    assert caught.value.hint == hint
+
+
+def test_every_argument_that_is_offered_for_a_foreign_one_is_one_of_the_function():
+    functions: dict[str, Use] = {"Sampling": fl.Sampling, "weighted_sum": fl.weighted_sum}
+    for owner in (fl.Policy, fl.loss, fl.kl, fl.filter, fl.select, fl.advantage, fl.shaping, fl):
+        for name in _ARGUMENTS:
+            if name not in functions and hasattr(owner, name):
+                functions[name] = getattr(owner, name)
+    for name, others in _ARGUMENTS.items():
+        names = arguments_of(functions[name])
+        assert not set(others) & set(names)
+        plain = {meant for meant in others.values() if meant.isidentifier()}
+        assert plain <= set(names), name
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "found"),
+    [
+        ("gpro", ["gspo", "ppo", "grpo"], "grpo"),
+        ("stf", ["sft", "stuff"], "sft"),
+        ("kl", ["k1", "lk"], "lk"),
+        ("learning_raet", ["learning_rates", "learning_rate"], "learning_rate"),
+        ("temp", ["top_p", "temperature"], "temperature"),
+        ("Group-Size", ["group_sizes", "group_size"], "group_size"),
+        ("ab", ["xb", "ay"], None),
+        ("tem", ["temper", "temperature"], "temper"),
+        ("reinf", ["reinforce_pp", "reinforce_baseline"], None),
+        ("nothing", ["grpo", "ppo"], None),
+    ],
+)
+def test_the_nearest_name_is_one_edit_away_where_one_is(
+    name: str, choices: list[str], found: str | None
+):
+    assert nearest(name, choices) == found
