@@ -31,9 +31,11 @@ LOSSES: dict[str, LossSpec] = {
     "cispo-sequence": CISPO(ratio_high=1.02, ratio="sequence"),
     "topr": loss.topr(),
     "topr-token": TOPR(positive_low=0.5, positive_high=1.5, negative_high=1.2, level="token"),
+    "topr-bounds": TOPR(positive_low=0.9, positive_high=1.4, negative_low=0.3, negative_high=1.2),
     "vespo": loss.vespo(),
     "gmpo": loss.gmpo(0.2, 0.3),
-    "sapo": loss.sapo(),
+    "gmpo-tighter-above": loss.gmpo(0.3, 0.1),
+    "sapo": loss.sapo(2.0, 0.5),
     "sapo-sequence": SAPO(ratio="sequence"),
     "kl-cov": loss.kl_cov(0.3),
     "dppo": loss.dppo(0.05),
@@ -49,7 +51,7 @@ LOSSES: dict[str, LossSpec] = {
         rejection=loss.reject(low=-0.1, high=0.1, level="sequence-mean", estimator="k1")
     ),
     "rejected-sum": loss.reinforce(
-        rejection=loss.reject(low=-0.3, high=0.3, level="sequence-sum", estimator="k1")
+        rejection=loss.reject(low=-0.3, high=0.2, level="sequence-sum", estimator="k1")
     ),
     "rejected-max": loss.policy_clip(
         rejection=loss.reject(high=0.1, level="sequence-max", estimator="k2")

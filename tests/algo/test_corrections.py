@@ -136,6 +136,32 @@ def test_the_sequence_mask_takes_negative_tokens_of_samples_that_moved_away() ->
     keep = sequence_mask(policy, anchor, advantages, segments, 0.5)
     assert keep.tolist() == [False, True, True, False]
     assert sequence_mask(policy, anchor, advantages, segments, 0.7).all()
+    small = sequence_mask(policy, anchor, double(-0.1, 0.1, 1.0, 0.0), segments, 0.5)
+    assert small.tolist() == [False, True, True, True]
+    # A sample that moved by exactly the limit stays.
+    at_limit = double(-1.0, -1.0, -1.0, -1.0)
+    assert sequence_mask(at_limit - 0.5, at_limit, at_limit, segments, 0.5).all()
+    assert not sequence_mask(at_limit - 0.75, at_limit, at_limit, segments, 0.5).any()
+
+
+def test_bounds_themselves_are_kept() -> None:
+    old, behaviour, segments = gaps(2.0, 0.5, 1.0, 4.0)
+    low, high = float((old - behaviour)[1].exp()), float((old - behaviour)[0].exp())
+    weights = importance_weights(
+        old, behaviour, segments, level="token", low=low, high=high, outside="zero"
+    )
+    assert weights.tolist() == [high, low, 1.0, 0.0]
+    statistic = gap_statistic(old, behaviour, segments, level="token", estimator="k1")
+    keep = rejection_mask(
+        old,
+        behaviour,
+        segments,
+        level="token",
+        estimator="k1",
+        low=float(statistic[0]),
+        high=float(statistic[1]),
+    )
+    assert keep.tolist() == [True, True, True, False]
 
 
 def test_the_value_loss_by_hand() -> None:
@@ -192,6 +218,27 @@ def test_mismatch_by_hand() -> None:
     assert got["mismatch/ess"] == pytest.approx(3.5**2 / (3 * 5.25))
     assert got["mismatch/sequence_k1"] == pytest.approx(0.0)
     assert got["mismatch/sequence_ess"] == pytest.approx(1.0)
+
+
+def test_mismatch_has_a_direction_and_counts_tokens_and_samples() -> None:
+    # d is log 2, log 4, 0 and -log 2; its sums over samples of 3 and 1 tokens are log 8, -log 2.
+    d = np.log([2.0, 4.0, 1.0, 0.5])
+    got = mismatch(d - 3.0, np.full(4, -3.0), [5, 5, 5, 2])
+    one = math.log(2)
+    assert got["mismatch/k1"] == pytest.approx(-2 * one / 4)
+    assert got["mismatch/k3"] == pytest.approx((7.5 - 4 - 2 * one) / 4)
+    assert got["mismatch/abs_mean"] == pytest.approx(4 * one / 4)
+    assert got["mismatch/abs_max"] == pytest.approx(2 * one)
+    p = math.exp(-3)
+    assert got["mismatch/prob_abs_mean"] == pytest.approx(p * (1 + 3 + 0 + 0.5) / 4)
+    assert got["mismatch/prob_abs_max"] == pytest.approx(3 * p)
+    assert got["mismatch/ratio_min"] == pytest.approx(0.5)
+    assert got["mismatch/ratio_max"] == pytest.approx(4)
+    assert got["mismatch/ratio_q50"] == pytest.approx(1.5)
+    assert got["mismatch/ratio_q90"] == pytest.approx(2 + 0.7 * 2)
+    assert got["mismatch/ess"] == pytest.approx(7.5**2 / (4 * 21.25))
+    assert got["mismatch/sequence_k1"] == pytest.approx(-2 * one / 2)
+    assert got["mismatch/sequence_ess"] == pytest.approx(8.5**2 / (2 * 64.25))
 
 
 def test_mismatch_of_extreme_gaps_is_finite_and_of_nothing_is_empty() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from flowrl.graph.serialization import parse_attr
 from flowrl.specs import loss, spec_from_json
 from flowrl.specs.loss import CISPO, GMPO, SAPO, TOPR, Aggregation, LossSpec, PolicyLoss
 from tests.algo.loss_cases import LENGTHS, LOSSES, draw, part
+from tests.algo.plain_losses import PlainLoss
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -60,6 +63,7 @@ def held(name: str, at: torch.Tensor, batch: TokenBatch) -> Function:
         "cispo-masked": ratio * ((ratio >= 0.8) & (ratio <= 1.25)),
         "cispo-sequence": segments.means(at - behaviour).exp().clamp(max=1.02),
         "topr": torch.where(a >= 0, torch.ones_like(d), d.exp().clamp(max=1.0)),
+        "topr-bounds": torch.where(a >= 0, d.exp().clamp(0.9, 1.4), d.exp().clamp(0.3, 1.2)),
         "topr-token": torch.where(a >= 0, ratio.clamp(0.5, 1.5), ratio.clamp(0.0, 1.2)),
         "vespo": torch.where(
             a >= 0,
@@ -76,6 +80,49 @@ def held(name: str, at: torch.Tensor, batch: TokenBatch) -> Function:
         return lambda x: (-weights[name] * a * x).sum()
     function = resolve_loss(spec)
     return lambda x: function(x, batch).values.sum()
+
+
+POLICY_LOSSES = [name for name, spec in LOSSES.items() if isinstance(spec, PolicyLoss)]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "behaviour": {"anchor": "behaviour"},
+    "old": {"anchor": "old"},
+    "clamped": {"min_log_ratio": -0.2, "max_log_ratio": 0.25},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_random_losses_are_those_of_their_formulas(name: str, variant: str) -> None:
+    spec = LOSSES[name]
+    assert isinstance(spec, PolicyLoss)
+    spec = replace(spec, **VARIANTS[variant])
+    for seed in range(4):
+        at, batch = draw(seed)
+        got = resolve_loss(spec)(at, batch).values
+        plain = PlainLoss(spec, at, batch)
+        torch.testing.assert_close(got, double(*plain.values), rtol=1e-6, atol=1e-9)
+
+
+def test_unequal_bounds_are_not_exchanged() -> None:
+    # Every case with two bounds gives other numbers when they change places.
+    pairs = [("clip_low", "clip_high"), ("tau_positive", "tau_negative")]
+    pairs += [("k_positive", "k_negative"), ("lambda_positive", "lambda_negative")]
+    seen = set()
+    for name in POLICY_LOSSES:
+        spec = LOSSES[name]
+        for one, other in pairs:
+            first, second = getattr(spec, one, None), getattr(spec, other, None)
+            if first == second:
+                continue
+            at, batch = draw(1)
+            exchanged = replace(spec, **{one: second, other: first})
+            got, against = (resolve_loss(each)(at, batch).values for each in (spec, exchanged))
+            assert not torch.allclose(got, against), (name, one)
+            seen.add((spec.kind, one))
+    assert {("gmpo", "clip_low"), ("policy_clip", "clip_low"), ("sapo", "tau_positive")} <= seen
+    assert {("vespo", "k_positive"), ("vespo", "lambda_positive")} <= seen
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -323,7 +370,7 @@ def test_an_entropy_bonus_lowers_the_loss() -> None:
     assert not resolve_loss(loss.policy_clip(entropy=0.5)).proportional
 
 
-@pytest.mark.parametrize("name", [n for n, s in LOSSES.items() if isinstance(s, PolicyLoss)])
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_metrics_are_finite_and_without_gradient(name: str) -> None:
     at, batch = draw()
     terms = resolve_loss(LOSSES[name])(at.requires_grad_(), batch)
@@ -376,6 +423,45 @@ def test_the_dual_clips_fraction_is_of_samples_where_the_ratio_is() -> None:
     for level, share in (("token", 3 / 4), ("sequence", 1 / 2)):
         got = metrics_of(loss.policy_clip(0.2, dual_clip=3.0, ratio=level), ratios, advantages)  # type: ignore[arg-type]
         assert got["dual_clip_fraction"] == pytest.approx(share)
+
+
+def test_metrics_of_the_ratio_have_its_direction() -> None:
+    got = metrics_of(loss.dppo(0.5), [[4.0, 1.0], [0.5, 1.0]], [[1.0, 1.0], [1.0, 1.0]])
+    assert got["ratio_mean"] == pytest.approx(6.5 / 4)
+    assert got["log_ratio"] == pytest.approx(math.log(2) / 4)
+    assert got["approx_kl"] == pytest.approx((3 - math.log(4) - 0.5 + math.log(2)) / 4)
+
+
+def test_clip_fractions_of_other_surrogates_count_the_side_that_acted() -> None:
+    # GMPO counts both sides of a token's bounds, by the sign of its advantage.
+    ratios = [[math.exp(0.25), math.exp(-0.25), math.exp(0.15)], [math.exp(-0.25), 1.0]]
+    got = metrics_of(loss.gmpo(0.2, 0.3), ratios, [[1.0, 1.0, -1.0], [-1.0, -1.0]])
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((0.2, 0.2))
+    got = metrics_of(loss.gmpo(0.3, 0.2), ratios, [[1.0, 1.0, -1.0], [-1.0, -1.0]])
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((0.0, 0.2))
+    # DPPO: p moves by 0.2 up, up, down, down, and by 0.05 up; A says which way counts.
+    p = math.exp(-1)
+    up, down, near = (p + 0.2) / p, (p - 0.2) / p, (p + 0.05) / p
+    got = metrics_of(loss.dppo(0.1), [[up, up, down, down, near]], [[1.0, -1.0, 1.0, -1.0, 1.0]])
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((0.2, 0.2))
+    got = metrics_of(loss.dppo(0.1), [[up, up, down]], [[1.0, 2.0, -1.0]])
+    assert (got["clip_fraction_low"], got["clip_fraction_high"]) == pytest.approx((1 / 3, 2 / 3))
+
+
+def test_weights_and_masks_are_measured_over_tokens() -> None:
+    old, behaviour = double(-1, -1, -1, -1), double(-1, -1, -1, -1) - double(4, 1, 1, 1).log()
+    batch = TokenBatch(
+        advantages=torch.ones_like(old),
+        old_logprobs=old,
+        behaviour_logprobs=behaviour,
+        samples=torch.tensor([0, 0, 0, 1]),
+    )
+    spec = loss.policy_clip(correction=loss.truncate(3.0), rejection=loss.reject(high=1.0))
+    terms = resolve_loss(spec)(old, batch)
+    assert terms.means["weight_mean"].tolist() == pytest.approx([3, 1, 1, 1])
+    assert float(terms.maxima["weight_max"].max()) == pytest.approx(3)
+    assert terms.means["kept_fraction"].tolist() == [0, 1, 1, 1]
+    assert terms.values.tolist() == pytest.approx([0, -1, -1, -1])
 
 
 def test_means_of_what_is_one_number_a_sample_are_over_samples() -> None:
