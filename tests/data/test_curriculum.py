@@ -202,3 +202,18 @@ def test_draws_never_change_between_versions_of_anything():
 
 
 DRAWN = [0, 11, 1, 12, 2, 3, 8, 16]
+
+
+def test_another_seed_is_another_order_within_a_batch_and_another_draw():
+    def order(seed: int) -> list[int]:
+        return Curriculum(config(explore=1.0), 30, seed).choose(30, iter(range(30)).__next__)
+
+    def draw(seed: int) -> list[int]:
+        known = Curriculum(config(explore=0.0), 30, seed)
+        for index in range(30):
+            known.observe(index, 0.5)
+        return known.choose(10, lambda: 0)
+
+    assert order(0) == order(0) != order(1)
+    assert draw(0) == draw(0) != draw(1)
+    assert set(draw(0)) != set(draw(1))

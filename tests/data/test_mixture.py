@@ -114,3 +114,19 @@ def test_a_checkpoint_of_other_sources_or_data_is_refused(written, message):
 def test_shares_and_rows_must_name_the_same_sources(data, shares, message):
     with pytest.raises(ConfigError, match=message):
         mixture(data, **shares)
+
+
+def test_another_seed_is_another_order_of_each_source():
+    data = prompts(*["math", "code"] * 30)
+    first, second = (mixture(data, seed, math=1.0, code=1.0).take(40) for seed in (0, 1))
+    for topic in ("math", "code"):
+        orders = [[i.index for i in drawn if i.source == topic] for drawn in (first, second)]
+        assert orders[0] != orders[1]
+        assert len(orders[0]) == len(orders[1]) == 20
+
+
+def test_sources_of_one_size_are_not_in_the_same_order():
+    data = prompts(*["math"] * 20, *["code"] * 20)
+    drawn = mixture(data, math=1.0, code=1.0).take(40)
+    orders = [[i.index % 20 for i in drawn if i.source == topic] for topic in ("math", "code")]
+    assert orders[0] != orders[1]
