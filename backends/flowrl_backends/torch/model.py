@@ -73,7 +73,8 @@ def load_model(context: PolicyContext) -> PreTrainedModel:
 
     Raises:
         BackendError: folder, config or weights are missing or unreadable, the device is not there,
-            or the architecture needs code that Transformers does not bring.
+            the architecture needs code that Transformers does not bring, or it computes samples of
+            `context.max_length` tokens otherwise than shorter ones.
     """
     _check_folder(context)
     if context.dtype not in DTYPES:
@@ -156,9 +157,12 @@ def _attention_of(kind: Any, config: Any) -> str:
 def _config(context: PolicyContext) -> Any:
     from transformers import AutoConfig
 
+    from flowrl_backends.torch.selfcheck import check_lengths
+
     config = AutoConfig.from_pretrained(
         context.model, local_files_only=True, trust_remote_code=False
     )
+    check_lengths(config, context)
     if context.head == "value":
         config.num_labels = 1
         # Also for whoever trains the exported folder with other software.

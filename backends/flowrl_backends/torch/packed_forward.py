@@ -28,6 +28,7 @@ __all__ = [
     "register_attention",
     "supports_packing",
     "value_head",
+    "window_mask",
 ]
 
 ATTENTION = "flowrl"
@@ -176,7 +177,7 @@ def _packed_attention(
         rows, length = block.rows, block.length
         # [rows, heads, length, head]
         bq, bk, bv = (x.view(rows, length, *x.shape[1:]).transpose(1, 2) for x in slots)
-        mask = _window(length, sliding_window, query.device)
+        mask = window_mask(length, sliding_window, query.device)
         out = torch.nn.functional.scaled_dot_product_attention(
             bq,
             bk,
@@ -196,7 +197,7 @@ def _slots(x: torch.Tensor, gather: torch.Tensor) -> torch.Tensor:
     return x[0].transpose(0, 1).index_select(0, gather)
 
 
-def _window(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """The boolean mask of sliding-window attention, or None where plain causal is the same."""
     if window is None or length <= window:
         return None

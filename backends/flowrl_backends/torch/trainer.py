@@ -83,6 +83,9 @@ class TorchTrainer:
         if context.num_threads > 0:
             torch.set_num_threads(context.num_threads)
         self.model = load_model(context)
+        from flowrl_backends.torch.selfcheck import check_packing
+
+        check_packing(self.model, context.head, context.max_length)
         self._context = context
         self._device = torch.device(context.device)
         self._skip_zero = skip_zero
