@@ -76,6 +76,8 @@ def test_a_source_may_stand_in_for_another_that_has_none_left(play):
         NeedPrompts(groups=3, source="math"),
         NeedPrompts(groups=1, source="code"),
     }
+    p.offer("0/9", source="code")
+    assert p.scheduler.state.admission.requested == {"math": 3}  # its own come first
     assert p.offer("0/0", "0/1", "0/2", "0/3", source="math")
     assert p.scheduler.state.admission.requested == {}
 

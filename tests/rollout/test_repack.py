@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.rollout import Abort, ContinueEngine, EngineLost, NeedPrompts, PauseEngine
+from flowrl.rollout import (
+    Abort,
+    ContinueEngine,
+    EngineCapacityChanged,
+    EngineLost,
+    NeedPrompts,
+    PauseEngine,
+)
 from flowrl.rollout.policies import AgeBudget, RepackTail
 
 
@@ -85,6 +92,18 @@ def test_one_sample_opens_one_engine(play, where):
     actions = p.offer("1/0")
     assert [a.engine for a in actions if isinstance(a, ContinueEngine)] == ["e2"]
     assert where(actions) == {"e2": ["1/0/0"]}
+
+
+def test_a_freed_engine_that_takes_nothing_any_more_is_passed_over(play, where):
+    p = tail(play)
+    for engine in ("e0", "e1", "e2", "e3"):
+        finish_on(p, engine)
+    p.finish(p.runs("e2")[0], tokens=1, reason="abort")
+    p.finish(p.runs("e3")[0], tokens=1, reason="abort")
+    p(EngineCapacityChanged, engine="e2", capacity=0)
+    actions = p.offer("1/0")
+    assert [a.engine for a in actions if isinstance(a, ContinueEngine)] == ["e3"]
+    assert where(actions) == {"e3": ["1/0/0"]}
 
 
 def test_freed_engines_come_back_when_another_one_dies(play, where):

@@ -86,10 +86,10 @@ def test_a_state_that_breaks_an_invariant_is_refused(busy):
         RolloutScheduler.from_json(written, validate=True)
 
 
-def test_the_validator_tells_a_sample_s_story_from_its_admission_without_an_observer():
+def test_the_validator_keeps_a_sample_s_history_from_its_admission_without_an_observer():
     scheduler = RolloutScheduler(SchedulerSettings(group_size=1), validate=True)
     scheduler.step(PromptsOffered(id=3, groups=(GroupId("0/0"),)))
-    assert scheduler.story(SampleId("0/0/0")) == "event 3: new -> queued attempt -1, version 0"
+    assert scheduler.history(SampleId("0/0/0")) == "event 3: new -> queued attempt -1, version 0"
 
 
 def test_an_event_that_was_seen_before_changes_nothing(play):
