@@ -62,7 +62,7 @@ def rows_of(
     moe = {"moe_tp": layout.tp // layout.ep, "moe_ep": layout.ep}
     head = {
         "system": SYSTEMS[device],
-        "model": name,
+        "model": name.removeprefix("meta-llama/Meta-"),
         "tp": layout.tp,
         "moe": None if shape.experts is None else moe,
     }

@@ -3,22 +3,20 @@
     python benchmarks/predict_published.py ../shared/anchors/stage_times.yaml [FILE...]
     python benchmarks/predict_published.py ../shared/anchors/engine_steps.json --json OUT
 
-A file with `rows` has stage times of runs (`flowrl.testing.published_form` says which keys a row
-needs, and each row prints what was assumed of it; `defaults` hold for all rows); one with `decode`
-and `prefill` has steps of inference engines (`flowrl.testing.published_steps`); one with
-`weight_syncs` has seconds until engines had new weights (`flowrl.testing.published_syncs`). Rows
-that lack an input, or have one that is not modelled, print it and do not count; nor do those that
-their file calls incomplete, and those that stand there twice.
-The exit code is 0 where at least one row of each file was predicted, 1 where none was, 2 for a file
-that cannot be read.
+`published/schema.py` defines the files, with an example: stage times of runs (`rows`), steps of
+inference engines (`decode` and `prefill`), and weight syncs (`weight_syncs`). Rows that lack an
+input say so and do not count; nor do rows that their file calls incomplete. The exit code is 0
+where at least one row of each file was predicted, 1 where none was, and 2 for a file that cannot be
+read or has unknown keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,9 @@ from typing import Any
 from arguments import json_file
 from flowrl.errors import FlowError
 from flowrl.files import write_result
-from flowrl.testing.published_rows import median, read_document, rows_of
-from flowrl.testing.published_stages import SIGMA, Prediction, StagePrediction, predict_row
-from flowrl.testing.published_steps import StepGroup, group_errors, predict_steps
-from flowrl.testing.published_syncs import predict_syncs
+from published.schema import EngineSteps, StageTimes, WeightSyncs, read
+from published.stages import SIGMA, Prediction, StagePrediction, predict_row, predict_sync
+from published.steps import StepError, predict_steps
 
 MODELS = Path(__file__).resolve().parent.parent / "configs" / "models"
 
@@ -53,24 +50,14 @@ def _stage_line(stage: StagePrediction) -> str:
     return f"{line}   measured {stage.measured_s:9.1f} s   error {stage.error:+7.1%}"
 
 
-def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def report_stages(document: StageTimes) -> tuple[dict[str, Any], int]:
     """Predicts and prints every row; what goes into the JSON, and how many rows counted."""
-    given = rows_of(document)
-    rows = [row for row in given if isinstance(row, dict)]
     print(
         f"response lengths: lognormal, sigma {SIGMA:g}, cut at the longest, with the row's mean\n"
     )
-    found = [
-        Prediction(name=str(row.get("name")), missing=("the same row stands before it",))
-        if row in rows[:number]
-        else prediction
-        for number, row in enumerate(rows)
-        for prediction in predict_row(row, MODELS)
-    ]
+    found = [prediction for row in document.rows for prediction in predict_row(row, MODELS)]
     for prediction in found:
         print("\n".join(stage_lines(prediction)))
-    if others := len(given) - len(rows):
-        print(f"not counted: {others} entries of rows that are no objects")
     counting = [p for p in found if p.counts]
     stages = [abs(s.error) for p in counting for s in p.stages if s.error is not None]
     steps = [abs(p.step.error) for p in counting if p.step and p.step.error is not None]
@@ -81,9 +68,9 @@ def report_stages(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return {"sigma": SIGMA, "rows": written}, len(counting)
 
 
-def report_syncs(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def report_syncs(document: WeightSyncs) -> tuple[dict[str, Any], int]:
     """Predicts and prints every weight sync."""
-    found = predict_syncs(document, MODELS)
+    found = [predict_sync(row, MODELS) for row in document.weight_syncs]
     for prediction in found:
         print("\n".join(stage_lines(prediction)))
     counting = [p for p in found if p.counts]
@@ -92,7 +79,7 @@ def report_syncs(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
         inside = sum(0.5 <= ratio <= 2 for ratio in ratios)
         print(
             f"\nweight syncs: {inside} of {len(ratios)} within half and twice the measured time, "
-            f"median {median(ratios):.2f} times"
+            f"median {statistics.median(ratios):.2f} times"
         )
     written = [{**asdict(p), "errors": _errors(p)} for p in found]
     return {"weight_syncs": written}, len(counting)
@@ -102,8 +89,8 @@ def _print_errors(name: str, errors: list[float], aim: float) -> None:
     if errors:
         inside = sum(error <= aim for error in errors)
         print(
-            f"{name}: {inside} of {len(errors)} within {aim:.0%}, median {median(errors):.1%}, "
-            f"largest {max(errors):.1%}"
+            f"{name}: {inside} of {len(errors)} within {aim:.0%}, "
+            f"median {statistics.median(errors):.1%}, largest {max(errors):.1%}"
         )
 
 
@@ -112,41 +99,48 @@ def _errors(found: Prediction) -> dict[str, float]:
     return {stage.stage: stage.error for stage in shown if stage.error is not None}
 
 
-def report_steps(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def report_steps(document: EngineSteps) -> tuple[dict[str, Any], int]:
     """Predicts all rows of engine steps and prints their errors by group."""
     errors, refused = predict_steps(document, MODELS)
     print(
         "kind     system     model                     layout          rows  median    p90    bias"
     )
     groups = group_errors(errors, "kind", "system", "model", "layout")
+    overall = group_errors(errors, "kind")
     for group in groups:
         print(_group_line(group))
-    overall = group_errors(errors, "kind")
     for group in overall:
-        print(_group_line(StepGroup(**{**_fields(group), "name": (*group.name, "all", "", "")})))
-    inside = sum(group.median <= ENGINE_AIM for group in groups)
+        print(_group_line({**group, "name": (*group["name"], "all", "", "")}))
+    inside = sum(group["median"] <= ENGINE_AIM for group in groups)
     print(f"\n{inside} of {len(groups)} groups have a median within {ENGINE_AIM:.0%}")
     for reason, count in refused.items():
         print(f"not counted: {count} rows: {reason}")
     rows = [{**asdict(error), "error": error.error} for error in errors]
-    written = {
-        "groups": [_fields(group) for group in groups],
-        "all": [_fields(group) for group in overall],
-        "not_counted": refused,
-        "rows": rows,
-    }
-    return written, len(errors)
+    return {"groups": groups, "all": overall, "not_counted": refused, "rows": rows}, len(errors)
 
 
-def _fields(group: StepGroup) -> dict[str, Any]:
-    return asdict(group)
+def group_errors(errors: Iterable[StepError], *keys: str) -> list[dict[str, Any]]:
+    """Returns absolute errors by the named attributes, and their mean signed error (`bias`)."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for found in errors:
+        groups.setdefault(tuple(getattr(found, key) for key in keys), []).append(found.error)
+    return [
+        {
+            "name": name,
+            "num": len(values),
+            "median": statistics.median(map(abs, values)),
+            "p90": sorted(map(abs, values))[-(-90 * len(values) // 100) - 1],
+            "bias": statistics.fmean(values),
+        }
+        for name, values in groups.items()
+    ]
 
 
-def _group_line(group: StepGroup) -> str:
-    kind, system, model, layout = group.name
+def _group_line(group: dict[str, Any]) -> str:
+    kind, system, model, layout = group["name"]
     return (
-        f"{kind:<8} {system:<10} {model:<25} {layout:<14} {group.num:>5}  {group.median:6.1%} "
-        f"{group.p90:6.1%} {group.bias:+7.1%}"
+        f"{kind:<8} {system:<10} {model:<25} {layout:<14} {group['num']:>5}  "
+        f"{group['median']:6.1%} {group['p90']:6.1%} {group['bias']:+7.1%}"
     )
 
 
@@ -161,21 +155,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     written, code = [], 0
     for path in options.files:
         try:
-            document = dict(read_document(path))
+            document = read(path)
         except FlowError as error:
             print(error, file=sys.stderr)
             return 2
         print(f"{path}")
-        if isinstance(document.get("rows"), list | dict):
-            result, counted = report_stages(document)
-        elif isinstance(document.get("decode") or document.get("prefill"), list):
-            result, counted = report_steps(document)
-        elif isinstance(document.get("weight_syncs"), list):
-            result, counted = report_syncs(document)
-        else:
-            kinds = "neither `rows` nor `decode` and `prefill` nor `weight_syncs`"
-            print(f"{path}: {kinds}", file=sys.stderr)
-            return 2
+        match document:
+            case StageTimes():
+                result, counted = report_stages(document)
+            case EngineSteps():
+                result, counted = report_steps(document)
+            case WeightSyncs():
+                result, counted = report_syncs(document)
         written.append({"file": path.name, **result})
         code = code if counted else 1
         print()

@@ -1,4 +1,4 @@
-"""What modules of transformers read and write that fused kernels do not; for published steps.
+"""The memory traffic of unfused modules, which trainers of published runs have.
 
 Trainers of other frameworks that divide everything among data ranks (FSDP, ZeRO 3) mostly train
 the modules of transformers as they stand, an operation a kernel; Megatron's are fused, and so are
@@ -12,7 +12,7 @@ models/llama/modeling_llama.py; Qwen2 and Qwen3 have the same), r read and w wri
                 keys, in whole kernels of their own
     MLP         activation r2 w2, product r4 w2: 10 an element of the intermediate size; fused 6
 
-Not for plans of ours, in which a division says nothing of how a trainer's modules are made.
+Plans do not use this: there a layout says nothing of how a trainer's modules are implemented.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MLP_BYTES = 10 - 6
 
 
 def unfused_forward_s(shape: ModelShape, layout: Layout, machine: Machine, batch: Batch) -> float:
-    """Seconds of one pass forward over a batch, beside `forward_batch_parts`."""
+    """Returns the seconds that unfused modules add to one forward pass over a batch."""
     keys = shape.num_kv_heads * shape.head_dim
     dense = (shape.num_layers - shape.num_expert_layers) * shape.intermediate_size
     nbytes = float(shape.num_layers * NORM_BYTES * shape.hidden_size)
@@ -45,6 +45,6 @@ def unfused_forward_s(shape: ModelShape, layout: Layout, machine: Machine, batch
 def unfused_update_s(
     shape: ModelShape, layout: Layout, machine: Machine, batch: Batch, recompute: Recompute
 ) -> float:
-    """Of all optimizer steps of a batch: a backward pass is worth two."""
+    """Returns the seconds they add to the update of a batch; a backward pass counts as two."""
     passes = 3 + (recompute == "full")
     return passes * unfused_forward_s(shape, layout, machine, batch)
