@@ -234,15 +234,20 @@ def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]
 
 
 def _file_of(reference: str) -> Path | None:
-    """The file of `FILE.py:NAME` or `module:NAME`; None of a module that has none."""
+    """The file of `FILE.py:NAME` or `module:NAME`; None of a module that is not the user's."""
     place, _, _ = reference.rpartition(":")
     if place.endswith(".py"):
         return Path(place).expanduser()
+    file: str | None = None
     if place in sys.modules:
         file = getattr(sys.modules[place], "__file__", None)
-        return None if file is None else Path(file)
-    spec = importlib.util.find_spec(place)
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+    elif place:
+        try:
+            spec = importlib.util.find_spec(place)
+        except (ImportError, ValueError):  # whoever opens it says that it is not there
+            return None
+        file = None if spec is None else spec.origin
+    return Path(file) if file is not None and _is_the_users(Path(file)) else None
 
 
 def imported_files(file: Path) -> list[Path]:

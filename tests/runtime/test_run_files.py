@@ -204,6 +204,32 @@ def test_an_environment_and_the_terms_of_a_role_are_of_the_files_too(project: Pa
     }
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_compared"),
+    [
+        pytest.param("worlds_of_mine:World", True, id="a module of the user"),
+        pytest.param("numpy:ndarray", False, id="an installed package"),
+        pytest.param("nothing_like_it.inside:World", False, id="no module"),
+        pytest.param("whatever a plug-in knows", False, id="no reference"),
+    ],
+)
+def test_an_environment_of_a_module_is_compared_where_it_is_the_users(
+    project: Path, environment: str, is_compared: bool
+):
+    (project / "lib" / "worlds_of_mine.py").write_text("class World: ...\n")
+    (project / "play.py").write_text(PLAY)
+    config = config_of(project) | {"stages": ["play"], "workflow": "play.py"}
+    config["roles"]["game"] = {"backend": "environment", "environment": "play.py:play"}
+    compiled = api.compile(None, config)
+    game = compiled.config.roles["game"].model_copy(update={"environment": environment})
+    roles = {**compiled.config.roles, "game": game}
+    changed_config = compiled.config.model_copy(update={"roles": roles})
+    files = InputFiles(changed_config, compiled.stages, project / "run")
+    files.write()
+    (project / "lib" / "worlds_of_mine.py").write_text("class World: pass\n")
+    assert bool(files.changes()) is is_compared
+
+
 def test_a_project_and_a_run_folder_may_be_moved(
     project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
