@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,10 @@ import pytest
 from flowrl import api
 from flowrl.backend.protocols import ScoreRequest
 from flowrl.errors import CheckpointError, ConfigError
+from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
+from flowrl.runtime.checkpoint import CheckpointInterval
 from flowrl.runtime.local import STOPS, _Interrupt
 from flowrl.runtime.scoring import ScoringPool
 from tests.runtime.killed_runs import run_until_killed
@@ -178,29 +181,45 @@ def test_killed_runs_go_on_from_the_last_periodic_checkpoint(straight: Outcome, 
     assert outcome(run) == straight
 
 
+class SlowRun(WatchedDisplay):
+    """Shows a run in which opening takes an hour and each step five minutes, by its clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if text.startswith("checkpoints: "):  # before the workers are opened
+            self.now += 3600.0
+
+    def step(self, metrics: StepMetrics, eta_s: float | None = None) -> None:
+        super().step(metrics, eta_s)
+        self.now += 300.0
+
+
 def test_checkpoints_by_the_clock_change_nothing_whatever_step_they_fall_on(
-    straight: Outcome, tmp_path: Path
+    straight: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = tiny_config(tmp_path)
-    # Any time at all has passed after each step.
-    config["runtime"] |= {"checkpoint_minutes": 1e-9, "keep_checkpoints": 9}
-    display = WatchedDisplay()
+    config["runtime"] |= {"checkpoint_minutes": 15, "keep_checkpoints": 9}
+    display = SlowRun()
+    timed = partial(CheckpointInterval, clock=lambda: display.now)
+    monkeypatch.setattr("flowrl.runtime.local.CheckpointInterval", timed)
     run = api.run(None, config, display=display).folder
-    assert display.notes[0].startswith("checkpoints: every 1e-09 minutes, at the end of each stage")
+    told = "checkpoints: every 15 minutes, at the end of each stage and at Ctrl-C"
+    assert display.notes[0] == told
     written = sorted((run / "checkpoints").iterdir())
-    assert [path.name.partition("-")[2] for path in written] == [
-        *(f"sft-step{step}" for step in range(1, 5)),
-        *(f"grpo-step{step}" for step in range(1, 5)),
-    ]
+    names = [path.name.partition("-")[2] for path in written]
+    # Each also begins the next quarter of an hour, also the one at the end of a stage.
+    assert names == ["sft-step3", "sft-step4", "grpo-step3", "grpo-step4"]
     assert outcome(run) == straight
 
-    for path in written[2:]:  # as if it had been killed in the third step of its last stage
-        if path.name.partition("-")[2] not in ("sft-step3", "sft-step4", "grpo-step1"):
-            shutil.rmtree(path)
+    shutil.rmtree(written[-1])  # as if it had been killed in its last step
     (run / "summary.json").unlink()
     again = WatchedDisplay()
-    resumed(run, "runtime.checkpoint_minutes=0", display=again)
-    assert again.steps == [("grpo", 2), ("grpo", 3), ("grpo", 4)]
+    resumed(run, display=again)
+    assert again.steps == [("grpo", 4)]
     assert outcome(run) == straight
 
 
