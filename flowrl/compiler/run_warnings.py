@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from flowrl.cluster.cpu import read_cores
 from flowrl.compiler.players import Players
 from flowrl.compiler.roles import StageRoles
 from flowrl.compiler.sizes import SizedStage, generates_before
@@ -45,8 +46,20 @@ def warn_of_run(
         *_stops_that_decide_nothing(loaded),
         *_episodes_that_there_are_not(loaded, graphs),
         *_tokens_that_a_reader_lacks(graphs, players),
+        *_more_threads_than_cores(loaded),
     ):
         _log.warning("%s", text)
+
+
+def _more_threads_than_cores(loaded: LoadedConfig) -> Iterator[str]:
+    """Threads that would wait for each other; a plan for other machines says nothing of these."""
+    threads, cores = loaded.config.runtime.num_threads, read_cores()
+    if loaded.config.cluster == "auto" and threads > cores:
+        yield (
+            f"{loaded.where('runtime.num_threads')}: {threads} threads of each worker on "
+            f"{counted(cores, 'core')} that this process may use, so that they wait for each other "
+            f"and steps take many times as long; set runtime.num_threads={cores} or less"
+        )
 
 
 def _stops_that_decide_nothing(loaded: LoadedConfig) -> Iterator[str]:

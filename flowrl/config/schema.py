@@ -18,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from flowrl.config.data import (
     ArithmeticData,
@@ -44,6 +44,7 @@ from flowrl.config.rewards import (
 )
 from flowrl.config.section import Args, Float, Int, Section
 from flowrl.specs import Aggregation
+from flowrl.specs.sampling import MIN_TEMPERATURE
 
 __all__ = [
     "AdvantageConfig",
@@ -114,10 +115,22 @@ class OptimizerChanges(Section):
         return optimizer.model_copy(update=self.model_dump(exclude_none=True))
 
 
+def _greedy_or_warm(value: float) -> float:
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(
+            f"logits divided by so little lose their digits; 0 takes the likeliest token, and "
+            f"{MIN_TEMPERATURE:g} is the least above it"
+        )
+    return value
+
+
+Temperature: TypeAlias = Annotated[Float, AfterValidator(_greedy_or_warm)]
+
+
 class SamplingConfig(Section):
     """How rollouts are drawn; see `flowrl.specs.Sampling`."""
 
-    temperature: Float = Field(default=1.0, ge=0)
+    temperature: Temperature = Field(default=1.0, ge=0)
     top_p: Float = Field(default=1.0, gt=0, le=1)
     top_k: Int = Field(default=0, ge=0)
     min_p: Float = Field(default=0.0, ge=0, le=1)
@@ -341,7 +354,7 @@ class EvalConfig(Section):
 
     every: Int = Field(default=0, ge=0)
     num: Int = Field(default=512, ge=0)
-    temperature: Float = Field(default=1.0, ge=0)
+    temperature: Temperature = Field(default=1.0, ge=0)
     metric: str = "accuracy"
 
 

@@ -10,11 +10,12 @@ from flowrl.graph.ir import Attr
 from flowrl.graph.signatures import SAMPLING_OPTIONS
 from flowrl.program.operation import refuse_argument
 from flowrl.specs import Grammar, Sampling
+from flowrl.specs.sampling import MIN_TEMPERATURE
 
 __all__ = ["sampling_attrs"]
 
 _BOUNDS: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, float("inf"), "a number from 0 (greedy) up"),
+    "temperature": (0.0, float("inf"), f"0 (greedy) or a number from {MIN_TEMPERATURE:g} up"),
     "top_p": (1e-12, 1.0, "a number above 0, at most 1 (keeps all)"),
     "top_k": (0, float("inf"), "a whole number from 0 (keeps all) up"),
     "min_p": (0.0, 1.0, "a number from 0 (keeps all) to 1"),
@@ -71,6 +72,7 @@ def _option(name: str, option: str, value: object) -> float | int:
         or not isinstance(value, int | float)
     ):
         raise refuse_argument(name, option, value, expected)
-    if not low <= value <= high or not math.isfinite(value):
+    too_cold = option == "temperature" and 0 < value < MIN_TEMPERATURE
+    if not low <= value <= high or not math.isfinite(value) or too_cold:
         raise refuse_argument(name, option, value, expected)
     return float(value) if float in types else value

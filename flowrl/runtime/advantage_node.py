@@ -13,7 +13,7 @@ from flowrl.errors import RewardError
 from flowrl.graph import Graph, Node
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.sample_set import Array
-from flowrl.specs import AdvantageSpec
+from flowrl.specs import AdvantageSpec, MaxRL
 
 __all__ = ["SQUARES", "reads_squares", "run_advantage", "turns_of"]
 
@@ -25,6 +25,16 @@ def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
     rewards = [
         np.asarray(inputs.read(edge.src, "score"), np.float32) for edge in inputs.edges("scores")
     ]
+    if isinstance(spec, MaxRL) and (lowest := min(float(r.min(initial=0)) for r in rewards)) < 0:
+        # Means about 0 make advantages of a million of ordinary scores.
+        raise RewardError(
+            "max_rl divides by the mean score of each group, and scores below 0 bring it to 0",
+            where=str(inputs.node.source or inputs.node.id),
+            found=f"a score of {lowest:g}",
+            expected="scores of at least 0, such as 1 for a right answer and 0 for a wrong one",
+            hint="add a constant to the reward, leave its penalties out, or use "
+            "fl.advantage.group_relative",
+        )
     if not spec.needs and len(rewards) == 1:
         return {"advantage": resolve_advantage(spec)(rewards[0], inputs.sequences.groups)}
     places = Padding.of(inputs.sequences.offsets, inputs.sequences.response_mask)

@@ -8,7 +8,11 @@ from typing import ClassVar, Literal, TypeAlias
 
 from flowrl.specs.base import Spec, option
 
-__all__ = ["FinishReason", "LogprobsOf", "Sampling"]
+__all__ = ["MIN_TEMPERATURE", "FinishReason", "LogprobsOf", "Sampling"]
+
+MIN_TEMPERATURE = 1e-3
+"""Below it (and above 0, which is greedy) the rounding of logits in float32, about 1e-5, becomes a
+difference in logprobs that counts, and at last logits overflow."""
 
 LogprobsOf: TypeAlias = Literal["model", "sampler"]
 """Whose distribution logprobs are of: the model's, or that which tokens are really drawn from."""
@@ -31,7 +35,7 @@ class Sampling(Spec):
     at temperature 1.
 
     Attributes:
-        temperature: Divides the logits.
+        temperature: Divides the logits; 0, or at least `MIN_TEMPERATURE`.
         top_p: Keeps the smallest set of tokens whose probability reaches it; 1 keeps all.
         top_k: Keeps the k likeliest tokens; 0 keeps all.
         min_p: Keeps tokens at least this fraction as likely as the likeliest; 0 keeps all.

@@ -29,6 +29,14 @@ def test_a_role_that_no_workflow_uses_is_told_with_its_key(caplog):
     assert "judge" in said
 
 
+def test_more_threads_than_this_process_has_cores_are_told(caplog, monkeypatch):
+    monkeypatch.setattr("flowrl.compiler.run_warnings.read_cores", lambda: 2)
+    assert warned(caplog, grpo, roles=roles(), runtime={"num_threads": 2}) == []
+    (said,) = warned(caplog, grpo, roles=roles(), runtime={"num_threads": 3})
+    assert "(runtime.num_threads): 3 threads of each worker on 2 cores" in said
+    assert "set runtime.num_threads=2 or less" in said
+
+
 def test_a_role_of_another_file_need_not_be_used(caplog, tmp_path):
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(config(roles=roles(spare=model()))))
     child = tmp_path / "child.yaml"

@@ -336,6 +336,8 @@ def test_a_reward_that_uses_its_time_is_no_stall() -> None:
         ("roles.actor.tokenizer={kind: char, alphabet: '0120'}", "'0' is more than once"),
         ("roles.actor.tokenizer={kind: char, alphabet: '01é'}", "no ASCII character"),
         ("runtime.num_threads=100000", "at most 1024"),
+        ("train.sampling.temperature=1e-40", "0.001 is the least above it"),
+        ("eval.temperature=0.0009", "0 takes the likeliest token"),
     ],
 )
 def test_values_that_no_model_or_machine_can_have_are_refused(override: str, word: str) -> None:

@@ -154,6 +154,7 @@ CALLS = {
     "near name": (lambda v: v.actor.generate(v.prompts, temprature=1), "", "'temperature'"),
     "n": (lambda v: v.actor.generate(v.prompts, n=0), "'n'", "whole number"),
     "n float": (lambda v: v.actor.generate(v.prompts, n=2.5), "'n'", "2.5 (float)"),
+    "cold": (lambda v: v.actor.generate(v.prompts, temperature=1e-4), "'temperature'", "0.001 up"),
     "top_p": (lambda v: v.actor.generate(v.prompts, top_p=1.5), "'top_p'", "at most 1"),
     "top_k": (lambda v: v.actor.generate(v.prompts, top_k=True), "'top_k'", "True (bool)"),
     "sampling": (lambda v: v.actor.generate(v.prompts, sampling=1), "'sampling'", "fl.Sampling"),

@@ -434,6 +434,23 @@ def test_an_advantage_of_several_rewards_reads_each_by_itself():
 
 
 @fl.workflow
+def maximum_likelihood(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
+    rollout = actor.generate(prompts)
+    advantages = fl.advantage.max_rl(verifier.score(rollout))
+    actor.update(rollout, advantages=advantages, loss=fl.loss.policy_clip())
+
+
+def test_max_rl_refuses_scores_below_0_whose_mean_it_would_divide_by():
+    actor = Worker()
+    program = program_of(lowered(maximum_likelihood), {"actor": actor})
+    program.run(step_with(samples(ROLLOUT, {"verifier": [1.0, 0.0, 0.5, 0.0]})))
+    assert len(actor.updates) == 1
+    signed = step_with(samples(ROLLOUT, {"verifier": [1.0, -1.0, 0.5, 0.0]}))
+    with pytest.raises(RewardError, match=r"test_batch_program\.py:\d+: max_rl divides.*\n.* -1;"):
+        program.run(signed)
+
+
+@fl.workflow
 def optimal(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
     rollout = actor.generate(prompts, temperature=0.5)
     own = actor.logprobs(rollout)
