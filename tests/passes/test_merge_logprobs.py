@@ -109,6 +109,21 @@ log.b = log
     assert merge_logprobs(graph, PLAIN) == graph
 
 
+def test_passes_on_one_side_of_an_update_are_one():
+    @fl.workflow
+    def twice(prompts: fl.Prompts, actor: fl.Policy, rival: fl.Policy, judge: fl.Reward):
+        rollout = actor.generate(prompts)
+        scores = judge.score(rollout)
+        fl.log("first", actor.logprobs(rollout))
+        rival.update(rollout, scores)  # another role's weights
+        fl.log("second", actor.logprobs(rollout))
+        actor.update(rollout, scores)
+
+    graph = merge_logprobs(twice.trace(), PLAIN)
+    assert passes(graph) == ["judge.score", "actor.logprobs"]
+    assert {graph.feeding(log.id, "value").src for log in graph.of_op(Op.LOG)} == {"actor.logprobs"}
+
+
 def test_what_is_merged_is_told():
     told = {d.subject: d.choice for d in decisions_on_merging(compared.trace(), COPIES)}
     assert told == {

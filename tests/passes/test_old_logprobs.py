@@ -99,6 +99,27 @@ def test_a_second_update_looks_back_past_the_first():
     ids = [node.id for node in graph.nodes]
     assert ids.index("filter") < ids.index("actor.logprobs") < ids.index("actor.update")
     verify(graph)
+    [_, decision] = decisions_on_old_logprobs(graph, ONE)
+    assert decision.subject == "actor.update.2.old_logprobs"
+    why = dict(decision.rejected)["own"]
+    assert why.startswith("actor.update (")
+    assert why.endswith(") changes the weights before")
+    assert "test_old_logprobs.py:" in why
+
+
+def test_all_that_makes_the_samples_of_a_later_update_comes_before_the_first():
+    @fl.workflow
+    def chained(prompts: fl.Prompts, actor: fl.Policy, judge: fl.Reward):
+        one, two = actor.generate(prompts), actor.generate(prompts)
+        actor.update(one, judge.score(one), loss=OLD)
+        two, scores = fl.filter.zero_variance(two, judge.score(two))
+        two, scores = fl.filter.difficulty(two, scores)
+        actor.update(two, scores, loss=OLD)
+
+    ids = [node.id for node in run_passes(chained.trace(), ONE).nodes]
+    order = ["judge.score.2", "filter", "filter.2", "actor.logprobs", "actor.update"]
+    assert [each for each in ids if each in order] == order
+    assert ids.index("actor.update") < ids.index("actor.update.2")
 
 
 def test_trusted_logprobs_of_the_engine_stand_for_the_old_policy():
@@ -142,7 +163,8 @@ def test_the_engine_is_not_trusted_with_stale_samples(staleness: int):
 
 
 def test_another_policy_s_engine_is_not_the_old_policy():
-    graph = run_passes(taught.trace(), replace(TRUSTED, shares_weights={"teacher": True}))
+    shared = {"teacher": True, "actor": True}
+    graph = run_passes(taught.trace(), replace(TRUSTED, shares_weights=shared))
     assert source(graph) == "actor.logprobs"
 
 
