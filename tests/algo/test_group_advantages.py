@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -246,3 +248,16 @@ def test_a_score_that_is_no_number_is_refused() -> None:
     for spec in (LeaveOneOut(), PassAtK(), GPG(), MaxRL()):
         with pytest.raises(RewardError, match="not finite"):
             resolve_advantage(spec)([1.0, float("inf")], [0, 0])
+
+
+def test_a_batch_of_one_has_the_deviation_1() -> None:
+    spec = GroupRelative(std="batch", mean="group", singleton="raw", eps=1.0)
+    assert resolve_advantage(spec)([3.0], [0]).tolist() == [1.5]
+    # With the population's deviation it is 0, and the score stays.
+    assert resolve_advantage(replace(spec, ddof=0))([3.0], [0]).tolist() == [3.0]
+
+
+def test_scores_and_groups_are_one_number_a_sample() -> None:
+    for scores, groups in (([[1.0, 2.0]], [[0, 0]]), ([1.0, 2.0], [0]), ([1.0], [[0]])):
+        with pytest.raises(ValueError, match="must be"):
+            resolve_advantage(LeaveOneOut())(scores, groups)

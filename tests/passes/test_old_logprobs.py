@@ -77,6 +77,11 @@ def test_several_updates_need_a_forward_pass_before_them():
     assert graph.feeding("actor.logprobs", "rollout").src == "actor.generate"
 
 
+def test_two_updates_a_step_are_several():
+    assert choice(run_passes(anchored.trace(), Context(mini_batches=2))) == "forward"
+    assert choice(run_passes(anchored.trace(), Context(mini_batches=1))) == "own"
+
+
 def test_logprobs_of_the_program_are_taken():
     graph = run_passes(passed.trace(), ONE)
     assert (choice(graph), source(graph)) == ("forward", "actor.logprobs")
