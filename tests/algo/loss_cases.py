@@ -60,6 +60,15 @@ LOSSES: dict[str, LossSpec] = {
         rejection=loss.reject(high=0.02, divergence="old-behaviour")
     ),
     "sequence-mask": loss.policy_clip(sequence_mask=0.05),
+    "all-together": loss.policy_clip(
+        0.1,
+        0.2,
+        dual_clip=1.3,
+        correction=loss.truncate(1.2, low=0.9),
+        rejection=loss.reject(high=0.05),
+        sequence_mask=0.05,
+        entropy=0.1,
+    ),
     "entropy": loss.policy_clip(entropy=0.1),
     "cross-entropy": loss.cross_entropy(),
     "value": loss.value_clip(0.2),
