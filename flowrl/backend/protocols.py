@@ -14,7 +14,7 @@ Invariants, which the tests of a plug-in should prove (docs/backend-guide.md say
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -373,6 +373,17 @@ class ScoreResult:
     sample: SampleId
     score: float
     terms: Mapping[str, float]
+
+
+@runtime_checkable
+class NamesTerms(Protocol):
+    """A scorer that says which term it computes, so that a failed reward counts as that term's.
+
+    Attributes:
+        on_term: Called with a term's name before it is computed, and with "" after the last one.
+    """
+
+    on_term: Callable[[str], None]
 
 
 @runtime_checkable

@@ -31,6 +31,7 @@ __all__ = [
     "one_line",
     "open_display",
     "pick_samples",
+    "reward_terms",
     "stale_samples",
     "step_line",
     "summary_lines",
@@ -227,6 +228,24 @@ def stale_samples(metrics: StepMetrics) -> list[str]:
     return [f"staleness {metrics.extra['staleness/mean']:.1f} (max {oldest:.0f})"]
 
 
+def reward_terms(metrics: StepMetrics) -> list[str]:
+    """`format 0.900 (std 0.30, 2 failed)`, for each reward term, where a step has several."""
+    parts: dict[str, dict[str, float]] = {}
+    for key, value in metrics.extra.items():
+        if key.startswith("terms/"):
+            name, _, number = key.removeprefix("terms/").rpartition("/")
+            parts.setdefault(name, {})[number] = value
+    return [_term(name, numbers) for name, numbers in parts.items()] if len(parts) > 1 else []
+
+
+def _term(name: str, numbers: Mapping[str, float]) -> str:
+    failed = [f"{numbers['failures']:.0f} failed"] if numbers["failures"] else []
+    if "mean" not in numbers:
+        return f"{name} - ({', '.join(failed)})"
+    spread = ", ".join([f"std {numbers['std']:.2f}", *failed])
+    return f"{name} {numbers['mean']:.3f} ({spread})"
+
+
 def logged_numbers(metrics: StepMetrics, logged: Sequence[str]) -> list[str]:
     """`surprise 0.693`, for each number that a program logs and that this step has."""
     found = metrics.extra
@@ -245,6 +264,9 @@ def step_line(
     if metrics.reward_mean is not None:
         spread = "" if metrics.reward_std is None else f" (std {metrics.reward_std:.2f})"
         parts.append(f"reward {metrics.reward_mean:.3f}{spread}")
+    parts += reward_terms(metrics)
+    if failed := metrics.extra.get("failed_rewards"):
+        parts.append(f"rewards failed {failed:.0f}")
     if metrics.length_mean is not None:
         longest = "" if metrics.length_max is None else f" (max {metrics.length_max})"
         parts.append(f"length {metrics.length_mean:.1f}{longest}")
@@ -252,6 +274,10 @@ def step_line(
         parts.append(f"loss {metrics.loss:.4f}")
     elif metrics.num_samples == 0 and metrics.filtered_groups:
         parts.append(f"no update, all {counted(metrics.filtered_groups, 'group')} filtered")
+    if metrics.grad_norm is not None:
+        parts.append(f"grad norm {metrics.grad_norm:.3g}")
+    if (entropy := metrics.extra.get("entropy")) is not None:
+        parts.append(f"entropy {entropy:.3f}")
     if metrics.kl is not None:
         parts.append(f"kl {metrics.kl:.4f}")
     parts += stale_samples(metrics)

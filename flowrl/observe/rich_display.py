@@ -25,6 +25,7 @@ from flowrl.observe.display import (
     logged_numbers,
     one_line,
     pick_samples,
+    reward_terms,
     stale_samples,
     summary_lines,
     token_rates,
@@ -193,6 +194,8 @@ class RichDisplay:
         elif last.loss is not None:
             lines.append(f"loss      {last.loss:.4f}  ")
             lines.append(f"{curve}\n", style="cyan")
+        if terms := reward_terms(last):
+            lines.append(f"terms     {'  '.join(terms)}\n")
         if last.length_mean is not None:
             longest = "" if last.length_max is None else f", longest {last.length_max}"
             cut = f", {percent(last.truncated)} truncated" if last.truncated else ""
@@ -212,12 +215,14 @@ def _update_parts(last: StepMetrics) -> list[str]:
         ("loss", last.loss if last.reward_mean is not None else None),
         ("grad norm", last.grad_norm),
         ("lr", last.learning_rate),
+        ("entropy", last.extra.get("entropy")),
         ("kl", last.kl),
     )
     parts = [f"{name} {value:.3g}" for name, value in named if value is not None]
     parts += stale_samples(last)
     for name, count in (
         ("groups filtered", last.filtered_groups),
+        ("rewards failed", int(last.extra.get("failed_rewards", 0))),
         ("samples dropped", last.dropped_samples),
         ("updates skipped", last.skipped_updates),
     ):

@@ -58,7 +58,11 @@ class StepMetrics:
         wall_s: Of the whole step.
         extra: Further numbers of losses and rewards, by name. `staleness/max` and `staleness/mean`
             are of the samples that reached an update: publications since the oldest weights that
-            drew one of their tokens.
+            drew one of their tokens. `terms/NAME/mean`, `terms/NAME/std` and `terms/NAME/failures`
+            are of each reward term, before its weight: mean and standard deviation over all
+            samples that were scored, filtered ones too, and samples that were dropped because the
+            term raised, hung or gave no number. `failed_rewards` counts these of all terms.
+            `entropy` is that of the trained policy at the response tokens of the updates.
     """
 
     stage: str

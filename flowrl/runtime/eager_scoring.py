@@ -11,7 +11,14 @@ from bdb import BdbQuit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult, Service
+from flowrl.backend.protocols import (
+    NamesTerms,
+    ScoreBackend,
+    ScoreContext,
+    ScoreRequest,
+    ScoreResult,
+    Service,
+)
 from flowrl.errors import FlowError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring import FailureKind, ScoreFailure, failure_message
@@ -36,6 +43,7 @@ class InlineScorer:
         self._ahead: dict[SampleId, ScoreResult | ScoreFailure] = {}
         self._raised: dict[SampleId, BaseException] = {}
         self._done: list[ScoreResult | ScoreFailure] = []
+        self._term = ""
 
     def apart(self) -> InlineScorer:
         """The same rewards with answers of their own: samples of two rollouts may have one id.
@@ -85,6 +93,9 @@ class InlineScorer:
 
     def _score(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
         assert self._scorer is not None
+        self._term = ""
+        if isinstance(self._scorer, NamesTerms):
+            self._scorer.on_term = self._enter
         try:
             score, terms = checked_score(self._scorer.score(request))
         except BdbQuit:
@@ -95,6 +106,9 @@ class InlineScorer:
             return self._failure(request.sample, reason)
         return ScoreResult(sample=request.sample, score=score, terms=terms)
 
+    def _enter(self, term: str) -> None:
+        self._term = term
+
     def _failure(self, sample: SampleId, reason: BaseException) -> ScoreFailure:
         name, text = classified(reason)
         kind = FailureKind(name)
@@ -102,7 +116,9 @@ class InlineScorer:
         if kind is FailureKind.RAISED:
             frames = user_frames(traceback.extract_tb(reason.__traceback__), self._own)
         message = failure_message(kind, text, frames)
-        return ScoreFailure(sample=sample, kind=kind, message=message, frames=frames)
+        return ScoreFailure(
+            sample=sample, kind=kind, message=message, frames=frames, term=self._term
+        )
 
 
 def open_inline_scoring(

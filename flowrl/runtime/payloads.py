@@ -45,6 +45,7 @@ class Payload:
         scores: What each scoring role gave; an episode ends with that of its environment.
         judged: The score that each filter looked at, by the filter's node.
         failure: What the reward did instead of giving a score; empty where it did not fail.
+        failed_term: `ROLE/TERM` where a term of a scoring role did that, and it is known which.
         mask: bool `[R]`, true at tokens that the policy produced; None where it produced all.
         turn: int64 `[R]` of an episode; this and the next two as in `SequenceBatch`.
         token_reward: float32 `[R]` of an episode.
@@ -65,6 +66,7 @@ class Payload:
     judged: dict[NodeId, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
+    failed_term: str = ""
     mask: Mask | None = None
     turn: Ints | None = None
     token_reward: Floats | None = None

@@ -459,6 +459,8 @@ class RolloutDriver:
         if self.scheduler.reward_attempts_left(failure.sample) <= 1:  # else it is asked for again
             self._failures.spend(failure, payload)
             payload.failure = failure.message
+            if isinstance(failure, ScoreFailure):
+                payload.failed_term = failure.term
         return RewardFailed(**self._stamp(), sample=failure.sample, error=failure.message)
 
     # Actions out

@@ -8,7 +8,7 @@ before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowrl.backend.protocols import ScoreResult
 from flowrl.ids import RoleName, SampleId
@@ -94,7 +94,8 @@ class ScorerAnswers:
         if payload is None:
             return  # dropped meanwhile
         if isinstance(result, ScoreFailure):
-            self._failures.setdefault(sample, result)
+            term = f"{role}/{result.term}" if result.term else ""
+            self._failures.setdefault(sample, replace(result, term=term))
         else:
             self._note(payload, role, result)
         if due:

@@ -68,12 +68,14 @@ class ScoreFailure:
     Attributes:
         message: What happened, to follow "the reward": `raised KeyError: 'x' (rewards.py:9 in f)`.
         frames: The user's own innermost frames, outermost first: `rewards.py:9 in f`.
+        term: The term that it was, where the scorer says so.
     """
 
     sample: SampleId
     kind: FailureKind
     message: str
     frames: tuple[str, ...] = ()
+    term: str = ""
 
     def error(self) -> RewardError:
         """The failure as an error that names the sample."""
@@ -360,8 +362,8 @@ class ScoringPool:
                 for ticket, score, terms in scores:
                     sample = worker.batch.pop(ticket).sample
                     self._done.append(ScoreResult(sample=sample, score=score, terms=terms))
-                for ticket, kind, text, frames in failures:
-                    self._fail(worker, ticket, FailureKind(kind), text, frames)
+                for ticket, kind, text, frames, term in failures:
+                    self._fail(worker, ticket, FailureKind(kind), text, frames, term)
             case _:
                 raise AssertionError(f"a scoring process said {message!r}")
 
@@ -374,10 +376,13 @@ class ScoringPool:
         kind: FailureKind,
         text: str,
         frames: tuple[str, ...] = (),
+        term: str = "",
     ) -> None:
         message = failure_message(kind, text, frames, timeout_s=self._timeout_s)
         sample = worker.batch.pop(ticket).sample
-        self._done.append(ScoreFailure(sample=sample, kind=kind, message=message, frames=frames))
+        self._done.append(
+            ScoreFailure(sample=sample, kind=kind, message=message, frames=frames, term=term)
+        )
 
     def _bury(self, worker: _Worker) -> None:
         """Takes over from a dead process and starts another in its place."""
@@ -386,14 +391,16 @@ class ScoringPool:
         self._receive(worker)
         self._selector.unregister(worker.sock)
         worker.sock.close()
-        doing = worker.status.read()
+        doing, term = worker.status.read(), worker.status.term
         worker.memory.close()
         self._workers.remove(worker)
         if worker.overdue in worker.batch:
-            self._fail(worker, worker.overdue, FailureKind.TIMEOUT, " and could not be interrupted")
+            text = " and could not be interrupted"
+            self._fail(worker, worker.overdue, FailureKind.TIMEOUT, text, term=term)
             self._deaths = 0
         elif doing is not None and doing[0] in worker.batch:
-            self._fail(worker, doing[0], FailureKind.DIED, ending(worker.process.returncode))
+            text = ending(worker.process.returncode)
+            self._fail(worker, doing[0], FailureKind.DIED, text, term=term)
             self._deaths = 0
         else:
             self._deaths += 1

@@ -6,11 +6,11 @@ dataclasses cost several times as much to pickle and hundreds of samples cross a
     pool -> worker    ("open", plugin, context, timeout_s), once
                       ("score", [RequestTuple, ...])
     worker -> pool    ("ready",) or ("broken", FlowError), once
-                      ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames)])
+                      ("scores", [(ticket, score, terms)], [(ticket, kind, message, frames, term)])
                       ("idle",), after the last sample of a "score"
 
-A worker also writes into 16 bytes of shared memory which sample it scores and since when, by the
-monotonic clock that the processes of a machine share.
+A worker also writes into shared memory which sample it scores, which term of the reward, and since
+when, by the monotonic clock that the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -42,21 +42,31 @@ def request_tuple(ticket: int, request: ScoreRequest) -> RequestTuple:
 
 
 class Status:
-    """The shared memory of one worker: a ticket (int64) and when it began (float64).
+    """The shared memory of one worker: a ticket (int64), when it began (float64), a term (text).
 
     The worker writes and the pool reads without a lock. The order of the writes makes every
     mixture harmless: between two samples the time is 0, which means that none has begun.
     """
 
-    NBYTES = 16
+    NBYTES = 16 + 240
 
     def __init__(self, memory: mmap) -> None:
         self._memory = memory
 
     def begin(self, ticket: int, now: float) -> None:
         """Worker: scoring of `ticket` begins."""
+        self.enter("")
         struct.pack_into("=q", self._memory, 0, ticket)
         struct.pack_into("=d", self._memory, 8, now)
+
+    def enter(self, term: str) -> None:
+        """Worker: the term of that name is computed; of a long name the beginning is kept."""
+        self._memory[16 : self.NBYTES] = term.encode()[: self.NBYTES - 16].ljust(240, b"\0")
+
+    @property
+    def term(self) -> str:
+        """The term that was entered last; empty where none was, or all are computed."""
+        return self._memory[16 : self.NBYTES].rstrip(b"\0").decode(errors="ignore")
 
     def end(self) -> None:
         """Worker: nothing is being scored."""

@@ -23,7 +23,13 @@ from types import FrameType, TracebackType
 from typing import cast
 
 from flowrl.backend.plugin import Plugin
-from flowrl.backend.protocols import ScoreBackend, ScoreContext, ScoreRequest, ScoreResult
+from flowrl.backend.protocols import (
+    NamesTerms,
+    ScoreBackend,
+    ScoreContext,
+    ScoreRequest,
+    ScoreResult,
+)
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.child_process import die_with, named_plugin, received
@@ -99,10 +105,12 @@ class _Worker:
         self._own = own
         self._pid = os.getpid()
         self._scores: list[tuple[int, float, dict[str, float]]] = []
-        self._failures: list[tuple[int, str, str, tuple[str, ...]]] = []
+        self._failures: list[tuple[int, str, str, tuple[str, ...], str]] = []
 
     def run(self, scorer: ScoreBackend, timeout_s: float, incoming: FrameReader) -> None:
         """Until the pool closes the socket."""
+        if isinstance(scorer, NamesTerms):
+            scorer.on_term = self._status.enter
         alarm = _Alarm(timeout_s, self._flush)
         while True:
             data = received(self._sock, 1 << 18)
@@ -154,7 +162,7 @@ class _Worker:
             self._fail(ticket, kind, message, self._frames(trace) if trace else ())
 
     def _fail(self, ticket: int, kind: str, message: str, frames: tuple[str, ...]) -> None:
-        self._failures.append((ticket, kind, message, frames))
+        self._failures.append((ticket, kind, message, frames, self._status.term))
 
     def _flush(self) -> None:
         results = self._results()

@@ -8,6 +8,7 @@ of other roles and rollouts stand beside them, behind their name: `critic/loss`,
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -272,6 +273,10 @@ class StepReport:
                 )
             else:
                 extra |= {f"{node}/{name}": float(value) for name, value in numbers.items()}
+            extra |= {
+                name if node == self.main else f"{node}/{name}": number
+                for name, number in self._rewards(step, one).items()
+            }
         if self.main in self._sources:
             lengths = step.sets[self.main].sequences.response_lengths
             num_tokens = num_tokens or int(lengths.sum())
@@ -300,6 +305,37 @@ class StepReport:
             ]
             counts[UNNAMED_TOKENS] = float(sum(np.count_nonzero(places) for places in strange))
         return counts
+
+    def _rewards(self, step: StepBatch, one: Drawn) -> dict[str, float]:
+        """Mean, spread and failures of each reward term of a rollout, and all failures together.
+
+        A reward model is a term of its role's name.
+        """
+        values: dict[str, list[float]] = {}
+        for _, payload in _scored(one.collected):
+            for name, value in payload.terms.items():
+                values.setdefault(name, []).append(value)
+        for node in self._parts.graph.of_op(Op.SCORE):
+            scores = step.values.get((node.id, "score"))
+            if is_rule_score(node) or scores is None or not len(scores):
+                continue
+            if self._parts.origin(node.id) == one.part.node.id:
+                values.setdefault(role_of(node), scores.tolist())
+        for name in (CUT_OBSERVATION, CUT_LENGTH):  # no numbers of a reward, but marks of an end
+            values.pop(name, None)
+        failed = [payload for _, payload, _ in one.collected.dropped if payload.failure]
+        failures: Counter[str] = Counter()
+        for payload in failed:
+            _, _, term = payload.failed_term.partition("/")
+            # Terms of one name are told apart by their roles, as `merged_terms` does.
+            failures[payload.failed_term if payload.failed_term in values else term] += 1
+        found = {"failed_rewards": float(len(failed))} if failed else {}
+        for name in filter(None, dict.fromkeys((*values, *failures))):
+            if name in values:
+                found[f"terms/{name}/mean"] = float(np.mean(values[name]))
+                found[f"terms/{name}/std"] = float(np.std(values[name]))
+            found[f"terms/{name}/failures"] = float(failures[name])
+        return found
 
     # Updates
 

@@ -155,6 +155,7 @@ def _row(sample: SampleId, payload: Payload) -> dict[str, object]:
         "judged": {node: _exact(score) for node, score in payload.judged.items()},
         "terms": {name: _exact(value) for name, value in payload.terms.items()},
         "failure": payload.failure,
+        "failed_term": payload.failed_term,
     }
 
 
@@ -252,6 +253,7 @@ class _Reader:
             judged={NodeId(node): float.fromhex(s) for node, s in row["judged"].items()},
             terms={name: float.fromhex(value) for name, value in row["terms"].items()},
             failure=row["failure"],
+            failed_term=row.get("failed_term", ""),
             **arrays,
         )
 

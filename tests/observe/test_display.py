@@ -164,6 +164,37 @@ def test_the_age_of_samples_is_shown_where_some_are_old():
     assert step_line(fresh, 20, None).endswith("loss 0.0123")
 
 
+def test_a_step_shows_the_gradient_norm_and_the_entropy_of_its_updates():
+    step = replace(STEP, seconds={}, grad_norm=0.12345, extra={"entropy": 1.23456})
+    assert step_line(step, 20, None).endswith("loss 0.0123  grad norm 0.123  entropy 1.235")
+    panel = RichDisplay(Terminal(), clock=Clock())
+    panel.stage("grpo", 2)
+    panel.step(step)
+    assert "loss 0.0123  grad norm 0.123  entropy 1.23" in render(panel)
+
+
+def test_reward_terms_are_shown_where_there_are_several_and_failures_always():
+    one = {"terms/digit/mean": 0.5, "terms/digit/std": 0.25, "terms/digit/failures": 0.0}
+    two = {
+        "terms/judge/form/mean": -2.0,
+        "terms/judge/form/std": 0.5,
+        "terms/judge/form/failures": 3.0,
+    }
+    lost = {"terms/lost/failures": 4.0}
+    step = replace(STEP, seconds={}, length_mean=None, loss=None, extra=one)
+    assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)")
+    step = replace(step, extra={**one, "failed_rewards": 2.0})
+    assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)  rewards failed 2")
+    step = replace(step, extra={"surprise": 1.0, **one, **two, **lost, "failed_rewards": 7.0})
+    terms = "digit 0.500 (std 0.25)  judge/form -2.000 (std 0.50, 3 failed)  lost - (4 failed)"
+    assert step_line(step, 20, None).endswith(f"(std 0.25)  {terms}  rewards failed 7")
+    panel = RichDisplay(Terminal(), clock=Clock())
+    panel.stage("grpo", 2)
+    panel.step(step)
+    assert f"terms     {terms}" in render(panel)
+    assert "7 rewards failed" in render(panel)
+
+
 def test_a_supervised_step_shows_no_reward():
     stream = io.StringIO()
     display = PlainDisplay(stream)

@@ -63,6 +63,7 @@ def unused() -> UnusedSamples:
     )
     fresh = Payload(item=third)
     dropped = Payload(item=third, tokens=np.array([1], np.int64), failure="raised KeyError")
+    dropped.failed_term = "verifier/format"
     dropped.logprobs = np.array([-2.0], np.float32)
     return UnusedSamples(
         payloads={
@@ -124,6 +125,7 @@ def facts(payload: Payload) -> dict[str, object]:
                 payload.judged,
                 payload.terms,
                 payload.failure,
+                payload.failed_term,
             )
         ),
     }

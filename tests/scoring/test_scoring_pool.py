@@ -154,6 +154,29 @@ def test_a_reward_that_ends_its_process_fails_alone(action, ending):
     assert [score(results[0]), score(results[2])] == [1.0, 2.0]
 
 
+def test_a_failure_names_the_term_however_it_failed():
+    by_word = f"{REWARDS}:by_word"
+    terms = (
+        {"kind": "format", "name": "form", "pattern": ".*"},
+        {"kind": "python", "function": by_word, "name": "word 世"},
+        {"kind": "format", "name": "last", "pattern": ".*"},
+    )
+    told = ScoreContext(role=RoleName("verifier"), terms=terms)
+    texts = ("ok 1", "key", "loop", "deaf", "exit", "none", "ok 2")
+    with ScoringPool(PLUGIN, told, timeout_s=0.5, grace_s=0.7) as pool:
+        pool.submit([request(text, i) for i, text in enumerate(texts)])
+        found = collect(pool, len(texts))
+    failed = [found[f"0/{i}/0"] for i in range(1, 6)]
+    assert [failure(each).term for each in failed] == ["word 世"] * 5
+    assert [failure(each).kind for each in failed] == [
+        FailureKind.RAISED,
+        FailureKind.TIMEOUT,
+        FailureKind.TIMEOUT,
+        FailureKind.DIED,
+        FailureKind.INVALID,
+    ]
+
+
 def test_a_score_that_float32_cannot_hold_is_invalid():
     large, too_large = run("ok 1e30", "ok -1e39", timeout_s=30.0)
     assert score(large) == 1e30

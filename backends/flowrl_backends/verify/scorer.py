@@ -46,6 +46,7 @@ class Scorer:
     """
 
     def __init__(self, context: ScoreContext) -> None:
+        self.on_term: Callable[[str], None] = lambda name: None
         self._terms: dict[str, Term] = {}
         # Each weight, and the name of the value that it goes with.
         self._weights: list[tuple[float, str]] = []
@@ -93,7 +94,9 @@ class Scorer:
         """The weighted sum of the terms, and each term's own value."""
         values: dict[str, float] = {}
         for name, term in self._terms.items():
+            self.on_term(name)
             values[name] = term(request, values)
+        self.on_term("")
         total = 0.0
         for weight, name in self._weights:
             total += weight * values[name]
