@@ -273,7 +273,9 @@ def step_line(
     if metrics.loss is not None:
         parts.append(f"loss {metrics.loss:.4f}")
     elif metrics.num_samples == 0 and metrics.filtered_groups:
-        parts.append(f"no update, all {counted(metrics.filtered_groups, 'group')} filtered")
+        by = " and ".join(spec.partition(":")[2] for spec in metrics.filtered_by)
+        groups = counted(metrics.filtered_groups, "group")
+        parts.append(f"no update, all {groups} filtered" + (f" by {by}" if by else ""))
     if metrics.grad_norm is not None:
         parts.append(f"grad norm {metrics.grad_norm:.3g}")
     if (entropy := metrics.extra.get("entropy")) is not None:

@@ -48,7 +48,9 @@ class StepMetrics:
         num_tokens: Response tokens produced for the step.
         length_mean: Response tokens a sample.
         truncated: Share of samples that ended at `max_tokens`.
-        filtered_groups: Groups that a filter removed.
+        filtered_groups: Groups that a filter or a selection removed.
+        filtered_by: How many of them each one removed, by its text in the graph, such as
+            `filter:difficulty(low=0.5, high=1.0)`.
         dropped_samples: Samples that ended as dropped.
         skipped_updates: Optimizer updates not made because the gradient was not finite.
         seconds: Wall time by kind of work: `generate`, `score`, `logprobs`, `update`, `sync` ...,
@@ -82,6 +84,7 @@ class StepMetrics:
     clip_fraction_low: float | None = None
     clip_fraction_high: float | None = None
     filtered_groups: int = 0
+    filtered_by: Mapping[str, int] = field(default_factory=dict)
     dropped_samples: int = 0
     skipped_updates: int = 0
     wall_s: float = 0.0
@@ -111,6 +114,8 @@ class StepMetrics:
                 raise TypeError(f"{key!r} is no field of a step")
             if key in ("seconds", "extra"):
                 values[key] = _numbers(value)
+            elif key == "filtered_by":
+                values[key] = {name: int(count) for name, count in _numbers(value).items()}
             elif key == "stage" or isinstance(value, int):
                 values[key] = value
             else:

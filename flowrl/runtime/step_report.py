@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flowrl.backend.protocols import OptimizerStep
 from flowrl.data import PromptItem, Tokenizer
-from flowrl.graph import Node, Op
-from flowrl.ids import NodeId, RoleName, SampleId
+from flowrl.graph import Node, Op, format_attr
+from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.runtime.judge import kept_groups
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import role_of
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, score_source
@@ -212,9 +213,7 @@ class StepReport:
             if before is None or after is None:
                 continue
             stays = set(after.sequences.samples)
-            spec = node.attr("spec")
-            assert isinstance(spec, Spec)
-            reason = spec.reason if isinstance(spec, FilterSpec) else spec.kind
+            reason = _reason(node)
             for sample in before.sequences.samples:
                 if sample not in stays:
                     found.setdefault(sample, reason)
@@ -269,6 +268,7 @@ class StepReport:
                     metrics,
                     version=one.version,
                     filtered_groups=len(removed - stays),
+                    filtered_by=self._filtered_by(one.part, ends[node], removed - stays),
                     **numbers,  # type: ignore[arg-type]
                 )
             else:
@@ -305,6 +305,35 @@ class StepReport:
             ]
             counts[UNNAMED_TOKENS] = float(sum(np.count_nonzero(places) for places in strange))
         return counts
+
+    def _filtered_by(
+        self, part: RolloutPart, ends: Sequence[_Ended], groups: Collection[GroupId]
+    ) -> dict[str, int]:
+        """How many of `groups` each filter and selection removed, most first."""
+        removed: dict[GroupId, tuple[str, list[Payload]]] = {}
+        for _, payload, end, reason in ends:
+            if end == "filtered" and payload.item.group in groups:
+                removed.setdefault(payload.item.group, (reason, []))[1].append(payload)
+        counts = Counter(self._remover(part, *group) for group in removed.values())
+        return {text: count for text, count in counts.most_common() if text}
+
+    def _remover(self, part: RolloutPart, reason: str, payloads: Sequence[Payload]) -> str:
+        """What removed a group, as text: of several filters of a kind the first that would."""
+        nodes = [
+            node
+            for node in self._parts.graph.of_op(Op.FILTER, Op.SELECT)
+            if self._parts.origin(node.id) == part.node.id and _reason(node) == reason
+        ]
+        for node in nodes[:-1]:
+            spec = node.attr("spec")
+            scores = [payload.judged.get(node.id, payload.score) for payload in payloads]
+            if (
+                isinstance(spec, FilterSpec)
+                and None not in scores
+                and not kept_groups(spec, np.array(scores, np.float64), [len(scores)])[0]
+            ):
+                return format_attr(spec)
+        return format_attr(nodes[-1].attr("spec")) if nodes else ""
 
     def _rewards(self, step: StepBatch, one: Drawn) -> dict[str, float]:
         """Mean, spread and failures of each reward term of a rollout, and all failures together.
@@ -382,6 +411,13 @@ def _scored(collected: Collected) -> list[tuple[SampleId, Payload]]:
     """Delivered samples, then filtered ones."""
     kept = [row for _, members in collected.groups for row in members]
     return kept + [(sample, payload) for sample, payload, _ in collected.filtered]
+
+
+def _reason(node: Node) -> str:
+    """What a filter or a selection says of samples that it took out."""
+    spec = node.attr("spec")
+    assert isinstance(spec, Spec)
+    return spec.reason if isinstance(spec, FilterSpec) else spec.kind
 
 
 def _is_cut(payload: Payload) -> bool:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import StepMetrics
 from flowrl.runtime.step_report import UNNAMED_TOKENS
-from flowrl.wording import counted
+from flowrl.specs import Difficulty, Threshold
+from flowrl.wording import counted, percent
 
 __all__ = ["StepWarnings"]
 
 IDLE_STEPS = 3
-"""Steps in a row without a sample to learn from that are told of. One may be chance."""
+"""Steps in a row without a sample to learn from, or after a collapse, that are told of. One may be
+chance."""
 
 
 class StepWarnings:
@@ -25,13 +28,18 @@ class StepWarnings:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._told: set[tuple[str, str]] = set()
-        self._idle: Counter[str] = Counter()  # steps in a row, by stage
+        # By stage: steps in a row, and what the steps before had.
+        self._idle: Counter[str] = Counter()
+        self._collapsed: Counter[str] = Counter()
+        self._best: dict[str, StepMetrics] = {}
+        self._rates: dict[str, float] = {}
 
     def of(self, metrics: StepMetrics) -> None:
         """Tells of what a step shows for the first time in its stage."""
         self._of_cut_episodes(metrics)
         self._of_unnamed_tokens(metrics)
         self._of_skipped_updates(metrics)
+        self._of_collapse(metrics)
         self._of_idle_steps(metrics)
 
     def _once(self, stage: str, what: str) -> bool:
@@ -73,19 +81,108 @@ class StepWarnings:
                 "Lower the learning rate, or look at the rewards"
             )
 
-    def _of_idle_steps(self, metrics: StepMetrics) -> None:
-        """Steps that change nothing, because a filter removed every group."""
-        if metrics.num_samples or not metrics.filtered_groups:
-            self._idle[metrics.stage] = 0
+    def _of_collapse(self, metrics: StepMetrics) -> None:
+        """A policy that answered before, and now says nothing or does not stop.
+
+        Nearly all responses have one token, or are truncated; their scores tell them no longer
+        apart, and are worse than they have been.
+        """
+        stage, mean = metrics.stage, metrics.reward_mean
+        if metrics.learning_rate is not None:
+            self._rates[stage] = metrics.learning_rate
+        if mean is None or metrics.length_mean is None:
             return
-        self._idle[metrics.stage] += 1
-        if self._idle[metrics.stage] == IDLE_STEPS and self._once(metrics.stage, "idle"):
-            scored = (
-                "" if metrics.reward_mean is None else f", at {metrics.reward_mean:g} on average"
+        best = self._best.get(stage)
+        if best is None or best.reward_mean is None or mean > best.reward_mean:
+            self._best[stage] = metrics
+        elif _is_worthless(metrics, mean) and mean < best.reward_mean and _shrank(best, metrics):
+            self._collapsed[stage] += 1
+            if self._collapsed[stage] == IDLE_STEPS and self._once(stage, "collapse"):
+                self._tell_collapse(metrics, mean, best)
+            return
+        self._collapsed[stage] = 0
+
+    def _tell_collapse(self, metrics: StepMetrics, mean: float, best: StepMetrics) -> None:
+        how = "end at their first token" if _is_silent(metrics) else "do not stop any more"
+        rate = self._rates.get(metrics.stage)
+        rates = "" if rate is None else f" (it was {rate:g} at the last update)"
+        self._warn(
+            f"{metrics.stage} step {metrics.step}: the policy has collapsed. Its responses {how} "
+            f"and score {_said(metrics)}; at step {best.step} it was {_said(best)}. Neither other "
+            f"prompts nor filters mend that: lower the learning rate{rates}, and begin from a "
+            "checkpoint of before"
+        )
+
+    def _of_idle_steps(self, metrics: StepMetrics) -> None:
+        """Steps that change nothing, because filters and selections removed every group."""
+        stage = metrics.stage
+        if metrics.num_samples or not metrics.filtered_groups:
+            self._idle[stage] = 0
+            return
+        self._idle[stage] += 1
+        if self._idle[stage] != IDLE_STEPS or (stage, "collapse") in self._told:
+            return
+        if not self._once(stage, "idle"):
+            return
+        removers = [parse_attr(text) for text in metrics.filtered_by]
+        called = " and ".join(f"fl.{text.replace(':', '.', 1)}" for text in metrics.filtered_by)
+        rule, hint = _removal(removers[0] if removers else None, metrics.reward_mean)
+        self._warn(
+            f"{stage} step {metrics.step}: {IDLE_STEPS} steps in a row made no update, for "
+            f"{called or 'the filter'} removed all of their groups ({rule}). {hint}"
+        )
+
+
+def _is_worthless(metrics: StepMetrics, mean: float) -> bool:
+    """Whether the scores of a step have nothing to prefer."""
+    equal = metrics.reward_std is not None and metrics.reward_std <= 1e-6 * max(1.0, abs(mean))
+    return equal or (not metrics.num_samples and metrics.filtered_groups > 0)
+
+
+def _shrank(best: StepMetrics, now: StepMetrics) -> bool:
+    """Whether responses have no length of their own any more, as those of a better step had."""
+    if _is_silent(now):
+        return best.length_mean is not None and best.length_mean > 1.5
+    return (now.truncated or 0.0) >= 0.95 and (best.truncated or 0.0) < 0.5
+
+
+def _said(metrics: StepMetrics) -> str:
+    """`0 (length 1.0, truncated 0 %)`."""
+    cut = percent(metrics.truncated or 0.0)
+    return f"{metrics.reward_mean:.3g} (length {metrics.length_mean:.1f}, truncated {cut})"
+
+
+def _is_silent(metrics: StepMetrics) -> bool:
+    return metrics.length_mean is not None and metrics.length_mean <= 1.05
+
+
+def _removal(spec: object, mean: float | None) -> tuple[str, str]:
+    """By which rule groups were removed, and what to do."""
+    at = "" if mean is None else f", at {mean:g} on average"
+    match spec:
+        case Difficulty(low=low, high=high):
+            rule = (
+                f"it keeps groups with {low:g} < mean score < {high:g}, which excludes the bounds; "
+                f"these scored outside{at}"
             )
-            self._warn(
-                f"{metrics.stage} step {metrics.step}: {IDLE_STEPS} steps in a row made no update, "
-                f"for the filter removed all of their groups (the samples of each score alike"
-                f"{scored}). Take prompts that the policy solves now and then, train it on "
-                "examples for longer first, or raise train.group_size"
+            if mean is not None and mean >= high:
+                return rule, (
+                    "Write a high above the best score to keep groups that are always right, or "
+                    "take harder prompts"
+                )
+            if mean is not None and mean <= low:
+                return rule, (
+                    "Write a low below the worst score to keep groups that are never right, or "
+                    "take prompts that the policy solves more often"
+                )
+            return rule, "Groups lie on both sides of the bounds: set these further apart"
+        case Threshold(at_least=at_least):
+            return f"it keeps samples that score at least {at_least:g}; these scored less{at}", (
+                "Write a lower at_least, or train the policy on examples for longer first"
+            )
+        case _:
+            return f"the samples of each score alike{at}", (
+                "Take prompts that the policy solves now and then: easier ones, or after training "
+                "on examples, where all score low; harder ones where all are right. A greater "
+                "train.group_size finds more differences"
             )

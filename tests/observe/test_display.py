@@ -181,7 +181,7 @@ def test_reward_terms_are_shown_where_there_are_several_and_failures_always():
         "terms/judge/form/failures": 3.0,
     }
     lost = {"terms/lost/failures": 4.0}
-    step = replace(STEP, seconds={}, length_mean=None, loss=None, extra=one)
+    step = replace(STEP, seconds={}, length_mean=None, loss=None, filtered_groups=0, extra=one)
     assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)")
     step = replace(step, extra={**one, "failed_rewards": 2.0})
     assert step_line(step, 20, None).endswith("reward 0.500 (std 0.25)  rewards failed 2")
