@@ -8,7 +8,7 @@ filter's pass rate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowrl.data import PromptItem
@@ -32,6 +32,7 @@ class PromptSupply:
         limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
             lost between two batches.
         where: The config key of the limit, and its value.
+        filters: By the reason that they give, the filters as the graph writes them.
         kept: Groups that the filter kept since the last batch.
         lost: Groups that it took out since then, and those dropped, with the first reason.
         taken: Prompts that were taken since then.
@@ -40,6 +41,7 @@ class PromptSupply:
     take: Callable[[int, str], Sequence[PromptItem]]
     limit: int
     where: str = "train.refill_limit"
+    filters: Mapping[str, str] = field(default_factory=dict)
     kept: int = 0
     lost: dict[GroupId, str] = field(default_factory=dict)
     taken: int = 0
@@ -72,7 +74,9 @@ class PromptSupply:
         """The error of a batch that cannot be filled."""
         ended = self.kept + len(self.lost)
         counted = Counter(self.lost.values()).most_common()
-        reasons = ", ".join(f"{number} {reason}" for reason, number in counted)
+        reasons = ", ".join(
+            f"{number} {self.filters.get(reason, reason)}" for reason, number in counted
+        )
         rate = f" ({percent(self.kept / ended, 1)})" if ended else ""
         key = self.where.partition("=")[0]
         return BatchNotFilled(

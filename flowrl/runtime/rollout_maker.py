@@ -32,7 +32,7 @@ from flowrl.runtime.stage import OpenRollout, part_of
 from flowrl.runtime.step_report import told_score
 from flowrl.runtime.streaming_driver import StreamingDriver
 from flowrl.runtime.unused_samples import UNUSED, UnusedSamples, read_unused
-from flowrl.specs import AdvantageSpec, Grammar
+from flowrl.specs import AdvantageSpec, FilterSpec, Grammar
 
 __all__ = ["RolloutMaker", "rollout_spec", "settings_of", "train_key"]
 
@@ -203,6 +203,7 @@ class RolloutMaker:
             take=self._source(part.source).take_further,
             limit=train.refill_limit * train.prompts_per_step,
             where=f"{train_key(self.config, self.stage)}.refill_limit={train.refill_limit}",
+            filters=_filters(part),
         )
 
     def _source(self, node: NodeId) -> Source:
@@ -218,3 +219,14 @@ class RolloutMaker:
         if folder is None or not folder.is_dir():
             return scheduler, UnusedSamples()
         return scheduler, read_unused(folder, self._source(part.source).item_of)
+
+
+def _filters(part: RolloutPart) -> dict[str, str]:
+    """The text of each filter by its reason, where several have one, of all of these."""
+    found: dict[str, str] = {}
+    for node in part.filters:
+        spec = node.attr("spec")
+        assert isinstance(spec, FilterSpec)
+        before = found.get(spec.reason)
+        found[spec.reason] = str(spec) if before is None else f"{before} or {spec}"
+    return found

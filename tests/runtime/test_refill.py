@@ -176,7 +176,7 @@ def test_a_run_whose_filter_lets_nothing_pass_stops_with_a_checkpoint(tmp_path: 
     with pytest.raises(DataError, match="too few groups pass") as caught:
         api.run(None, config, display=display)
     assert "train.refill_limit=2" in str(caught.value)
-    assert "0 of 16 groups passed (0.0 %); 16 zero_variance" in str(caught.value)
+    assert "0 of 16 groups passed (0.0 %); 16 zero_variance(tolerance=1e-08)" in str(caught.value)
     assert "--resume" in display.notes[-1]
     assert "the resumed run takes a greater train.refill_limit too" in str(caught.value)
     assert "begin a new run, with prompts" in str(caught.value)
