@@ -149,8 +149,18 @@ def playing(turns: int, said: int) -> fl.Workflow:
     return program
 
 
-def of_games() -> dict[str, Any]:
-    return {"actor": model(), "game": GAME}
+def of_games(max_length: int = 32) -> dict[str, Any]:
+    return {"actor": model(max_length=max_length), "game": GAME}
+
+
+def test_a_length_penalty_of_episodes_is_compared_with_no_limit_of_one_response(caplog):
+    @fl.workflow
+    def program(prompts: fl.Prompts, *, actor: fl.Policy, game: fl.Environment):
+        rollout, scores = fl.interact(actor, game, prompts, max_turns=2)
+        scores = fl.shaping.soft_overlong(scores, rollout, max_tokens=20, buffer=4)
+        actor.update(rollout, scores)
+
+    assert warned(caplog, program, roles=of_games(128)) == []
 
 
 def test_observations_that_leave_no_room_are_told(caplog):
@@ -162,6 +172,8 @@ def test_observations_that_leave_no_room_are_told(caplog):
 
 def test_turns_that_can_never_be_had_are_refused(caplog):
     assert warned(caplog, playing(12, 4), roles=of_games()) == []
+    # A prompt of 8 and 12 turns, with a token said between two, are 31 tokens.
+    assert warned(caplog, playing(12, 4), roles=of_games(31)) == []
     with pytest.raises(ConfigError, match=r"max_turns=13.* cannot fit the model") as caught:
         warned(caplog, playing(13, 4), roles=of_games())
     assert "33 tokens" in str(caught.value)

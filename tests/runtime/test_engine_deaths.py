@@ -65,6 +65,21 @@ def test_a_broken_engine_is_asked_for_nothing_until_it_is_opened_anew():
     assert deaths.call(ONE, lambda: "answer", "nothing") == "answer"
 
 
+class Quiet(Fragile):
+    def silent_s(self) -> float:
+        return 5.0
+
+
+def test_an_engine_is_silent_once_and_one_that_broke_is_no_longer_waited_for():
+    deaths = EngineDeaths({ONE: Quiet(World()), TWO: Quiet(World())})
+    assert deaths.fallen_silent(5.0) == []
+    deaths.give_up(TWO, "a test says so")
+    assert deaths.fallen_silent(4.9) == [ONE]
+    assert deaths.fallen_silent(4.9) == []
+    assert deaths.fallen_silent(5.0) == []  # heard from
+    assert deaths.fallen_silent(4.9) == [ONE]
+
+
 def attempts(world: World) -> Counter[str]:
     return Counter(event for event in world.log if event.startswith("submit"))
 

@@ -127,6 +127,8 @@ def test_an_episode_is_reset_stepped_and_closed_in_order():
     game = Scripted()
     with pool_of(game) as pool:
         pool.start(start())
+        assert pool.wait(DEADLINE_S)
+        assert pool.num_pending == 1  # it counts until it is handed out
         assert answers(pool) == [
             Answered(sample=SampleId("0/0/0"), answer=Observation(content="go"))
         ]
