@@ -223,3 +223,17 @@ def test_spare_groups_stay_for_the_next_batch_where_the_bound_lets_them(play, on
 def test_admission_rules_that_cannot_work_are_refused(changes, message):
     with pytest.raises(SchedulerError, match=message):
         SchedulerSettings(group_size=1, **changes)
+
+
+def test_the_pool_knows_how_many_batches_of_a_version_are_still_to_come(play):
+    p = play(group_size=1, max_staleness=1, admission=AgeBudget(groups=1, batches_per_version=3))
+    p.join()
+    p.offer(*(f"0/{n}" for n in range(6)))
+    pool = p.scheduler.state.pool
+    seen = [(pool._version, pool._further)]
+    for number in range(4):
+        p(BatchAsked, batch=number, groups=1)
+        p.finish_and_score(f"0/{number}/0")
+        seen.append((pool._version, pool._further))
+    # Besides the next batch: two, one and none of version 0, then of version 1.
+    assert seen == [(0, 2), (0, 1), (0, 0), (1, 2), (1, 1)]
