@@ -11,6 +11,7 @@ import pytest
 
 import flowrl as fl
 import flowrl_backends.torch
+from flowrl.compiler.players import _words
 from flowrl.errors import FlowError
 from tests.compiler import programs
 from tests.compiler.programs import config, model
@@ -217,6 +218,13 @@ def test_folders_with_one_tokenizer_agree_and_a_reader_with_fewer_rows_is_told(t
     )
     assert "to 23 too" in said
     assert f"other has only 16 tokens ({tmp_path / 'small' / 'config.json'})" in said
+
+
+@pytest.mark.parametrize("added", [None, [], "left out"])
+def test_tokenizers_without_added_words_are_compared_by_their_words(added):
+    entry = {} if added == "left out" else {"added_tokens": added}
+    written = json.dumps({"version": "1.0", **entry, "model": {"vocab": {"a": 0}}})
+    assert _words(written.encode()) == _words(b'{"model": {"vocab": {"a": 0}}}') == ({"a": 0}, {})
 
 
 def test_folders_with_other_words_do_not_agree_even_where_they_have_as_many(tmp_path):

@@ -19,7 +19,7 @@ from flowrl.cost import (
     Phase,
     PhaseMemory,
 )
-from flowrl.cost.activations import mlp_kept
+from flowrl.cost.activations import AttentionKind, forward_tensors, mlp_kept
 from flowrl.cost.layout import Layout
 from flowrl.cost.memory import phase_memory, resident_memory
 from flowrl.cost.role_memory import (
@@ -341,6 +341,34 @@ def test_experts_of_several_devices_meet_more_tokens_on_the_fullest() -> None:
     # Divided over two devices, an expert meets its copies on both.
     assert experts(tp=2) == 2 * (4 * 2 * 6 + 2 * (2 * 2 * 8) + rest) / 2
     assert experts(tp=2, ep=2) == 2 * (int(1.5 * routed) + rest) / 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engine", "elements"),
+    [
+        # 3 h, 3 q, and of two experts 3 f and two copies of the token, with 3 f of the shared one.
+        ({}, False, 24 + 24 + (3 * 2 * 6 + 32) + 3 * 4),
+        # The fullest of several devices with experts has half as many again.
+        ({"ep": 2, "dp": 2}, False, 24 + 24 + int(1.5 * (3 * 2 * 6 + 32)) + 3 * 4),
+        # An expert that is divided over two devices meets its copies on both.
+        ({"tp": 2}, False, (24 + 24 + (3 * 2 * 6 + 2 * 32) + 3 * 4) / 2),
+        # 2 h on every device, 3 q and 3 k, and 4 f.
+        ({}, True, 16 + 24 + 12 + 4 * 24),
+        ({"tp": 2}, True, 16 + (24 + 12 + (4 * 2 * 6 + 2 * 32) + 4 * 4) / 2),
+    ],
+)
+def test_the_largest_tensors_of_a_layer_are_those_of_its_experts(
+    sizes: dict[str, int], engine: bool, elements: float
+) -> None:
+    def found(attention: AttentionKind) -> float:
+        layout = Layout(**sizes)
+        return forward_tensors(
+            EXPERTS, width=2, attention=attention, length=10, layout=layout, engine=engine
+        )
+
+    assert found("sdpa") == 2 * elements
+    # Eager attention has the probabilities of four heads too.
+    assert found("eager") == 2 * (elements + 4 * 10 / sizes.get("tp", 1))
 
 
 def test_the_cache_is_divided_by_heads_stages_and_context_but_a_latent_is_not() -> None:

@@ -16,6 +16,7 @@ from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import ConstantLengths, LognormalLengths
 from flowrl.cost.models import ModelShape
 from flowrl.cost.switching import saved_s
+from flowrl.cost.trainer_time import _passes, batch_of
 
 H100 = Machine(spec=device_spec("H100-SXM-80GB"), node_size=8)
 COST = AnalyticCost()
@@ -123,6 +124,22 @@ def test_attention_grows_with_the_square_of_lengths(qwen):
     third, second, first = (parts(tokens)["attention"] for tokens in (4096, 2048, 1024))
     assert third - second == pytest.approx(2 * (second - first), rel=0.05)
     assert parts(4096)["mlp"] == pytest.approx(parts(1024)["mlp"], rel=0.02)
+
+
+def test_a_replica_has_its_share_of_the_tokens_and_of_the_pairs_that_attend():
+    lengths = ConstantLengths(tokens=20)
+    batch = batch_of(32.0, 10.0, lengths, 1000)
+    passes = _passes(Layout(dp=2), batch)
+    assert passes.number == 1
+    assert (passes.tokens.count, passes.tokens.pairs) == (16 * 30, 16 * 30**2 / 2)
+    # Packed rows leave half of a mean one free: 100 - 15 tokens a pass, for 480.
+    several = _passes(Layout(dp=2), batch_of(32.0, 10.0, lengths, 100))
+    assert several.number == 6
+    assert several.tokens.count == 80
+    assert several.tokens.pairs == 16 * 30**2 / 2 / 6
+    # Fewer than eight rows are whole ones.
+    few = _passes(Layout(dp=5), batch_of(32.0, 10.0, lengths, 1000))
+    assert few.tokens.count == 7 * 30
 
 
 def test_gradients_travel_once_an_optimizer_step(qwen):
