@@ -408,6 +408,26 @@ def test_on_an_accelerator_an_engine_has_graphs_workspaces_and_buffers() -> None
     assert "captured graphs" not in trained
 
 
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ({}, 0),
+        ({"tp": 2}, 1),
+        ({"pp": 2}, 1),
+        ({"cp": 2}, 1),
+        ({"dp": 2}, 1),
+        ({"dp": 2, "ep": 2}, 2),
+        ({"tp": 2, "pp": 2, "cp": 2, "dp": 2}, 4),
+    ],
+)
+def test_a_device_has_buffers_for_each_group_that_it_is_in(
+    sizes: dict[str, int], groups: int
+) -> None:
+    shape = replace(EXPERTS, num_layers=4)
+    memory = role_memory("a", shape, Layout(**sizes), TRAINING, Phase.UPDATE, MemoryOptions())
+    assert named(memory).get("communication", 0) == groups * 384 * MIB
+
+
 def test_what_can_be_moved_to_the_host_is_weights_and_states() -> None:
     work = replace(WORK, trainable=True, shares_weights=False, dtype="bfloat16")
     (count,) = held(SHAPE)

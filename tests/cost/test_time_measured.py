@@ -239,3 +239,8 @@ def test_the_real_package_gives_its_published_steps(qwen):
     assert cost.prefill(qwen, Layout(tp=4), H100, rows=1, tokens=2048).seconds == pytest.approx(
         21.4174e-3, rel=1e-3
     )
+
+
+def test_a_measured_line_counts_calls_passes_rows_tokens_and_those_of_one_row_alone():
+    line = BatchLine(call_s=1.0, pass_s=10.0, row_s=100.0, token_s=1000.0, distinct_s=10000.0)
+    assert line(calls=1, passes=2, rows=3, tokens=4, distinct=5) == 54321.0

@@ -15,8 +15,10 @@ from flowrl.cost.forward_pass import Tokens, forward_parts
 from flowrl.cost.layout import Layout
 from flowrl.cost.lengths import ConstantLengths, LognormalLengths
 from flowrl.cost.models import ModelShape
+from flowrl.cost.sharding import stage_parameters
 from flowrl.cost.switching import saved_s
-from flowrl.cost.trainer_time import _passes, batch_of
+from flowrl.cost.trainer_time import _largest_stage, _passes, batch_of
+from tests.cost.tiny import SHAPE
 
 H100 = Machine(spec=device_spec("H100-SXM-80GB"), node_size=8)
 COST = AnalyticCost()
@@ -150,11 +152,26 @@ def test_gradients_travel_once_an_optimizer_step(qwen):
     twice = dict(_train(qwen, Layout(dp=8), mini_batches=2).parts)
     assert once["gradients"] == pytest.approx(expected)
     assert twice["gradients"] == pytest.approx(2 * expected)
+    passes = set(once) - {"gradients", "optimizer"}
+    assert passes
+    for part in passes:  # each optimizer step has half of the samples
+        assert twice[part] == pytest.approx(once[part]), part
     none = dict(_train(qwen, Layout(dp=8), shard="none").parts)
     assert none["gradients"] == pytest.approx(all_reduce_s(4 * whole, ranks, H100))
     stepped = 30 * whole / efficiency.rates(H100.spec).nbytes
     assert none["optimizer"] == pytest.approx(stepped)
     assert once["optimizer"] == pytest.approx(stepped / 8)
+
+
+def test_the_stage_with_most_parameters_decides_what_is_exchanged():
+    # With a value head the first of two stages has the embedding, with a tied table both have it.
+    shape = SHAPE.with_value_head()
+    first, last = stage_parameters(shape, 1, 2, 1)
+    assert first.total > last.total
+    assert _largest_stage(shape, Layout(pp=2)) == (0, first.total)
+    first, last = stage_parameters(SHAPE, 1, 2, 1)
+    assert last.total > first.total
+    assert _largest_stage(SHAPE, Layout(pp=2)) == (0, last.total)
 
 
 def test_an_offloaded_optimizer_streams_its_state_both_ways(qwen):
