@@ -7,6 +7,7 @@ from typing import Any
 
 from flowrl.ids import SampleId
 from flowrl.runtime.collecting import Seconds
+from flowrl.runtime.readiness import wait_for_any
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 
 
@@ -28,6 +29,39 @@ class ApartScoring(Scoring):
 
     def seconds_to_limit(self) -> float:
         return 60.0
+
+
+class Polled:
+    """`select`, which notes what is waited for and how long, in milliseconds."""
+
+    POLLIN = 1
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[list[int], float]] = []
+        self._registered: list[int] = []
+
+    def poll(self, milliseconds: float | None = None) -> Polled:
+        if milliseconds is not None:
+            self.waits.append((self._registered, milliseconds))
+            self._registered = []
+        return self
+
+    def register(self, descriptor: int, event: int) -> None:
+        self._registered.append(descriptor)
+
+
+def test_a_wait_ends_just_after_the_first_limit_and_never_after_its_own(monkeypatch):
+    polled = Polled()
+    monkeypatch.setattr("flowrl.runtime.readiness.select", polled)
+    world = World()
+    soon, late = Apart(world), ApartScoring(world, by_member)
+    soon.seconds_to_limit = lambda: 0.25  # type: ignore[method-assign]
+    wait_for_any([late, soon], 2.0)
+    wait_for_any([late], 2.0, 7)
+    wait_for_any([], 0.5)
+    soon.seconds_to_limit = lambda: -3.0  # type: ignore[method-assign]
+    wait_for_any([soon], 2.0)
+    assert polled.waits == [([1, 0], 251.0), ([1, 7], 2000.0), ([], 500.0), ([0], 0.0)]
 
 
 def test_a_round_in_which_nothing_moves_waits_for_the_engines(monkeypatch):
