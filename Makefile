@@ -1,6 +1,7 @@
 # make demo     the main job: a tiny model learns addition on this machine
 # make set-up   the environment alone (.venv), to plan and simulate
-# make test     all tests          make check    format, lint, types, layers
+# make test     all tests, on two workers     make check    format, lint, types, layers
+# make test-PACKAGE  the tests of one package, such as test-rollout
 # make learn    every program learns from a warm start (the tests have two of them)
 # make soak     ten million events against the rollout scheduler, on all cores
 # make bounds   the bounds of schedules and of planned rollouts by simulation, over whole grids
@@ -29,6 +30,9 @@ PIP = $(BIN)/python -m pip --quiet
 # Seconds after which a test run that hangs is stopped; the learning tests take about 25 minutes.
 TEST_LIMIT_S ?= 1800
 LEARN_LIMIT_S ?= 5400
+TEST = timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn and not grid"
+# Processes that share the tests; a file's tests stay in one of them.
+TEST_WORKERS ?= 2
 
 # What `make soak` plays; another seed plays other events.
 SOAK_EVENTS ?= 10000000
@@ -40,7 +44,10 @@ demo: set-up
 	$(BIN)/flowrl run configs/quickstart.yaml
 
 test: set-up
-	timeout --kill-after=30 $(TEST_LIMIT_S) $(BIN)/python -m pytest -q -m "not learn and not grid"
+	$(TEST) -n $(TEST_WORKERS) --dist loadgroup
+
+test-%: set-up
+	$(TEST) tests/$*
 
 learn: set-up
 	timeout --kill-after=30 $(LEARN_LIMIT_S) $(BIN)/python -m pytest -q tests/learning \

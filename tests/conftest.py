@@ -52,6 +52,29 @@ def pytest_runtest_makereport(
     return report
 
 
+ALONE = (
+    "tests/cluster/test_cpu.py",
+    "tests/runtime/test_asynchronous_runs.py",
+    "tests/runtime/test_engine_fleet.py",
+    "tests/runtime/test_engine_process.py",
+    "tests/runtime/test_local_plans.py",
+    "tests/scoring/test_scoring_pool.py",
+    "tests/sim/test_choose_plan.py",
+    "tests/sim/test_commands.py",
+    "tests/sim/test_measure.py",
+)
+"""Files whose tests pin cores, measure times or send signals: no two of them run at once."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups tests for `--dist loadgroup`: a file's tests share a worker, with its fixtures."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            path = item.path.relative_to(REPOSITORY).as_posix()
+            item.add_marker(pytest.mark.xdist_group("alone" if path in ALONE else path))
+
+
 def pytest_collection_finish() -> None:
     """Keeps libraries and test modules, which stay to the end, out of every garbage collection.
 

@@ -1,4 +1,4 @@
-"""What proves that something is as it should be: of losses, maps, backends, schedulers, of numbers.
+"""Checks for losses and maps that users write.
 
 from flowrl.testing import check_loss, check_map
 """
