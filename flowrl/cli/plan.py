@@ -88,25 +88,53 @@ def _device_without_sizes(options: PlanCommand) -> ConfigError:
 
 
 def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> None:
+    here: list[str] = []
+    by_time = True
     if is_plan(config):
         plans = [_plan_of(config, words)]
+        steps = [one.step_s for one in plans[0].alternatives if one.step_s is not None]
+        by_time = steps == sorted(steps)  # a file does not say its objective, but keeps the order
         _warn_of_name(plans[0], config)
     else:
         from flowrl import api
 
-        plans = [stage.plan for stage in api.compile(None, config, overrides=words).stages]
+        compiled = api.compile(None, config, overrides=words)
+        plans = [stage.plan for stage in compiled.stages]
+        by_time = compiled.config.plan.objective == "step_time"
+        here = _not_here(compiled) if options.output is None and not options.as_json else []
     last = plans[-1]
     if options.top is not None and options.output is None and not options.as_json:
-        print(_top(last, options.top, of_file=is_plan(config)))
+        from flowrl.plan.explain.top import top_lines
+
+        lines = top_lines(last, options.top, of_file=is_plan(config), by_time=by_time)
+        print("\n".join(lines))
         if options.explain:
             from flowrl.plan.show.plan import plan_text
 
             print("\n" + plan_text(last, explain=True))
         return
+    print("".join(f"{line}\n" for line in here), end="")
     _tell(plans, options)
     if is_plan(config) and not (options.output or options.as_json):
         anew = f"flowrl plan CONFIG --plan {config}"
         print(f"\ntimes and memory are the file's; its decisions are priced anew by: {anew}")
+
+
+def _not_here(compiled: Compiled) -> list[str]:
+    """What a run would be refused for on this machine, where the first plan does not say it."""
+    from flowrl.plan.show.many import NOT_HERE
+    from flowrl.plan.show.plan import not_here
+    from flowrl.runtime.runnable import require_here
+
+    plans = [stage.plan for stage in compiled.stages]
+    told = dict.fromkeys(line for plan in plans for line in not_here(plan))
+    if told:
+        return [line for line in told if line not in not_here(plans[0])]
+    try:
+        require_here(compiled.config, compiled.stages)
+    except FlowError as error:
+        return [f"{NOT_HERE}{error.what} ({error.found})"]
+    return []
 
 
 def _tell(plans: Sequence[PlacementPlan], options: PlanCommand) -> None:
@@ -245,13 +273,6 @@ def _plans_of(
                 )
             raise
     return plans[0], plans[1]
-
-
-def _top(plan: PlacementPlan, most: int, *, of_file: bool) -> str:
-    """The best plans, one line each."""
-    from flowrl.plan.explain.top import top_lines
-
-    return "\n".join(top_lines(plan, most, of_file=of_file))
 
 
 def _print_diff(old: PlacementPlan, new: PlacementPlan, options: PlanCommand) -> None:

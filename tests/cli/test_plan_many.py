@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from flowrl.cli import main
 from flowrl.cli.plan import numbers_of
 from flowrl.cli.plan_options import machine_words
 from flowrl.plan import PlacementPlan, load_plan
+from flowrl.plan.explain.top import top_lines
+from flowrl.plan.schema import Alternative
 from tests.cli.command_line import ROOT, Run, runner
 from tests.cli.in_one_process import run_all
 
@@ -66,6 +69,75 @@ def test_the_best_plans_are_listed_in_order(flowrl: Run):
     code, out, _ = flowrl(CONFIG, *SMALL, *NODE, "--top", "4")
     assert code == 0
     assert [line.partition(".")[0] for line in out.splitlines()] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("more", [[], ["--explain"]])
+def test_a_plan_that_cannot_run_here_says_so_before_all_else(flowrl: Run, more: list[str]):
+    lines = flowrl(CONFIG, *SMALL, *NODE, *more)[1].splitlines()
+    first = lines.index("plan of grpo")
+    assert first > 0
+    assert all(line.startswith("cannot run here: backend torch ") for line in lines[:first])
+    assert "sglang for actor.generate" in lines[0]
+    assert not any("cannot run here" in line for line in lines[first:])
+
+
+def test_a_plan_for_one_device_that_is_not_here_says_so_too(
+    flowrl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flowrl.runtime.runnable.discover", lambda: [("cpu:0", None, None)])
+    cluster = tmp_path / "other.yaml"
+    card = "{name: card, type: cuda, memory_gib: 24}"
+    cluster.write_text(f"nodes: [{{name: other, cores: 8, memory_gib: 64, devices: [{card}]}}]")
+    code, out, err = flowrl("configs/quickstart.yaml", f"cluster={cluster}")
+    assert (code, err) == (0, "")
+    first, second, *_ = out.splitlines()
+    assert first.startswith("cannot run here: the plan places role 'actor' on devices that are not")
+    assert second == "plan of sft"
+    here = flowrl("configs/quickstart.yaml")[1]
+    assert "cannot run here" not in here
+    assert flowrl("configs/quickstart.yaml", f"cluster={cluster}", "--json")[1].startswith("{")
+
+
+def test_the_table_of_roles_names_the_engine_and_the_trainer_of_the_plan(flowrl: Run):
+    out = flowrl(CONFIG, *SMALL, *NODE)[1]
+    heading, actor, reference, verifier = out.split("\nroles\n")[1].splitlines()[:4]
+    assert heading.split()[:3] == ["role", "engine,", "trainer"]
+    assert actor.split()[:3] == ["actor", "sglang,", "megatron"]
+    assert reference.split()[:2] == ["reference", "megatron"]
+    assert verifier.split()[:2] == ["verifier", "verify"]
+    local = flowrl("configs/quickstart.yaml")[1].split("\nroles\n")[1].splitlines()
+    assert local[0].split()[:2] == ["role", "backend"]
+    assert local[1].split()[:2] == ["actor", "torch"]
+
+
+def alternative(kind: str, step_s: float, device_s: float) -> Alternative:
+    return Alternative(summary=kind, step_s=step_s, why_not="other", kind=kind, device_s=device_s)
+
+
+@pytest.mark.parametrize(
+    ("by_time", "order"),
+    [(True, ["fast", "temporal", "slow"]), (False, ["slow", "temporal", "fast"])],
+)
+def test_plans_are_listed_in_the_order_of_what_is_compared(
+    flowrl: Run, tmp_path: Path, by_time: bool, order: list[str]
+):
+    path = tmp_path / "a.plan.json"
+    assert flowrl(CONFIG, *SMALL, *NODE, "-o", str(path))[0] == 0
+    plan = load_plan(path)
+    step_s, device_s = plan.prediction.step_s, plan.prediction.device_s
+    assert step_s is not None
+    assert device_s is not None
+    others = [
+        alternative("fast", 0.9 * step_s, 1.2 * device_s),
+        alternative("slow", 1.1 * step_s, 0.8 * device_s),
+    ]
+    listed = replace(plan, kind="temporal", alternatives=tuple(others))
+    lines = top_lines(listed, 3, by_time=by_time)
+    assert [line.split(",")[0] for line in lines] == [
+        f"{number}. {kind}" for number, kind in enumerate(order, start=1)
+    ]
+    assert [line.endswith(": the plan") for line in lines] == [False, True, False]
+    assert all("of a device for a sample" in line for line in lines) is not by_time
 
 
 def test_a_list_that_is_shorter_than_asked_for_says_why(flowrl: Run, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from flowrl.cost.memory import format_bytes
@@ -26,11 +27,15 @@ def one_line(plan: PlacementPlan) -> str:
     return f"{plan.kind} on {where}{step}"
 
 
-def top_lines(plan: PlacementPlan, most: int, *, of_file: bool = False) -> list[str]:
-    """The plan and its alternatives, best first; why there are fewer than were asked for.
+def top_lines(
+    plan: PlacementPlan, most: int, *, of_file: bool = False, by_time: bool = True
+) -> list[str]:
+    """The plan and its alternatives, ascending by what is to be little, and why there are fewer
+    than were asked for. The plan is not the first where others are a little faster and less plain.
 
     Args:
         of_file: The plan was written, with as many as were asked for then.
+        by_time: Steps are to be short (`plan.objective`); else their device time is to be little.
     """
     if plan.prediction.step_s is None:
         choice = local_choice(plan)
@@ -47,10 +52,19 @@ def top_lines(plan: PlacementPlan, most: int, *, of_file: bool = False) -> list[
     lines = []
     if any(one.source == "assumed" for one in plan.prediction.confidence):
         lines = ["seconds are estimated from assumed times; `flowrl profile` measures them"]
-    lines.append(f"1. {plan.kind}, {seconds_text(plan.prediction.step_s)}: {best}")
-    for number, other in enumerate(plan.alternatives[: most - 1], start=2):
-        step = "-" if other.step_s is None else seconds_text(other.step_s)
-        lines.append(f"{number}. {other.kind}, {step}: {other.summary}: {other.why_not}")
+    others = plan.alternatives[: most - 1]
+    step_s: float | None = plan.prediction.step_s
+    mine = (step_s if by_time else plan.prediction.device_s) or math.inf
+    rows = [(mine, step_s, plan.kind, best, "the plan")]
+    for other in others:
+        least = other.step_s if by_time else other.device_s
+        rows.append((least or math.inf, other.step_s, other.kind, other.summary, other.why_not))
+    rows.sort(key=lambda row: row[0])
+    for number, (least, step, kind, summary, why) in enumerate(rows, start=1):
+        time = "-" if step is None else seconds_text(step)
+        time += "" if by_time else f", {seconds_text(least)} of a device for a sample"
+        is_first = number == 1 and why == "the plan"
+        lines.append(f"{number}. {kind}, {time}: {summary}" + ("" if is_first else f": {why}"))
     found = 1 + len(plan.alternatives)
     if found < most:
         lines.append(f"only {found} {_why_fewer(plan, found, most, of_file=of_file)}")

@@ -37,6 +37,9 @@ Rows = tuple[tuple[str, ...], ...]
 SHORT_S = 10.0
 """Of a step: times of a shorter one are told in milliseconds."""
 
+NOT_HERE = "cannot run here: "
+"""How notes begin that are told first."""
+
 _IMPOSSIBLE = "="
 """In the name of a rejected size (`tp=8`), which only `--explain` lists."""
 
@@ -57,7 +60,7 @@ def many_lists(plan: PlacementPlan) -> list[tuple[str, list[str]]]:
         ("schedule", schedule_lines(plan.schedule, plan.kind)),
         ("engines", [f"{one.node}: {one.engine} {one.command()}" for one in plan.engine_flags]),
         ("pinned", [f"{pin.subject}.{pin.field}={pin.value}" for pin in plan.pins]),
-        ("notes", list(plan.notes)),
+        ("notes", [note for note in plan.notes if not note.startswith(NOT_HERE)]),
     ]
 
 

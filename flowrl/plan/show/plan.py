@@ -25,6 +25,7 @@ from flowrl.plan.schema import (
     WeightRoute,
 )
 from flowrl.plan.show.many import (
+    NOT_HERE,
     many_lists,
     many_tables,
     memory_note,
@@ -38,7 +39,7 @@ from flowrl.wording import counted
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["plan_renderable", "plan_text", "route_line", "step_sentences"]
+__all__ = ["not_here", "plan_renderable", "plan_text", "route_line", "step_sentences"]
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -64,7 +65,7 @@ def plan_text(plan: PlacementPlan, *, explain: bool = False) -> str:
     Args:
         explain: Tells every choice that was not made, also sizes that are merely impossible.
     """
-    blocks = [f"plan of {plan.graph}"]
+    blocks = ["\n".join([*not_here(plan), f"plan of {plan.graph}"])]
     blocks += [_plain_list(title, lines) for title, lines in many_lists(plan)[:2] if lines]
     blocks += [_plain_block(title, rows) for title, rows in _tables(plan)]
     blocks += [_plain_list(title, lines) for title, lines in _lists(plan, explain)]
@@ -79,7 +80,8 @@ def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Text | Table | Padding] = [Text(f"plan of {plan.graph}", style="bold")]
+    parts: list[Text | Table | Padding] = [Text(line, style="yellow") for line in not_here(plan)]
+    parts.append(Text(f"plan of {plan.graph}", style="bold"))
     for title, lines in many_lists(plan)[:2]:
         parts += [Text(""), Text(title, style="bold")]
         parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
@@ -94,6 +96,11 @@ def plan_renderable(plan: PlacementPlan, *, explain: bool = False) -> Group:
         parts += [Text(""), Text(title, style="bold")]
         parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
     return Group(*parts)
+
+
+def not_here(plan: PlacementPlan) -> list[str]:
+    """The notes that say what of a plan no backend here can run; they stand above all else."""
+    return [note for note in plan.notes if note.startswith(NOT_HERE)]
 
 
 def step_sentences(plan: PlacementPlan) -> tuple[str, ...]:
@@ -158,7 +165,10 @@ def _alternative(alternative: Alternative) -> str:
 
 
 def _role_rows(plan: PlacementPlan) -> Rows:
-    rows = [("role", "backend", "devices", "process", "type", "details")]
+    libraries = {one.role: _libraries(one, plan) for one in plan.placements}
+    others = any(libraries[one.role] != one.backend for one in plan.placements)
+    heading = "engine, trainer" if others else "backend"
+    rows = [("role", heading, "devices", "process", "type", "details")]
     for placement in plan.placements:
         processes, models = placement.process, _models(placement, plan)
         # Of models over many devices their layouts say how many there are.
@@ -168,7 +178,7 @@ def _role_rows(plan: PlacementPlan) -> Rows:
         rows.append(
             (
                 placement.role,
-                placement.backend,
+                libraries[placement.role],
                 device_names(placement.devices),
                 processes,
                 placement.dtype if placement.dtype != "none" else "-",
@@ -176,6 +186,12 @@ def _role_rows(plan: PlacementPlan) -> Rows:
             )
         )
     return tuple(rows)
+
+
+def _libraries(placement: Placement, plan: PlacementPlan) -> str:
+    """What the plan takes for the operations of a role, which may be more than its backend."""
+    taken = [one.library for one in plan.operations if one.role == placement.role and one.library]
+    return ", ".join(dict.fromkeys(taken)) or placement.backend
 
 
 _PLAYS = {"generate": "engines", "update": "trainer"}
