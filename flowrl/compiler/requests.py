@@ -1,4 +1,4 @@
-"""What each stage asks of the planner: its roles, its sizes, the length of its longest sample."""
+"""Requests of each stage: to the planner (roles, sizes, the longest sample) and to data rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowrl.compiler.planning import plan_options
-from flowrl.compiler.players import Players
+from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.roles import head_of
 from flowrl.config.load import LoadedConfig
+from flowrl.config.rewards import ExactMatch, Gsm8kMatch, NumericMatch, PythonReward, RewardTerm
 from flowrl.config.schema import RunConfig, StageConfig, TrainConfig
+from flowrl.config.user_functions import environment_parameters, reward_parameters
 from flowrl.cost.demand import response_bound
+from flowrl.data.rows import RowNeeds, Split
 from flowrl.graph import Graph, Op
 from flowrl.passes.context import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
@@ -19,7 +22,13 @@ from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
 from flowrl.specs import LossSpec, Sampling
 
-__all__ = ["StageRequest", "evaluated_role", "plan_requests", "sampling_of"]
+__all__ = [
+    "StageRequest",
+    "evaluated_role",
+    "plan_requests",
+    "row_needs",
+    "sampling_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,7 @@ def plan_requests(
     loaded: LoadedConfig,
     stages: Sequence[StageRequest],
     kinds: Mapping[str, RoleKind],
-    players: Players,
+    role_backends: RoleBackends,
     *,
     here: bool = True,
 ) -> list[PlanRequest]:
@@ -58,7 +67,7 @@ def plan_requests(
         ConfigError, PlanError: a model of which the config says too little, or what is unknown.
     """
     evaluated = evaluated_role(loaded.config, [stage.graph for stage in stages])
-    requests = [_request(loaded, stage, kinds, players, evaluated, here) for stage in stages]
+    requests = [_request(loaded, stage, kinds, role_backends, evaluated, here) for stage in stages]
     requests = _with_own_pins(stages, requests)
     max_length = max(request.max_length for request in requests)
     return [replace(request, max_length=max_length) for request in requests]
@@ -116,15 +125,15 @@ def _request(
     loaded: LoadedConfig,
     stage: StageRequest,
     kinds: Mapping[str, RoleKind],
-    players: Players,
+    role_backends: RoleBackends,
     evaluated: str | None,
     here: bool,
 ) -> PlanRequest:
     config, graph = loaded.config, stage.graph
     train = config.stage_config(stage.name).train
     names = list(dict.fromkeys((*graph.roles, *_copied(config, graph))))
-    roles = [_role_request(loaded, name, kinds, players, evaluated) for name in names]
-    limits = [players.longest(role.name) for role in roles if _has_model(kinds, role.name)]
+    roles = [_role_request(loaded, name, kinds, role_backends, evaluated) for name in names]
+    limits = [role_backends.longest(role.name) for role in roles if _has_model(kinds, role.name)]
     # Solutions may be as long as the responses that the run goes on to draw.
     sampling = sampling_of(config.stage_config(config.stages[-1]))
     bounds = [response_bound(graph, node, sampling) for node in graph.of_op(Op.GENERATE)]
@@ -193,7 +202,7 @@ def _role_request(
     loaded: LoadedConfig,
     name: str,
     kinds: Mapping[str, RoleKind],
-    players: Players,
+    role_backends: RoleBackends,
     evaluated: str | None,
 ) -> RoleRequest:
     config, kind = loaded.config.roles[name], kinds.get(name)
@@ -201,8 +210,8 @@ def _role_request(
     return RoleRequest(
         name=name,
         backend=config.backend,
-        capabilities=players.plugin(name).capabilities,
-        shape=players.shape(name) if own_model else None,
+        capabilities=role_backends.plugin(name).capabilities,
+        shape=role_backends.shape(name) if own_model else None,
         head="lm" if kind is None else head_of(kind),
         dtype=config.dtype,
         recompute=config.recompute,
@@ -222,3 +231,69 @@ def _reason(decision: Decision) -> Reason:
             Rejection(choice=choice, constraint=why) for choice, why in decision.rejected
         ),
     )
+
+
+# The fields of data rows that stages, rewards and environments read.
+
+
+def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNeeds:
+    """What a row must have beside its prompt.
+
+    A function of the user's own asks for the answer by a parameter of that name. Where its file
+    does not tell (it is decorated, or imported), a reward is taken to ask for it, and an
+    environment is not: it is given the whole row.
+
+    Args:
+        graphs: Of all stages.
+    """
+    kinds = {node.attr("data") for graph in graphs for node in graph.of_op(Op.SOURCE)}
+    train = split == "train"
+    terms = list(_terms(config, graphs, train=train))
+    return RowNeeds(
+        answer=any(map(_reads_answer, terms)) or _environment_reads(config, graphs),
+        number=any(isinstance(term, Gsm8kMatch | NumericMatch) for term in terms),
+        solution=train and bool(kinds & {"examples", "pairs"}),
+        rejected=train and "pairs" in kinds,
+    )
+
+
+def _terms(config: RunConfig, graphs: Sequence[Graph], *, train: bool) -> Iterator[RewardTerm]:
+    """The reward terms that score responses to the rows."""
+    scores = [
+        node
+        for graph in graphs
+        for node in graph.of_op(Op.SCORE)
+        if node.attr("by") != "model" and node.role is not None
+    ]
+    roles = {str(node.role) for node in scores}
+    terms = [config.terms_of(role)[0] for role in sorted(roles)]
+    # The turns of an episode are scored by its environment.
+    draws = any(node.region is None for graph in graphs for node in graph.of_op(Op.GENERATE))
+    if draws or not train:
+        # Told of all that is drawn and of held-out samples, also where no program scores by them.
+        terms.append(config.rewards.terms)
+    if scores or draws or not train:
+        yield from (term for several in terms for term in several)
+
+
+def _environment_reads(config: RunConfig, graphs: Sequence[Graph]) -> bool:
+    """Whether an environment reads the rows' answers."""
+    used = {str(role) for graph in graphs for role in graph.roles}
+    for role in used & set(config.roles):
+        target = config.roles[role].environment
+        asked = None if target is None else environment_parameters(target, "reset")
+        # `**kwargs` passes on whatever there is.
+        if asked is not None and "answer" in (*asked.required, *asked.optional):
+            return True
+    return False
+
+
+def _reads_answer(term: RewardTerm) -> bool:
+    match term:
+        case ExactMatch() | NumericMatch() | Gsm8kMatch():
+            return True
+        case PythonReward():
+            asked = reward_parameters(term.function)
+            return asked is None or asked.asks_for("answer")
+        case _:
+            return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from flowrl.backend.capabilities import Capabilities, Head, Service
 from flowrl.backend.registry import available
-from flowrl.compiler.players import Players
+from flowrl.compiler.role_backends import RoleBackends
 from flowrl.config.nearest import listing, suggestion
 from flowrl.cost.demand import phase_of
 from flowrl.errors import ConfigError, FlowError, GraphError
@@ -54,7 +54,7 @@ def head_of(kind: RoleKind) -> Head:
     return "value" if kind in (Critic, RewardModel) else "lm"
 
 
-def check_roles(stages: Sequence[StageRoles], players: Players) -> None:
+def check_roles(stages: Sequence[StageRoles], role_backends: RoleBackends) -> None:
     """Checks the roles of all stages.
 
     Raises:
@@ -62,35 +62,39 @@ def check_roles(stages: Sequence[StageRoles], players: Players) -> None:
         BackendError: no such backend, or a broken one.
     """
     for stage in stages:
-        _check_named(players, stage)
+        _check_named(role_backends, stage)
     _check_one_kind(stages)
     kinds = {name: kind for stage in stages for name, kind in stage.kinds.items()}
     readers: list[str] = []
     for stage in stages:
         for name, kind in stage.kinds.items():
-            _check_backend(players, stage, name, kind)
-            _check_copy(players, stage, name, kinds)
-        for problem in (*_grammars(players, stage), *_meetings(stage, players, readers)):
+            _check_backend(role_backends, stage, name, kind)
+            _check_copy(role_backends, stage, name, kinds)
+        for problem in (
+            *_grammars(role_backends, stage),
+            *_meetings(stage, role_backends, readers),
+        ):
             raise problem
 
 
-def _check_named(players: Players, stage: StageRoles) -> None:
+def _check_named(role_backends: RoleBackends, stage: StageRoles) -> None:
     for role in stage.graph.roles:
-        if role in players.roles:
+        if role in role_backends.roles:
             continue
         node = next(node for node in stage.graph.nodes if node.role == role)
         raise ConfigError(
             f"workflow {stage.workflow.name!r} has a role {role!r} that the config does not name",
-            where=f"{node.source or stage.workflow.source} and {players.place('roles')}",
-            found=f"roles {listing(players.roles)}",
-            hint=suggestion(role, players.roles) or _player(role, stage.kinds[role], players),
+            where=f"{node.source or stage.workflow.source} and {role_backends.place('roles')}",
+            found=f"roles {listing(role_backends.roles)}",
+            hint=suggestion(role, role_backends.roles)
+            or _player(role, stage.kinds[role], role_backends),
         )
 
 
-def _player(role: str, kind: RoleKind, players: Players) -> str:
+def _player(role: str, kind: RoleKind, role_backends: RoleBackends) -> str:
     """What the config may say of a role that it lacks."""
     if kind in _MODELS:
-        return players.way_to_a_model(role)
+        return role_backends.suggest_model(role)
     wanted = _SERVICES[kind]
     names = _backends(lambda capabilities: bool(capabilities.services & set(wanted)))
     return f"set roles.{role}.backend to one that offers {' or '.join(wanted)}: {names}"
@@ -117,11 +121,13 @@ def _named(kind: RoleKind) -> str:
     return f"{kind.kind} (fl.{kind.__name__})"
 
 
-def _check_backend(players: Players, stage: StageRoles, name: str, kind: RoleKind) -> None:
-    backend = players.roles[name].backend
-    capabilities = players.plugin(name).capabilities
+def _check_backend(
+    role_backends: RoleBackends, stage: StageRoles, name: str, kind: RoleKind
+) -> None:
+    backend = role_backends.roles[name].backend
+    capabilities = role_backends.plugin(name).capabilities
     wanted = _SERVICES[kind]
-    where = f"{stage.workflow.source} and {players.where(name, 'backend')}"
+    where = f"{stage.workflow.source} and {role_backends.where(name, 'backend')}"
     if not capabilities.services & set(wanted):
         raise ConfigError(
             f"role {name!r} of workflow {stage.workflow.name!r} is {_named(kind)}, which backend "
@@ -166,13 +172,13 @@ def _backends(fits: Callable[[Capabilities], bool]) -> str:
 
 
 def _check_copy(
-    players: Players, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
+    role_backends: RoleBackends, stage: StageRoles, name: str, kinds: Mapping[str, RoleKind]
 ) -> None:
-    other = players.roles[name].copy_of
+    other = role_backends.roles[name].copy_of
     if other is None or other not in kinds:
         return
     kind, copied = kinds[name], kinds[other]
-    where = f"{stage.workflow.source} and {players.where(name, 'copy_of')}"
+    where = f"{stage.workflow.source} and {role_backends.where(name, 'copy_of')}"
     if kind not in _MODELS or copied not in _MODELS:
         bare, bare_kind = (name, kind) if kind not in _MODELS else (other, copied)
         raise ConfigError(
@@ -190,14 +196,14 @@ def _check_copy(
         )
 
 
-def _grammars(players: Players, stage: StageRoles) -> Iterator[GraphError]:
+def _grammars(role_backends: RoleBackends, stage: StageRoles) -> Iterator[GraphError]:
     for node in stage.graph.of_op(Op.GENERATE):
         grammar = node.attr("grammar")
         if not isinstance(grammar, Grammar) or node.role is None:
             continue
-        held = players.plugin(node.role).capabilities.grammars
+        held = role_backends.plugin(node.role).capabilities.grammars
         if grammar.kind not in held:
-            backend = players.roles[node.role].backend
+            backend = role_backends.roles[node.role].backend
             yield _not_held(node, grammar.kind, backend, held)
 
 
@@ -211,7 +217,9 @@ def _not_held(node: Node, kind: str, backend: str, held: frozenset[str]) -> Grap
     )
 
 
-def _meetings(stage: StageRoles, players: Players, readers: list[str]) -> Iterator[FlowError]:
+def _meetings(
+    stage: StageRoles, role_backends: RoleBackends, readers: list[str]
+) -> Iterator[FlowError]:
     """Models that must fit each other: readers of samples and who drew them; syncs.
 
     Args:
@@ -220,22 +228,24 @@ def _meetings(stage: StageRoles, players: Players, readers: list[str]) -> Iterat
     graph = stage.graph
     for node in graph.nodes:
         if node.op is Op.SYNC:
-            yield from _same_model(graph, node, players)
+            yield from _same_model(graph, node, role_backends)
         if node.role is None or phase_of(node) is None:
             continue
         generate = None if node.op is Op.GENERATE else sampling_node(graph, node)
         if generate is not None:
-            yield from _same_words(node, str(generate.role), f"{generate.id} draws", players)
+            yield from _same_words(node, str(generate.role), f"{generate.id} draws", role_backends)
         else:
             readers.append(node.role)
-            yield from _same_words(node, readers[0], f"{readers[0]} reads too", players)
+            yield from _same_words(node, readers[0], f"{readers[0]} reads too", role_backends)
 
 
-def _same_words(node: Node, other: str, how: str, players: Players) -> Iterator[FlowError]:
+def _same_words(
+    node: Node, other: str, how: str, role_backends: RoleBackends
+) -> Iterator[FlowError]:
     role = str(node.role)
-    if players.source(role) == players.source(other):
+    if role_backends.source(role) == role_backends.source(other):
         return
-    mine, theirs = players.vocabulary(role), players.vocabulary(other)
+    mine, theirs = role_backends.vocabulary(role), role_backends.vocabulary(other)
     if mine.agrees_with(theirs):
         return
     what = "prompts" if node.op is Op.GENERATE else "samples"
@@ -249,13 +259,13 @@ def _same_words(node: Node, other: str, how: str, players: Players) -> Iterator[
     )
 
 
-def _same_model(graph: Graph, sync: Node, players: Players) -> Iterator[FlowError]:
+def _same_model(graph: Graph, sync: Node, role_backends: RoleBackends) -> Iterator[FlowError]:
     """Weights that one role takes over from another must fit it."""
     edge = graph.feeding(sync.id, "weights")
     source = None if edge is None else graph.node(edge.src).role
     if source is None or sync.role is None or source == sync.role:
         return
-    mine, theirs = players.shape(sync.role), players.shape(source)
+    mine, theirs = role_backends.shape(sync.role), role_backends.shape(source)
     if mine == theirs:
         return
     differing = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(theirs, f.name)]
@@ -266,8 +276,8 @@ def _same_model(graph: Graph, sync: Node, players: Players) -> Iterator[FlowErro
     yield node_error(
         sync,
         f"{sync.role} takes over the weights of {source}, but the two models differ",
-        found=f"{sync.role}: {said[0]} ({players.origin(sync.role)}); "
-        f"{source}: {said[1]} ({players.origin(source)})",
+        found=f"{sync.role}: {said[0]} ({role_backends.origin(sync.role)}); "
+        f"{source}: {said[1]} ({role_backends.origin(source)})",
         expected="models of one shape",
         hint=f"set roles.{sync.role}.copy_of={source}, and no model of its own",
     )

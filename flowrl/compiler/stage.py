@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from flowrl.cluster.load import load_cluster
 from flowrl.cluster.pool import ResourcePool
-from flowrl.compiler.players import Players
 from flowrl.compiler.requests import StageRequest, plan_requests, sampling_of
+from flowrl.compiler.role_backends import RoleBackends
 from flowrl.compiler.roles import StageRoles, check_roles
-from flowrl.compiler.run_warnings import warn_of_run
 from flowrl.compiler.score_bounds import check_score_bounds
 from flowrl.compiler.sizes import SizedStage, check_sizes
-from flowrl.compiler.warnings import warn_of
+from flowrl.compiler.warnings import warn_of, warn_of_run
 from flowrl.config.load import LoadedConfig
 from flowrl.config.schema import StageConfig, TrainConfig
 from flowrl.cost.source import Cost
@@ -189,21 +188,21 @@ def _asked(
         _workflow_of(loaded, name, workflow if name == config.stages[-1] else None)
         for name in config.stages
     ]
-    players = Players(loaded, here=here)
+    role_backends = RoleBackends(loaded, here=here)
     programs = [
         _traced(loaded, name, program)
         for name, program in zip(config.stages, workflows, strict=True)
     ]
     copies = _exact_copies(loaded, [program.traced for program in programs])
-    stages = [_lowered(loaded, program, copies, players) for program in programs]
+    stages = [_lowered(loaded, program, copies, role_backends) for program in programs]
     roles = [StageRoles(name=s.name, workflow=s.workflow, graph=s.graph) for s in stages]
-    check_roles(roles, players)
-    sized = _sized(loaded, stages, players)
+    check_roles(roles, role_backends)
+    sized = _sized(loaded, stages, role_backends)
     check_sizes(loaded, sized)
     check_score_bounds(loaded, sized)
     for stage in stages:
         warn_of(stage.graph, stage.context)
-    warn_of_run(loaded, roles, sized, players)
+    warn_of_run(loaded, roles, sized, role_backends)
     asked = [
         StageRequest(
             name=s.name,
@@ -214,7 +213,7 @@ def _asked(
         for s in stages
     ]
     kinds = {name: kind for stage in roles for name, kind in stage.kinds.items()}
-    return stages, plan_requests(loaded, asked, kinds, players, here=here)
+    return stages, plan_requests(loaded, asked, kinds, role_backends, here=here)
 
 
 def lower(workflow: Workflow) -> Graph:
@@ -261,10 +260,10 @@ def _traced(loaded: LoadedConfig, name: str, workflow: Workflow) -> _Traced:
 
 
 def _lowered(
-    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], players: Players
+    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], role_backends: RoleBackends
 ) -> _Lowered:
     """Lowers a stage's program."""
-    context = _context(loaded, program, copies, players)
+    context = _context(loaded, program, copies, role_backends)
     decisions: list[Decision] = []
 
     def note(record: PassRecord) -> None:
@@ -284,7 +283,7 @@ def _lowered(
 
 
 def _context(
-    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], players: Players
+    loaded: LoadedConfig, program: _Traced, copies: Mapping[str, str], role_backends: RoleBackends
 ) -> Context:
     """What a stage is lowered with."""
     config, name = loaded.config, program.name
@@ -292,7 +291,7 @@ def _context(
     train = stage.train
     # One that the config does not name is refused after lowering, if it is still there then.
     named = [role for role in program.traced.roles if role in config.roles]
-    capabilities = {role: players.plugin(role).capabilities for role in named}
+    capabilities = {role: role_backends.plugin(role).capabilities for role in named}
     return Context(
         group_size=train.group_size,
         prompts_per_step=train.prompts_per_step,
@@ -349,11 +348,13 @@ def _exact_copies(loaded: LoadedConfig, programs: Iterable[Graph]) -> dict[str, 
     return found
 
 
-def _sized(loaded: LoadedConfig, stages: list[_Lowered], players: Players) -> list[SizedStage]:
+def _sized(
+    loaded: LoadedConfig, stages: list[_Lowered], role_backends: RoleBackends
+) -> list[SizedStage]:
     sized = []
     for stage, (name, prefix) in zip(stages, loaded.stage_prefixes(), strict=True):
         own = [role for role in stage.graph.roles if loaded.config.roles[role].model is not None]
-        limits = {role: players.longest(role) for role in own}
+        limits = {role: role_backends.longest(role) for role in own}
         sized.append(
             SizedStage(
                 name=name,

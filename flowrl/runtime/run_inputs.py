@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage, sampling_of
-from flowrl.compiler.row_needs import row_needs
+from flowrl.compiler.requests import row_needs
 from flowrl.config.schema import RunConfig
 from flowrl.files import folder_atomically
 from flowrl.graph import Op

@@ -214,7 +214,7 @@ def test_folders_with_one_tokenizer_agree_and_a_reader_with_fewer_rows_is_told(t
     fl.compile(programs.compared, with_roles(actor=teacher, other=actor))
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(
-        "other.logprobs reads samples of actor, which can draw the token ids 16 "
+        "other.logprobs reads samples of actor, which can generate the token ids 16 "
     )
     assert "to 23 too" in said
     assert f"other has only 16 tokens ({tmp_path / 'small' / 'config.json'})" in said

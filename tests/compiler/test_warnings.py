@@ -38,7 +38,7 @@ def taught(loss: LossSpec, *, follows: bool = False) -> fl.Workflow:
 
 def test_a_policy_gradient_over_another_policy_s_samples_is_told(caplog):
     (said,) = warned(caplog, taught(fl.loss.reinforce()))
-    assert "actor.update learns by policy gradient from samples that teacher drew" in said
+    assert "actor.update learns by policy gradient from samples that teacher generated" in said
     assert "reinforce does not correct" in said
 
 
@@ -68,7 +68,7 @@ def greedy(*, learned: bool) -> fl.Workflow:
 
 def test_equal_samples_of_a_group_are_told_where_they_are_compared(caplog):
     (said,) = warned(caplog, greedy(learned=True))
-    assert "actor.generate draws the same sample for all of a group" in said
+    assert "actor.generate gives the same sample to all of a group" in said
     assert warned(caplog, greedy(learned=False)) == []
 
 
@@ -86,5 +86,5 @@ def imitating(*, selected: bool) -> fl.Workflow:
 
 def test_imitating_all_of_its_own_samples_is_told(caplog):
     (said,) = warned(caplog, imitating(selected=False))
-    assert "actor.update imitates all that actor draws" in said
+    assert "actor.update imitates all that actor generates" in said
     assert warned(caplog, imitating(selected=True)) == []

@@ -1,4 +1,4 @@
-"""What plays the roles of a run: plug-ins, and models by shape and vocabulary. Reads no weights."""
+"""The backends of a run's roles: plug-ins, and models by shape and vocabulary. Reads no weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from flowrl.cost.models.reader import ConfigReader
 from flowrl.errors import ConfigError, PlanError
 from flowrl.files import decode_json
 
-__all__ = ["Players", "Vocabulary"]
+__all__ = [
+    "RoleBackends",
+    "Vocabulary",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What token ids mean to a model.
+    """The meaning of token ids to a model.
 
     Attributes:
         size: Rows of its embedding.
@@ -39,7 +42,7 @@ class Vocabulary:
     tokenizer: CharTokenizer | BpeTokenizer | None = None
 
     def agrees_with(self, other: Vocabulary) -> bool:
-        """Whether a token id means the same to both.
+        """True if a token id means the same to both.
 
         Models of one family may have more rows than tokens, and not the same number of them; their
         tokenizers decide. Of a folder and a new model the sizes are all that can be compared.
@@ -60,7 +63,7 @@ def _bytes(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
-        return None  # a missing tokenizer is told where it is opened
+        return None  # a missing tokenizer is reported where it is opened
 
 
 def _words(text: bytes) -> object:
@@ -73,14 +76,14 @@ def _words(text: bytes) -> object:
         return text
 
 
-class Players:
-    """What is known of those who play roles before any is opened. Each thing is looked up once.
+class RoleBackends:
+    """The backends of roles before any is opened. Each fact is looked up once.
 
     Args:
-        here: They are to play on this machine; else only what they need is asked.
+        here: They run on this machine; else only their needs are looked up.
 
     Attributes:
-        roles: What the config says of each.
+        roles: The configuration of each role.
     """
 
     def __init__(self, loaded: LoadedConfig, *, here: bool = True) -> None:
@@ -92,7 +95,7 @@ class Players:
         self._shapes: dict[str, ModelShape] = {}
 
     def plugin(self, role: str) -> Plugin:
-        """The plug-in that plays a role.
+        """Returns the plug-in of a role.
 
         Raises:
             BackendError: no such backend, or a broken one.
@@ -104,15 +107,15 @@ class Players:
         return self._plugins[backend]
 
     def where(self, role: str, key: str) -> str:
-        """Where the config says `roles.<role>.<key>`, for messages."""
+        """Returns where the config sets `roles.<role>.<key>`, for messages."""
         return self._loaded.where(f"roles.{role}.{key}")
 
     def place(self, key: str) -> str:
-        """Where the config says a key, likewise."""
+        """Returns where the config sets a key, for messages."""
         return self._loaded.where(key)
 
-    def way_to_a_model(self, role: str) -> str:
-        """What gives a role a model: that of another one, where there is one, or a folder."""
+    def suggest_model(self, role: str) -> str:
+        """Suggests a model for a role: that of another role, or a folder."""
         others = [name for name, one in self.roles.items() if one.model is not None]
         folder = f"roles.{role}.model=FOLDER"
         return f"set roles.{role}.copy_of={others[0]}, or {folder}" if others else f"set {folder}"
@@ -137,13 +140,13 @@ class Players:
         return self._shapes[source]
 
     def origin(self, role: str) -> str:
-        """What says how the model of a role looks: a file, or a key of the config."""
+        """Returns the file, or the key of the config, that describes the model of a role."""
         source = self.source(role)
         model = self.roles[source].model
         return str(config_file(model)) if isinstance(model, str) else f"roles.{source}"
 
     def vocabulary(self, role: str) -> Vocabulary:
-        """What token ids mean to a role; raises as `shape` does."""
+        """Returns the vocabulary of a role's model; raises as `shape` does."""
         source, size = self.source(role), self.shape(role).vocab_size
         config = self.roles[source]
         if isinstance(config.model, str):
@@ -172,7 +175,7 @@ class Players:
                 "the role has no model",
                 where=f"roles.{role}.model",
                 expected="a Hugging Face model folder, the fields of a new model, or copy_of",
-                hint=self.way_to_a_model(role),
+                hint=self.suggest_model(role),
             )
         if isinstance(config.model, str):
             known, file = self._read(config.model, role), config_file(config.model)
