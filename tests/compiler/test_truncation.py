@@ -113,5 +113,5 @@ def test_scores_that_can_never_differ_within_a_group_are_warned_of(caplog):
     with caplog.at_level(logging.WARNING, logger="flowrl.compiler"):
         compiled("train.sampling.temperature=0")
     [record] = caplog.records
-    assert "the same sample for all of a group" in record.getMessage()
+    assert "the same sample to all of a group" in record.getMessage()
     assert "nothing will be learnt" in record.getMessage()
