@@ -30,7 +30,7 @@ def test_a_role_that_no_workflow_uses_is_told_with_its_key(caplog):
 
 
 def test_more_threads_than_this_process_has_cores_are_told(caplog, monkeypatch):
-    monkeypatch.setattr("flowrl.compiler.run_warnings.read_cores", lambda: 2)
+    monkeypatch.setattr("flowrl.compiler.warnings.read_cores", lambda: 2)
     assert warned(caplog, grpo, roles=roles(), runtime={"num_threads": 2}) == []
     (said,) = warned(caplog, grpo, roles=roles(), runtime={"num_threads": 3})
     assert "(runtime.num_threads): 3 threads of each worker on 2 cores" in said
