@@ -11,7 +11,7 @@ import pytest
 
 import flowrl as fl
 import flowrl_backends.torch
-from flowrl.compiler.players import _words
+from flowrl.compiler.role_backends import _words
 from flowrl.errors import FlowError
 from tests.compiler import programs
 from tests.compiler.programs import config, model
