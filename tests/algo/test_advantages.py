@@ -10,9 +10,9 @@ import pytest
 
 from flowrl.algo import resolve_advantage, resolve_filter
 from flowrl.algo.advantages import group_relative
-from flowrl.algo.filters import zero_variance
+from flowrl.algo.filters import difficulty, zero_variance
 from flowrl.errors import GraphError, RewardError
-from flowrl.specs import AdvantageSpec, GroupRelative, ZeroVariance
+from flowrl.specs import AdvantageSpec, Difficulty, GroupRelative, ZeroVariance
 
 
 def test_a_group_is_centred_and_divided_by_its_sample_deviation() -> None:
@@ -111,3 +111,16 @@ def test_resolving_an_advantage_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_group_at_either_bound_of_difficulty_is_removed() -> None:
+    scores, groups = [0.2, 0.3, 0.5, 0.8, 0.9], [0, 1, 2, 3, 4]
+    keep = difficulty(scores, groups, Difficulty(low=0.2, high=0.8))
+    assert keep.tolist() == [False, True, True, False, False]
+
+
+def test_the_deviation_that_a_filter_compares_has_its_ddof() -> None:
+    # Scores 0 and 1 deviate by 0.5 with ddof 0 and by 0.71 with ddof 1.
+    for ddof, stays in ((0, False), (1, True)):
+        spec = ZeroVariance(measure="std", ddof=ddof, tolerance=0.6)
+        assert zero_variance([0.0, 1.0], [0, 0], spec).tolist() == [stays] * 2
