@@ -38,8 +38,9 @@ _WORDS_OF_SCALE = {
     "million": 10**6,
     "billion": 10**9,
     "trillion": 10**12,
+    "dozen": 12,
 }
-_SCALE = rf"(?i:{'|'.join(_WORDS_OF_SCALE)})(?![A-Za-z])"
+_SCALE = rf"(?i:(?:{'|'.join(_WORDS_OF_SCALE)})s?)(?![A-Za-z])"
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.[0-9]+)?|(?<![\w.)}}])\.[0-9]+)(?:[eE][+-]?[0-9]{{1,3}}(?![0-9]))?"
 _POWER = r"10\ ?\^\ ?\{?\ ?(?P<power>[+-]?[0-9]{1,3})(?![0-9])\ ?\}?"
@@ -63,47 +64,55 @@ _OPEN = r"[({\[\"' ]*"
 _CLOSED = r"[)\]}]*\ ?"
 _VARIABLE = r"(?<![A-Za-z])[A-Za-z]"
 _JOINT = (
-    r"(?:\ ?[;~—&]\ ?|,?\ (?:and|or|to|through)\ |\ (?:plus|times|over|out\ of|divided\ by|mod)\ )"
+    r"(?:\ ?[;~—&]\ ?|,?\ (?:and|or|to|through)\ |"
+    r"\ (?:plus|times|over|(?:out\ )?of|divided\ by|mod)\ )"
 )
+_NAMED = r"(?:(?:[A-Za-z]\w?\ ?)?=\ ?)?"
 _UNIT = (
     r"(?:hours?|hrs?|h|minutes?|mins?|min|days?|weeks?|months?|years?|feet|foot|ft|yards?|miles?|"
     r"pounds?|lbs?|dollars?|euros?|degrees|km|m|meters?|metres?|kg)"
 )
-_FUNCTION = r"\\?\b(?:sqrt|log|ln|exp|sin|cos|tan|root\ of)|\\(?:over|binom)"
+_FUNCTION = r"\\?\b(?:sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan)|root\ of|mod)|\\(?:over|binom|choose)"
 
 _GOES_BEFORE = re.compile(
     rf"""(?:
         [0-9]%?\ ?{_OPEN}                                             # 3 5, 3-5, 3(5)
         | [)\]}}](?:[({{\[]|\ \{{)*                                   # (3)5, (3)-5, {{a}}{{5}}
-        | [0-9][.,:'_]+ | [0-9]\ :\  | \w\.                           # 1.5.2, 3:30, No.5
-        | {_VARIABLE}\(                                               # f(5)
+        | [0-9][.,:'_]+\(? | [0-9]\ :\  | \w\.                        # 1.5.2, 3:30, No.5, 0.(3)
+        | [A-Za-z]\( | \\[A-Za-z]+[({{\[]{_OPEN}                       # f(5), \overline{{5}}
         | [\w)\]}}%]\ ?[/÷×]{{1,2}}\ ?{_OPEN}| [\^±]\ ?{_OPEN}              # x/5, 2^5, ± 5
         | (?:[0-9)\]}}π]|{_VARIABLE})\ ?\*{{1,2}}\ ?{_OPEN}           # 3 * 5
         | [0-9]\ ?[xX]\ ?{_OPEN}                                      # 3 x 5
-        | [0-9]%?{_JOINT}(?:[A-Za-z]\w?\ ?=\ ?)?{_OPEN}               # 3 or 5, 3 or x = 5
+        | [0-9]%?[)\]}}]*{_JOINT}{_NAMED}{_OPEN}                       # 3 or 5, 3 or x = 5
+        | (?:[0-9]%?,\ ?[A-Za-z]\w?\ ?=|(?:∞|…|\.\.)\ ?,)\ ?{_OPEN}     # x = 3, y = 5; (-∞, 5)
         | [0-9]\ ?{_UNIT},?\ (?:and\ )?                               # 1 hour 5 minutes
-        | (?:[≠≤≥]|[!<>]=|\w\ [<>])\ ?{_OPEN}                         # x > 5
-        | (?:√|{_FUNCTION})\ ?{_OPEN}                                 # sqrt(5)
+        | (?:[≠≤≥]|[!<>]=|\w\ >|(?<!<)<|(?<![A-Za-z/<])[A-Za-z]>)\ ?{_OPEN}  # x > 5
+        | (?:[√⌊⌈]|{_FUNCTION}|\\l(?:floor|ceil))\ ?{_OPEN}            # sqrt(5)
         | <unused[0-9]+>\ ?{_OPEN}                                    # a token without a text
     )$""",
     re.VERBOSE,
 )
 """The text before a number, without its sign, where the number is only a part of what is there."""
 
-_SUBTRACTED = re.compile(rf"(?:{_VARIABLE}\ ?|[^\W\d](?=[-+])|[)\]}}]\ (?=[-+]\ ))[-+ ({{\[\"']*$")
-"""The text before a number with a sign, where the sign is that of a calculation: `x - 5`."""
+_SUBTRACTED = re.compile(
+    rf"(?:{_VARIABLE}\ ?|[^\W\d](?=[-+])|[)\]}}]\ (?=[-+]\ )|\|(?=[-+]))[-+ ({{\[\"']*$"
+)
+"""The text before a number whose sign is that of a calculation: `x - 5`, `|-5|`."""
 
 _LISTED = re.compile(rf"[0-9]%? ?, ?{_OPEN}$")
 _NOUN = re.compile(r" (?!(?:and|or)\b)[^\W\d]{2}")
 
 _GOES_ON = re.compile(
-    rf"""[0-9_^] | [.,:']+[0-9] | \ :\ [0-9]                           # 2^x, 1.5.2, 3:30
+    rf"""[0-9_^] | [.,:']+[0-9] | \.[(\\] | \ :\ [0-9]                           # 2^x, 1.5.2, 3:30
         | {_CLOSED}[/×÷*]{{1,2}}\ ?[-+({{]*(?:[0-9π√]|[A-Za-z](?![A-Za-z])) | \ ?±
         | \ ?[xyzπ√](?![A-Za-z]) | [a-ceijknp-rBKMT](?!\.?[A-Za-z])   # 5x, 5i, 5k
         | [^\W\d_][0-9] | \([0-9] | \ ?\}}\ ?\{{                      # 1e1000, 5(3), {{5}}{{a}}
         | {_CLOSED}[-+—]\ ?[({{]*(?:[0-9√π]|[xyz](?![A-Za-z]))        # 5-7, 5 + x
-        | (?:{_JOINT}(?:[A-Za-z]\w?\ ?=\ ?)?|\ ?,\ ?|\ )-?[0-9]       # 5 or 7
-        | \ ?{_SCALE} | \ ?(?:{_FUNCTION})
+        | [%)\]}}]*(?:{_JOINT}{_NAMED}{_OPEN}|\ ?,\ ?|\ )-?[0-9∞]        # 5 or 7, [5, ∞)
+        | \ ?,\ ?[A-Za-z]\w?\ ?=\ ?-?[0-9]                             # x = 5, y = 7
+        | \ ?(?:[≠≤≥]|[<>]=?)\ ?[A-Za-z](?![A-Za-z>])                 # 5 < x
+        | {_CLOSED}[-+/×÷]\ ?$                                         # 5 +
+        | \ ?{_SCALE} | \ ?\(?(?:{_FUNCTION})
         | \ {_UNIT},?\ (?:and\ )?[0-9] | [.)\]}}]*\ ?<unused[0-9]""",
     re.VERBOSE,
 )
@@ -161,6 +170,7 @@ def _value(plain: str, match: re.Match[str]) -> Fraction | None:
         or _GOES_BEFORE.search(unsigned)
         or (_LISTED.search(unsigned) and not _NOUN.match(after))
         or _GOES_ON.match(after)
+        or ("." in match.group() and after.startswith(("..", "…")))
     ):
         return None
     size = _size(match)
@@ -180,7 +190,7 @@ def _size(match: re.Match[str]) -> Fraction | None:
         size = _fraction(match["number"]) / divisor if divisor else None
     if size is None or match["scale"] is None:
         return size
-    return size * _WORDS_OF_SCALE[match["scale"].lower()]
+    return size * _WORDS_OF_SCALE[match["scale"].lower().removesuffix("s")]
 
 
 def _fraction(text: str) -> Fraction:
@@ -195,12 +205,20 @@ _CHARACTERS = str.maketrans(
      **dict.fromkeys("·⋅∙✕", "×"), "`": "", "°": " degrees"}
 )  # fmt: skip
 
+
+def _vulgar(match: re.Match[str]) -> str:
+    """`3/4` for `¾`, apart from the digits around it."""
+    sign, digit = match.groups()
+    return f" {unicodedata.normalize('NFKC', sign)}{digit and ' ' + digit}"
+
+
 _TYPOGRAPHY: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(f"[{_VULGAR}]"), lambda m: " " + unicodedata.normalize("NFKC", m.group())),
+    (re.compile(f"([{_VULGAR}])([0-9]?)"), _vulgar),
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+"), lambda m: f"^{{{m.group().translate(_SUPERSCRIPTS)}}}"),
     # What LaTeX and typesetters put between groups of digits.
     (re.compile(r"(?<=[0-9])(?:[\u00a0\u2009\u202f]|\{,\})(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\+ ?/ ?-"), "±"),
+    (re.compile(r"_ ?\{ ?(\w+) ?\}"), r"_\1"),
     # Markdown's bold, but not Python's power.
     (re.compile(r"(?<![0-9)])\*\*|\*\*(?![0-9(])|__"), ""),
     (re.compile(r"(?<=\w)[$€£¥](?=\w)"), " "),
@@ -208,13 +226,14 @@ _TYPOGRAPHY: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
     (re.compile(r"[^\S\n]+"), " "),
     (re.compile(r"\b(?:[Nn]egative|[Mm]inus) (?=[0-9.\\])"), "-"),
 )
+_FORMATS = r"(?:text|math)[a-z]*|mbox|fbox|bm|boldsymbol|underline|emph|operatorname"
 _LATEX: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\\\"), "\n"),
     (re.compile(r"(?<=[0-9])(?:,\\!|\\,)(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\[,;:! ()\[\]]"), " "),
     (re.compile(r"\\([%$])"), r"\1"),
     (re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)"), " degrees"),
-    (re.compile(r"\\(?:text|mathrm|mathbf|mathit|textbf|mbox|operatorname) ?\{([^{}]*)\}"), r" \1"),
+    (re.compile(rf"\\(?:{_FORMATS}) ?\{{([^{{}}]*)\}}"), r" \1"),
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])"), ""),
     (re.compile(r"(?<![-+])(?<![-+] )\\f?boxed(?![A-Za-z])"), "="),
     (re.compile(r"\\f?boxed(?![A-Za-z])"), ""),
@@ -222,8 +241,12 @@ _LATEX: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\div(?![A-Za-z])"), "÷"),
     (re.compile(r"\\pm(?![A-Za-z])"), "±"),
     (re.compile(r"\\pi(?![A-Za-z])"), "π"),
+    (re.compile(r"\\infty(?![A-Za-z])"), "∞"),
+    (re.compile(r"\\[bp]mod(?![A-Za-z])"), " mod "),
+    (re.compile(r"\\[lr]?vert(?![A-Za-z]) ?"), "|"),
+    (re.compile(r"\\[lc]?dots(?![A-Za-z])"), "..."),
     (re.compile(r"\\sqrt(?:\[[^\]]{0,9}\])?"), "√"),
-    (re.compile(r"\\n?(?:eq?|leq?|geq?)(?![A-Za-z])"), "≠"),
+    (re.compile(r"\\(?:n?eq?|n?[lg]eq?(?:q|slant)?|[lg]t)(?![A-Za-z])"), "≠"),
     (re.compile(r"\\[cdt]frac(?![A-Za-z])"), r"\\frac"),
 )
 

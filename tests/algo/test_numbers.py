@@ -40,6 +40,9 @@ SPACED = {
     "3 apples, 5 pears": "5", "7, then 100.9": "100.9", "on day 3, 5 remain": "5",
     "Step 1: 5": "5", "Step 1. 5": "5", "Step 3 \\boxed{5}": "5", "12 x 3 = 36": "36",
     "7 minus 5\n2": "2", "<<48+24=72>>72": "72", "x_1=5": "5",
+    "2 dozen eggs": "24", "3 millions": "3000000", "5 = x_{1}": "5", r"\mathsf{5}": "5",
+    r"\boldsymbol{-5}": "-5", r"\textcolor{red}{5}": "5", r"x \to 5": "5",
+    "<b>5</b>": "5", "5<br>": "5", "5 sec": "5", "5 min": "5", "| -3 |": "-3", "5...": "5",
 }  # fmt: skip
 UNREAD = [
     "", "none", "...", "1" * 5000, "5/0", "1/2/3", "3 5/2",
@@ -57,6 +60,15 @@ UNREAD = [
     "2 hundred thousand", "--5", "+-5",
     "42<unused900>", "42 <unused0>.", "\\boxed{42}<unused0>", "<unused900>42", "<unused9> (42)",
     "4<unused700>2", "<unused0>", "<unused0><unused1>",
+    r"0.\overline{3}", r"0.3\overline{6}", r"1.\bar{3}", "0.(3)", "0.333...", "0.3…", r"0.3\ldots",
+    r"\lfloor 5.5 \rfloor", "⌈2.3⌉", "floor(2.5)", "abs(-3)", "|-3|", r"\left|-3\right|",
+    r"\lvert -3 \rvert", r"\arctan 1", r"\sec{5}",
+    "5 (mod 7)", r"x \equiv 5 \pmod{7}", r"5 \bmod 7", "5_{8}", r"12_{\text{five}}",
+    r"5 \choose 2", "3 of 5", "50% of 20",
+    r"(-\infty, 5]", r"[0, \infty)", "[0, ∞)", "1, 2, ..., 9", "x=1, y=2", "x = 3, y = 5",
+    r"\boxed{5} or \boxed{7}", r"\boxed{5}\text{ and }\boxed{7}",
+    "x<5", "x>5", "<5", "5<x", "5 < x", r"5 \leqslant x", r"x \gt 5", r"x \geqslant 5",
+    "5 +", "42-", "1/", r"5 \times", "½5",
 ]  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flowrl.backend.plugin import Plugin
 from flowrl.backend.protocols import (
-    Plugin,
     ScoreBackend,
     ScoreContext,
     ScoreRequest,
