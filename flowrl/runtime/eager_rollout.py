@@ -25,7 +25,8 @@ from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.judge import kept_groups
 from flowrl.runtime.node_inputs import NodeInputs
-from flowrl.runtime.receive import fill_fields, role_of, scores_by
+from flowrl.runtime.receive import fill_fields, scores_by
+from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.rollout_parts import score_source
 from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.sample_set import SampleSet, StepBatch, sample_set

@@ -11,10 +11,10 @@ from flowrl.graph import Node, Op
 from flowrl.graph.signatures import ROLLOUT_LOGPROBS, SCORE
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.payloads import Payload, behaviour_logprobs
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, score_source
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, role_of, score_source
 from flowrl.runtime.sample_set import GroupRows, SampleSet, StepBatch, sample_set
 
-__all__ = ["fill_fields", "receive_rollout", "role_of", "scores_by"]
+__all__ = ["fill_fields", "receive_rollout", "scores_by"]
 
 
 def receive_rollout(
@@ -62,9 +62,3 @@ def scores_by(role: RoleName, payloads: Sequence[Payload]) -> Floats:
 def _scores_judged(node: NodeId, payloads: Sequence[Payload]) -> Floats:
     """float32 `[N]`: what a map made of scores, when the filter `node` judged the groups."""
     return np.array([payload.judged[node] for payload in payloads], np.float32)
-
-
-def role_of(node: Node) -> RoleName:
-    """The role of a node that has one."""
-    assert node.role is not None  # the verifier of graphs proves it
-    return node.role

@@ -11,7 +11,7 @@ from flowrl.backend.capabilities import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op
 from flowrl.ids import RoleName
-from flowrl.runtime.receive import role_of
+from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.rollout_parts import is_rule_score
 from flowrl.specs import LossSpec
 

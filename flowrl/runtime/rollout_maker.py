@@ -23,7 +23,7 @@ from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.receive import role_of
+from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
 from flowrl.runtime.rollouts import RolloutDriver

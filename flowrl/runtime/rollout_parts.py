@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowrl.graph import Graph, Node, Op, sample_sets
-from flowrl.ids import NodeId
+from flowrl.ids import NodeId, RoleName
 from flowrl.specs import MapSpec
 
-__all__ = ["GraphParts", "RolloutPart", "is_rule_score", "score_source"]
+__all__ = ["GraphParts", "RolloutPart", "is_rule_score", "role_of", "score_source"]
 
 _ROLLOUTS = (Op.GENERATE, Op.INTERACT)
 
@@ -217,3 +217,9 @@ def score_source(graph: Graph, node_id: NodeId, argument: str = "scores") -> Nod
         if node.op not in (Op.FILTER, Op.SELECT):
             return node
         node_id, argument = node.id, "scores"
+
+
+def role_of(node: Node) -> RoleName:
+    """The role of a node that has one."""
+    assert node.role is not None  # the verifier of graphs proves it
+    return node.role
