@@ -125,7 +125,7 @@ class Compiled:
         Raises:
             FlowError: whatever ends the run early; KeyboardInterrupt after a clean Ctrl-C.
         """
-        from flowrl.runtime.local import run_local
+        from flowrl.runtime.run import run_local
 
         folder, summary = run_local(self.config, self.stages, display=display)
         return RunResult(folder=folder, summary=summary)

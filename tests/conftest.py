@@ -38,7 +38,7 @@ def pytest_configure() -> None:
 def sigterm_ends_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run in this process leaves SIGTERM alone: it is for the tests, not for the run."""
     if "flowrl.api" in sys.modules:  # others start no run
-        monkeypatch.setattr("flowrl.runtime.local.STOPS", (signal.SIGINT,))
+        monkeypatch.setattr("flowrl.runtime.run.STOPS", (signal.SIGINT,))
 
 
 @pytest.hookimpl(wrapper=True)

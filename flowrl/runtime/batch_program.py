@@ -28,8 +28,7 @@ from flowrl.runtime.advantage_node import SQUARES, reads_squares, run_advantage
 from flowrl.runtime.map_node import run_map
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.receive import scores_by
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import GraphParts, is_rule_score
+from flowrl.runtime.rollout_parts import GraphParts, is_rule_score, role_of
 from flowrl.runtime.sample_set import StepBatch
 from flowrl.runtime.subset_node import make_subset, rows_kept, rows_selected
 from flowrl.runtime.update_node import (

@@ -26,8 +26,7 @@ from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.judge import kept_groups
 from flowrl.runtime.node_inputs import NodeInputs
 from flowrl.runtime.receive import fill_fields, scores_by
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import score_source
+from flowrl.runtime.rollout_parts import role_of, score_source
 from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.sample_set import SampleSet, StepBatch, sample_set
 from flowrl.runtime.scoring import ScoreFailure

@@ -23,7 +23,7 @@ from flowrl.errors import ConfigError, FlowError, RewardError, TraceError
 from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
 from flowrl.runtime.eager_stage import EagerStage, MadeStep
-from flowrl.runtime.local import Turn, new_run, opened_run
+from flowrl.runtime.run import Turn, new_run, opened_run
 
 __all__ = ["EagerSession"]
 

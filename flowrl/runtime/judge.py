@@ -17,8 +17,7 @@ from flowrl.algo import resolve_filter
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId
 from flowrl.runtime.receive import fill_fields, scores_by
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, score_source
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, role_of, score_source
 from flowrl.runtime.sample_set import GroupRows, StepBatch, sample_set
 from flowrl.specs import FilterSpec
 

@@ -30,8 +30,8 @@ from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint import Checkpoint
 from flowrl.runtime.engine_fleet import EngineFleet
 from flowrl.runtime.materials import RoleModel
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.role_use import RoleUse, refreshed_roles
+from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.workers import PolicyWorker, open_policy
 from flowrl.specs import AdamW

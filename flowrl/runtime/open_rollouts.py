@@ -19,8 +19,7 @@ from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.payloads import PayloadStore
 from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import RolloutPart
+from flowrl.runtime.rollout_parts import RolloutPart, role_of
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.unused_samples import UnusedSamples

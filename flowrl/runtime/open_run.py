@@ -28,10 +28,9 @@ from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_stage import StageMaker
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import rollout_spec
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, role_of
 from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.run_inputs import RunInputs

@@ -25,10 +25,9 @@ from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_shares import shares_of
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollout_maker import RolloutMaker
-from flowrl.runtime.rollout_parts import GraphParts
+from flowrl.runtime.rollout_parts import GraphParts, role_of
 from flowrl.runtime.rollout_thread import RolloutThread
 from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.seeds import derive_seed

@@ -24,7 +24,7 @@ from flowrl.observe.display import Display, RunInfo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
-from flowrl.runtime.local import config_yaml, execute, is_done
+from flowrl.runtime.run import config_yaml, execute, is_done
 from flowrl.runtime.run_files import InputFiles
 from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable

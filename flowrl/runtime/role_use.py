@@ -11,8 +11,7 @@ from flowrl.backend.capabilities import Head
 from flowrl.config.schema import RunConfig
 from flowrl.graph import Graph, Node, Op
 from flowrl.ids import RoleName
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import is_rule_score
+from flowrl.runtime.rollout_parts import is_rule_score, role_of
 from flowrl.specs import LossSpec
 
 __all__ = ["RoleUse", "refreshed_roles"]

@@ -23,9 +23,8 @@ from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.residency import Residency
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, role_of
 from flowrl.runtime.rollouts import RolloutDriver
 from flowrl.runtime.sources import Source
 from flowrl.runtime.stage import OpenRollout, part_of

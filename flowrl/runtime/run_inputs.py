@@ -24,9 +24,8 @@ from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.open_rollouts import open_environment, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_shares import require_sources
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.role_use import RoleUse
-from flowrl.runtime.rollout_parts import GraphParts
+from flowrl.runtime.rollout_parts import GraphParts, role_of
 from flowrl.specs import Sampling
 
 __all__ = ["RunInputs"]

@@ -15,10 +15,9 @@ from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Node, Op
 from flowrl.plan.names import device_names
 from flowrl.runtime.local_plans import require_local_plan, require_plan_for_one
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import settings_of, train_key
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score
+from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, role_of
 
 __all__ = ["require_here", "require_runnable"]
 

@@ -21,8 +21,13 @@ from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics
 from flowrl.runtime.judge import kept_groups
 from flowrl.runtime.payloads import Payload
-from flowrl.runtime.rollout_parts import role_of
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, score_source
+from flowrl.runtime.rollout_parts import (
+    GraphParts,
+    RolloutPart,
+    is_rule_score,
+    role_of,
+    score_source,
+)
 from flowrl.runtime.rollouts import Collected
 from flowrl.runtime.sample_set import StepBatch
 from flowrl.runtime.transcript import CUT_LENGTH, CUT_OBSERVATION

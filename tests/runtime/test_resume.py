@@ -27,7 +27,7 @@ from flowrl.observe.rows import StepMetrics
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
 from flowrl.runtime.checkpoint import CheckpointInterval
-from flowrl.runtime.local import STOPS, _Interrupt
+from flowrl.runtime.run import STOPS, _Interrupt
 from flowrl.runtime.scoring import ScoringPool
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
@@ -205,7 +205,7 @@ def test_checkpoints_by_the_clock_change_nothing_whatever_step_they_fall_on(
     config["runtime"] |= {"checkpoint_minutes": 15, "keep_checkpoints": 9}
     display = SlowRun()
     timed = partial(CheckpointInterval, clock=lambda: display.now)
-    monkeypatch.setattr("flowrl.runtime.local.CheckpointInterval", timed)
+    monkeypatch.setattr("flowrl.runtime.run.CheckpointInterval", timed)
     run = api.run(None, config, display=display).folder
     told = "checkpoints: every 15 minutes, at the end of each stage and at Ctrl-C"
     assert display.notes[0] == told
@@ -270,7 +270,7 @@ def wait_for_rows(path: Path, number: int, process: subprocess.Popen[str]) -> No
 def test_a_scheduler_s_sigterm_leaves_a_checkpoint_too(
     tmp_path: Path, straight: Outcome, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flowrl.runtime.local.STOPS", STOPS)
+    monkeypatch.setattr("flowrl.runtime.run.STOPS", STOPS)
     run = stopped(tmp_path, CtrlC("grpo", 2, number=signal.SIGTERM))
     resumed(run)
     assert outcome(run) == straight
@@ -282,7 +282,7 @@ def test_signals_ask_a_run_to_stop_and_then_end_it(
     before = [signal.getsignal(number) for number in STOPS]
     with _Interrupt().installed(lambda: None):
         assert signal.getsignal(signal.SIGTERM) == before[1]  # in tests it is pytest's own
-    monkeypatch.setattr("flowrl.runtime.local.STOPS", STOPS)
+    monkeypatch.setattr("flowrl.runtime.run.STOPS", STOPS)
     for number in STOPS:
         interrupt = _Interrupt()
         with interrupt.installed(lambda: None):

@@ -63,6 +63,7 @@ __all__ = [
     "run_local",
 ]
 
+
 STOPS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a run answers by stopping at the next step boundary."""
 
