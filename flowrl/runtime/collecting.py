@@ -13,7 +13,7 @@ from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 

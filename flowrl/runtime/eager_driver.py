@@ -17,11 +17,11 @@ from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import RoleName, SampleId, sample_id
 from flowrl.rollout import BatchAsked, Score
-from flowrl.runtime.eager_scoring import InlineScorer
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.rollouts import Collected, RolloutDriver, Scorers, Seconds, score_request
 from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.scoring.in_process import InlineScorer
+from flowrl.runtime.scoring.pool import ScoreFailure
 
 __all__ = ["HeldDriver"]
 

@@ -29,7 +29,7 @@ from flowrl.runtime.receive import fill_fields, scores_by
 from flowrl.runtime.rollout_parts import role_of, score_source
 from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.sample_set import SampleSet, StepBatch, sample_set
-from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.stage import OpenRollout
 from flowrl.runtime.step_report import Drawn
 from flowrl.runtime.subset_node import group_sizes, make_subset, rows_kept

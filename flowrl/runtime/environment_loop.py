@@ -41,7 +41,7 @@ from flowrl.backend.environment import (
 )
 from flowrl.ids import SampleId
 from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
-from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.user_frames import described, short_path, user_frames
 from flowrl.wording import counted

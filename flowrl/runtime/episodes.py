@@ -50,7 +50,7 @@ from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.engine_deaths import Restartable
 from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
-from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.transcript import (
     CUT_LENGTH,
     CUT_OBSERVATION,

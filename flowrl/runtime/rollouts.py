@@ -83,7 +83,7 @@ from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scorer_answers import ScorerAnswers
-from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.specs import FinishReason, Grammar, Sampling

@@ -14,7 +14,7 @@ from flowrl.backend.protocols import ScoreResult
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.collecting import Scorers, merged_terms, score_request
 from flowrl.runtime.payloads import Payload, PayloadStore
-from flowrl.runtime.scoring import ScoreFailure
+from flowrl.runtime.scoring.pool import ScoreFailure
 
 __all__ = ["Answers", "ScorerAnswers"]
 

@@ -22,7 +22,7 @@ from flowrl.backend.environment import EnvironmentState
 from flowrl.backend.protocols import Finished
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason
 
 __all__ = [

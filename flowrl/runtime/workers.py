@@ -25,7 +25,7 @@ from flowrl.errors import BackendError
 from flowrl.ids import EngineId, RoleName
 from flowrl.plan.schema import Placement
 from flowrl.runtime.restartable import RestartableEngine
-from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.scoring.pool import ScoringPool
 
 __all__ = ["PolicyWorker", "open_policy", "open_scoring", "require"]
 

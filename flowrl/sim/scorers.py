@@ -21,7 +21,7 @@ from flowrl.sim.lanes import Lane
 __all__ = ["ScoreTimes", "SimScorers"]
 
 BATCH = 128
-"""Samples of a batch at most (`flowrl.runtime.scoring`)."""
+"""Samples of a batch at most (`flowrl.runtime.scoring.pool`)."""
 
 SLOW_S = 0.003
 """A sample that takes so long is told of at once."""

@@ -22,7 +22,7 @@ from flowrl.data import Tokenizer
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
 from flowrl.runtime.episodes import EpisodeEngine
-from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.transcript import FinishedEpisode
 from flowrl.specs import FinishReason, Sampling
 from tests.data.tokenizer_kinds import VOCABULARY, llama_2, saved

@@ -13,7 +13,7 @@ from flowrl.data.rows import Row
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, RoleName, SampleId, group_id, sample_id
 from flowrl.runtime.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
-from flowrl.runtime.scoring import FailureKind
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.update_node import split_groups

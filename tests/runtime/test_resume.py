@@ -28,7 +28,7 @@ from flowrl.observe.run_folder import RunFolder
 from flowrl.program import load_workflow
 from flowrl.runtime.checkpoint import CheckpointInterval
 from flowrl.runtime.run import STOPS, _Interrupt
-from flowrl.runtime.scoring import ScoringPool
+from flowrl.runtime.scoring.pool import ScoringPool
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.tiny_runs import (

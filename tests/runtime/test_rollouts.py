@@ -18,7 +18,7 @@ from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.rollout.policies import Retries
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.scoring import FailureKind, ScoreFailure
+from flowrl.runtime.scoring.pool import FailureKind, ScoreFailure
 from flowrl.specs import FinishReason, Sampling
 
 SAMPLING = Sampling(max_tokens=8)

@@ -15,7 +15,7 @@ import pytest
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import BackendError, ConfigError, RewardError, WorkerDied
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.scoring import FailureKind, ScoreFailure, ScoringPool
+from flowrl.runtime.scoring.pool import FailureKind, ScoreFailure, ScoringPool
 from flowrl.specs import FinishReason
 
 REWARDS = Path(__file__).parent / "rewards.py"

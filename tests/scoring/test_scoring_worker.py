@@ -15,7 +15,7 @@ import pytest
 from flowrl.backend.protocols import ScoreContext
 from flowrl.ids import RoleName
 from flowrl.runtime.frames import pack
-from flowrl.runtime.scoring_wire import Status
+from flowrl.runtime.scoring.messages import Status
 
 REWARDS = Path(__file__).parent / "rewards.py"
 DEADLINE_S = 60.0
@@ -32,7 +32,7 @@ def test_a_pool_that_closes_without_reading_everything_ends_the_process_quietly(
             descriptors = (theirs.fileno(), memory.fileno())
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "flowrl.runtime.scoring_worker"),
+                    *(sys.executable, "-m", "flowrl.runtime.scoring.worker"),
                     *(*map(str, descriptors), str(os.getpid())),
                 ],
                 pass_fds=descriptors,

@@ -21,7 +21,12 @@ from typing import TypeAlias
 
 from flowrl.backend.protocols import ScoreRequest
 
-__all__ = ["RequestTuple", "Status", "request_tuple"]
+__all__ = [
+    "RequestTuple",
+    "Status",
+    "request_tuple",
+]
+
 
 RequestTuple: TypeAlias = tuple[int, str, str, str, str, object, str, int]
 """Ticket, then the fields of a `ScoreRequest` in their order."""

@@ -1,6 +1,6 @@
-"""A process that scores: `python -m flowrl.runtime.scoring_worker SOCKET MEMORY PARENT`.
+"""A process that scores: `python -m flowrl.runtime.scoring.worker SOCKET MEMORY PARENT`.
 
-It is started by `flowrl.runtime.scoring.ScoringPool` with two open file descriptors and dies with
+It is started by `flowrl.runtime.scoring.pool.ScoringPool` with two open file descriptors and dies with
 the process that started it. Time limits are kept here where Python code can be interrupted: a
 timer raises an exception inside the reward. Code that cannot be interrupted is the pool's business.
 
@@ -34,11 +34,18 @@ from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
 from flowrl.runtime.child_process import die_with, named_plugin, received
 from flowrl.runtime.frames import FrameReader, Message, pack
-from flowrl.runtime.scoring_wire import RequestTuple, Status
+from flowrl.runtime.scoring.messages import RequestTuple, Status
 from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
-__all__ = ["checked_score", "classified", "main", "package_folders", "unloadable"]
+__all__ = [
+    "checked_score",
+    "classified",
+    "main",
+    "package_folders",
+    "unloadable",
+]
+
 
 # Results wait this long for company; a slow reward does not hold back those that ended before it.
 _FLUSH_S = 0.003

@@ -42,9 +42,15 @@ from flowrl.runtime.child_process import (
     start_module,
 )
 from flowrl.runtime.frames import FrameReader, Message, pack, send_some
-from flowrl.runtime.scoring_wire import Status, request_tuple
+from flowrl.runtime.scoring.messages import Status, request_tuple
 
-__all__ = ["FailureKind", "ScoreFailure", "ScoringPool", "failure_message"]
+__all__ = [
+    "FailureKind",
+    "ScoreFailure",
+    "ScoringPool",
+    "failure_message",
+]
+
 
 _MAX_BATCH = 128
 """Samples sent at once: enough to make a round trip cheap for each, few enough to share them."""
@@ -420,7 +426,7 @@ class ScoringPool:
         with _shared_memory() as file, theirs:
             memory = mmap(file.fileno(), Status.NBYTES)
             descriptors = (theirs.fileno(), file.fileno())
-            process = start_module("flowrl.runtime.scoring_worker", descriptors, self._output)
+            process = start_module("flowrl.runtime.scoring.worker", descriptors, self._output)
         ours.setblocking(False)
         worker = _Worker(
             process=process,

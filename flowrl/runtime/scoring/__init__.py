@@ -1,0 +1,1 @@
+"""Scorer processes: the pool, its workers, their messages."""
