@@ -54,7 +54,7 @@ def _measured(
 ) -> Profile:
     from flowrl.graph import Op
     from flowrl.runtime.busy_thread import BusyThread
-    from flowrl.runtime.environments import EnvironmentPool
+    from flowrl.runtime.environments.pool import EnvironmentPool
     from flowrl.runtime.weight_folders import WeightFolders
     from flowrl.sim.calibrate import can_calibrate
     from flowrl.sim.measure_stage import measure_stage

@@ -11,10 +11,10 @@ from flowrl.backend.protocols import ScoreRequest, ScoreResult
 from flowrl.data import PromptItem
 from flowrl.errors import RewardError
 from flowrl.ids import RoleName, SampleId
+from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 
 __all__ = [

@@ -13,8 +13,8 @@ from flowrl.data import Tokenizer
 from flowrl.graph import Node
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId
 from flowrl.rollout import Event, RolloutScheduler
-from flowrl.runtime.environments import EnvironmentPool
-from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.environments.episodes import EpisodeEngine
+from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.payloads import PayloadStore

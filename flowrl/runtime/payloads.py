@@ -17,7 +17,7 @@ from flowrl.backend.protocols import Finished
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
-from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode
+from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.specs import FinishReason
 
 __all__ = ["Payload", "PayloadStore", "behaviour_logprobs", "sequence_batch"]

@@ -75,7 +75,8 @@ from flowrl.runtime.collecting import (
     score_request,
 )
 from flowrl.runtime.engine_deaths import EngineDeaths, described
-from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.environments.episodes import EpisodeEngine
+from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.outcomes import Outcomes
 from flowrl.runtime.payloads import Payload, PayloadStore
@@ -84,7 +85,6 @@ from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scorer_answers import ScorerAnswers
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.specs import FinishReason, Grammar, Sampling
 

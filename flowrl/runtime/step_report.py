@@ -19,6 +19,7 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics
+from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.runtime.judge import kept_groups
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.rollout_parts import (
@@ -30,7 +31,6 @@ from flowrl.runtime.rollout_parts import (
 )
 from flowrl.runtime.rollouts import Collected
 from flowrl.runtime.sample_set import StepBatch
-from flowrl.runtime.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
 __all__ = ["UNNAMED_TOKENS", "Drawn", "StepReport", "StepResult", "told_score"]

@@ -4,7 +4,7 @@
                  |                    |
                  +---------> abort, engine lost: the episode begins anew
 
-As in a run (`flowrl.runtime.episodes`) an episode has a row of the engine only while it draws, each
+As in a run (`flowrl.runtime.environments.episodes`) an episode has a row of the engine only while it draws, each
 turn is a request that goes on from all tokens so far, and an aborted episode keeps nothing. The
 environment is one thread: a call takes it for `call_s` seconds, and its answer comes `wait_s`
 later, while others are served. The engine waits for all answers up to `patience_s` before it goes

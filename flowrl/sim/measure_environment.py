@@ -28,7 +28,7 @@ _LIMIT_S = 60.0
 
 
 class EpisodeCalls(Protocol):
-    """What calls an environment for a run's episodes (`flowrl.runtime.environments`)."""
+    """What calls an environment for a run's episodes (`flowrl.runtime.environments.pool`)."""
 
     def start(self, start: EpisodeStart) -> None:
         """Begins an episode."""

@@ -25,8 +25,8 @@ from flowrl.backend.protocols import ScoreContext, Service
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.environments import EnvironmentPool
-from flowrl.runtime.transcript import EpisodeFailure
+from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 from flowrl_backends.environment import plugin
 from tests.policy_contexts import policy_context

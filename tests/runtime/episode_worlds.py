@@ -22,7 +22,7 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.rows import Row
 from flowrl.data.vocabulary import build_tokenizer
 from flowrl.ids import GroupId, SampleId, group_id, sample_id
-from flowrl.runtime.transcript import FinishedEpisode, state_number
+from flowrl.runtime.environments.transcript import FinishedEpisode, state_number
 from flowrl.specs import FinishReason, Sampling
 
 ALPHABET = "0123456789abcdef<>=?#"

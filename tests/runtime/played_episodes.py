@@ -16,10 +16,10 @@ from flowrl.backend.environment import (
 from flowrl.backend.protocols import Finished
 from flowrl.data import Tokenizer
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.environments import EnvironmentPool
-from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.environments.episodes import EpisodeEngine
+from flowrl.runtime.environments.pool import EnvironmentPool
+from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.runtime.seeds import derive_seed
-from flowrl.runtime.transcript import EpisodeFailure, FinishedEpisode
 from tests.runtime.episode_worlds import (
     ALPHABET,
     STOP,

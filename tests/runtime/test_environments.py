@@ -23,10 +23,10 @@ from flowrl.backend.environment import (
 )
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.environment_loop import _Watched
-from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
+from flowrl.runtime.environments.loop import _Watched
+from flowrl.runtime.environments.pool import Answered, EnvironmentPool, EpisodeLost
+from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.specs import FinishReason
 from tests.runtime.shifted_clock import ShiftedClock
 

@@ -21,9 +21,9 @@ from flowrl.backend.protocols import Finished, GenerateRequest
 from flowrl.data import Tokenizer
 from flowrl.errors import BackendError
 from flowrl.ids import SampleId
-from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.environments.episodes import EpisodeEngine
+from flowrl.runtime.environments.transcript import FinishedEpisode
 from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.transcript import FinishedEpisode
 from flowrl.specs import FinishReason, Sampling
 from tests.data.tokenizer_kinds import VOCABULARY, llama_2, saved
 from tests.runtime.episode_worlds import (

@@ -15,8 +15,8 @@ from flowrl.data import Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import EngineId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.environments import EnvironmentPool
-from flowrl.runtime.episodes import EpisodeEngine
+from flowrl.runtime.environments.episodes import EpisodeEngine
+from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.payloads import PayloadStore
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.specs import Sampling

@@ -14,8 +14,8 @@ from flowrl.backend.environment import (
 from flowrl.backend.protocols import GenerateBackend, Progress
 from flowrl.data import Tokenizer
 from flowrl.ids import SampleId
+from flowrl.runtime.environments.transcript import FinishedEpisode
 from flowrl.runtime.seeds import derive_seed
-from flowrl.runtime.transcript import FinishedEpisode
 from flowrl.specs import FinishReason, Sampling
 from tests.runtime.episode_worlds import (
     STOP,

@@ -27,10 +27,16 @@ from typing import TypeAlias
 from flowrl.backend.environment import Action, Environment, EnvironmentContext, EpisodeStart
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import RoleName, SampleId
-from flowrl.runtime.environment_loop import Answer, Call, EnvironmentLoop, Reply
+from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Reply
 from flowrl.runtime.user_frames import described, library_folders, user_frames
 
-__all__ = ["Answered", "EnvironmentPool", "EpisodeLost", "OpenEnvironment"]
+__all__ = [
+    "Answered",
+    "EnvironmentPool",
+    "EpisodeLost",
+    "OpenEnvironment",
+]
+
 
 _MAX_LOST = 3
 """Threads that are blocked one after another without a single answer."""

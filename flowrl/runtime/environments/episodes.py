@@ -49,18 +49,21 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, SampleId
 from flowrl.runtime.engine_deaths import Restartable
-from flowrl.runtime.environments import Answered, EnvironmentPool, EpisodeLost
-from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.transcript import (
+from flowrl.runtime.environments.pool import Answered, EnvironmentPool, EpisodeLost
+from flowrl.runtime.environments.transcript import (
     CUT_LENGTH,
     CUT_OBSERVATION,
     EpisodeFailure,
     Transcript,
     state_number,
 )
+from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason, Sampling
 
-__all__ = ["EpisodeEngine"]
+__all__ = [
+    "EpisodeEngine",
+]
+
 
 _NO_INTS = np.zeros(0, np.int64)
 _NO_FLOATS = np.zeros(0, np.float32)

@@ -40,13 +40,23 @@ from flowrl.backend.environment import (
     Outcome,
 )
 from flowrl.ids import SampleId
-from flowrl.runtime.environment_answers import Unusable, usable_observation, usable_outcome
+from flowrl.runtime.environments.transcript import (
+    EpisodeFailure,
+    Unusable,
+    usable_observation,
+    usable_outcome,
+)
 from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.transcript import EpisodeFailure
 from flowrl.runtime.user_frames import described, short_path, user_frames
 from flowrl.wording import counted
 
-__all__ = ["Answer", "Call", "EnvironmentLoop", "Reply"]
+__all__ = [
+    "Answer",
+    "Call",
+    "EnvironmentLoop",
+    "Reply",
+]
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Environments of a run: the pool, episodes as samples, transcripts."""
