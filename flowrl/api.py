@@ -456,7 +456,7 @@ def resume(
         CheckpointError: no run is there, its checkpoint is damaged or of another run, or a file
             has changed; each changed file is named.
     """
-    from flowrl.runtime.resume import resume_local
+    from flowrl.runtime.checkpoint.resume import resume_local
 
     path = Path(folder)
     stages = tuple(_as_begun(compiled, stage, path) for stage in compiled.stages)

@@ -17,7 +17,7 @@ from flowrl.ids import SampleId
 from flowrl.observe.rows import SampleRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.rollout.event_history import SampleHistory, sample_history
-from flowrl.runtime.journal_files import NUM_FILES, SampleFiles, rollout_journals
+from flowrl.runtime.checkpoint.journal import NUM_FILES, SampleFiles, rollout_journals
 from flowrl.wording import counted
 
 __all__ = ["run"]

@@ -1,13 +1,13 @@
 """The folder of a run: everything that it was given, did and made.
 
     config.yaml             the resolved config
-    inputs.json             what the user's files were (flowrl.runtime.run_files)
+    inputs.json             what the user's files were (flowrl.runtime.checkpoint.run_files)
     graph.STAGE.txt, .json  what happens
     plan.STAGE.json, .yaml  how it happens
     metrics.jsonl           a row a step
     evaluations.jsonl       a row a measurement on held-out data
     samples.jsonl           a row a sample, with the end it had
-    checkpoints/            see flowrl.runtime.checkpoint
+    checkpoints/            see flowrl.runtime.checkpoint.files
     model/                  the exported model, a Hugging Face folder
     trained/ROLE/           the same of other roles that the run updated
     models/ROLE/            what a new model was made from: config and tokenizer

@@ -13,6 +13,7 @@ from flowrl.data import Tokenizer
 from flowrl.graph import Node
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId
 from flowrl.rollout import Event, RolloutScheduler
+from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
 from flowrl.runtime.judge import GroupJudge
@@ -22,7 +23,6 @@ from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.rollout_parts import RolloutPart, role_of
 from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.seeds import derive_seed
-from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.runtime.workers import require
 from flowrl.specs import Grammar, Sampling
 

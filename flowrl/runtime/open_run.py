@@ -22,9 +22,9 @@ from flowrl.observe.rows import EvaluationRow
 from flowrl.observe.run_folder import RunFolder
 from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.checkpoint import Checkpoint
+from flowrl.runtime.checkpoint.files import Checkpoint
+from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.evaluation import evaluation_metrics
-from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_stage import StageMaker

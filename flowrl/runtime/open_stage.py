@@ -15,11 +15,11 @@ from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.asynchronous_stage import AsynchronousStage
 from flowrl.runtime.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_rollout import Shown
 from flowrl.runtime.eager_stage import EagerStage
 from flowrl.runtime.engine_fleet import EngineFleet
-from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout

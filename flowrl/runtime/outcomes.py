@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from flowrl.data import PromptItem
 from flowrl.ids import GroupId, SampleId
 from flowrl.rollout import Deliver
+from flowrl.runtime.checkpoint.unused_samples import EndedSample, UnusedSamples
 from flowrl.runtime.collecting import Collected
 from flowrl.runtime.payloads import Payload, PayloadStore
-from flowrl.runtime.unused_samples import EndedSample, UnusedSamples
 
 __all__ = ["Outcomes"]
 

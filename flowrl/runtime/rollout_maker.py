@@ -16,8 +16,9 @@ from flowrl.ids import NodeId, RoleName
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.checkpoint.journal import RolloutJournals
+from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read_unused
 from flowrl.runtime.engine_fleet import EngineFleet
-from flowrl.runtime.journal_files import RolloutJournals
 from flowrl.runtime.judge import RunNode, group_judge
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
@@ -30,7 +31,6 @@ from flowrl.runtime.sources import Source
 from flowrl.runtime.stage import OpenRollout, part_of
 from flowrl.runtime.step_report import told_score
 from flowrl.runtime.streaming_driver import StreamingDriver
-from flowrl.runtime.unused_samples import UNUSED, UnusedSamples, read_unused
 from flowrl.specs import AdvantageSpec, FilterSpec, Grammar
 
 __all__ = ["RolloutMaker", "rollout_spec", "settings_of", "train_key"]

@@ -64,6 +64,7 @@ from flowrl.rollout import (
     Wake,
     WeightsPublished,
 )
+from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.collecting import (
     Clock,
     Collected,
@@ -85,7 +86,6 @@ from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scorer_answers import ScorerAnswers
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.runtime.unused_samples import UnusedSamples
 from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [

@@ -39,11 +39,16 @@ from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, ope
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.program.breakpoints import breakpoints_left_out
-from flowrl.runtime.checkpoint import Checkpoint, CheckpointInterval, CheckpointStore, Position
+from flowrl.runtime.checkpoint.files import (
+    Checkpoint,
+    CheckpointInterval,
+    CheckpointStore,
+    Position,
+)
+from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.ledger import Ledger, ended_at
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.prompt_supply import BatchNotFilled
-from flowrl.runtime.run_files import InputFiles
 from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage

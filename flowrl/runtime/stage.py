@@ -23,8 +23,9 @@ from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.checkpoint.journal import RolloutJournal
+from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
 from flowrl.runtime.engine_fleet import EngineFleet
-from flowrl.runtime.journal_files import RolloutJournal
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
@@ -32,7 +33,6 @@ from flowrl.runtime.rollouts import Collected, FailureBudget, RolloutDriver
 from flowrl.runtime.sample_set import GroupRows, StepBatch
 from flowrl.runtime.sources import Source
 from flowrl.runtime.step_report import Drawn, StepReport, StepResult
-from flowrl.runtime.unused_samples import UNUSED, UnusedSamples, write_unused
 
 __all__ = [
     "NO_COUNTERPART",

@@ -19,8 +19,8 @@ from flowrl.files import read_json_lines
 from flowrl.observe.rows import StepMetrics
 from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, State, Transition
 from flowrl.rollout.journal import replay
+from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
 from flowrl.runtime.engine_process import EngineProcess
-from flowrl.runtime.journal_files import _joined, rollout_journals
 from flowrl.runtime.weight_folders import WeightFolders
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS

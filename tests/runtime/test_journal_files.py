@@ -24,7 +24,7 @@ from flowrl.rollout import (
 )
 from flowrl.rollout.event_history import sample_history
 from flowrl.rollout.journal import replay
-from flowrl.runtime.journal_files import RolloutJournal, RolloutJournals, rollout_journals
+from flowrl.runtime.checkpoint.journal import RolloutJournal, RolloutJournals, rollout_journals
 from flowrl.specs import FinishReason
 
 ENGINE = EngineId("actor.generate[0]")

@@ -13,7 +13,7 @@ import pytest
 import flowrl as fl
 from flowrl import api
 from flowrl.errors import CheckpointError
-from flowrl.runtime.run_files import INPUTS, InputFiles, imported_files, mark_of
+from flowrl.runtime.checkpoint.run_files import INPUTS, InputFiles, imported_files, mark_of
 from tests.runtime.tiny_runs import tiny_config
 
 PROGRAM = """

@@ -25,11 +25,11 @@ from flowrl.rollout.policies import (
     KeepRunning,
     Patience,
 )
+from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.runtime.collecting import Collected, FailureBudget
 from flowrl.runtime.prompt_supply import PromptSupply
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.streaming_driver import StreamingDriver
-from flowrl.runtime.unused_samples import UnusedSamples, read_unused, write_unused
 from flowrl.specs import Sampling
 from tests.runtime.scripted_engine import ScriptedEngine, context, weights
 from tests.runtime.test_rollouts import VERIFIER, Scoring, Words, World, by_member

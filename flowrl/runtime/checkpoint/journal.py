@@ -37,6 +37,7 @@ __all__ = [
     "rollout_journals",
 ]
 
+
 JOURNALS = "journal"
 """The folder of a run that holds them."""
 

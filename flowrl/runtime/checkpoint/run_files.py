@@ -37,7 +37,14 @@ from flowrl.files import sha256_file, write_json_atomic
 from flowrl.runtime.role_use import RoleUse
 from flowrl.specs import Spec
 
-__all__ = ["INPUTS", "FileMark", "InputFiles", "imported_files", "mark_of"]
+__all__ = [
+    "INPUTS",
+    "FileMark",
+    "InputFiles",
+    "imported_files",
+    "mark_of",
+]
+
 
 INPUTS = "inputs.json"
 

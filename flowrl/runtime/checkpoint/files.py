@@ -38,7 +38,14 @@ from flowrl.files import (
 )
 from flowrl.wording import counted
 
-__all__ = ["FORMAT", "Checkpoint", "CheckpointInterval", "CheckpointStore", "Position"]
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointInterval",
+    "CheckpointStore",
+    "Position",
+]
+
 
 _log = logging.getLogger(__name__)
 

@@ -23,14 +23,16 @@ from flowrl.graph import Graph, format_graph, graph_to_json, parse
 from flowrl.observe.display import Display, RunInfo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.checkpoint import Checkpoint, CheckpointStore, Position
+from flowrl.runtime.checkpoint.files import Checkpoint, CheckpointStore, Position
+from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.run import config_yaml, execute, is_done
-from flowrl.runtime.run_files import InputFiles
 from flowrl.runtime.run_inputs import RunInputs
 from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import part_of
 
-__all__ = ["resume_local"]
+__all__ = [
+    "resume_local",
+]
 
 
 def resume_local(

@@ -29,7 +29,13 @@ from flowrl.runtime.payloads import Payload
 from flowrl.runtime.sample_set import Array
 from flowrl.specs import FinishReason
 
-__all__ = ["UNUSED", "UnusedSamples", "read_unused", "write_unused"]
+__all__ = [
+    "UNUSED",
+    "UnusedSamples",
+    "read_unused",
+    "write_unused",
+]
+
 
 UNUSED = "unused-samples"
 """The folder of a checkpoint that holds them, one folder a rollout; no role has this name."""

@@ -1,0 +1,1 @@
+"""Checkpoints, the journal, and what a resumed run is compared with."""
