@@ -288,7 +288,7 @@ def by_file(
         ConfigError, PlanError: the executor cannot run it; with line and key.
     """
     from flowrl.plan.settle_local import settled
-    from flowrl.runtime.local_plans import require_local_plan
+    from flowrl.runtime.local.plan_checks import require_local_plan
 
     last = stages[-1]
     assert last.local is not None

@@ -59,7 +59,7 @@ def run_by(compiled: Compiled, path: Path) -> Compiled:
 def refuse_many_devices(path: Path) -> None:
     """Raises PlanError for a plan's file over many devices, which this machine cannot run."""
     from flowrl.plan import load_plan
-    from flowrl.runtime.local_plans import require_plan_for_one
+    from flowrl.runtime.local.plan_checks import require_plan_for_one
 
     require_plan_for_one(load_plan(path, alone=False), str(path))
 

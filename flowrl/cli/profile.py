@@ -28,7 +28,7 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
     """
     from flowrl import api
     from flowrl.config.load import load_config, locating
-    from flowrl.runtime.runnable import require_here
+    from flowrl.runtime.local.run_checks import require_here
     from flowrl.sim.profile import save_profile
 
     loaded = load_config(config, overrides)
@@ -55,7 +55,7 @@ def _measured(
     from flowrl.graph import Op
     from flowrl.runtime.busy_thread import BusyThread
     from flowrl.runtime.environments.pool import EnvironmentPool
-    from flowrl.runtime.weight_folders import WeightFolders
+    from flowrl.runtime.transfer.weight_folders import WeightFolders
     from flowrl.sim.calibrate import can_calibrate
     from flowrl.sim.measure_stage import measure_stage
 

@@ -26,7 +26,7 @@ from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId
 from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.collecting import Collected, FailureBudget
-from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import RolloutPart
 from flowrl.runtime.rollout_thread import RolloutThread

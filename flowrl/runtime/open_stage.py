@@ -19,13 +19,12 @@ from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_rollout import Shown
 from flowrl.runtime.eager_stage import EagerStage
-from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_shares import shares_of
-from flowrl.runtime.residency import Residency
 from flowrl.runtime.rollout_maker import RolloutMaker
 from flowrl.runtime.rollout_parts import GraphParts, role_of
 from flowrl.runtime.rollout_thread import RolloutThread
@@ -34,6 +33,7 @@ from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.sources import Responses, Source
 from flowrl.runtime.stage import Stage, part_of
 from flowrl.runtime.step_report import StepReport
+from flowrl.runtime.workers import Residency
 from flowrl.specs import Sampling
 
 __all__ = ["StageMaker"]

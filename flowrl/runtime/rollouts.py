@@ -12,7 +12,7 @@ have ended, as many further prompts as the batch is short of. So what an engine 
 does not depend on when a scorer answered, and a resumed run draws the same tokens to the last bit.
 
 An engine that dies is told to the scheduler, which has its samples drawn elsewhere or again, and
-opened anew; `flowrl.runtime.engine_deaths` says how often.
+opened anew; `flowrl.runtime.local.engine_restarts` says how often.
 
 Every wait is bounded by the stall timeout, after which `SchedulerError` says who waits for whom.
 """
@@ -75,17 +75,17 @@ from flowrl.runtime.collecting import (
     merged_terms,
     score_request,
 )
-from flowrl.runtime.engine_deaths import EngineDeaths, described
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
 from flowrl.runtime.judge import GroupJudge
+from flowrl.runtime.local.engine_restarts import EngineDeaths, described
 from flowrl.runtime.outcomes import Outcomes
 from flowrl.runtime.payloads import Payload, PayloadStore
 from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.readiness import Waitable, wait_for_any
 from flowrl.runtime.sample_set import GroupRows
 from flowrl.runtime.scorer_answers import ScorerAnswers
 from flowrl.runtime.scoring.pool import ScoreFailure
+from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [

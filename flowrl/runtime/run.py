@@ -47,10 +47,10 @@ from flowrl.runtime.checkpoint.files import (
 )
 from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.ledger import Ledger, ended_at
+from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.open_run import OpenRun
 from flowrl.runtime.prompt_supply import BatchNotFilled
 from flowrl.runtime.run_inputs import RunInputs
-from flowrl.runtime.runnable import require_runnable
 from flowrl.runtime.stage import Stage
 from flowrl.runtime.step_report import StepResult
 from flowrl.runtime.step_warnings import StepWarnings

@@ -25,7 +25,7 @@ from flowrl.ids import EngineId, GroupId, NodeId, SampleId
 from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
-from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.payloads import Payload
 from flowrl.runtime.receive import receive_rollout
 from flowrl.runtime.rollout_parts import GraphParts, RolloutPart

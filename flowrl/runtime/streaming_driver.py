@@ -27,10 +27,10 @@ from flowrl.rollout import (
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
 from flowrl.runtime.collecting import Collected, Seconds
-from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.readiness import wait_for_any
 from flowrl.runtime.rollouts import POLL_S, RolloutDriver
+from flowrl.runtime.workers import wait_for_any
 
 __all__ = ["StreamingDriver"]
 

@@ -7,10 +7,12 @@ place, so publishing a version moves no bytes.
 
 from __future__ import annotations
 
+import select
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.protocols import (
@@ -21,13 +23,21 @@ from flowrl.backend.protocols import (
     TrainBackend,
 )
 from flowrl.backend.registry import find
-from flowrl.errors import BackendError
-from flowrl.ids import EngineId, RoleName
-from flowrl.plan.schema import Placement
-from flowrl.runtime.restartable import RestartableEngine
+from flowrl.errors import BackendError, PlanError
+from flowrl.ids import EngineId, NodeId, RoleName
+from flowrl.plan.schema import Placement, PlacementPlan
+from flowrl.runtime.local.engine_restarts import RestartableEngine
 from flowrl.runtime.scoring.pool import ScoringPool
 
-__all__ = ["PolicyWorker", "open_policy", "open_scoring", "require"]
+__all__ = [
+    "PolicyWorker",
+    "Residency",
+    "Waitable",
+    "open_policy",
+    "open_scoring",
+    "require",
+    "wait_for_any",
+]
 
 
 def require(name: str, service: Service, role: str) -> Plugin:
@@ -148,3 +158,80 @@ def open_scoring(
     require(backend, Service.SCORE, role)
     context = ScoreContext(role=RoleName(role), terms=terms)
     return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers)
+
+
+# JOINED: flowrl.runtime.workers: '"""Carries out a plan\'s residency switches: who gives device memory back, and takes it, before what.\n\nA plan has switches only where roles that share a device do not fit on it together.\n"""'
+
+
+class Residency:
+    """The switches of one stage's plan.
+
+    Raises:
+        PlanError: a switch that the workers do not know, or of a role that is not open.
+    """
+
+    def __init__(self, plan: PlacementPlan, policies: Mapping[RoleName, PolicyWorker]) -> None:
+        self._before: dict[NodeId, list[Callable[[], None]]] = {}
+        for switch in plan.residency:
+            worker = policies.get(RoleName(switch.role))
+            switches = {} if worker is None else _switches(worker)
+            try:
+                act = switches[switch.what, switch.action]
+            except KeyError:
+                raise PlanError(
+                    f"cannot {switch.action} the {switch.what} of role {switch.role!r}",
+                    where="plan: residency",
+                    expected="kv cache, parameters or optimizer of an open role; release or take",
+                ) from None
+            self._before.setdefault(NodeId(switch.before), []).append(act)
+
+    def switch(self, node: NodeId) -> None:
+        """Makes the switches that belong before `node` runs; making them again changes nothing."""
+        for act in self._before.get(node, ()):
+            act()
+
+
+def _switches(worker: PolicyWorker) -> dict[tuple[str, str], Callable[[], None]]:
+    train = worker.train
+    known: dict[tuple[str, str], Callable[[], None]] = {
+        (what, action): act
+        for what in ("parameters", "optimizer")  # a trainer moves both at once
+        for action, act in (("release", train.offload), ("take", train.reload))
+    }
+    if worker.generate is not None:
+        known["kv cache", "release"] = worker.generate.sleep
+        known["kv cache", "take"] = worker.generate.wake
+    return known
+
+
+# JOINED: flowrl.runtime.workers: '"""Waiting for the first of several workers that has something to say."""'
+
+
+@runtime_checkable
+class Waitable(Protocol):
+    """A worker in another process, whose `poll` returns at once."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to do."""
+        ...
+
+    def seconds_to_limit(self) -> float:
+        """Seconds after which `poll` must be called to enforce a time limit."""
+        ...
+
+
+def wait_for_any(workers: Iterable[Waitable], timeout_s: float, *extra: int) -> None:
+    """Waits until a worker has something to say, or `timeout_s` is over.
+
+    Args:
+        extra: Further descriptors that end the wait when they are readable.
+    """
+    waited = list(workers)
+    limits = [worker.seconds_to_limit() for worker in waited]
+    # A little late rather than a little early, which would spin.
+    timeout_s = max(0.0, min([timeout_s, *(limit + 0.001 for limit in limits)]))
+    # poll, because select ends at descriptor 1023.
+    poller = select.poll()
+    for descriptor in (*(worker.fileno() for worker in waited), *extra):
+        poller.register(descriptor, select.POLLIN)
+    poller.poll(1000.0 * timeout_s)

@@ -20,8 +20,8 @@ from flowrl.observe.rows import StepMetrics
 from flowrl.rollout import PromptsOffered, Resumed, RolloutScheduler, Score, State, Transition
 from flowrl.rollout.journal import replay
 from flowrl.runtime.checkpoint.journal import _joined, rollout_journals
-from flowrl.runtime.engine_process import EngineProcess
-from flowrl.runtime.weight_folders import WeightFolders
+from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.transfer.weight_folders import WeightFolders
 from tests.runtime.killed_runs import run_until_killed
 from tests.runtime.many_programs import CONFIGS
 from tests.runtime.test_resume import resumed
@@ -108,7 +108,7 @@ def test_samples_are_of_bounded_age_and_each_has_one_end(
         folders.append(WeightFolders(beside, shared_memory=memory))
         return folders[-1]
 
-    monkeypatch.setattr("flowrl.runtime.engine_fleet.WeightFolders", opened)
+    monkeypatch.setattr("flowrl.runtime.local.engine_fleet.WeightFolders", opened)
     display = WatchedDisplay()
     run = api.run(None, config_of(tmp_path), display=display).folder
     assert [step for _, step in display.steps] == list(range(1, 7))

@@ -10,7 +10,7 @@ import pytest
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.engine_deaths import MAX_DEATHS, EngineDeaths
+from flowrl.runtime.local.engine_restarts import MAX_DEATHS, EngineDeaths
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
 
 ONE, TWO = EngineId("actor[0]"), EngineId("actor[1]")

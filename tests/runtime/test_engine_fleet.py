@@ -12,7 +12,7 @@ import pytest
 
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.engine_fleet import EngineFleet
+from flowrl.runtime.local.engine_fleet import EngineFleet
 from tests.runtime.scripted_engine import PLUGIN, context, weights
 
 NAMES = [EngineId("actor[0]"), EngineId("actor[1]")]

@@ -16,7 +16,7 @@ import pytest
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId, SampleId
-from flowrl.runtime.engine_process import EngineProcess
+from flowrl.runtime.local.engine_process import EngineProcess
 from flowrl.specs import FinishReason, Sampling
 from tests.runtime.scripted_engine import (
     BLOCK,

@@ -22,9 +22,9 @@ from flowrl.observe.rows import StepMetrics
 from flowrl.plan import PlacementPlan, save_plan
 from flowrl.plan.check.file_lines import lines_of
 from flowrl.plan.schema import Transport
-from flowrl.runtime.engine_process import EngineProcess
-from flowrl.runtime.local_plans import require_local_plan
-from flowrl.runtime.runnable import require_runnable
+from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.local.plan_checks import require_local_plan
+from flowrl.runtime.local.run_checks import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 from tests.runtime.warm_engines import warm_engines
 

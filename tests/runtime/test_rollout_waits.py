@@ -7,7 +7,7 @@ from typing import Any
 
 from flowrl.ids import SampleId
 from flowrl.runtime.collecting import Seconds
-from flowrl.runtime.readiness import wait_for_any
+from flowrl.runtime.workers import wait_for_any
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 
 
@@ -52,7 +52,7 @@ class Polled:
 
 def test_a_wait_ends_just_after_the_first_limit_and_never_after_its_own(monkeypatch):
     polled = Polled()
-    monkeypatch.setattr("flowrl.runtime.readiness.select", polled)
+    monkeypatch.setattr("flowrl.runtime.workers.select", polled)
     world = World()
     soon, late = Apart(world), ApartScoring(world, by_member)
     soon.seconds_to_limit = lambda: 0.25  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import pytest
 import flowrl as fl
 from flowrl.config.schema import RoleConfig
 from flowrl.program import Workflow
-from flowrl.runtime.runnable import require_runnable
+from flowrl.runtime.local.run_checks import require_runnable
 from tests.runtime.tiny_runs import WatchedDisplay, tiny_config
 
 

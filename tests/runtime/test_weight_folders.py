@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.ids import EngineId
-from flowrl.runtime.weight_folders import WeightFolders
+from flowrl.runtime.transfer.weight_folders import WeightFolders
 
 ONE, TWO = EngineId("actor.generate[0]"), EngineId("actor.generate[1]")
 
@@ -78,7 +78,7 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next_and_a_live_one_s_is_n
 ):
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from flowrl.runtime.weight_folders import WeightFolders\n"
+        "from flowrl.runtime.transfer.weight_folders import WeightFolders\n"
         "parent = Path(sys.argv[1])\n"
         "print(WeightFolders(parent, shared_memory=parent).root, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -16,7 +16,7 @@ __all__ = ["warm_engines"]
 @contextmanager
 def warm_engines() -> Iterator[None]:
     """All that are opened meanwhile."""
-    warm = WarmProcesses(["flowrl.runtime.engine_worker", "flowrl_backends.torch.engine"])
+    warm = WarmProcesses(["flowrl.runtime.local.engine_worker", "flowrl_backends.torch.engine"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_process, "start_module", warm.start)
         yield

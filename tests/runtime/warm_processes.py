@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.runtime.child_process import Output
+from flowrl.runtime.local.processes import Output
 
 __all__ = ["WarmProcesses"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from flowrl.backend.protocols import ScoreContext
 from flowrl.ids import RoleName
-from flowrl.runtime.frames import pack
+from flowrl.runtime.local.processes import pack
 from flowrl.runtime.scoring.messages import Status
 
 REWARDS = Path(__file__).parent / "rewards.py"

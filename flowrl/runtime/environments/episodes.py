@@ -48,7 +48,6 @@ from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest,
 from flowrl.data import PromptItem, Tokenizer
 from flowrl.errors import BackendError, DataError
 from flowrl.ids import GroupId, SampleId
-from flowrl.runtime.engine_deaths import Restartable
 from flowrl.runtime.environments.pool import Answered, EnvironmentPool, EpisodeLost
 from flowrl.runtime.environments.transcript import (
     CUT_LENGTH,
@@ -57,6 +56,7 @@ from flowrl.runtime.environments.transcript import (
     Transcript,
     state_number,
 )
+from flowrl.runtime.local.engine_restarts import Restartable
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.specs import FinishReason, Sampling
 

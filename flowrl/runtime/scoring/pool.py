@@ -33,15 +33,18 @@ from typing import IO, cast
 from flowrl.backend.protocols import ScoreContext, ScoreRequest, ScoreResult
 from flowrl.errors import FlowError, RewardError, WorkerDied
 from flowrl.ids import SampleId
-from flowrl.runtime.child_process import (
+from flowrl.runtime.local.processes import (
+    FrameReader,
+    Message,
     Output,
     ending,
     has_ended,
     kill,
+    pack,
+    send_some,
     standard_error,
     start_module,
 )
-from flowrl.runtime.frames import FrameReader, Message, pack, send_some
 from flowrl.runtime.scoring.messages import Status, request_tuple
 
 __all__ = [

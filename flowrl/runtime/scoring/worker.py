@@ -32,8 +32,14 @@ from flowrl.backend.protocols import (
 )
 from flowrl.errors import FlowError, RewardError
 from flowrl.ids import SampleId
-from flowrl.runtime.child_process import die_with, named_plugin, received
-from flowrl.runtime.frames import FrameReader, Message, pack
+from flowrl.runtime.local.processes import (
+    FrameReader,
+    Message,
+    die_with,
+    named_plugin,
+    pack,
+    received,
+)
 from flowrl.runtime.scoring.messages import RequestTuple, Status
 from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason

@@ -1,6 +1,6 @@
-"""A process that generates: `python -m flowrl.runtime.engine_worker SOCKET PARENT`.
+"""A process that generates: `python -m flowrl.runtime.local.engine_worker SOCKET PARENT`.
 
-It is started by `flowrl.runtime.engine_process.EngineProcess` and dies with the process that
+It is started by `flowrl.runtime.local.engine_process.EngineProcess` and dies with the process that
 started it. Between two polls of its engine it does what it was told meanwhile, in the order of the
 telling: so aborts and new weights reach the engine between decode steps, and a request that was
 sent behind new weights is drawn from them.
@@ -24,17 +24,27 @@ from typing import cast
 from flowrl.backend.protocols import Finished, GenerateBackend, PolicyContext, Progress
 from flowrl.errors import BackendError, FlowError
 from flowrl.ids import SampleId
-from flowrl.runtime.child_process import bind_to, die_with, named_plugin, received
-from flowrl.runtime.engine_wire import (
+from flowrl.runtime.local.engine_messages import (
     RequestFields,
     pack_ends,
     pack_progress,
     unpack_requests,
 )
-from flowrl.runtime.frames import FrameReader, Message, pack
+from flowrl.runtime.local.processes import (
+    FrameReader,
+    Message,
+    bind_to,
+    die_with,
+    named_plugin,
+    pack,
+    received,
+)
 from flowrl.specs import Sampling
 
-__all__ = ["main"]
+__all__ = [
+    "main",
+]
+
 
 # How long a poll may decode before the socket is looked at again.
 _POLL_S = 0.02

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from flowrl.ids import EngineId
 
-__all__ = ["WeightFolders"]
+__all__ = [
+    "WeightFolders",
+]
+
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "flowrl-weights-"

@@ -25,24 +25,30 @@ from typing import cast
 from flowrl.backend.protocols import Finished, GenerateRequest, PolicyContext, Progress
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
-from flowrl.runtime.child_process import (
-    Output,
-    ending,
-    has_ended,
-    kill,
-    standard_error,
-    start_module,
-)
-from flowrl.runtime.engine_wire import (
+from flowrl.runtime.local.engine_messages import (
     PackedEnds,
     PackedProgress,
     pack_requests,
     unpack_ends,
     unpack_progress,
 )
-from flowrl.runtime.frames import FrameReader, Message, pack, send_some
+from flowrl.runtime.local.processes import (
+    FrameReader,
+    Message,
+    Output,
+    ending,
+    has_ended,
+    kill,
+    pack,
+    send_some,
+    standard_error,
+    start_module,
+)
 
-__all__ = ["EngineProcess"]
+__all__ = [
+    "EngineProcess",
+]
+
 
 # Seconds that an idle engine may take to end by itself.
 _CLOSE_S = 5.0
@@ -98,7 +104,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process: subprocess.Popen[bytes] = start_module(
-                "flowrl.runtime.engine_worker",
+                "flowrl.runtime.local.engine_worker",
                 (theirs.fileno(),),
                 standard_error() if output is None else output,
             )

@@ -17,10 +17,14 @@ from flowrl.graph import Op
 from flowrl.plan.host import MAIN_PROCESS
 from flowrl.plan.local import ASYNCHRONOUS, LocalEngines, engines_of, over_budget
 from flowrl.plan.schema import Operation, Placement, PlacementPlan, Transport
-from flowrl.runtime.child_process import core_id
+from flowrl.runtime.local.processes import core_id
 from flowrl.wording import counted
 
-__all__ = ["require_local_plan", "require_plan_for_one"]
+__all__ = [
+    "require_local_plan",
+    "require_plan_for_one",
+]
+
 
 _UNDO = (
     "undo the edit, or say it in the configuration and make the plan again: "

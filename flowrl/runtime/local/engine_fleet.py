@@ -18,12 +18,14 @@ from pathlib import Path
 from flowrl.backend.protocols import GenerateBackend, PolicyContext
 from flowrl.errors import WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.child_process import core_id
-from flowrl.runtime.engine_process import EngineProcess
-from flowrl.runtime.restartable import RestartableEngine
-from flowrl.runtime.weight_folders import WeightFolders
+from flowrl.runtime.local.engine_process import EngineProcess
+from flowrl.runtime.local.engine_restarts import RestartableEngine
+from flowrl.runtime.local.processes import core_id
+from flowrl.runtime.transfer.weight_folders import WeightFolders
 
-__all__ = ["EngineFleet"]
+__all__ = [
+    "EngineFleet",
+]
 
 
 class _Member(RestartableEngine):

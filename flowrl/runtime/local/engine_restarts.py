@@ -9,15 +9,25 @@ sample that breaks engines is given up before that, by the scheduler's limit on 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from flowrl.backend.protocols import GenerateBackend
+from flowrl.backend.protocols import Finished, GenerateBackend, GenerateRequest, Progress
 from flowrl.errors import FlowError, WorkerDied
-from flowrl.ids import EngineId
+from flowrl.ids import EngineId, SampleId
 
-__all__ = ["MAX_DEATHS", "EngineDeaths", "Heard", "Restartable", "described"]
+__all__ = [
+    "MAX_DEATHS",
+    "EngineDeaths",
+    "Heard",
+    "Restartable",
+    "RestartableEngine",
+    "described",
+]
+
 
 _log = logging.getLogger(__name__)
 
@@ -136,3 +146,67 @@ def described(error: Exception) -> str:
     if isinstance(error, FlowError):
         return f"{error.what}: {error.found}" if error.found else error.what
     return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+
+
+# JOINED: flowrl.runtime.local.engine_restarts: '"""An engine that can be opened anew, for all who hold it."""'
+
+
+class RestartableEngine:
+    """A `GenerateBackend` that does what the engine in it does.
+
+    Several drivers hold an engine, one after the other; when it broke under one of them and was
+    opened anew, the others find the new one in its place.
+
+    Args:
+        open_engine: Opens an engine.
+        serve: Has a new engine serve the weights that the one before it served.
+    """
+
+    def __init__(
+        self,
+        open_engine: Callable[[], GenerateBackend],
+        serve: Callable[[GenerateBackend], None],
+    ) -> None:
+        self._open = open_engine
+        self._serve = serve
+        self.engine = open_engine()
+
+    def restart(self) -> None:
+        """Closes what is left of the engine and opens another in its place."""
+        with contextlib.suppress(Exception):  # it broke, so it may break in this too
+            self.engine.close()
+        self.engine = self._open()
+        self._serve(self.engine)
+
+    @property
+    def num_slots(self) -> int:
+        """See `GenerateBackend`."""
+        return self.engine.num_slots
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """See `GenerateBackend`."""
+        self.engine.submit(requests)
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        """See `GenerateBackend`."""
+        self.engine.abort(samples)
+
+    def poll(self, timeout_s: float) -> list[Progress | Finished]:
+        """See `GenerateBackend`."""
+        return self.engine.poll(timeout_s)
+
+    def publish(self, version: int, weights: Path | None) -> None:
+        """See `GenerateBackend`."""
+        self.engine.publish(version, weights)
+
+    def sleep(self) -> None:
+        """See `GenerateBackend`."""
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        """See `GenerateBackend`."""
+        self.engine.wake()
+
+    def close(self) -> None:
+        """See `GenerateBackend`."""
+        self.engine.close()

@@ -1,6 +1,6 @@
 """What an engine's process and its client say to each other.
 
-Messages are framed by `flowrl.runtime.frames`. Requests and ends cross as plain tuples and whole
+Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and whole
 arrays of many samples, because hundreds of them cross at once and each object costs microseconds.
 
     client -> engine    ("open", plugin, PolicyContext, core or None), once
@@ -36,6 +36,7 @@ __all__ = [
     "unpack_progress",
     "unpack_requests",
 ]
+
 
 RequestFields: TypeAlias = tuple[
     str, int, Ints, Ints | None, Sampling, int, str, Grammar | None, int

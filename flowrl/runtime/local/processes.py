@@ -11,18 +11,22 @@ import contextlib
 import ctypes
 import importlib
 import os
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO
+from typing import IO, TypeAlias
 
 from flowrl.backend.plugin import Plugin
 from flowrl.backend.registry import find
 from flowrl.errors import BackendError
 
 __all__ = [
+    "FrameReader",
+    "Message",
     "Output",
     "bind_to",
     "core_id",
@@ -31,10 +35,13 @@ __all__ = [
     "has_ended",
     "kill",
     "named_plugin",
+    "pack",
     "received",
+    "send_some",
     "standard_error",
     "start_module",
 ]
+
 
 Output = IO[bytes] | IO[str] | int
 """Where a child prints to."""
@@ -151,3 +158,54 @@ def named_plugin(name: str) -> Plugin:
     if not isinstance(plugin, Plugin):
         raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
     return plugin
+
+
+# JOINED: flowrl.runtime.local.processes: '"""Messages between processes of a run: a 4-byte big-endian length, then a pickled tuple.\n\nBoth ends are one program in one run; nothing here reads a file.\n"""'
+
+Message: TypeAlias = tuple[object, ...]
+
+_LENGTH = struct.Struct(">I")
+
+
+def pack(message: Message) -> bytes:
+    """A frame."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes."""
+        self._buffer += data
+        messages: list[Message] = []
+        position = 0
+        while len(self._buffer) - position >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, position)
+            begin = position + _LENGTH.size
+            if len(self._buffer) < begin + size:
+                break
+            # The other end is a process of this run; see the module.
+            messages.append(pickle.loads(self._buffer[begin : begin + size]))  # noqa: S301
+            position = begin + size
+        if position:
+            del self._buffer[:position]
+        return messages
+
+
+def send_some(sock: socket.socket, outgoing: bytearray) -> None:
+    """Sends what a socket that does not block takes now, and cuts it off `outgoing`.
+
+    Where the other end is dead all is cut off: whoever reads finds out.
+    """
+    try:
+        while outgoing:
+            del outgoing[: sock.send(outgoing)]
+    except BlockingIOError:
+        pass
+    except OSError:
+        outgoing.clear()

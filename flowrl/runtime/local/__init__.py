@@ -1,0 +1,1 @@
+"""This process and the processes of this machine: engines, and the checks of what can run here."""

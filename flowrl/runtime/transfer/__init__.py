@@ -1,0 +1,1 @@
+"""How weights reach the engines of other processes."""
