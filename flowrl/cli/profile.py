@@ -53,7 +53,7 @@ def _measured(
     compiled: Compiled, stage: CompiledStage, folder: Path, tell: Callable[[str], None]
 ) -> Profile:
     from flowrl.graph import Op
-    from flowrl.runtime.busy_thread import BusyThread
+    from flowrl.runtime.driver.threads import BusyThread
     from flowrl.runtime.environments.pool import EnvironmentPool
     from flowrl.runtime.transfer.weight_folders import WeightFolders
     from flowrl.sim.calibrate import can_calibrate

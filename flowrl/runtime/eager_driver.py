@@ -17,9 +17,15 @@ from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import RoleName, SampleId, sample_id
 from flowrl.rollout import BatchAsked, Score
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.rollouts import Collected, RolloutDriver, Scorers, Seconds, score_request
-from flowrl.runtime.sample_set import GroupRows
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.rollout_driver import (
+    Collected,
+    RolloutDriver,
+    Scorers,
+    Seconds,
+    score_request,
+)
+from flowrl.runtime.driver.sample_set import GroupRows
 from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
 

@@ -21,18 +21,22 @@ from flowrl.data import PromptItem
 from flowrl.errors import RewardError
 from flowrl.graph import Node, Op, Unit
 from flowrl.ids import GroupId, NodeId, RoleName
-from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.driver.batch_nodes import NodeInputs
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset, rows_kept
+from flowrl.runtime.driver.graph_parts import role_of, score_source
+from flowrl.runtime.driver.rollout_driver import FailureBudget
+from flowrl.runtime.driver.sample_set import (
+    SampleSet,
+    StepBatch,
+    fill_fields,
+    sample_set,
+    scores_by,
+)
+from flowrl.runtime.driver.stage import OpenRollout
+from flowrl.runtime.driver.step_report import Drawn
 from flowrl.runtime.eager_driver import HeldDriver
-from flowrl.runtime.judge import kept_groups
-from flowrl.runtime.node_inputs import NodeInputs
-from flowrl.runtime.receive import fill_fields, scores_by
-from flowrl.runtime.rollout_parts import role_of, score_source
-from flowrl.runtime.rollouts import FailureBudget
-from flowrl.runtime.sample_set import SampleSet, StepBatch, sample_set
 from flowrl.runtime.scoring.pool import ScoreFailure
-from flowrl.runtime.stage import OpenRollout
-from flowrl.runtime.step_report import Drawn
-from flowrl.runtime.subset_node import group_sizes, make_subset, rows_kept
 from flowrl.specs import FilterSpec
 
 __all__ = ["EagerRollout", "Shown"]

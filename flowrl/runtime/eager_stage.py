@@ -12,17 +12,17 @@ from flowrl.data import Tokenizer
 from flowrl.errors import FlowError
 from flowrl.ids import NodeId
 from flowrl.observe.rows import SampleRow, StepMetrics
-from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.rollout_driver import FailureBudget
+from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.stage import OpenRollout, Stage
+from flowrl.runtime.driver.step_report import StepReport, StepResult
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_fates import fates_of
 from flowrl.runtime.eager_rollout import EagerRollout, Shown
 from flowrl.runtime.eager_step import EagerStep
 from flowrl.runtime.eager_tracer import EagerTracer
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.rollouts import FailureBudget
-from flowrl.runtime.sources import Source
-from flowrl.runtime.stage import OpenRollout, Stage
-from flowrl.runtime.step_report import StepReport, StepResult
 
 __all__ = ["EagerStage", "MadeStep"]
 

@@ -21,7 +21,11 @@ from flowrl.errors import TraceError
 from flowrl.graph import Field, Graph, Node, Op
 from flowrl.ids import NodeId
 from flowrl.program.values import SamplesValue, told_samples
-from flowrl.runtime.batch_program import BatchProgram
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.graph_parts import is_rule_score
+from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout, sample_set
+from flowrl.runtime.driver.stage import drop_without_counterpart, handed_over, side_by_side
+from flowrl.runtime.driver.step_report import Drawn
 from flowrl.runtime.eager_fates import Fates
 from flowrl.runtime.eager_rollout import EagerRollout, Shown
 from flowrl.runtime.eager_values import (
@@ -32,11 +36,6 @@ from flowrl.runtime.eager_values import (
     told_arrays,
     told_prompts,
 )
-from flowrl.runtime.receive import receive_rollout
-from flowrl.runtime.rollout_parts import is_rule_score
-from flowrl.runtime.sample_set import StepBatch, sample_set
-from flowrl.runtime.stage import drop_without_counterpart, handed_over, side_by_side
-from flowrl.runtime.step_report import Drawn
 
 __all__ = ["EagerStep"]
 

@@ -13,8 +13,8 @@ from flowrl.graph import DType, Field, Node, Unit
 from flowrl.graph.signatures import PREFERRED, ROLLOUT_LOGPROBS, TOKENS
 from flowrl.ids import NodeId
 from flowrl.program.values import SamplesValue, shortened
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.sample_set import Array, SampleSet, StepBatch
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
 
 __all__ = ["TextOf", "arrays_of", "is_of_samples", "samples_value", "told_arrays", "told_prompts"]
 

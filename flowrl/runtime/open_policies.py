@@ -28,10 +28,9 @@ from flowrl.ids import EngineId, RoleName
 from flowrl.plan.local import LocalEngines
 from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.files import Checkpoint
+from flowrl.runtime.driver.graph_parts import RoleUse, refreshed_roles, role_of
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.materials import RoleModel
-from flowrl.runtime.role_use import RoleUse, refreshed_roles
-from flowrl.runtime.rollout_parts import role_of
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.workers import PolicyWorker, open_policy
 from flowrl.specs import AdamW

@@ -14,14 +14,14 @@ from flowrl.graph import Node
 from flowrl.ids import EngineId, GroupId, RoleName, SampleId
 from flowrl.rollout import Event, RolloutScheduler
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
+from flowrl.runtime.driver.filters import GroupJudge
+from flowrl.runtime.driver.graph_parts import RolloutPart, role_of
+from flowrl.runtime.driver.payloads import PayloadStore
+from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver, Scorers
+from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
-from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.open_policies import OpenPolicies
-from flowrl.runtime.payloads import PayloadStore
-from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.rollout_parts import RolloutPart, role_of
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.seeds import derive_seed
 from flowrl.runtime.workers import require
 from flowrl.specs import Grammar, Sampling

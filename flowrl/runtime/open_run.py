@@ -24,17 +24,16 @@ from flowrl.plan.schema import Placement
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
 from flowrl.runtime.checkpoint.files import Checkpoint
 from flowrl.runtime.checkpoint.journal import RolloutJournals
-from flowrl.runtime.evaluation import evaluation_metrics
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, RolloutPart, role_of
+from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
+from flowrl.runtime.driver.run_summary import evaluation_metrics
+from flowrl.runtime.driver.stage import Stage, part_of
+from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_stage import StageMaker
-from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import rollout_spec
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, role_of
-from flowrl.runtime.rollout_thread import RolloutThread
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.run_inputs import RunInputs
-from flowrl.runtime.stage import Stage, part_of
 from flowrl.specs import Sampling
 
 __all__ = ["OpenRun"]

@@ -13,9 +13,15 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import PromptCursor, PromptItem, PromptMixture, Tokenizer
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
-from flowrl.runtime.asynchronous_stage import AsynchronousStage
-from flowrl.runtime.batch_program import BatchProgram, Surroundings
 from flowrl.runtime.checkpoint.journal import RolloutJournals
+from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
+from flowrl.runtime.driver.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.driver.graph_parts import GraphParts, role_of
+from flowrl.runtime.driver.rollout_driver import FailureBudget
+from flowrl.runtime.driver.sources import Responses, Source
+from flowrl.runtime.driver.stage import Stage, part_of
+from flowrl.runtime.driver.step_report import StepReport
+from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.eager_driver import HeldDriver
 from flowrl.runtime.eager_rollout import Shown
 from flowrl.runtime.eager_stage import EagerStage
@@ -26,13 +32,7 @@ from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_shares import shares_of
 from flowrl.runtime.rollout_maker import RolloutMaker
-from flowrl.runtime.rollout_parts import GraphParts, role_of
-from flowrl.runtime.rollout_thread import RolloutThread
-from flowrl.runtime.rollouts import FailureBudget
 from flowrl.runtime.seeds import derive_seed
-from flowrl.runtime.sources import Responses, Source
-from flowrl.runtime.stage import Stage, part_of
-from flowrl.runtime.step_report import StepReport
 from flowrl.runtime.workers import Residency
 from flowrl.specs import Sampling
 

@@ -17,8 +17,8 @@ from flowrl.config.schema import RunConfig
 from flowrl.data import PromptMixture, PromptSet, Row, source_field
 from flowrl.errors import ConfigError
 from flowrl.rollout.policies import WeightedShares
+from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.rollout_maker import settings_of, train_key
-from flowrl.runtime.rollout_parts import GraphParts
 
 __all__ = ["PromptShares", "require_sources", "shares_of"]
 

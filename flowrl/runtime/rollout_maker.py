@@ -15,21 +15,20 @@ from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan.local import ASYNCHRONOUS, engines_of
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
-from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, read_unused
-from flowrl.runtime.judge import RunNode, group_judge
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.filters import RunNode, group_judge
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart, is_rule_score, role_of
+from flowrl.runtime.driver.rollout_driver import RolloutDriver
+from flowrl.runtime.driver.sources import PromptSupply, Source
+from flowrl.runtime.driver.stage import OpenRollout, part_of
+from flowrl.runtime.driver.step_report import told_score
+from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.open_policies import OpenPolicies
 from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
-from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, role_of
-from flowrl.runtime.rollouts import RolloutDriver
-from flowrl.runtime.sources import Source
-from flowrl.runtime.stage import OpenRollout, part_of
-from flowrl.runtime.step_report import told_score
-from flowrl.runtime.streaming_driver import StreamingDriver
 from flowrl.runtime.workers import Residency
 from flowrl.specs import AdvantageSpec, FilterSpec, Grammar
 

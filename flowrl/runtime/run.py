@@ -46,15 +46,15 @@ from flowrl.runtime.checkpoint.files import (
     Position,
 )
 from flowrl.runtime.checkpoint.run_files import InputFiles
-from flowrl.runtime.ledger import Ledger, ended_at
+from flowrl.runtime.driver.run_summary import Ledger, ended_at
+from flowrl.runtime.driver.sources import BatchNotFilled
+from flowrl.runtime.driver.stage import Stage
+from flowrl.runtime.driver.step_report import StepResult
+from flowrl.runtime.driver.step_warnings import StepWarnings
+from flowrl.runtime.driver.watchdog import Watchdog
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.open_run import OpenRun
-from flowrl.runtime.prompt_supply import BatchNotFilled
 from flowrl.runtime.run_inputs import RunInputs
-from flowrl.runtime.stage import Stage
-from flowrl.runtime.step_report import StepResult
-from flowrl.runtime.step_warnings import StepWarnings
-from flowrl.runtime.watchdog import Watchdog
 
 __all__ = [
     "STOPS",

@@ -20,12 +20,11 @@ from flowrl.config.schema import RunConfig
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import RoleName
+from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, role_of
 from flowrl.runtime.materials import Materials, prepare_materials, require_room
 from flowrl.runtime.open_rollouts import open_environment, sampling_of_rollout
 from flowrl.runtime.open_scorers import OpenScorers
 from flowrl.runtime.prompt_shares import require_sources
-from flowrl.runtime.role_use import RoleUse
-from flowrl.runtime.rollout_parts import GraphParts, role_of
 from flowrl.specs import Sampling
 
 __all__ = ["RunInputs"]

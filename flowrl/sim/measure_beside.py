@@ -26,7 +26,7 @@ _LEAST_LEFT = 0.1
 
 
 class Busy(Protocol):
-    """A thread that works (`flowrl.runtime.busy_thread`)."""
+    """A thread that works (`flowrl.runtime.driver.threads`)."""
 
     @property
     def rounds(self) -> int:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.runtime.watchdog import Watchdog
+from flowrl.runtime.driver.watchdog import Watchdog
 
 
 class Clock:

@@ -14,10 +14,10 @@ from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.passes import Context, run_passes
 from flowrl.program import Workflow
-from flowrl.runtime.batch_program import BatchProgram, Surroundings
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.rollout_parts import GraphParts
-from flowrl.runtime.sample_set import SampleSet
+from flowrl.runtime.driver.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.sample_set import SampleSet
 from flowrl.specs import Sampling
 
 MASK = [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1]

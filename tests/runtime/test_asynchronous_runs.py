@@ -216,7 +216,7 @@ def test_a_stopped_run_goes_on_with_what_it_had_drawn(
 @pytest.fixture
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> list[CtrlC]:
     """Has the displays in it told of every batch that goes to the scorers."""
-    from flowrl.runtime.streaming_driver import StreamingDriver
+    from flowrl.runtime.driver.streaming_driver import StreamingDriver
 
     displays: list[CtrlC] = []
     score = StreamingDriver._score

@@ -16,8 +16,8 @@ import yaml
 import flowrl as fl
 from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
+from flowrl.runtime.driver.rollout_driver import RolloutDriver, Seconds
 from flowrl.runtime.eager_driver import HeldDriver
-from flowrl.runtime.rollouts import RolloutDriver, Seconds
 from flowrl_backends.torch.trainer import TorchTrainer
 from tests.runtime import eager_programs
 from tests.runtime.eager_programs import (

@@ -15,10 +15,10 @@ from flowrl.data import Tokenizer
 from flowrl.errors import RewardError
 from flowrl.ids import EngineId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.driver.payloads import PayloadStore
+from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
-from flowrl.runtime.payloads import PayloadStore
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.specs import Sampling
 from tests.runtime.episode_worlds import (
     Limits,

@@ -25,10 +25,10 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.data.model_folder import prepare_model_folder
 from flowrl.ids import EngineId, RoleName, SampleId
 from flowrl.rollout import RolloutScheduler, SchedulerSettings
+from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
+from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
-from flowrl.runtime.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
-from flowrl.runtime.rollouts import FailureBudget, RolloutDriver
 from flowrl.runtime.seeds import derive_seed
 from flowrl.specs import AdamW, Sampling
 from flowrl_backends.environment import plugin as environments

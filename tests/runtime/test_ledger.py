@@ -12,8 +12,8 @@ from flowrl.errors import CheckpointError
 from flowrl.files import encode_json
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.ledger import Ledger, ended_at
-from flowrl.runtime.step_report import StepResult
+from flowrl.runtime.driver.run_summary import Ledger, ended_at
+from flowrl.runtime.driver.step_report import StepResult
 from tests.runtime.tiny_runs import tiny_config
 
 

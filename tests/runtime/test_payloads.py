@@ -12,11 +12,11 @@ from flowrl.data import PromptItem
 from flowrl.data.rows import Row
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, RoleName, SampleId, group_id, sample_id
+from flowrl.runtime.driver.batch_nodes import split_groups
+from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
-from flowrl.runtime.payloads import Payload, PayloadStore, behaviour_logprobs, sequence_batch
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.seeds import derive_seed
-from flowrl.runtime.update_node import split_groups
 from flowrl.specs import FinishReason
 
 A, B = group_id(0, 3), group_id(1, 5)

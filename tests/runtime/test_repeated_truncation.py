@@ -17,8 +17,8 @@ from flowrl.data.rows import Row
 from flowrl.errors import SchedulerError
 from flowrl.ids import GroupId, RoleName, SampleId, group_id, sample_id
 from flowrl.observe.run_folder import RunFolder
+from flowrl.runtime.driver.payloads import Payload, behaviour_logprobs, sequence_batch
 from flowrl.runtime.environments.transcript import FinishedEpisode, Transcript
-from flowrl.runtime.payloads import Payload, behaviour_logprobs, sequence_batch
 from flowrl.specs import FinishReason, Sampling
 from flowrl_backends.environment import plugin as environments
 from tests.runtime import test_episodes_torch as episodes

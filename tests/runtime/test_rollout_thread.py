@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from flowrl.errors import SchedulerError
-from flowrl.runtime.rollout_thread import RolloutThread
+from flowrl.runtime.driver.threads import RolloutThread
 
 DEADLINE_S = 30.0
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.ids import SampleId
-from flowrl.runtime.collecting import Seconds
+from flowrl.runtime.driver.collected import Seconds
 from flowrl.runtime.workers import wait_for_any
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 
@@ -69,7 +69,8 @@ def test_a_round_in_which_nothing_moves_waits_for_the_engines(monkeypatch):
     driver = driver_of(world, Apart(world))
     waits: list[int] = []
     monkeypatch.setattr(
-        "flowrl.runtime.rollouts.wait_for_any", lambda workers, _: waits.append(len(list(workers)))
+        "flowrl.runtime.driver.rollout_driver.wait_for_any",
+        lambda workers, _: waits.append(len(list(workers))),
     )
     (held,) = driver._running.values()
     held[SampleId("0/0/0")] = 0
@@ -87,7 +88,7 @@ def test_scorers_are_waited_for_only_while_they_owe_an_answer(monkeypatch):
         assert engine in found
         waits.append((len(found), scoring in found))
 
-    monkeypatch.setattr("flowrl.runtime.rollouts.wait_for_any", wait_for_any)
+    monkeypatch.setattr("flowrl.runtime.driver.rollout_driver.wait_for_any", wait_for_any)
     driver = driver_of(world, engine, scorers={VERIFIER: scoring})
     driver._wait()
     driver._answers.due[SampleId("0/0/0")] = 1

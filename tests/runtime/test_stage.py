@@ -11,15 +11,14 @@ from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError, SchedulerError
 from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
-from flowrl.runtime.asynchronous_stage import checked_ages
-from flowrl.runtime.judge import GroupJudge, group_judge
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.receive import receive_rollout
-from flowrl.runtime.rollout_parts import GraphParts
-from flowrl.runtime.rollouts import Collected
-from flowrl.runtime.sample_set import GroupRows, StepBatch
-from flowrl.runtime.stage import drop_without_counterpart, part_of, side_by_side
-from flowrl.runtime.step_report import Drawn
+from flowrl.runtime.driver.asynchronous_stage import checked_ages
+from flowrl.runtime.driver.filters import GroupJudge, group_judge
+from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.rollout_driver import Collected
+from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
+from flowrl.runtime.driver.stage import drop_without_counterpart, part_of, side_by_side
+from flowrl.runtime.driver.step_report import Drawn
 from flowrl.specs import FinishReason
 from tests.runtime.node_world import Worker, lowered, program_of
 

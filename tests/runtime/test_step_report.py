@@ -7,11 +7,10 @@ from pathlib import Path
 import flowrl as fl
 from flowrl.ids import RoleName
 from flowrl.observe.display import step_line
-from flowrl.runtime.collecting import Collected
-from flowrl.runtime.receive import receive_rollout
-from flowrl.runtime.rollout_parts import GraphParts
-from flowrl.runtime.sample_set import StepBatch
-from flowrl.runtime.step_report import Drawn, StepReport
+from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout
+from flowrl.runtime.driver.step_report import Drawn, StepReport
 from tests.runtime.episode_worlds import tokenizer_in
 from tests.runtime.node_world import Worker, lowered, program_of
 from tests.runtime.test_stage import drawn

@@ -26,10 +26,10 @@ from flowrl.rollout.policies import (
     Patience,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
-from flowrl.runtime.collecting import Collected, FailureBudget
-from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.streaming_driver import StreamingDriver
+from flowrl.runtime.driver.collected import Collected, FailureBudget
+from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.sources import PromptSupply
+from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.specs import Sampling
 from tests.runtime.scripted_engine import ScriptedEngine, context, weights
 from tests.runtime.test_rollouts import VERIFIER, Scoring, Words, World, by_member

@@ -15,8 +15,8 @@ from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
-from flowrl.runtime.collecting import Collected
-from flowrl.runtime.payloads import Payload
+from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.payloads import Payload
 from flowrl.specs import FinishReason
 
 

@@ -25,10 +25,10 @@ from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
 from flowrl.runtime.checkpoint.files import Checkpoint, CheckpointStore, Position
 from flowrl.runtime.checkpoint.run_files import InputFiles
+from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.run import config_yaml, execute, is_done
 from flowrl.runtime.run_inputs import RunInputs
-from flowrl.runtime.stage import part_of
 
 __all__ = [
     "resume_local",

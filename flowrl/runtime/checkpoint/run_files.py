@@ -34,7 +34,7 @@ from flowrl.compiler import CompiledStage
 from flowrl.config.schema import JsonlData, PythonReward, RunConfig
 from flowrl.errors import CheckpointError
 from flowrl.files import sha256_file, write_json_atomic
-from flowrl.runtime.role_use import RoleUse
+from flowrl.runtime.driver.graph_parts import RoleUse
 from flowrl.specs import Spec
 
 __all__ = [

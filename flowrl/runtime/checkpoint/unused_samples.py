@@ -24,9 +24,9 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
-from flowrl.runtime.collecting import Collected
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.sample_set import Array
+from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.sample_set import Array
 from flowrl.specs import FinishReason
 
 __all__ = [

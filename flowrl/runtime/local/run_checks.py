@@ -14,10 +14,15 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, PlanError
 from flowrl.graph import Node, Op
 from flowrl.plan.names import device_names
+from flowrl.runtime.driver.graph_parts import (
+    GraphParts,
+    RoleUse,
+    RolloutPart,
+    is_rule_score,
+    role_of,
+)
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
-from flowrl.runtime.role_use import RoleUse
 from flowrl.runtime.rollout_maker import settings_of, train_key
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart, is_rule_score, role_of
 
 __all__ = [
     "require_here",

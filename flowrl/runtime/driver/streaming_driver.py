@@ -26,13 +26,15 @@ from flowrl.rollout import (
     EnginePauseAsked,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
-from flowrl.runtime.collecting import Collected, Seconds
+from flowrl.runtime.driver.collected import Collected, Seconds
+from flowrl.runtime.driver.rollout_driver import POLL_S, RolloutDriver
+from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.rollouts import POLL_S, RolloutDriver
 from flowrl.runtime.workers import wait_for_any
 
-__all__ = ["StreamingDriver"]
+__all__ = [
+    "StreamingDriver",
+]
 
 
 class StreamingDriver(RolloutDriver):

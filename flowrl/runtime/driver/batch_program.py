@@ -1,7 +1,7 @@
 """Runs the batch part of a lowered graph: what comes after samples are delivered.
 
 The streaming part (source, generate, interact, rule scores, filters on them) belongs to the rollout
-drivers, sample by sample; `flowrl.runtime.rollout_parts` draws the line. The rest runs here node by
+drivers, sample by sample; `flowrl.runtime.driver.graph_parts` draws the line. The rest runs here node by
 node in the graph's order, each by the function that the table names for its operation.
 
 A node works on the set of samples that it speaks of. Where a filter leaves none, what follows on
@@ -24,23 +24,27 @@ from flowrl.errors import PlanError
 from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.plan import PlacementPlan
-from flowrl.runtime.advantage_node import SQUARES, reads_squares, run_advantage
-from flowrl.runtime.map_node import run_map
-from flowrl.runtime.node_inputs import NodeInputs
-from flowrl.runtime.receive import scores_by
-from flowrl.runtime.rollout_parts import GraphParts, is_rule_score, role_of
-from flowrl.runtime.sample_set import StepBatch
-from flowrl.runtime.subset_node import make_subset, rows_kept, rows_selected
-from flowrl.runtime.update_node import (
+from flowrl.runtime.driver.batch_nodes import (
     DISTRIBUTIONS,
+    SQUARES,
+    NodeInputs,
     reads_distributions,
+    reads_squares,
+    run_advantage,
+    run_map,
     train_batch,
     update_spec,
 )
+from flowrl.runtime.driver.filters import make_subset, rows_kept, rows_selected
+from flowrl.runtime.driver.graph_parts import GraphParts, is_rule_score, role_of
+from flowrl.runtime.driver.sample_set import StepBatch, scores_by
 from flowrl.runtime.workers import PolicyWorker
 from flowrl.specs import KL, Sampling
 
-__all__ = ["BatchProgram", "Surroundings"]
+__all__ = [
+    "BatchProgram",
+    "Surroundings",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,17 +22,16 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.graph import Op
 from flowrl.ids import EngineId, GroupId, NodeId, SampleId
-from flowrl.runtime.batch_program import BatchProgram
 from flowrl.runtime.checkpoint.journal import RolloutJournal
 from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, write_unused
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.rollout_driver import Collected, FailureBudget, RolloutDriver
+from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
+from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.step_report import Drawn, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.receive import receive_rollout
-from flowrl.runtime.rollout_parts import GraphParts, RolloutPart
-from flowrl.runtime.rollouts import Collected, FailureBudget, RolloutDriver
-from flowrl.runtime.sample_set import GroupRows, StepBatch
-from flowrl.runtime.sources import Source
-from flowrl.runtime.step_report import Drawn, StepReport, StepResult
 
 __all__ = [
     "NO_COUNTERPART",
@@ -43,6 +42,7 @@ __all__ = [
     "part_of",
     "side_by_side",
 ]
+
 
 NO_COUNTERPART = "no_counterpart"
 """Why samples are dropped whose prompt has none in a rollout that theirs is compared with."""

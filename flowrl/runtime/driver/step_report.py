@@ -19,21 +19,28 @@ from flowrl.data import PromptItem, Tokenizer
 from flowrl.graph import Node, Op, format_attr
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.observe.rows import SampleRow, StepMetrics
-from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
-from flowrl.runtime.judge import kept_groups
-from flowrl.runtime.payloads import Payload
-from flowrl.runtime.rollout_parts import (
+from flowrl.runtime.driver.filters import kept_groups
+from flowrl.runtime.driver.graph_parts import (
     GraphParts,
     RolloutPart,
     is_rule_score,
     role_of,
     score_source,
 )
-from flowrl.runtime.rollouts import Collected
-from flowrl.runtime.sample_set import StepBatch
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.rollout_driver import Collected
+from flowrl.runtime.driver.sample_set import StepBatch
+from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
-__all__ = ["UNNAMED_TOKENS", "Drawn", "StepReport", "StepResult", "told_score"]
+__all__ = [
+    "UNNAMED_TOKENS",
+    "Drawn",
+    "StepReport",
+    "StepResult",
+    "told_score",
+]
+
 
 UNNAMED_TOKENS = "unnamed_tokens"
 """The metric that counts tokens drawn that are none of the tokenizer's."""

@@ -24,19 +24,23 @@ from dataclasses import replace
 from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId
-from flowrl.runtime.batch_program import BatchProgram
-from flowrl.runtime.collecting import Collected, FailureBudget
+from flowrl.runtime.driver.batch_program import BatchProgram
+from flowrl.runtime.driver.collected import Collected, FailureBudget
+from flowrl.runtime.driver.graph_parts import RolloutPart
+from flowrl.runtime.driver.sample_set import receive_rollout
+from flowrl.runtime.driver.sources import Source
+from flowrl.runtime.driver.stage import OpenRollout, Stage, handed_over
+from flowrl.runtime.driver.step_report import Drawn, StepReport, StepResult
+from flowrl.runtime.driver.streaming_driver import StreamingDriver
+from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.receive import receive_rollout
-from flowrl.runtime.rollout_parts import RolloutPart
-from flowrl.runtime.rollout_thread import RolloutThread
-from flowrl.runtime.sources import Source
-from flowrl.runtime.stage import OpenRollout, Stage, handed_over
-from flowrl.runtime.step_report import Drawn, StepReport, StepResult
-from flowrl.runtime.streaming_driver import StreamingDriver
 from flowrl.wording import counted
 
-__all__ = ["AsynchronousStage", "checked_ages"]
+__all__ = [
+    "AsynchronousStage",
+    "checked_ages",
+]
+
 
 _CLOSE_S = 10.0
 """Seconds that a thread which may hang has to let go of a stage."""

@@ -20,7 +20,13 @@ from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.runtime.environments.transcript import EpisodeFailure, FinishedEpisode
 from flowrl.specs import FinishReason
 
-__all__ = ["Payload", "PayloadStore", "behaviour_logprobs", "sequence_batch"]
+__all__ = [
+    "Payload",
+    "PayloadStore",
+    "behaviour_logprobs",
+    "sequence_batch",
+]
+
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 _NO_FLOATS: Floats = np.zeros(0, np.float32)

@@ -17,7 +17,9 @@ from types import TracebackType
 
 from flowrl.errors import SchedulerError
 
-__all__ = ["Watchdog"]
+__all__ = [
+    "Watchdog",
+]
 
 
 class Watchdog:

@@ -65,7 +65,7 @@ from flowrl.rollout import (
     WeightsPublished,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
-from flowrl.runtime.collecting import (
+from flowrl.runtime.driver.collected import (
     Clock,
     Collected,
     EventStamp,
@@ -75,15 +75,14 @@ from flowrl.runtime.collecting import (
     merged_terms,
     score_request,
 )
+from flowrl.runtime.driver.filters import GroupJudge
+from flowrl.runtime.driver.payloads import Payload, PayloadStore
+from flowrl.runtime.driver.sample_outcomes import Outcomes, ScorerAnswers
+from flowrl.runtime.driver.sample_set import GroupRows
+from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
-from flowrl.runtime.judge import GroupJudge
 from flowrl.runtime.local.engine_restarts import EngineDeaths, described
-from flowrl.runtime.outcomes import Outcomes
-from flowrl.runtime.payloads import Payload, PayloadStore
-from flowrl.runtime.prompt_supply import PromptSupply
-from flowrl.runtime.sample_set import GroupRows
-from flowrl.runtime.scorer_answers import ScorerAnswers
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Grammar, Sampling
@@ -98,6 +97,7 @@ __all__ = [
     "merged_terms",
     "score_request",
 ]
+
 
 POLL_S = 0.25
 """How long to wait for what others send before Ctrl-C is looked at again."""

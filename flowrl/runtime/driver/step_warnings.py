@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 from flowrl.graph.serialization import parse_attr
 from flowrl.observe.rows import StepMetrics
-from flowrl.runtime.step_report import UNNAMED_TOKENS
+from flowrl.runtime.driver.step_report import UNNAMED_TOKENS
 from flowrl.specs import Difficulty, Threshold
 from flowrl.wording import counted, percent
 
-__all__ = ["StepWarnings"]
+__all__ = [
+    "StepWarnings",
+]
+
 
 IDLE_STEPS = 3
 """Steps in a row without a sample to learn from, or after a collapse, that are told of. One may be

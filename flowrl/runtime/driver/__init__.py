@@ -1,0 +1,1 @@
+"""The drive loop: rollout drivers, the batch program, stages, and the reports of steps."""

@@ -1,0 +1,409 @@
+"""What a node reads of a step: arrays of its arguments' fields, and the samples they speak of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from flowrl.algo import resolve_advantage, resolve_batch_advantage, resolve_map
+from flowrl.algo.advantages import AdvantageBatch, Padding, Turns
+from flowrl.algo.maps import MapBatch, MapResult, check_alone
+from flowrl.backend.batch import Floats, Mask, SequenceBatch, TrainBatch
+from flowrl.backend.protocols import UpdateSpec
+from flowrl.errors import RewardError
+from flowrl.graph import Edge, Graph, Node, Unit
+from flowrl.ids import NodeId
+from flowrl.plan import PlacementPlan
+from flowrl.runtime.driver.graph_parts import GraphParts
+from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
+from flowrl.specs import KL, AdvantageSpec, FinishReason, LossSpec, MapSpec, MaxRL
+from flowrl.specs.maps import OwnMap, split_key
+
+__all__ = [
+    "DISTRIBUTIONS",
+    "SQUARES",
+    "NodeInputs",
+    "over_tokens",
+    "reads_distributions",
+    "reads_squares",
+    "run_advantage",
+    "run_map",
+    "split_groups",
+    "train_batch",
+    "turns_of",
+    "update_spec",
+]
+
+
+_OF_SEQUENCES = ("tokens", "response_mask", "turn", "token_reward", "state")
+"""Fields that a set's sequences hold, whichever node passed them on."""
+
+
+class NodeInputs:
+    """The inputs of one node in one step.
+
+    Attributes:
+        node: The node.
+        samples: The set of samples that it speaks of.
+    """
+
+    __slots__ = ("_parts", "_step", "node", "samples")
+
+    def __init__(self, parts: GraphParts, node: Node, step: StepBatch, samples: SampleSet) -> None:
+        self._parts = parts
+        self._step = step
+        self.node = node
+        self.samples = samples
+
+    @property
+    def sequences(self) -> SequenceBatch:
+        """The node's samples as tokens."""
+        return self.samples.sequences
+
+    def edge(self, argument: str) -> Edge | None:
+        """The edge that feeds an argument; None where nothing does."""
+        return self._parts.graph.feeding(self.node.id, argument)
+
+    def edges(self, argument: str) -> list[Edge]:
+        """The edges of an argument that may come several times: `input`, `input_2`, ..."""
+        return [
+            edge
+            for edge in self._parts.graph.in_edges(self.node.id)
+            if edge.argument == argument or edge.argument.removeprefix(f"{argument}_").isdecimal()
+        ]
+
+    def read(self, source: NodeId, field: str) -> Array:
+        """A field that a node gives, as an array of that node's set."""
+        found = self._step.values.get((source, field))
+        if found is None and field in _OF_SEQUENCES:
+            sequences = self._step.sets[self._parts.made[source]].sequences
+            found = getattr(sequences, field)
+        if found is None:
+            raise KeyError(f"{source} has not given {field!r} for {self.node.id}")
+        return found
+
+    def get(self, argument: str, field: str) -> Array | None:
+        """A field of what feeds an argument; None where nothing does, or it does not carry it."""
+        edge = self.edge(argument)
+        if edge is None or field not in edge.fields:
+            return None
+        return self.read(edge.src, field)
+
+    def floats(self, argument: str, field: str) -> Floats | None:
+        """The same as float32."""
+        found = self.get(argument, field)
+        return None if found is None else np.asarray(found, np.float32)
+
+    def samples_of(self, edge: Edge) -> SampleSet:
+        """The set that an edge's values speak of."""
+        return self._step.sets[self._parts.made[edge.src]]
+
+    def is_per_token(self, edge: Edge, field: str) -> bool:
+        """Whether a field of an edge has one value a token."""
+        output = self._parts.graph.node(edge.src).output(field)
+        return output is not None and output.unit is Unit.TOKENS
+
+    def token_floats(self, edge: Edge, field: str) -> Floats:
+        """float32 `[T]`: a field of tokens, or one of samples repeated, 0 off the responses."""
+        values = self.read(edge.src, field)
+        return over_tokens(values, self.sequences, per_token=self.is_per_token(edge, field))
+
+
+def over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> Floats:
+    """float32 `[T]`: values of samples repeated over their tokens; 0 off the response mask."""
+    spread = values if per_token else np.repeat(values, sequences.lengths)
+    return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)
+
+
+# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs a map node: its fields by key, and what it gives."""'
+
+
+def run_map(inputs: NodeInputs) -> MapResult:
+    """The fields that the map's specification declares."""
+    spec = inputs.node.attr("spec")
+    assert isinstance(spec, MapSpec)
+    sequences = inputs.sequences
+    batch = MapBatch(
+        fields={key: _field(inputs, key) for key in spec.reads},
+        groups=sequences.groups,
+        offsets=sequences.offsets,
+        lengths=sequences.response_lengths,
+        truncated=_truncated(inputs.samples) if spec.reads_truncated else None,
+    )
+    given = resolve_map(spec)(batch)
+    if isinstance(spec, OwnMap) and spec.alone and len(batch.groups) > 1 and _seen[spec] < _LOOKS:
+        _seen[spec] += 1
+        check_alone(batch, spec, given)
+    return given
+
+
+_LOOKS = 8
+_seen: Counter[OwnMap] = Counter()
+"""Batches at which a map was seen to keep `per_sample`. A few are enough for a mean over the batch
+to show; at all of them, the map would cost one and a half times as much."""
+
+
+def _field(inputs: NodeInputs, key: str) -> Array:
+    """The field of a key: of the n-th argument that has one of that name.
+
+    An argument of other samples gives numbers of samples, in the places of the map's own; the
+    verifier of graphs proves it.
+    """
+    name, place = split_key(key)
+    edges = [edge for edge in inputs.edges("input") if name in edge.fields]
+    return inputs.read(edges[place].src, name)
+
+
+def _truncated(samples: SampleSet) -> Mask | None:
+    """bool `[N]`, whether a response was cut off; None for samples that nobody drew."""
+    finishes = [payload.finish for payload in samples.payloads]
+    if None in finishes:
+        return None
+    return np.array([finish is FinishReason.LENGTH for finish in finishes], np.bool_)
+
+
+# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs an advantage node: collects what its specification reads, and lays out what comes back."""'
+
+
+def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
+    """float32 `advantage`, `[N]` or `[T]`, and `returns` `[T]` where the specification has them."""
+    spec = inputs.node.attr("spec")
+    assert isinstance(spec, AdvantageSpec)
+    rewards = [
+        np.asarray(inputs.read(edge.src, "score"), np.float32) for edge in inputs.edges("scores")
+    ]
+    if isinstance(spec, MaxRL) and (lowest := min(float(r.min(initial=0)) for r in rewards)) < 0:
+        # Means about 0 make advantages of a million of ordinary scores.
+        raise RewardError(
+            "max_rl divides by the mean score of each group, and scores below 0 bring it to 0",
+            where=str(inputs.node.source or inputs.node.id),
+            found=f"a score of {lowest:g}",
+            expected="scores of at least 0, such as 1 for a right answer and 0 for a wrong one",
+            hint="add a constant to the reward, leave its penalties out, or use "
+            "fl.advantage.group_relative",
+        )
+    if not spec.needs and len(rewards) == 1:
+        return {"advantage": resolve_advantage(spec)(rewards[0], inputs.sequences.groups)}
+    places = Padding.of(inputs.sequences.offsets, inputs.sequences.response_mask)
+    result = resolve_batch_advantage(spec)(_batch(inputs, spec, rewards, places))
+    advantages = result.advantages
+    values: dict[str, Array] = {
+        "advantage": places.flat(advantages) if spec.per_token else advantages
+    }
+    if spec.gives_returns:
+        assert result.returns is not None
+        values["returns"] = places.flat(result.returns)
+    return values
+
+
+def _batch(
+    inputs: NodeInputs, spec: AdvantageSpec, rewards: list[Floats], places: Padding
+) -> AdvantageBatch:
+    sequences = inputs.sequences
+
+    def padded(
+        argument: str, field: str
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+        values = inputs.get(argument, field)
+        return None if values is None else places.pad(values)
+
+    scores = rewards[0] if rewards else np.zeros(len(sequences), np.float32)
+    drawn = padded("policy", "logprobs")
+    several = np.stack(rewards, axis=1) if len(rewards) > 1 else None
+    return AdvantageBatch(
+        scores=scores if several is None else several.sum(axis=1),
+        groups=sequences.groups,
+        mask=places.pad(sequences.response_mask),
+        rewards=several,
+        values=padded("values", "values"),
+        baselines=_baselines(inputs),
+        logprobs=padded("rollout", "rollout_logprobs") if drawn is None else drawn,
+        reference_logprobs=padded("reference", "logprobs"),
+        sum_pi_squared=_squares(inputs, places),
+        token_rewards=padded("rollout", "token_reward"),
+        turns=turns_of(sequences, places) if "turns" in spec.needs else None,
+    )
+
+
+SQUARES = "sum_pi_squared"
+"""What a logprobs node gives beside logprobs, where an advantage reads it."""
+
+
+def reads_squares(graph: Graph, node: Node) -> bool:
+    """Whether an advantage reads sums of squared probabilities of a logprobs node."""
+    return any(edge.src == node.id and edge.argument == "policy" for edge in graph.edges)
+
+
+def _squares(
+    inputs: NodeInputs, places: Padding
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+    edge = inputs.edge("policy")
+    return None if edge is None else places.pad(inputs.read(edge.src, SQUARES))
+
+
+def _baselines(inputs: NodeInputs) -> Floats | None:
+    """float32 `[N]`: the score of the baseline's answer to each sample's prompt.
+
+    Raises:
+        RewardError: a prompt has none, because a filter took it out.
+    """
+    edge = inputs.edge("baseline")
+    if edge is None:
+        return None
+    scores = inputs.read(edge.src, "score").tolist()
+    by_group = dict(zip(inputs.samples_of(edge).groups, scores, strict=True))
+    for group in inputs.samples.groups:
+        if group not in by_group:
+            raise RewardError(
+                "this prompt has samples to learn from, but no baseline",
+                where=str(inputs.node.source or inputs.node.id),
+                found=f"group {group}",
+                hint="take the baseline's score before any filter",
+            )
+    return np.array([by_group[group] for group in inputs.samples.groups], np.float32)
+
+
+def turns_of(sequences: SequenceBatch, places: Padding) -> Turns:
+    """The turns of a batch of episodes, in order of samples and time.
+
+    A turn's reward is the sum over its tokens, its state that of its first token.
+    """
+    turn, state, reward = sequences.turn, sequences.state, sequences.token_reward
+    assert turn is not None
+    assert state is not None
+    assert reward is not None
+    sample = np.repeat(np.arange(len(sequences)), sequences.lengths)
+    tokens = np.flatnonzero(sequences.response_mask & (turn >= 0))
+    begins = np.ones(len(tokens), np.bool_)
+    begins[1:] = (np.diff(sample[tokens]) != 0) | (np.diff(turn[tokens]) != 0)
+    starts = np.flatnonzero(begins)
+    first = tokens[starts]
+    number = np.zeros(len(turn), np.int64)  # counted from 1; 0 belongs to no turn
+    number[tokens] = np.cumsum(begins)
+    summed = np.add.reduceat(reward[tokens], starts) if len(starts) else np.zeros(0)
+    return Turns(
+        samples=sample[first],
+        rewards=summed.astype(np.float64),
+        states=state[first],
+        tokens=places.pad(number).astype(np.int64) - 1,
+    )
+
+
+# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs an update node: the batch that its loss reads, cut into mini-batches of whole groups."""'
+
+DISTRIBUTIONS = "distributions"
+"""What a logprobs node gives beside logprobs, where an update's penalty is the whole divergence."""
+
+
+def reads_distributions(graph: Graph, node: Node) -> bool:
+    """Whether an update reads whole distributions of a logprobs node."""
+    return any(
+        isinstance(kl := graph.node(edge.dst).attr("kl"), KL) and kl.estimator == "full"
+        for edge in graph.edges
+        if edge.src == node.id and edge.argument == "reference"
+    )
+
+
+def split_groups(groups: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Cuts rows into `parts` mini-batches of whole groups, as even as groups allow.
+
+    Args:
+        groups: Group number of each row; equal ones are adjacent.
+        parts: Mini-batches asked for; fewer come back where there are fewer groups.
+
+    Returns:
+        Row numbers of each mini-batch, in order.
+
+    >>> split_groups([0, 0, 1, 1, 2, 2], 2)
+    ((0, 1, 2, 3), (4, 5))
+    """
+    starts = [row for row in range(len(groups)) if row == 0 or groups[row] != groups[row - 1]]
+    parts = min(parts, len(starts))
+    if not parts:
+        return ()
+    pieces = np.array_split(np.array(starts), parts)
+    cuts = [int(piece[0]) for piece in pieces] + [len(groups)]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
+
+
+def train_batch(inputs: NodeInputs) -> TrainBatch:
+    """What the update's loss and penalty read; nothing that they do not."""
+    loss = inputs.node.attr("loss")
+    assert isinstance(loss, LossSpec)
+    needs = loss.needs
+    return TrainBatch(
+        sequences=inputs.sequences,
+        behaviour_logprobs=_drawn(inputs) if "behaviour_logprobs" in needs else None,
+        old_logprobs=_old_logprobs(inputs),
+        reference_logprobs=inputs.floats("reference", "logprobs"),
+        reference_distributions=_distributions(inputs),
+        advantages=_advantages(inputs),
+        returns=inputs.floats("returns", "returns"),
+        old_values=inputs.floats("values", "values"),
+        preferred=_preferred(inputs) if "preferred" in needs else None,
+        extra={
+            field: inputs.token_floats(edge, field)
+            for edge in inputs.edges("extra")
+            for field in edge.fields
+        },
+    )
+
+
+def _drawn(inputs: NodeInputs) -> Floats | None:
+    return inputs.floats("rollout", "rollout_logprobs")
+
+
+def _old_logprobs(inputs: NodeInputs) -> Floats | None:
+    """Of the policy at the start of the step; None where the update's own forward is that."""
+    match inputs.node.attr("old_logprobs"):
+        case "forward":
+            return inputs.floats("old", "logprobs")
+        case "rollout_logprobs":
+            return _drawn(inputs)
+        case _:
+            return None
+
+
+def _distributions(inputs: NodeInputs) -> Floats | None:
+    """float32 `[R, V]`: the reference's, where the penalty is the whole divergence."""
+    kl, edge = inputs.node.attr("kl"), inputs.edge("reference")
+    if edge is None or not isinstance(kl, KL) or kl.estimator != "full":
+        return None
+    return np.asarray(inputs.read(edge.src, DISTRIBUTIONS), np.float32)
+
+
+def _advantages(inputs: NodeInputs) -> Floats | None:
+    edge = inputs.edge("advantages")
+    return None if edge is None else inputs.token_floats(edge, "advantage")
+
+
+def _preferred(inputs: NodeInputs) -> Mask | None:
+    found = inputs.get("rollout", "preferred")
+    return None if found is None else np.asarray(found, np.bool_)
+
+
+def update_spec(
+    inputs: NodeInputs,
+    plan: PlacementPlan,
+    *,
+    kl: KL | None,
+    temperature: float,
+    max_tokens: int,
+) -> UpdateSpec:
+    """How the batch becomes optimizer updates, as the plan sizes them."""
+    loss = inputs.node.attr("loss")
+    assert isinstance(loss, LossSpec)
+    operation = plan.operation(inputs.node.id)
+    return UpdateSpec(
+        loss=loss,
+        kl=kl,
+        temperature=temperature,
+        mini_batches=split_groups(inputs.sequences.groups.tolist(), plan.sizes.mini_batches),
+        micro_batch=operation.micro_batch,
+        recompute=operation.recompute,
+        max_tokens=max_tokens,
+        old_policy="own" if inputs.node.attr("old_logprobs") == "own" else "given",
+    )

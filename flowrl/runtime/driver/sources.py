@@ -1,0 +1,179 @@
+"""The data of a stage: where each source node stands, and what a step takes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from flowrl.backend.batch import Ints
+from flowrl.data import Prompt, PromptCursor, PromptItem, PromptMixture, PromptSet
+from flowrl.errors import DataError
+from flowrl.graph.signatures import PREFERRED
+from flowrl.ids import GroupId, NodeId, sample_id
+from flowrl.runtime.driver.payloads import Payload
+from flowrl.runtime.driver.sample_set import StepBatch, sample_set
+from flowrl.wording import percent
+
+__all__ = [
+    "BatchNotFilled",
+    "PromptSupply",
+    "Responses",
+    "Source",
+]
+
+
+Responses: TypeAlias = Callable[[PromptItem], Sequence[Ints]]
+"""The responses that come with an item, each int64 `[R]`: a solution, or the two of a pair."""
+
+
+@dataclass(kw_only=True)
+class Source:
+    """One source node.
+
+    Attributes:
+        node: Its id.
+        cursor: Hands out its rows.
+        num: Rows of a step.
+        responses: What comes with each row; None for prompts, which are answered by rollouts.
+        pairs: Whether two responses come with each row, the preferred one first.
+        observes: Whether its cursor goes by how prompts did (a curriculum).
+        prompts: Its rows.
+    """
+
+    node: NodeId
+    cursor: PromptCursor | PromptMixture
+    num: int
+    responses: Responses | None = None
+    pairs: bool = False
+    observes: bool = False
+    prompts: PromptSet
+
+    def take(self) -> list[PromptItem]:
+        """The rows of the next step."""
+        return self.cursor.take(self.num)
+
+    def take_further(self, num: int, source: str = "") -> list[PromptItem]:
+        """The next rows, beside those of a step; of one source of prompts, where it is named."""
+        if not source:
+            return self.cursor.take(num)
+        assert isinstance(self.cursor, PromptMixture)  # nobody else names sources
+        return self.cursor.take_of(source, num)
+
+    def item_of(self, group: GroupId) -> PromptItem:
+        """A row that was handed out.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        epoch, _, index = group.partition("/")
+        prompt = self._rows[int(index)]
+        return PromptItem(
+            epoch=int(epoch),
+            index=prompt.row.index,
+            group=group,
+            row=prompt.row,
+            prompt_ids=prompt.prompt_ids,
+        )
+
+    @cached_property
+    def _rows(self) -> dict[int, Prompt]:
+        return {prompt.row.index: prompt for prompt in self.prompts.prompts}
+
+    def give(self, items: Sequence[PromptItem], step: StepBatch) -> None:
+        """Puts rows that have responses into a step, as a set of samples."""
+        if self.responses is None:
+            return
+        groups = [
+            (
+                item.group,
+                [
+                    (sample_id(item.group, member), Payload(item=item, tokens=tokens))
+                    for member, tokens in enumerate(self.responses(item))
+                ],
+            )
+            for item in items
+        ]
+        step.sets[self.node] = sample_set(self.node, groups)
+        if self.pairs:
+            preferred = np.tile([True, False], len(items))
+            step.values[self.node, PREFERRED.name] = preferred
+
+
+# JOINED: flowrl.runtime.driver.sources: '"""Where a rollout has further prompts from, and how many of them a batch may cost.\n\nA filter that takes out nearly every group (a policy that solves all prompts, or none) would have a\nbatch draw prom'
+
+
+class BatchNotFilled(DataError):
+    """A batch cost more prompts than it may; nothing has changed since the last step boundary."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptSupply:
+    """The prompts of one rollout.
+
+    Attributes:
+        take: The next prompts, so many, of a source of prompts where one is named.
+        limit: Prompts that one batch may cost; of a rollout that runs ahead, groups that may be
+            lost between two batches.
+        where: The config key of the limit, and its value.
+        filters: By the reason that they give, the filters as the graph writes them.
+        kept: Groups that the filter kept since the last batch.
+        lost: Groups that it took out since then, and those dropped, with the first reason.
+        taken: Prompts that were taken since then.
+    """
+
+    take: Callable[[int, str], Sequence[PromptItem]]
+    limit: int
+    where: str = "train.refill_limit"
+    filters: Mapping[str, str] = field(default_factory=dict)
+    kept: int = 0
+    lost: dict[GroupId, str] = field(default_factory=dict)
+    taken: int = 0
+
+    def note(self, group: GroupId, reason: str | None) -> None:
+        """A group was kept, or lost for a reason."""
+        if reason is None:
+            self.kept += 1
+        else:
+            self.lost.setdefault(group, reason)
+
+    def begin(self) -> None:
+        """Another batch begins."""
+        self.kept = self.taken = 0
+        self.lost.clear()
+
+    def further(self, groups: int, source: str = "") -> list[PromptItem]:
+        """Prompts for so many groups, or as many as the limit allows; at least one.
+
+        Raises:
+            BatchNotFilled: the limit is reached.
+        """
+        allowed = min(groups, self.limit - self.taken)
+        if allowed < 1:
+            raise self.exhausted(groups)
+        self.taken += allowed
+        return list(self.take(allowed, source))
+
+    def exhausted(self, missing: int) -> BatchNotFilled:
+        """The error of a batch that cannot be filled."""
+        ended = self.kept + len(self.lost)
+        counted = Counter(self.lost.values()).most_common()
+        reasons = ", ".join(
+            f"{number} {self.filters.get(reason, reason)}" for reason, number in counted
+        )
+        rate = f" ({percent(self.kept / ended, 1)})" if ended else ""
+        key = self.where.partition("=")[0]
+        return BatchNotFilled(
+            "too few groups pass the filter to fill a batch",
+            where=self.where,
+            found=f"{self.kept} of {ended} groups passed{rate}; {reasons or 'none was lost'}; "
+            f"{missing} are missing",
+            expected=f"a full batch from at most {self.limit} prompts",
+            hint=f"raise the limit: the resumed run takes a greater {key} too; or begin a new run, "
+            "with prompts that the policy solves now and then, or with "
+            f"{key.removesuffix('_limit')}=false to train on what passes",
+        )
