@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowrl.cost.source import Cost
     from flowrl.observe.display import Display
     from flowrl.observe.rows import Summary
-    from flowrl.runtime.eager_session import EagerSession
+    from flowrl.runtime.eager.session import EagerSession
 
 __all__ = [
     "Compiled",
@@ -416,7 +416,7 @@ def eager(
     Raises:
         FlowError: whatever is wrong, before the first step.
     """
-    from flowrl.runtime.eager_session import EagerSession
+    from flowrl.runtime.eager.session import EagerSession
 
     compiled = _compile(workflow, _with_executor(_load(config, overrides), "eager"))
     return EagerSession(compiled.config, compiled.stages, display=display)

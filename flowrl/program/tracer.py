@@ -54,7 +54,7 @@ class Call:
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
-    A tracer may also carry out what it records (`flowrl.runtime.eager_tracer`): it is told of each
+    A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is told of each
     node that is complete, and knows values of handles.
 
     Attributes:

@@ -22,9 +22,8 @@ from flowrl.runtime.driver.sources import Responses, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
 from flowrl.runtime.driver.threads import RolloutThread
-from flowrl.runtime.eager_driver import HeldDriver
-from flowrl.runtime.eager_rollout import Shown
-from flowrl.runtime.eager_stage import EagerStage
+from flowrl.runtime.eager.rollout import HeldDriver, Shown
+from flowrl.runtime.eager.stage import EagerStage
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.materials import Materials
 from flowrl.runtime.open_policies import OpenPolicies

@@ -7,7 +7,7 @@ A run lives in its run folder. Everything that decides what comes next (weights,
 state, data cursor, scheduler, counters) is in a checkpoint, so a run that goes on from one ends
 with the same weights, bit for bit, as one that was never stopped.
 
-With `executor=eager` the same stages are run line by line (`flowrl.runtime.eager_stage`), with all
+With `executor=eager` the same stages are run line by line (`flowrl.runtime.eager.stage`), with all
 else as it is. A person may sit at a breakpoint for hours, so nothing watches the time then.
 
 Ctrl-C, or SIGTERM, ends a run with a checkpoint of the last step boundary: a rollout that is under

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import flowrl as fl
-from flowrl.runtime.eager_session import EagerSession
+from flowrl.runtime.eager.session import EagerSession
 from tests.runtime.many_programs import config_of
 from tests.runtime.tiny_runs import WatchedDisplay
 

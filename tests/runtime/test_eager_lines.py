@@ -17,7 +17,7 @@ import flowrl as fl
 from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
 from flowrl.runtime.driver.rollout_driver import RolloutDriver, Seconds
-from flowrl.runtime.eager_driver import HeldDriver
+from flowrl.runtime.eager.rollout import HeldDriver
 from flowrl_backends.torch.trainer import TorchTrainer
 from tests.runtime import eager_programs
 from tests.runtime.eager_programs import (

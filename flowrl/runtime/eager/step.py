@@ -1,34 +1,29 @@
-"""One step of a program that runs line by line: each operation is carried out as it is called.
+"""What became of the operations of a program on the way to its lowered graph.
 
-The lowered graph says what an operation is, so that defaults, old logprobs and the like are those
-of the compiled run; and its order is kept:
-
-- Rollouts, rule scores, and the maps and filters on them happen at their lines (`EagerRollout`).
-- The first line that works on whole batches hands the rollouts over that it needs, or all of them
-  where it runs a model: as in the compiled run, all is drawn before a model computes or learns.
-  What lines further down have of those rollouts is done ahead; it is there when they are reached.
-- Nodes of the batch part run at their lines, in the order of the lowered graph: before each line
-  those that passes put in front of it, behind it the syncs of its weights.
+A program that runs line by line calls all of its operations; the lowered graph lacks those that a
+pass merged into another or dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from flowrl.backend.batch import Mask
+from flowrl.compiler import CompiledStage
 from flowrl.data import PromptItem
 from flowrl.errors import TraceError
 from flowrl.graph import Field, Graph, Node, Op
 from flowrl.ids import NodeId
+from flowrl.passes import PassRecord, run_passes
 from flowrl.program.values import SamplesValue, told_samples
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.graph_parts import is_rule_score
 from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout, sample_set
 from flowrl.runtime.driver.stage import drop_without_counterpart, handed_over, side_by_side
 from flowrl.runtime.driver.step_report import Drawn
-from flowrl.runtime.eager_fates import Fates
-from flowrl.runtime.eager_rollout import EagerRollout, Shown
-from flowrl.runtime.eager_values import (
+from flowrl.runtime.eager.rollout import EagerRollout, Shown
+from flowrl.runtime.eager.values import (
     TextOf,
     arrays_of,
     is_of_samples,
@@ -37,7 +32,65 @@ from flowrl.runtime.eager_values import (
     told_prompts,
 )
 
-__all__ = ["EagerStep"]
+__all__ = [
+    "EagerStep",
+    "Fates",
+    "fates_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """Traced nodes that the lowered graph lacks.
+
+    Attributes:
+        merged: The node that stands for each of those that give the same as it.
+        dropped: The pass that left each of the others out.
+    """
+
+    merged: Mapping[NodeId, NodeId]
+    dropped: Mapping[NodeId, str]
+
+    def standing_for(self, node: NodeId) -> NodeId:
+        """The node whose values are those of `node`: itself, or the one it was merged into."""
+        return self.merged.get(node, node)
+
+
+def fates_of(stage: CompiledStage) -> Fates:
+    """Runs the passes once more, and looks where each node goes."""
+    merged: dict[NodeId, NodeId] = {}
+    dropped: dict[NodeId, str] = {}
+
+    def note(record: PassRecord) -> None:
+        left = {node.id for node in record.after.nodes}
+        for node in record.before.nodes:
+            if node.id not in left:
+                other = _reader_now_reads(record.before, record.after, node.id)
+                if other is None:
+                    dropped[node.id] = record.name
+                else:
+                    merged[node.id] = other
+
+    run_passes(stage.traced, stage.context, observer=note)
+    # What stands for a node may be dropped later, with all that read it.
+    for node, other in list(merged.items()):
+        if other in dropped:
+            del merged[node]
+            dropped[node] = dropped[other]
+    return Fates(merged=merged, dropped=dropped)
+
+
+def _reader_now_reads(before: Graph, after: Graph, node: NodeId) -> NodeId | None:
+    """What a reader of a node that is gone reads in its place."""
+    for edge in before.edges:
+        if edge.src == node:
+            now = after.feeding(edge.dst, edge.argument)
+            if now is not None:
+                return now.src
+    return None
+
+
+# JOINED: flowrl.runtime.eager.step: '"""One step of a program that runs line by line: each operation is carried out as it is called.\n\nThe lowered graph says what an operation is, so that defaults, old logprobs and the like are those\nof t'
 
 _OF_MODELS = (Op.LOGPROBS, Op.VALUES, Op.UPDATE, Op.SYNC)
 

@@ -16,7 +16,15 @@ from flowrl.program.values import SamplesValue, shortened
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
 
-__all__ = ["TextOf", "arrays_of", "is_of_samples", "samples_value", "told_arrays", "told_prompts"]
+__all__ = [
+    "TextOf",
+    "arrays_of",
+    "is_of_samples",
+    "samples_value",
+    "told_arrays",
+    "told_prompts",
+]
+
 
 TextOf: TypeAlias = Callable[[NodeId, Payload], str]
 """The text of a sample's response, by where the sample comes from."""

@@ -22,10 +22,12 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError, RewardError, TraceError
 from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
-from flowrl.runtime.eager_stage import EagerStage, MadeStep
+from flowrl.runtime.eager.stage import EagerStage, MadeStep
 from flowrl.runtime.run import Turn, new_run, opened_run
 
-__all__ = ["EagerSession"]
+__all__ = [
+    "EagerSession",
+]
 
 
 class EagerSession:

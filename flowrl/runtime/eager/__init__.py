@@ -1,0 +1,1 @@
+"""Programs that run line by line (`executor=eager`)."""
