@@ -29,7 +29,7 @@ from flowrl.runtime.driver.payloads import Payload, PayloadStore, behaviour_logp
 from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
-from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.specs import AdamW, Sampling
 from flowrl_backends.environment import plugin as environments
 from flowrl_backends.torch import plugin as torch_plugin

@@ -14,7 +14,7 @@ from flowrl.data import PromptCursor, RowNeeds
 from flowrl.errors import DataError
 from flowrl.ids import RoleName, sample_id
 from flowrl.runtime.driver.payloads import Payload, sequence_batch
-from flowrl.runtime.materials import Materials, prepare_materials
+from flowrl.runtime.setup.prepared_inputs import Materials, prepare_materials
 from tests.data.tokenizer_kinds import VOCABULARY, llama_2, saved
 from tests.runtime.tiny_runs import tiny_config
 

@@ -28,7 +28,7 @@ from flowrl.runtime.checkpoint.run_files import InputFiles
 from flowrl.runtime.driver.stage import part_of
 from flowrl.runtime.local.run_checks import require_runnable
 from flowrl.runtime.run import config_yaml, execute, is_done
-from flowrl.runtime.run_inputs import RunInputs
+from flowrl.runtime.setup.user_inputs import RunInputs
 
 __all__ = [
     "resume_local",

@@ -47,7 +47,7 @@ from flowrl.runtime.environments.transcript import (
     usable_outcome,
 )
 from flowrl.runtime.scoring.pool import FailureKind
-from flowrl.runtime.user_frames import described, short_path, user_frames
+from flowrl.runtime.user_errors import described, short_path, user_frames
 from flowrl.wording import counted
 
 __all__ = [

@@ -28,7 +28,7 @@ from flowrl.backend.environment import Action, Environment, EnvironmentContext, 
 from flowrl.errors import BackendError, FlowError, WorkerDied
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.environments.loop import Answer, Call, EnvironmentLoop, Reply
-from flowrl.runtime.user_frames import described, library_folders, user_frames
+from flowrl.runtime.user_errors import described, library_folders, user_frames
 
 __all__ = [
     "Answered",

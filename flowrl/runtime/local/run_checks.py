@@ -22,7 +22,7 @@ from flowrl.runtime.driver.graph_parts import (
     role_of,
 )
 from flowrl.runtime.local.plan_checks import require_local_plan, require_plan_for_one
-from flowrl.runtime.rollout_maker import settings_of, train_key
+from flowrl.runtime.setup.rollouts import settings_of, train_key
 
 __all__ = [
     "require_here",

@@ -23,7 +23,7 @@ from flowrl.errors import FlowError
 from flowrl.ids import RoleName, SampleId
 from flowrl.runtime.scoring.pool import FailureKind, ScoreFailure, failure_message
 from flowrl.runtime.scoring.worker import checked_score, classified, package_folders, unloadable
-from flowrl.runtime.user_frames import library_folders, user_frames
+from flowrl.runtime.user_errors import library_folders, user_frames
 from flowrl.runtime.workers import require
 
 __all__ = [

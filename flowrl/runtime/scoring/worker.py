@@ -41,7 +41,7 @@ from flowrl.runtime.local.processes import (
     received,
 )
 from flowrl.runtime.scoring.messages import RequestTuple, Status
-from flowrl.runtime.user_frames import described, library_folders, short_path, user_frames
+from flowrl.runtime.user_errors import described, library_folders, short_path, user_frames
 from flowrl.specs import FinishReason
 
 __all__ = [

@@ -30,12 +30,14 @@ from flowrl.plan.schema import Placement
 from flowrl.runtime.checkpoint.files import Checkpoint
 from flowrl.runtime.driver.graph_parts import RoleUse, refreshed_roles, role_of
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.materials import RoleModel
-from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.setup.prepared_inputs import RoleModel
+from flowrl.runtime.setup.seeds import derive_seed
 from flowrl.runtime.workers import PolicyWorker, open_policy
 from flowrl.specs import AdamW
 
-__all__ = ["OpenPolicies"]
+__all__ = [
+    "OpenPolicies",
+]
 
 
 class OpenPolicies:

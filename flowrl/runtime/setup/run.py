@@ -29,14 +29,20 @@ from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver
 from flowrl.runtime.driver.run_summary import evaluation_metrics
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.threads import RolloutThread
-from flowrl.runtime.open_policies import OpenPolicies
-from flowrl.runtime.open_rollouts import DriverMaker, RolloutSpec, sampling_of_rollout
-from flowrl.runtime.open_stage import StageMaker
-from flowrl.runtime.rollout_maker import rollout_spec
-from flowrl.runtime.run_inputs import RunInputs
+from flowrl.runtime.setup.policies import OpenPolicies
+from flowrl.runtime.setup.rollouts import (
+    DriverMaker,
+    RolloutSpec,
+    rollout_spec,
+    sampling_of_rollout,
+)
+from flowrl.runtime.setup.stage import StageMaker
+from flowrl.runtime.setup.user_inputs import RunInputs
 from flowrl.specs import Sampling
 
-__all__ = ["OpenRun"]
+__all__ = [
+    "OpenRun",
+]
 
 
 class OpenRun:

@@ -11,7 +11,13 @@ from traceback import FrameSummary
 import flowrl
 from flowrl.specs.function import NO_DEBUGGER
 
-__all__ = ["described", "library_folders", "short_path", "user_frames"]
+__all__ = [
+    "described",
+    "library_folders",
+    "short_path",
+    "user_frames",
+]
+
 
 _MAX_FRAMES = 3
 

@@ -1,33 +1,102 @@
-"""What a run reads and calls of its user's: data, model folders, rewards, environments.
+"""Shares of the sources of prompts, as a stage's configuration says them.
 
-All of it is opened before the run has a folder, so that a mistake in it leaves nothing behind:
-
-    open -> settle (folders of new models become the run's) -> close
+data:
+  source: topic                     # a field of every training row
+train:
+  policies:
+    fairness: {kind: weighted_shares, math: 3, code: 1}
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.compiler import CompiledStage, sampling_of
 from flowrl.compiler.requests import row_needs
 from flowrl.config.schema import RunConfig
+from flowrl.data import PromptMixture, PromptSet, Row, source_field
+from flowrl.errors import ConfigError
 from flowrl.files import folder_atomically
 from flowrl.graph import Op
 from flowrl.ids import RoleName
+from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, role_of
-from flowrl.runtime.materials import Materials, prepare_materials, require_room
-from flowrl.runtime.open_rollouts import open_environment, sampling_of_rollout
-from flowrl.runtime.open_scorers import OpenScorers
-from flowrl.runtime.prompt_shares import require_sources
+from flowrl.runtime.setup.prepared_inputs import Materials, prepare_materials, require_room
+from flowrl.runtime.setup.rollouts import (
+    open_environment,
+    sampling_of_rollout,
+    settings_of,
+    train_key,
+)
+from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.specs import Sampling
 
-__all__ = ["RunInputs"]
+__all__ = [
+    "PromptShares",
+    "RunInputs",
+    "require_sources",
+    "shares_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptShares:
+    """Of one stage.
+
+    Attributes:
+        weights: By source.
+        source_of: The source of a row.
+        where: The config key.
+    """
+
+    weights: Mapping[str, float]
+    source_of: Callable[[Row], str]
+    where: str
+
+
+def shares_of(config: RunConfig, stage: CompiledStage) -> PromptShares | None:
+    """The shares of a stage that draws; None where sources are not told apart.
+
+    Raises:
+        ConfigError: there are shares, and no `data.source`.
+    """
+    parts = GraphParts(stage.graph).rollouts
+    if not parts:
+        return None
+    fairness = settings_of(config, stage, parts[0]).fairness
+    if not isinstance(fairness, WeightedShares):
+        return None
+    where = f"{train_key(config, stage)}.policies.fairness"
+    if config.data.source is None:
+        raise ConfigError(
+            "sources have shares, but rows do not say their source",
+            where="data.source",
+            expected=f"the field of a row that names its source, for {where}",
+        )
+    return PromptShares(
+        weights=dict(fairness.shares),
+        source_of=source_field(config.data.source),
+        where=where,
+    )
+
+
+def require_sources(config: RunConfig, stage: CompiledStage, prompts: PromptSet) -> None:
+    """Checks that the data has the sources that shares are of, and no others.
+
+    Raises:
+        ConfigError: it has not; with the names.
+    """
+    shares = shares_of(config, stage)
+    if shares is not None:
+        PromptMixture(prompts, 0, shares.weights, shares.source_of, where=shares.where)
+
+
+# JOINED: flowrl.runtime.setup.user_inputs: '"""What a run reads and calls of its user\'s: data, model folders, rewards, environments.\n\nAll of it is opened before the run has a folder, so that a mistake in it leaves nothing behind:\n\n    open -> s'
 
 
 class RunInputs:

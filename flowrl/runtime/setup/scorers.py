@@ -16,7 +16,10 @@ from flowrl.runtime.driver.rollout_driver import Scorers
 from flowrl.runtime.scoring.in_process import open_inline_scoring
 from flowrl.runtime.workers import open_scoring
 
-__all__ = ["OpenScorers"]
+__all__ = [
+    "OpenScorers",
+]
+
 
 _VERIFIER = RoleName("verify")
 """What scores samples where no workflow has a scoring role but the config has rewards."""

@@ -25,17 +25,19 @@ from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.eager.rollout import HeldDriver, Shown
 from flowrl.runtime.eager.stage import EagerStage
 from flowrl.runtime.local.engine_fleet import EngineFleet
-from flowrl.runtime.materials import Materials
-from flowrl.runtime.open_policies import OpenPolicies
-from flowrl.runtime.open_rollouts import DriverMaker, sampling_of_rollout
-from flowrl.runtime.open_scorers import OpenScorers
-from flowrl.runtime.prompt_shares import shares_of
-from flowrl.runtime.rollout_maker import RolloutMaker
-from flowrl.runtime.seeds import derive_seed
+from flowrl.runtime.setup.policies import OpenPolicies
+from flowrl.runtime.setup.prepared_inputs import Materials
+from flowrl.runtime.setup.rollouts import DriverMaker, RolloutMaker, sampling_of_rollout
+from flowrl.runtime.setup.scorers import OpenScorers
+from flowrl.runtime.setup.seeds import derive_seed
+from flowrl.runtime.setup.user_inputs import shares_of
 from flowrl.runtime.workers import Residency
 from flowrl.specs import Sampling
 
-__all__ = ["StageMaker"]
+__all__ = [
+    "StageMaker",
+]
+
 
 State = Mapping[str, object]
 
