@@ -53,7 +53,7 @@ from flowrl.runtime.driver.step_report import StepResult
 from flowrl.runtime.driver.step_warnings import StepWarnings
 from flowrl.runtime.driver.watchdog import Watchdog
 from flowrl.runtime.local.run_checks import require_runnable
-from flowrl.runtime.setup.run import OpenRun
+from flowrl.runtime.setup.open_run import OpenRun
 from flowrl.runtime.setup.user_inputs import RunInputs
 
 __all__ = [

@@ -3,6 +3,10 @@
 Roles that a plan puts on one device share this process and take turns on it. A policy that trains
 and generates there has one copy of its weights: the engine reads the trainer's parameters in
 place, so publishing a version moves no bytes.
+
+`Residency` carries out the plan's residency switches: which role offloads, and which one reloads,
+before a node runs. A plan has switches only where roles that share a device do not fit on it
+together. `wait_for_any` waits for the first of several workers that has output.
 """
 
 from __future__ import annotations
@@ -160,9 +164,6 @@ def open_scoring(
     return ScoringPool(backend, context, timeout_s=timeout_s, workers=workers)
 
 
-# JOINED: flowrl.runtime.workers: '"""Carries out a plan\'s residency switches: who gives device memory back, and takes it, before what.\n\nA plan has switches only where roles that share a device do not fit on it together.\n"""'
-
-
 class Residency:
     """The switches of one stage's plan.
 
@@ -202,9 +203,6 @@ def _switches(worker: PolicyWorker) -> dict[tuple[str, str], Callable[[], None]]
         known["kv cache", "release"] = worker.generate.sleep
         known["kv cache", "take"] = worker.generate.wake
     return known
-
-
-# JOINED: flowrl.runtime.workers: '"""Waiting for the first of several workers that has something to say."""'
 
 
 @runtime_checkable

@@ -4,11 +4,11 @@
                  |                    |
                  +---------> abort, engine lost: the episode begins anew
 
-As in a run (`flowrl.runtime.environments.episodes`) an episode has a row of the engine only while it draws, each
-turn is a request that goes on from all tokens so far, and an aborted episode keeps nothing. The
-environment is one thread: a call takes it for `call_s` seconds, and its answer comes `wait_s`
-later, while others are served. The engine waits for all answers up to `patience_s` before it goes
-on.
+As in a run (`flowrl.runtime.environments.episodes`) an episode has a row of the engine only while
+it draws, each turn is a request that goes on from all tokens so far, and an aborted episode keeps
+nothing. The environment is one thread: a call takes it for `call_s` seconds, and its answer comes
+`wait_s` later, while others are served. The engine waits for all answers up to `patience_s` before
+it goes on.
 
 The length of an episode is that of what is drawn in it, as logs tell it. How it is cut into turns
 follows from that: every turn is as long as it may be, and so is every observation. An engine that

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flowrl.runtime import environment_loop, environments
+from flowrl.runtime.environments import loop, pool
 
 __all__ = ["ShiftedClock"]
 
@@ -16,12 +16,12 @@ class ShiftedClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        for module in (environments, environment_loop):
+        for module in (pool, loop):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead_s
 
-    def rules(self, pool: environments.EnvironmentPool) -> None:
+    def rules(self, environments: pool.EnvironmentPool) -> None:
         """Limits of calls under way run by this clock too, from the next order on."""
-        pool._loop._loop.time = self.monotonic  # type: ignore[method-assign]
+        environments._loop._loop.time = self.monotonic  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from flowrl.runtime import engine_process
+from flowrl.runtime.local import engine_process
 from tests.runtime.warm_processes import WarmProcesses
 
 __all__ = ["warm_engines"]

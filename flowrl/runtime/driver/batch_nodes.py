@@ -1,4 +1,10 @@
-"""What a node reads of a step: arrays of its arguments' fields, and the samples they speak of."""
+"""Runs map, advantage and update nodes on the samples of a step.
+
+- `NodeInputs` reads arrays of a node's arguments and the set of samples to which they belong.
+- A map node calls the user's function with its fields by key, and checks what it returns.
+- An advantage node collects the fields that its specification reads and lays out the result.
+- An update node makes the batch that its loss reads, cut into mini-batches of whole groups.
+"""
 
 from __future__ import annotations
 
@@ -118,9 +124,6 @@ def over_tokens(values: Array, sequences: SequenceBatch, *, per_token: bool) -> 
     return np.where(sequences.response_mask, spread, np.float32(0)).astype(np.float32)
 
 
-# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs a map node: its fields by key, and what it gives."""'
-
-
 def run_map(inputs: NodeInputs) -> MapResult:
     """The fields that the map's specification declares."""
     spec = inputs.node.attr("spec")
@@ -163,9 +166,6 @@ def _truncated(samples: SampleSet) -> Mask | None:
     if None in finishes:
         return None
     return np.array([finish is FinishReason.LENGTH for finish in finishes], np.bool_)
-
-
-# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs an advantage node: collects what its specification reads, and lays out what comes back."""'
 
 
 def run_advantage(inputs: NodeInputs) -> Mapping[str, Array]:
@@ -291,8 +291,6 @@ def turns_of(sequences: SequenceBatch, places: Padding) -> Turns:
         tokens=places.pad(number).astype(np.int64) - 1,
     )
 
-
-# JOINED: flowrl.runtime.driver.batch_nodes: '"""Runs an update node: the batch that its loss reads, cut into mini-batches of whole groups."""'
 
 DISTRIBUTIONS = "distributions"
 """What a logprobs node gives beside logprobs, where an update's penalty is the whole divergence."""

@@ -1,8 +1,8 @@
 """Runs the batch part of a lowered graph: what comes after samples are delivered.
 
 The streaming part (source, generate, interact, rule scores, filters on them) belongs to the rollout
-drivers, sample by sample; `flowrl.runtime.driver.graph_parts` draws the line. The rest runs here node by
-node in the graph's order, each by the function that the table names for its operation.
+drivers, sample by sample; `flowrl.runtime.driver.graph_parts` draws the line. The rest runs here
+node by node in the graph's order, each by the function that the table names for its operation.
 
 A node works on the set of samples that it speaks of. Where a filter leaves none, what follows on
 that set is skipped, and the step says which nodes were.

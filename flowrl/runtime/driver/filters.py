@@ -1,8 +1,12 @@
-"""Judges groups as soon as they are scored: the filters of a rollout's streaming part.
+"""Filters and selections: on the groups of a rollout as they are scored, and on whole batches.
 
-A group stays where a filter whose set is read keeps it and all filters before that one; otherwise
-it is filtered, for the reason of the first filter that removes it. A filter sees each group by
-itself, so it makes no difference which groups are judged together.
+`GroupJudge` runs the filters of a rollout's streaming part. A group is kept if the filter whose
+output is read keeps it and all filters before that one do; otherwise it is filtered, with the name
+of the first filter that removes it as the reason. A filter sees each group by itself, so the result
+does not depend on which groups are judged together.
+
+`make_subset` runs a filter or a selection of the batch part: it makes a smaller set of samples with
+the fields that the node passes on.
 """
 
 from __future__ import annotations
@@ -148,9 +152,6 @@ def _source(parts: GraphParts, node: Node) -> Node:
     source = score_source(parts.graph, node.id)
     assert source is not None  # the verifier of graphs proves it
     return source
-
-
-# JOINED: flowrl.runtime.driver.filters: '"""Runs filters and selections on a batch: a smaller set of samples, with what is passed on."""'
 
 
 def rows_kept(inputs: NodeInputs) -> Ints:

@@ -1,14 +1,17 @@
-"""Which part of a graph happens sample by sample, and which on whole batches.
+"""Divides a graph into the part that streams sample by sample and the part that runs on batches.
 
-The streaming part of a rollout is what its driver does while others of its samples still run: draw,
-score by rule, judge groups by filters that read such scores. Everything else works on sets of
-samples, node by node (`flowrl.runtime.driver.batch_program`).
+The streaming part of a rollout is what its driver does while others of its samples still run:
+generate, score by rule, judge groups by filters that read such scores. Everything else works on
+sets of samples, node by node (`flowrl.runtime.driver.batch_program`).
 
 Which samples a rollout hands over follows from what the batch part reads:
 
 - one set, the rollout's own or that of a filter: the samples of this set alone;
 - several, as where a program logs the scores before a filter: all samples (`whole`), and the
   filters run once more, on the batch, to make their sets of it.
+
+`RoleUse` lists what each role does over all stages of a run: a worker is opened once for everything
+that its role does.
 """
 
 from __future__ import annotations
@@ -235,8 +238,6 @@ def role_of(node: Node) -> RoleName:
     assert node.role is not None  # the verifier of graphs proves it
     return node.role
 
-
-# JOINED: flowrl.runtime.driver.graph_parts: '"""What the roles of a run do over all its stages, as the graphs say it.\n\nA worker is opened once for everything that its role does, so this looks at every stage.\n"""'
 
 _WITH_MODEL = (Op.GENERATE, Op.LOGPROBS, Op.VALUES, Op.SCORE, Op.UPDATE, Op.SYNC)
 

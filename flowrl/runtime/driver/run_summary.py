@@ -1,4 +1,4 @@
-"""What a run has done so far, for its summary; part of every checkpoint."""
+"""The counters of a run for its summary, kept in every checkpoint, and metrics of evaluations."""
 
 from __future__ import annotations
 
@@ -161,9 +161,6 @@ class Ledger:
 
     def _elapsed(self) -> float:
         return self._wall_s + self._clock() - self._started
-
-
-# JOINED: flowrl.runtime.driver.run_summary: '"""What held-out samples say of a policy."""'
 
 
 def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:

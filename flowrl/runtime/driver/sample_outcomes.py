@@ -1,11 +1,15 @@
-"""What became of a driver's samples, until a batch reports it.
+"""Results of a rollout driver's samples: the scorers' answers, and ends not reported yet.
+
+A sample is scored when every scorer has answered. If one of them failed, the failure is reported
+once the others have answered too, so that a sample that is requested again receives no answer of an
+earlier attempt.
 
     finished, kept by the filter  -> Collected.groups
     taken out by the filter       -> Collected.filtered     of the batch that names their groups
     dropped                       -> Collected.dropped      of the next batch
 
-A batch stays here until the trainer takes it. What no batch reported is written with a checkpoint
-(`unused`), so that a resumed run reports the same.
+A batch stays here until the trainer takes it. What no batch has reported yet is written with a
+checkpoint (`unused`), so that a resumed run reports the same.
 """
 
 from __future__ import annotations
@@ -93,9 +97,6 @@ class Outcomes:
             for sample, payload in self._store.take(self._judged.pop(group)):
                 collected.filtered.append((sample, payload, reason))
         self.batches[action.batch] = collected
-
-
-# JOINED: flowrl.runtime.driver.sample_outcomes: '"""What the scorers of a rollout say of its samples, put together sample by sample.\n\nA sample is scored when every scorer has answered. Where one of them failed, that is told when the\nothers have answ'
 
 
 @dataclass(slots=True)

@@ -1,9 +1,11 @@
-"""The samples that a step works on, and what its nodes have said of them so far.
+"""The samples that a step works on, and the values that its nodes have computed so far.
 
 A workflow may have several sets of samples: one for each rollout and each source of data, and one
-for each filter or selection, which makes a smaller set of a larger one. Every node speaks of one
-set (`flowrl.graph.sample_sets`); its values are arrays of that set, `[N]` for sample units and
+for each filter or selection, which makes a smaller set of a larger one. Every node works on
+one set (`flowrl.graph.sample_sets`); its values are arrays of that set, `[N]` for sample units and
 `[T]` for token units.
+
+`receive_rollout` puts a rollout's payloads into a step as the set that its batch part reads.
 """
 
 from __future__ import annotations
@@ -104,9 +106,6 @@ class StepBatch:
     logged: dict[str, float] = field(default_factory=dict)
     skipped: list[NodeId] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-# JOINED: flowrl.runtime.driver.sample_set: '"""From payloads to values: what the streaming part of a graph gives to the batch part."""'
 
 
 def receive_rollout(

@@ -1,4 +1,9 @@
-"""The data of a stage: where each source node stands, and what a step takes of it."""
+"""The data of a stage: the cursor of each source node, and the prompts that refill a batch.
+
+A filter that takes out nearly every group (a policy that solves all prompts, or none) would have a
+batch take prompts without end. `PromptSupply` counts the kept and the lost groups and stops at a
+limit, with an error that names the filter's pass rate.
+"""
 
 from __future__ import annotations
 
@@ -102,9 +107,6 @@ class Source:
         if self.pairs:
             preferred = np.tile([True, False], len(items))
             step.values[self.node, PREFERRED.name] = preferred
-
-
-# JOINED: flowrl.runtime.driver.sources: '"""Where a rollout has further prompts from, and how many of them a batch may cost.\n\nA filter that takes out nearly every group (a policy that solves all prompts, or none) would have a\nbatch draw prom'
 
 
 class BatchNotFilled(DataError):

@@ -1,17 +1,19 @@
-"""A thread that runs rollouts while another one trains.
+"""Threads of a run: one runs rollouts while the trainer's thread trains.
 
-    trainer's thread                      this thread
+    trainer's thread                      rollout thread
     call(act) -------------------------> acts, between two rounds of what it serves
     <------------------ result or error
-    post(act) -------------------------> the same, and nobody waits
-    wait_until(condition) <------------- something moved
+    post(act) -------------------------> acts likewise, and nobody waits for it
+    wait_until(condition) <------------- something changed
 
-What is served belongs to this thread alone, and is spoken to by `call`. A round that raises ends
-the rounds; the error is kept for whoever waits, and calls are answered all the same, so that the
-state can still be written down.
+The served object belongs to the rollout thread alone; other threads reach it through `call`. An
+error in a round ends the rounds and is kept for the next `wait_until`. Calls are still answered, so
+that the state can be written to a checkpoint.
 
-The thread lives as long as the run: processes that it opens die with it (Linux kills children by
+The thread lives as long as the run: processes that it starts die with it (Linux kills children by
 thread).
+
+`BusyThread` is the load of a driver for measurements (`flowrl profile`).
 """
 
 from __future__ import annotations
@@ -187,8 +189,6 @@ class RolloutThread:
                 if future is not None:
                     future.set_result(result)
 
-
-# JOINED: flowrl.runtime.driver.threads: '"""A thread that works like a driver, a little at a time: for measuring what works beside it."""'
 
 _WORK_S, _PAUSE_S = 0.002, 0.004
 _SAMPLES, _ROUND = 20_000, 40

@@ -1,10 +1,18 @@
-"""A rollout driver that stops between drawing and scoring, for programs that run line by line.
+"""A rollout of a program that runs line by line: it stops between sampling and scoring.
 
-    draw -> every sample is there, none is scored -> release -> scored, judged, delivered
+    sample -> all samples are generated, none is scored -> release -> scored, judged, delivered
 
-What the scheduler asks to be scored is held until `release`. So the lines of a program that score,
-map and filter can show what they give before the batch is delivered; the batch itself is made by
-the same scheduler, in the same order of samples, as in a compiled run.
+    generate        sample: all its samples
+    score           the role's rewards, called now
+    map, filter     on all its samples, as they will be judged
+    (batch part)    hand_over: the driver scores and judges with the scores known by then
+
+The driver holds the scheduler's requests for scores until `release`, so that the lines that score,
+map and filter can show their results before the batch is delivered. The batch itself is made by the
+same scheduler, in the same order of samples, as in a compiled run.
+
+Until the hand-over, sets and values of the rollout are in `shown`. A group leaves `shown` when one
+of its rewards fails, as it will leave the batch.
 """
 
 from __future__ import annotations
@@ -158,9 +166,6 @@ class HeldDriver(RolloutDriver):
         payloads = [self.store[sample] for sample in action.samples]
         self._decode([payload for payload in payloads if not payload.is_episode])
         self._held.append(action)
-
-
-# JOINED: flowrl.runtime.eager.rollout: '"""One rollout of a step that runs line by line: drawn, then scored, mapped and filtered as shown.\n\n    generate        draw: all its samples\n    score           the role\'s rewards, called now\n    map'
 
 
 class Shown:

@@ -1,7 +1,8 @@
-"""The recorder of a program that runs line by line: what it records, it has carried out.
+"""A stage whose steps call the user's function again and carry out its lines one by one.
 
-Every operation must be the one that the program was compiled with: weights, plan and results are
-those of the compiled graph. A program that takes another way is stopped at its line.
+`EagerTracer` records the program's operations and carries each one out. Every operation must be the
+one that the program was compiled with: weights, plan and results are those of the compiled graph. A
+program that takes another way is stopped at its line.
 """
 
 from __future__ import annotations
@@ -124,9 +125,6 @@ def _other_way(node: Node, found: str, expected: str) -> TraceError:
         expected=expected,
         hint=_HINT,
     )
-
-
-# JOINED: flowrl.runtime.eager.stage: '"""A stage whose steps call the user\'s function again, and carry its lines out one by one."""'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)

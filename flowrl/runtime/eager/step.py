@@ -1,7 +1,17 @@
-"""What became of the operations of a program on the way to its lowered graph.
+"""One step of a program that runs line by line: each operation is carried out when it is called.
 
-A program that runs line by line calls all of its operations; the lowered graph lacks those that a
-pass merged into another or dropped.
+The lowered graph defines each operation, so that defaults, old logprobs and the like are those of
+the compiled run, and its order is kept:
+
+- Rollouts, rule scores, and the maps and filters on them run at their lines (`EagerRollout`).
+- The first line that works on whole batches hands over the rollouts that it needs, or all of them
+  if it runs a model: as in the compiled run, everything is sampled before a model computes or
+  learns. Lines further down that use those rollouts find their results ready.
+- Nodes of the batch part run at their lines, in the order of the lowered graph: before each line
+  those that passes inserted in front of it, after it the syncs of its weights.
+
+The program calls all of its operations; the lowered graph lacks those that a pass merged into
+another or dropped. The node mapping says which lowered node stands for each operation.
 """
 
 from __future__ import annotations
@@ -89,8 +99,6 @@ def _reader_now_reads(before: Graph, after: Graph, node: NodeId) -> NodeId | Non
                 return now.src
     return None
 
-
-# JOINED: flowrl.runtime.eager.step: '"""One step of a program that runs line by line: each operation is carried out as it is called.\n\nThe lowered graph says what an operation is, so that defaults, old logprobs and the like are those\nof t'
 
 _OF_MODELS = (Op.LOGPROBS, Op.VALUES, Op.UPDATE, Op.SYNC)
 

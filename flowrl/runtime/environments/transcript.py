@@ -1,12 +1,15 @@
-"""What was said in an episode, token by token: the policy's turns and the environment's words.
+"""The transcript of an episode, token by token: turns of the policy and observations.
 
     tokens   o o | a a a e | o o | a e      o: the environment's, a: the policy's, e: its stop token
     mask     0 0 | 1 1 1 1 | 0 0 | 1 1
     turn    -1-1 | 0 0 0 0 |-1-1 | 1 1
     reward   0 0 | 0 0 0 r | 0 0 | 0 r      each on the last token of its turn
 
-Tokens are as they were drawn, and observations are tokenised once, by themselves: nothing is ever
-tokenised again. An observation joins the tokens only when a turn follows it.
+Tokens are those that were sampled, and observations are tokenised once, by themselves: nothing is
+ever tokenised again. An observation joins the tokens only when a turn follows it.
+
+An environment is foreign code, so what it returns is checked before it becomes part of a
+transcript.
 """
 
 from __future__ import annotations
@@ -254,8 +257,6 @@ def state_number(state: EnvironmentState, sample: SampleId, turn: int) -> int:
     text = f"{type(state).__name__}\x1f{name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
-
-# JOINED: flowrl.runtime.environments.transcript: '"""What an environment returned, looked at before it is believed: it is foreign code."""'
 
 _RESERVED = frozenset({NUM_TURNS, "score", "length", "truncated"})
 """Names that evaluations report beside an environment's metrics."""

@@ -1,7 +1,8 @@
 """What an engine's process and its client say to each other.
 
-Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and whole
-arrays of many samples, because hundreds of them cross at once and each object costs microseconds.
+Messages are framed by `flowrl.runtime.local.processes`. Requests and ends cross as plain tuples and
+whole arrays of many samples, because hundreds of them cross at once and each object costs
+microseconds.
 
     client -> engine    ("open", plugin, PolicyContext, core or None), once
                         ("submit", [request, ...])   ("abort", (sample, ...))

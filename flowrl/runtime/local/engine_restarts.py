@@ -1,9 +1,9 @@
-"""Engines that break in the middle of their work: what is told, and how often one is opened anew.
+"""Engines that fail during a rollout: how a failure is reported, and how often one is restarted.
 
-    call -> WorkerDied, or an exception that nobody meant -> broken -> lost -> restart -> joined
-         -> an error of flowrl's own: the user's to mend, so it ends the run
+    call -> WorkerDied, or an unexpected exception -> broken -> lost -> restart -> joined
+         -> another FlowError: a mistake of the user's, so it ends the run
 
-An engine that broke `MAX_DEATHS` times without having ended a sample in between is given up. A
+An engine that failed `MAX_DEATHS` times without having finished a sample in between is given up. A
 sample that breaks engines is given up before that, by the scheduler's limit on its attempts.
 """
 
@@ -146,9 +146,6 @@ def described(error: Exception) -> str:
     if isinstance(error, FlowError):
         return f"{error.what}: {error.found}" if error.found else error.what
     return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
-
-
-# JOINED: flowrl.runtime.local.engine_restarts: '"""An engine that can be opened anew, for all who hold it."""'
 
 
 class RestartableEngine:

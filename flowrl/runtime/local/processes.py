@@ -1,8 +1,11 @@
-"""Processes that a run starts for itself: how they are started, watched, ended and spoken of.
+"""Processes that a run starts for itself, and the messages between them.
 
-A child gets one end of a socket pair and is told its parent; it leads a session and a process group
-of its own, so that Ctrl-C at the terminal reaches the driver alone, and so that whatever the child
-has started can be killed with it.
+A child inherits one end of a socket pair and its parent's process id. It leads a session and a
+process group of its own, so that Ctrl-C at the terminal reaches the driver alone, and so that
+processes that the child has started can be killed with it.
+
+A message is a 4-byte big-endian length, then a pickled tuple. Both ends are one program in one run;
+nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -159,8 +162,6 @@ def named_plugin(name: str) -> Plugin:
         raise BackendError(f"{name} is no plug-in", found=type(plugin).__name__)
     return plugin
 
-
-# JOINED: flowrl.runtime.local.processes: '"""Messages between processes of a run: a 4-byte big-endian length, then a pickled tuple.\n\nBoth ends are one program in one run; nothing here reads a file.\n"""'
 
 Message: TypeAlias = tuple[object, ...]
 

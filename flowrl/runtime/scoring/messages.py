@@ -1,7 +1,7 @@
 """What a scoring pool and its workers say to each other.
 
-Messages are framed by `flowrl.runtime.local.processes`. Requests and scores cross as plain tuples, because
-dataclasses cost several times as much to pickle and hundreds of samples cross at once.
+Messages are framed by `flowrl.runtime.local.processes`. Requests and scores cross as plain tuples,
+because dataclasses cost several times as much to pickle and hundreds of samples cross at once.
 
     pool -> worker    ("open", plugin, context, timeout_s), once
                       ("score", [RequestTuple, ...])

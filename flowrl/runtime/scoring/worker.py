@@ -1,7 +1,7 @@
 """A process that scores: `python -m flowrl.runtime.scoring.worker SOCKET MEMORY PARENT`.
 
-It is started by `flowrl.runtime.scoring.pool.ScoringPool` with two open file descriptors and dies with
-the process that started it. Time limits are kept here where Python code can be interrupted: a
+It is started by `flowrl.runtime.scoring.pool.ScoringPool` with two open file descriptors and dies
+with the process that started it. Time limits are kept here where Python code can be interrupted: a
 timer raises an exception inside the reward. Code that cannot be interrupted is the pool's business.
 
 What the reward prints goes to standard error: standard output belongs to the command.

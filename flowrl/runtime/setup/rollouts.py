@@ -1,4 +1,8 @@
-"""Makes rollout drivers: an engine, scorers and random streams for each rollout of a graph."""
+"""Makes the rollouts of a stage: schedulers, engines, prompts, and their state in a checkpoint.
+
+`DriverMaker` makes a rollout driver: its engine, its scorers and its random streams.
+`RolloutMaker` makes all rollouts of a stage, for training.
+"""
 
 from __future__ import annotations
 
@@ -232,8 +236,6 @@ def open_environment(config: RunConfig, role: RoleName) -> EnvironmentPool:
     )
     return EnvironmentPool(plugin.open_environment, context)
 
-
-# JOINED: flowrl.runtime.setup.rollouts: '"""Makes the rollouts of a stage: scheduler, engines, prompts, what a checkpoint holds of them."""'
 
 State = Mapping[str, object]
 

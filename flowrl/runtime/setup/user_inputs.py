@@ -1,10 +1,16 @@
-"""Shares of the sources of prompts, as a stage's configuration says them.
+"""The user's inputs of a run: data, model folders, rewards, environments, shares of prompt sources.
 
-data:
-  source: topic                     # a field of every training row
-train:
-  policies:
-    fairness: {kind: weighted_shares, math: 3, code: 1}
+All of it is opened before the run has a folder, so that a mistake in it leaves nothing behind:
+
+    open -> settle (folders of new models become the run's) -> close
+
+Shares of prompt sources are part of a stage's configuration:
+
+    data:
+      source: topic                     # a field of every training row
+    train:
+      policies:
+        fairness: {kind: weighted_shares, math: 3, code: 1}
 """
 
 from __future__ import annotations
@@ -94,9 +100,6 @@ def require_sources(config: RunConfig, stage: CompiledStage, prompts: PromptSet)
     shares = shares_of(config, stage)
     if shares is not None:
         PromptMixture(prompts, 0, shares.weights, shares.source_of, where=shares.where)
-
-
-# JOINED: flowrl.runtime.setup.user_inputs: '"""What a run reads and calls of its user\'s: data, model folders, rewards, environments.\n\nAll of it is opened before the run has a folder, so that a mistake in it leaves nothing behind:\n\n    open -> s'
 
 
 class RunInputs:
