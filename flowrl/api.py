@@ -32,7 +32,7 @@ from flowrl.graph import Graph
 from flowrl.plan import PlacementPlan, PlanRequest, Reason, load_plan
 from flowrl.plan.check.file_lines import at_line, lines_of
 from flowrl.program import Workflow
-from flowrl.program.breakpoints import breakpoints_left_out
+from flowrl.program.source import breakpoints_left_out
 
 if TYPE_CHECKING:
     from flowrl.cluster.pool import ResourcePool

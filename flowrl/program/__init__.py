@@ -14,8 +14,7 @@ from flowrl.program.handles import (
     Values,
 )
 from flowrl.program.interact import interact
-from flowrl.program.log import log
-from flowrl.program.maps import map_of, weighted_sum
+from flowrl.program.maps import log, map_of, weighted_sum
 from flowrl.program.policy import Policy
 from flowrl.program.registry import import_file, load_workflow, registered_workflows
 from flowrl.program.roles import Critic, Environment, Reward, RewardModel, Role

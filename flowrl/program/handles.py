@@ -1,4 +1,4 @@
-"""Handles: what stands for data while a workflow is traced.
+"""Handles: symbolic data while a workflow is traced.
 
 A handle has fields but no values, so it cannot be a truth value or a number; asking for one is a
 `TraceError` at the user's line that says which construct to use instead. Where a program runs with
@@ -70,7 +70,7 @@ _MADE_BY = {
     "update": "actor.update(rollout, scores)",
     "log": 'fl.log("name", handle)',
 }
-"""What people look for on handles, and the operation that makes it."""
+"""Attributes that people look for on handles, and the operation that makes each."""
 
 _OF_ARRAYS = (
     *("abs", "argmax", "clamp", "clip", "cpu", "cuda", "detach", "dtype", "exp", "item", "max"),
@@ -86,7 +86,7 @@ _OF_SAMPLES = {
     **dict.fromkeys(("ids", "input_ids", "token_ids", "tokens"), "tokens"),
     "rollout_logprobs": "rollout_logprobs",
 }
-"""What people look for on samples, and what their values call it (`SamplesValue`)."""
+"""Attributes that people look for on samples, and their names in `SamplesValue`."""
 
 _UNPACKING = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
 
@@ -103,9 +103,9 @@ class Handle:
 
     kind: ClassVar[str] = "a handle"
     _shown: ClassVar[str] = "print(handle.value)"
-    """How a program that runs with `executor=eager` looks at the data."""
+    """The way to look at the data with `executor=eager`, for messages."""
     _one_thing: ClassVar[str] = "keep it in one variable; operations pick the fields they need"
-    """What to do where somebody takes it for several."""
+    """The hint where a program treats it as several values."""
 
     _tracer: Tracer
     node: NodeId
@@ -138,8 +138,8 @@ class Handle:
 
     def __repr__(self) -> str:
         fields = ", ".join(str(field) for field in self.fields)
-        told = self._tracer.told(self.node, self.fields)
-        return f"<{type(self).__name__} of {self.node}: {fields if told is None else told}>"
+        values = self._tracer.described_values(self.node, self.fields)
+        return f"<{type(self).__name__} of {self.node}: {fields if values is None else values}>"
 
     __hash__ = object.__hash__
 
@@ -169,7 +169,7 @@ class Handle:
 
     def __iter__(self) -> NoReturn:
         caller = sys._getframe(1)
-        # The instruction that asks: `a, b = handle` and `for each in handle` are told apart.
+        # The instruction that asks: `a, b = handle` and `for each in handle` are distinguished.
         if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
             raise TraceError(
                 f"{self.kind} of '{self.node}' cannot be unpacked: it is one thing",
@@ -290,7 +290,7 @@ class Handle:
         )
 
     def _instead(self, name: str) -> str:
-        """What to write in the place of an attribute that the handle does not have."""
+        """Returns what to write instead of an attribute that the handle does not have."""
         made_by = _MADE_BY.get(name)
         if made_by is not None:
             return f"write {made_by}"
@@ -379,7 +379,7 @@ class Advantages(Handle):
     kind = "the advantages"
     _shown = "print(advantages.value.mean())"
     _one_thing = (
-        "write advantages = ...; a critic's returns come beside the advantages of fl.advantage.gae "
+        "write advantages = ...; a critic's returns come with the advantages of fl.advantage.gae "
         "and of fl.advantage.own(returns=True) alone"
     )
 
@@ -403,7 +403,7 @@ class Values(Handle):
 
 
 class Returns(Handle):
-    """What a critic is to learn: one target a response token."""
+    """The targets of a critic: one per response token."""
 
     __slots__ = ()
     kind = "the returns"

@@ -23,9 +23,8 @@ from flowrl.graph.types import Op
 from flowrl.program.data import Prompts
 from flowrl.program.handles import Rollout, Scores
 from flowrl.program.operation import check_handle, operation, refuse_argument
-from flowrl.program.policy import Policy
+from flowrl.program.policy import Policy, sampling_attrs
 from flowrl.program.roles import Environment, Role, begin
-from flowrl.program.sampling import sampling_attrs
 from flowrl.program.tracer import Read
 from flowrl.specs import Grammar, Sampling
 
@@ -38,7 +37,7 @@ SECOND_PLAYER = (
     "let the environment call the other model (a server, say), or give each policy an fl.interact "
     "of its own"
 )
-"""What to do where two models are to act in one episode."""
+"""The hint where two models are to act in one episode."""
 
 
 @operation
@@ -64,8 +63,8 @@ def interact(
         n: Episodes for each prompt; `train.group_size` of the config where it is None.
         max_turns: Turns of the policy at most.
         max_observation_tokens: Tokens of an observation at most; a longer one ends the episode.
-        sampling: How tokens are drawn; `max_tokens` is of one turn.
-        temperature: This option alone; likewise `max_tokens`.
+        sampling: Sampling options; `max_tokens` is of one turn.
+        temperature: This option alone, as `max_tokens` is.
         grammar: What a turn may look like.
 
     Returns:
@@ -109,7 +108,7 @@ def interact(
 
 
 def _check_roles(name: str, policy: object, environment: object) -> None:
-    """Raises TraceError unless one policy plays against one environment."""
+    """Raises TraceError unless one policy acts in one environment."""
     for value, kind, argument in (
         (policy, Policy, "policy"),
         (environment, Environment, "environment"),
@@ -124,7 +123,7 @@ def _check_roles(name: str, policy: object, environment: object) -> None:
 
 
 def _are_two(policy: object, environment: object) -> bool:
-    """Whether two models are to act, rather than the roles stand the wrong way round."""
+    """True if two models are to act, rather than roles passed in the wrong order."""
     if isinstance(policy, Environment):
         return False
     other = isinstance(environment, Role) and environment.learns
@@ -132,7 +131,7 @@ def _are_two(policy: object, environment: object) -> bool:
 
 
 def _policies(value: object) -> int:
-    """How many policies are passed in one argument, alone or in a list, tuple or dict."""
+    """Returns the number of policies in one argument, alone or in a list, tuple or dict."""
     match value:
         case Policy():
             return 1

@@ -27,7 +27,13 @@ from flowrl.program.tracer import Read
 from flowrl.specs import MapSpec, Scalar
 from flowrl.specs.maps import UserMap, WeightedSum, split_key
 
-__all__ = ["OwnMap", "add_map", "map_of", "weighted_sum"]
+__all__ = [
+    "OwnMap",
+    "add_map",
+    "log",
+    "map_of",
+    "weighted_sum",
+]
 
 
 class OwnMap(UserMap):
@@ -61,7 +67,7 @@ def map_of(
         reads: Keys of the fields that it reads: `score`, `score_2`, `response_mask`, ...
         gives: Fields: `score`, or `name/samples`, `name/tokens`, `name: dtype/unit`.
         per_sample: Whether what it gives of a sample depends on that sample alone; then it may
-            stand before a filter.
+            come before a filter.
     """
     return OwnMap.mark(reads=reads, gives=gives, per_sample=per_sample)
 
@@ -154,3 +160,36 @@ _KINDS: tuple[tuple[type[Scores] | type[Advantages], tuple[tuple[Field, ...], ..
 
 def _names(handle: Handle) -> list[str]:
     return [field.name for field in handle.fields]
+
+
+@operation
+def log(name: str, value: Handle) -> None:
+    """Shows the mean of a field with each step, and writes it to metrics.jsonl (`extra`).
+
+    Args:
+        name: What it is called there; letters, digits and `_./-`.
+        value: Anything with one field of numbers: scores, advantages, logprobs, values. Of several
+            fields (a rollout), the first that is no token or mask.
+    """
+    tracer = current_tracer("fl.log")
+    plain = isinstance(name, str) and name and all(c.isalnum() or c in "_./-" for c in name)
+    if not plain:
+        raise refuse_argument("fl.log", "name", name, "a name of letters, digits and _./-")
+    before = [n for n in tracer.nodes if n.op is Op.LOG and n.attr("name") == name]
+    if before:
+        raise TraceError(
+            f"'{name}' is logged twice",
+            where=str(user_line()),
+            found=f"{before[0].source}",
+            hint="each number of a step has a name of its own",
+        )
+    handle = check_handle(value, Handle, operation="fl.log", argument="value")
+    numbers = [f for f in handle.fields if f.name not in ("tokens", "response_mask", "prompt")]
+    if not numbers:
+        raise refuse_argument("fl.log", "value", value, "something with a field of numbers")
+    tracer.add(
+        Op.LOG,
+        name=f"log.{name}",
+        reads={"value": Read(handle.node, tuple(numbers[:1]))},
+        attrs={"name": name},
+    )

@@ -1,4 +1,4 @@
-"""What all operations share: argument names and types checked at the user's line."""
+"""The checks that all operations share: argument names and types, at the user's line."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SOURCES = {
     "Samples": "samples come from actor.generate(prompts)",
     "Rollout": "rollouts come from actor.generate(prompts)",
     "Values": "values come from critic.values(rollout)",
-    "Returns": "returns come beside the advantages: fl.advantage.gae(scores, values, rollout)",
+    "Returns": "returns come with the advantages: fl.advantage.gae(scores, values, rollout)",
     "Pairs": "pairs are a parameter of the workflow, or come from fl.select.best_and_worst",
     "Scores": "scores come from reward.score(rollout)",
     "Advantages": "advantages come from fl.advantage.group_relative(scores)",
     "Logprobs": "logprobs come from reference.logprobs(rollout)",
     "Prompts": "prompts are a parameter of the workflow: prompts: fl.Prompts",
 }
-"""What makes a handle of each kind."""
+"""The operations that make a handle of each kind."""
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -65,7 +65,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _public_name(function: Callable[..., object]) -> str:
-    """What a program calls it: `fl.filter.zero_variance`, `Policy.generate`."""
+    """Returns the name of an operation: `fl.filter.zero_variance`, `Policy.generate`."""
     if "." in function.__qualname__:
         return function.__qualname__
     parts = function.__module__.removeprefix("flowrl.program.").split(".")
@@ -121,7 +121,7 @@ _MISUSED = re.compile(r"(\w+)(?:\.__init__)?\(\) (.+)")
 
 
 def misused_specification(error: TypeError, call: str) -> TraceError | None:
-    """Of a call of `fl.Sampling`, `fl.loss`, `fl.kl` or `fl.grammar` that Python refused.
+    """Explains a call of `fl.Sampling`, `fl.loss`, `fl.kl` or `fl.grammar` that Python refused.
 
     Args:
         call: The line of the program.
@@ -224,7 +224,7 @@ def _way_out(value: object, kind: type[Handle]) -> str | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number from 0 up; true and false are none."""
+    """True for a finite number from 0 up; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and value >= 0

@@ -81,7 +81,7 @@ class Argument:
 
     Attributes:
         types: Of which any value will do.
-        choices: Values that a `Literal` names, beside those.
+        choices: Values that a `Literal` names, in addition to those.
         default: `REQUIRED` where it has none.
     """
 
@@ -198,7 +198,7 @@ def _annotation(
 
 
 def _annotation_for(parameter: inspect.Parameter) -> str:
-    """What to write at a parameter, by its default or its name."""
+    """Returns the annotation to write at a parameter, by its default or its name."""
     name, default = parameter.name, parameter.default
     if default is not parameter.empty and default is not None and type(default) in _SCALARS:
         return f"write {name}: {type(default).__name__} = {default!r}"
@@ -245,7 +245,7 @@ def _spelt(annotation: object) -> str:
 
 
 def _meant(annotation: object) -> str | None:
-    """What a person may have meant by an annotation that has no meaning here."""
+    """Returns the annotation that a person may have meant."""
     parts = (annotation, *get_args(annotation))
     if any(part in (*ROLE_KINDS, *_DATA) for part in parts):
         if get_origin(annotation) not in (Union, types.UnionType):
@@ -257,7 +257,7 @@ def _meant(annotation: object) -> str | None:
 
 
 def _scalar_types(annotation: object) -> tuple[tuple[type, ...], tuple[Scalar, ...]]:
-    """The scalar types, and the single values beside, of an annotation; empty where it is none."""
+    """Returns the scalar types and the single values of an annotation; empty where it has none."""
     if annotation is None or annotation is type(None):
         return (type(None),), ()
     if isinstance(annotation, type) and annotation in _SCALARS:
@@ -314,15 +314,15 @@ def bind_arguments(
 
 
 def bind_roles(
-    workflow: str, roles: tuple[RoleParameter, ...], players: Mapping[str, str]
+    workflow: str, roles: tuple[RoleParameter, ...], new_names: Mapping[str, str]
 ) -> tuple[RoleParameter, ...]:
-    """Roles under the names that `players` gives them, by parameter; the others keep theirs.
+    """Renames roles by their parameter as `new_names` says; the others keep their names.
 
     Raises:
         ConfigError: a parameter that is no role (with the nearest), or one role for two.
     """
     names = [role.parameter for role in roles]
-    for name in players:
+    for name in new_names:
         if name not in names:
             raise ConfigError(
                 f"workflow '{workflow}' has no role '{name}'",
@@ -330,23 +330,27 @@ def bind_roles(
                 expected=f"one of {listing(names)}",
                 hint=one_of_them(name, names),
             )
-    for name, player in players.items():
-        if not isinstance(player, str) or not player or not player.isprintable() or " " in player:
+    for name, role_name in new_names.items():
+        if (
+            not isinstance(role_name, str)
+            or not role_name.isprintable()
+            or role_name.split() != [role_name]
+        ):
             raise ConfigError(
-                f"'{player}' cannot be the name of a role",
+                f"'{role_name}' cannot be the name of a role",
                 where=f"bind.{name}",
                 expected="a key of roles, without blanks",
                 hint="name a key of roles",
             )
     bound = tuple(
-        replace(role, name=RoleName(players.get(role.parameter, role.name))) for role in roles
+        replace(role, name=RoleName(new_names.get(role.parameter, role.name))) for role in roles
     )
     for role in bound:
         same = [other.parameter for other in bound if other.name == role.name]
         if len(same) > 1:
             raise ConfigError(
-                f"one role plays two of workflow '{workflow}'",
-                where=f"bind.{next(name for name in same if name in players)}",
+                f"one role fills two of workflow '{workflow}'",
+                where=f"bind.{next(name for name in same if name in new_names)}",
                 found=f"{role.name} for {' and '.join(same)}",
                 expected="a role of its own for each",
                 hint="bind one of them to another role",
@@ -368,7 +372,7 @@ def _is_choice(argument: Argument, value: object) -> bool:
 
 
 def fits(argument: Argument, value: object) -> bool:
-    """Whether an argument may have that value."""
+    """True if an argument may have that value."""
     whole = type(value) is int and float in argument.types
     return whole or type(value) in argument.types or _is_choice(argument, value)
 

@@ -67,7 +67,7 @@ def load_workflow(ref: str, *, where: str | None = None) -> Workflow:
 def _from_file(path: Path, name: str, where: str | None) -> Workflow:
     module = import_file(path, where=where)
     all_found = {key: v for key, v in vars(module).items() if isinstance(v, Workflow)}
-    # Workflows that the file imports from elsewhere are its building blocks, not its own.
+    # Workflows that the file imports are its building blocks, not its own.
     own = {key: v for key, v in all_found.items() if v.__module__ == module.__name__}
     if name:
         if name not in all_found:
@@ -156,7 +156,7 @@ def _file_raised(path: Path, error: BaseException) -> TraceError:
 
 
 def _no_python(path: Path, error: SyntaxError) -> TraceError:
-    """Of a file, or of one that it imports, that Python cannot read."""
+    """Returns the error for a file, or one that it imports, that Python cannot read."""
     file = Path(error.filename) if error.filename else path
     shown = path if file.resolve() == path.expanduser().resolve() else file
     found = (error.text or "").strip()
@@ -164,5 +164,5 @@ def _no_python(path: Path, error: SyntaxError) -> TraceError:
         f"{shown} is no Python: {error.msg}",
         where=f"{shown}:{error.lineno}" if error.lineno else str(shown),
         found=found or None,
-        hint="mend this line, or what is open in the one before it",
+        hint="correct this line, or what is open in the one before it",
     )

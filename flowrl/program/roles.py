@@ -54,9 +54,9 @@ class Role:
 
     kind: ClassVar[str] = "a role"
     learns: ClassVar[bool] = False
-    """Whether it has a model that an update may train."""
+    """True if it has a model that an update may train."""
     predicts: ClassVar[Prediction] = "logprobs"
-    """What its model gives, for losses to read."""
+    """The output of its model, for losses to read."""
 
     def __init__(self, tracer: Tracer, name: RoleName) -> None:
         self._tracer = tracer
@@ -181,7 +181,7 @@ class Critic(Role):
 
         Args:
             rollout: The samples that were valued.
-            returns: Targets, as `fl.advantage.gae` returned them beside the advantages.
+            returns: Targets, as `fl.advantage.gae` returned them with the advantages.
             values: The critic's values before the update, which a clipped loss stays near to.
             loss: What is minimised; None takes `fl.loss.value_clip(0.2)` with values, and without
                 them the same without its clip.
@@ -200,7 +200,7 @@ class Critic(Role):
 
 
 class Environment(Role):
-    """What a policy exchanges turns with (`fl.interact`)."""
+    """The partner of a policy in `fl.interact`."""
 
     kind = "an environment"
 
@@ -264,7 +264,7 @@ def _penalty(name: str, kl: object) -> KL | None:
 
 
 def _loss_meant(role: Role, value: object) -> str:
-    """How to write what was given in the place of a loss."""
+    """Returns how to write what was given in the place of a loss."""
     name = getattr(value, "__name__", "")
     if getattr(losses, name, None) is value:
         return f"call it: loss=fl.loss.{name}()"
@@ -306,5 +306,5 @@ def _check_loss(role: Role, name: str, loss: LossSpec) -> None:
 
 
 def outputs_of(op: Op) -> tuple[Field, ...]:
-    """What an operation produces, whatever it reads."""
+    """Returns the outputs of an operation, whatever it reads."""
     return SIGNATURES[op].outputs or ()

@@ -39,7 +39,7 @@ if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
 @operation
 def top(rollout: Rollout, scores: Scores, *, k: int = 1) -> tuple[Rollout, Scores]:
-    """The `k` best samples of each group; of equal ones those that were drawn first.
+    """The `k` best samples of each group; of equal ones those that were sampled first.
 
     Args:
         rollout: The samples.
@@ -80,13 +80,13 @@ def threshold(rollout: Rollout, scores: Scores, *, at_least: float) -> tuple[Rol
 def random(
     rollout: Rollout, scores: Scores, *, k: int = 1, seed: int = 0
 ) -> tuple[Rollout, Scores]:
-    """`k` samples of each group, drawn by their ids: the same whenever they are asked for.
+    """`k` random samples of each group, chosen by their ids: always the same ones.
 
     Args:
         rollout: The samples.
         scores: One for each of them.
         k: Of each group; all of a smaller one.
-        seed: Another one draws others.
+        seed: Another seed chooses other samples.
     """
     name = "fl.select.random"
     if not isinstance(seed, int) or isinstance(seed, bool):

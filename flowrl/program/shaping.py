@@ -3,7 +3,7 @@
     scores = fl.shaping.soft_overlong(scores, rollout, max_tokens=256, buffer=64)
 
 Each gives scores again, sample by sample, so that a filter may follow. Formulas, with paper and
-equation, stand at their functions in `flowrl.algo.shaping`. The same are terms of `rewards.terms`.
+equation, are at their functions in `flowrl.algo.shaping`. The same are terms of `rewards.terms`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def cosine_length(
         scores: One a sample.
         rollout: The samples that were scored.
         max_tokens: Length at which the cosine ends.
-        wrong_short: Score of a wrong response of no tokens; the others likewise.
+        wrong_short: Score of a wrong response of no tokens; the other bounds follow the same
+            scheme.
         correct_above: A response is right where its score is above this.
     """
     name = "fl.shaping.cosine_length"

@@ -1,4 +1,4 @@
-"""Where in the user's program we are: source lines and tracebacks without our own frames."""
+"""Lines of the user's program: source references and tracebacks without our own frames."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, TracebackType
 
 from flowrl.graph.types import SourceRef
 
-__all__ = ["DEBUG", "assigned_at", "innermost_user_line", "user_calls", "user_frames", "user_line"]
+__all__ = [
+    "DEBUG",
+    "assigned_at",
+    "breakpoints_left_out",
+    "innermost_user_line",
+    "user_calls",
+    "user_frames",
+    "user_line",
+]
 
-DEBUG = "mend this line; with --debug the command shows the whole traceback"
-"""What to do about an error that the user's own lines raise."""
+
+DEBUG = "correct this line; with --debug the command shows the whole traceback"
+"""The hint for an error that the user's own lines raise."""
 
 _OURS = str(Path(__file__).parent) + os.sep
 _FLOWRL = str(Path(__file__).parent.parent) + os.sep
@@ -33,7 +44,7 @@ def user_line() -> SourceRef:
 
     Frames of installed libraries are passed over (numpy asks a handle for `mean`), unless the
     program itself is one of an installed distribution. For a call that spans several lines, the
-    line on which the called name stands.
+    line of the called name.
     """
     frame = sys._getframe(1)
     while _is_ours(frame.f_code.co_filename) and frame.f_back is not None:
@@ -77,7 +88,7 @@ def user_calls(error: BaseException) -> str | None:
 
 
 def innermost_user_line(error: BaseException) -> SourceRef | None:
-    """The deepest line of the error's traceback that stands in a file of the user's own."""
+    """The deepest line of the error's traceback that is in a file of the user's own."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return SourceRef(file=error.filename, line=error.lineno)
     frames = [f for f in _summary(error.__traceback__) if not _is_installed(f.filename)]
@@ -116,9 +127,24 @@ def _is_flowrl(filename: str) -> bool:
 
 
 def _is_installed(filename: str) -> bool:
-    """Of the standard library, an installed distribution or flowrl: not the user's own."""
+    """True for files of the standard library, of installed distributions and of flowrl."""
     return (
         _is_flowrl(filename)
         or "site-packages" in filename
         or filename.startswith((sys.base_prefix + "/lib/python", "<"))
     )
+
+
+@contextmanager
+def breakpoints_left_out() -> Iterator[None]:
+    """`breakpoint()` does nothing while the block runs; `pdb.set_trace()` does."""
+    before = sys.breakpointhook
+
+    def go_on(*args: object, **kwargs: object) -> None:
+        return None
+
+    sys.breakpointhook = go_on
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before

@@ -42,7 +42,7 @@ class Call:
     """A workflow that is being called.
 
     Attributes:
-        function: Of the workflow, which tells it from another one of its name.
+        function: The function of the workflow, which distinguishes it from another of its name.
         max_staleness: What it declares.
     """
 
@@ -54,8 +54,13 @@ class Call:
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
+<<<<<<< HEAD
     A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is told of each
     node that is complete, and knows values of handles.
+=======
+    A tracer may also carry out what it records (`flowrl.runtime.eager_tracer`): it is notified of
+    each node that is complete, and knows values of handles.
+>>>>>>> 0e0bf27 (Program: four modules fewer, docstrings as sentences)
 
     Attributes:
         closed: The trace is over; handles of it are no longer usable.
@@ -64,7 +69,7 @@ class Tracer:
     """
 
     executes: ClassVar[bool] = False
-    """Whether operations are carried out as they are called."""
+    """True if operations are carried out when they are called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,7 +87,7 @@ class Tracer:
 
     @property
     def nodes(self) -> Collection[Node]:
-        """What was recorded so far, in order."""
+        """The nodes recorded so far, in order."""
         return self._nodes.values()
 
     def add(
@@ -135,11 +140,11 @@ class Tracer:
         """An operation has all its nodes, each with all that feeds it."""
 
     def edges_into(self, node_id: NodeId) -> tuple[Edge, ...]:
-        """What feeds a node."""
+        """Returns the edges that feed a node."""
         return tuple(edge for edge in self._edges if edge.dst == node_id)
 
     def value_of(self, node_id: NodeId, fields: tuple[Field, ...]) -> object:
-        """What `Handle.value` is of fields that a node gives.
+        """Returns the value of `Handle.value` for fields of a node.
 
         Raises:
             TraceError: there are no values while a workflow is traced.
@@ -152,8 +157,8 @@ class Tracer:
             "write `if fl.is_eager():` before lines that read them",
         )
 
-    def told(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
-        """What `repr(handle)` says of the values; None where there are none."""
+    def described_values(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
+        """Returns the text of `repr(handle)` for the values; None where there are none."""
         return None
 
     def _connect(self, node_id: NodeId, argument: str, read: Read) -> None:
@@ -217,7 +222,7 @@ class Tracer:
         return self.graph()
 
     def graph(self) -> Graph:
-        """What was recorded so far."""
+        """Returns the graph recorded so far."""
         return Graph(
             name=self.name,
             level=Level.TRACED,
@@ -275,7 +280,7 @@ def active_tracer() -> Tracer | None:
 
 
 def is_eager() -> bool:
-    """Whether the workflow runs on real tensors now, so that handles have values.
+    """Returns True while the workflow runs on real tensors, so that handles have values.
 
     False while it is traced, also before an eager run. For lines that look at values; operations
     must not depend on it, for the graph would lack them.

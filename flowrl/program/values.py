@@ -32,8 +32,8 @@ class SampleValue:
         text: The decoded response; of an episode, all that was said.
         tokens: int64 `[t]`, prompt and response.
         response_mask: bool `[t]`, true where the policy produced the token.
-        rollout_logprobs: float32 `[t]`, of the policy that drew the tokens, 0 off the mask; None
-            for samples that nobody drew.
+        rollout_logprobs: float32 `[t]`, of the policy that sampled the tokens, 0 off the mask; None
+            for samples that no policy generated.
     """
 
     sample: str
@@ -57,10 +57,10 @@ class SamplesValue:
         offsets: int64 `[N + 1]`; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
         response_mask: bool `[T]`, true where the policy produced the token.
         lengths: int64 `[N]`, response tokens of each sample.
-        rollout_logprobs: float32 `[T]`, of the policy that drew the tokens, 0 off the mask; None
-            for samples that nobody drew.
-        preferred: bool `[N]` of pairs: the sample that is preferred; None elsewhere.
-        turn: int64 `[T]` of episodes: the turn of each response token, -1 elsewhere.
+        rollout_logprobs: float32 `[T]`, of the policy that sampled the tokens, 0 off the mask; None
+            for samples that no policy generated.
+        preferred: bool `[N]` of pairs: the sample that is preferred; None for other samples.
+        turn: int64 `[T]` of episodes: the turn of each response token, -1 at other tokens.
         token_reward: float32 `[T]` of episodes: the reward given at a token.
         state: int64 `[T]` of episodes: equal where the environment's states are equal.
     """
@@ -87,14 +87,14 @@ class SamplesValue:
             raise IndexError(f"sample {index} of {len(self)}")
         i = index % len(self)
         place = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
-        drawn = self.rollout_logprobs
+        logprobs = self.rollout_logprobs
         return SampleValue(
             sample=self.samples[i],
             prompt=self.prompts[i],
             text=self.texts[i],
             tokens=self.tokens[place],
             response_mask=self.response_mask[place],
-            rollout_logprobs=None if drawn is None else drawn[place],
+            rollout_logprobs=None if logprobs is None else logprobs[place],
         )
 
     def __iter__(self) -> Iterator[SampleValue]:

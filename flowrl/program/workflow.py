@@ -89,18 +89,18 @@ class Workflow:
     def __repr__(self) -> str:
         return f"<workflow {self.name} ({self.source})>"
 
-    def bind(self, players: Mapping[str, str]) -> Workflow:
-        """The same workflow, with other names for the roles that play its roles.
+    def bind(self, names: Mapping[str, str]) -> Workflow:
+        """Returns the same workflow with other names for its roles.
 
         Args:
-            players: Role of the config by parameter, where they differ: `{"actor": "teacher"}`
+            names: Role of the config by parameter, where they differ: `{"actor": "teacher"}`
                 makes a workflow that trains the teacher.
 
         Raises:
             ConfigError: a role that it does not have (with the nearest), or one role for two.
         """
         bound = copy.copy(self)
-        bound.roles = bind_roles(self.name, self.roles, players)
+        bound.roles = bind_roles(self.name, self.roles, names)
         return bound
 
     def trace(self, args: Mapping[str, Scalar] | None = None) -> Graph:
@@ -352,44 +352,50 @@ def _raised(flow: Workflow, error: Exception) -> TraceError:
     return wrapped
 
 
-def say_where_it_is_assigned(error: NameError, told: TraceError) -> None:
-    """Of a name that gets its value on a later line only: which line that is."""
+def say_where_it_is_assigned(error: NameError, trace_error: TraceError) -> None:
+    """Names the later line on which a name gets its value."""
     name, later = assigned_at(error)
     if later:
-        told.what = f"{told.what.split(': ')[0]}: '{name}' has no value yet on this line"
-        told.expected = f"a value from a line before; {name} is assigned at {later[0]}"
-        told.hint = f"move line {later[0].line} above this one, or this one below it"
+        trace_error.what = (
+            f"{trace_error.what.split(': ')[0]}: '{name}' has no value yet on this line"
+        )
+        trace_error.expected = f"a value from a line before; {name} is assigned at {later[0]}"
+        trace_error.hint = f"move line {later[0].line} above this one, or this one below it"
 
 
-def say_how_it_is_called(error: TypeError, told: TraceError) -> None:
-    """Of a specification with arguments that it does not take, or a role taken for a function."""
-    misused = misused_specification(error, told.found or "")
+def say_how_it_is_called(error: TypeError, trace_error: TraceError) -> None:
+    """Explains a specification with wrong arguments, or a role called like a function."""
+    misused = misused_specification(error, trace_error.found or "")
     if misused is not None:
-        told.what, told.expected, told.hint = misused.what, misused.expected, misused.hint
+        trace_error.what, trace_error.expected, trace_error.hint = (
+            misused.what,
+            misused.expected,
+            misused.hint,
+        )
     for kind in ROLE_KINDS:
         if str(error) == f"'{kind.__name__}' object is not callable":
-            told.what = f"{kind.kind} is a role, and no function to call"
-            told.hint = f"call an operation of it: {listing(_operations(kind))}"
+            trace_error.what = f"{kind.kind} is a role, and no function to call"
+            trace_error.hint = f"call an operation of it: {listing(_operations(kind))}"
 
 
-def name_what_there_is(error: AttributeError, told: TraceError) -> None:
-    """What a role or a module of flowrl does have, and what was probably meant."""
+def name_what_there_is(error: AttributeError, trace_error: TraceError) -> None:
+    """Lists what a role or a module of flowrl has, and suggests what was probably meant."""
     owner, asked = error.obj, str(error.name)
     if isinstance(owner, Role):
-        told.what = f"{owner.described} is {owner.kind}, which has no '{asked}'"
+        trace_error.what = f"{owner.described} is {owner.kind}, which has no '{asked}'"
         names = _operations(type(owner))
         having = [f"fl.{kind.__name__}" for kind in ROLE_KINDS if asked in _operations(kind)]
-        told.expected = f"one of {listing(names)}" if names else "no operations of its own"
-        told.hint = suggestion(_OPERATIONS.get(asked, asked), names) or (
+        trace_error.expected = f"one of {listing(names)}" if names else "no operations of its own"
+        trace_error.hint = suggestion(_OPERATIONS.get(asked, asked), names) or (
             f"annotate it {owner.name}: {' or '.join(having)}" if having else "call one of them"
         )
         if isinstance(owner, Environment):
-            told.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
+            trace_error.hint = "an environment answers turns: fl.interact(actor, game, prompts)"
     elif isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] == "flowrl":
         missing = missing_name(owner.__name__, asked, getattr(owner, "__all__", dir(owner)))
-        told.what = missing.what
-        told.expected = f"one of {listing(missing.names)}"
-        told.hint = missing.hint or "write one of them"
+        trace_error.what = missing.what
+        trace_error.expected = f"one of {listing(missing.names)}"
+        trace_error.hint = missing.hint or "write one of them"
 
 
 _OPERATIONS = {
@@ -400,7 +406,7 @@ _OPERATIONS = {
     **dict.fromkeys(("baseline", "predict"), "values"),
     **dict.fromkeys(("copy", "copy_from", "load", "refresh", "set_weights"), "sync"),
 }
-"""What other libraries call the operations of roles."""
+"""The names of roles' operations in other libraries."""
 
 
 def _operations(kind: type[Role]) -> list[str]:

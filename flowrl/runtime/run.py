@@ -38,7 +38,7 @@ from flowrl.graph import Op, format_graph, graph_to_json
 from flowrl.observe.display import Display, PlainDisplay, RunInfo, TimeToGo, open_display
 from flowrl.observe.rows import Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.program.breakpoints import breakpoints_left_out
+from flowrl.program.source import breakpoints_left_out
 from flowrl.runtime.checkpoint.files import (
     Checkpoint,
     CheckpointInterval,

@@ -172,7 +172,7 @@ def test_a_value_that_is_used_before_it_is_assigned_is_told_with_the_line_that_a
     path = write(tmp_path / "never.py", "def use():\n    return size\n\n\nuse()\n")
     with pytest.raises(TraceError, match="name 'size' is not defined") as caught:
         load_workflow(str(path))
-    assert "mend this line" in str(caught.value)
+    assert "correct this line" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_sought_in_the_folders_beside(tmp_path, monkeypatch):

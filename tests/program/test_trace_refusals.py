@@ -49,7 +49,7 @@ def test_an_unknown_attribute_of_ones_own_object_gets_no_advice():
     with pytest.raises(TraceError) as caught:
         mine.trace()
     assert caught.value.expected is None
-    assert "mend this line" in str(caught.value.hint)
+    assert "correct this line" in str(caught.value.hint)
 
 
 def test_a_handle_of_the_wrong_kind_is_told_what_makes_the_right_one():

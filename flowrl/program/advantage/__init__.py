@@ -6,7 +6,7 @@ scored or what a filter left of both.
 
 from typing import TYPE_CHECKING
 
-from flowrl.program.advantage.own import own
+from flowrl.program.advantage.node import own
 from flowrl.program.advantage.scores import (
     gpg,
     group_relative,

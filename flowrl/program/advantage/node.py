@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from flowrl.config.nearest import suggestion
 from flowrl.graph.signatures import (
@@ -15,11 +16,26 @@ from flowrl.graph.signatures import (
 )
 from flowrl.graph.types import Op
 from flowrl.program.handles import Advantages, Logprobs, Returns, Rollout, Scores, Values
-from flowrl.program.operation import check_handle, current_tracer, is_number, refuse_argument
+from flowrl.program.operation import (
+    check_handle,
+    current_tracer,
+    is_number,
+    operation,
+    refuse_argument,
+)
 from flowrl.program.tracer import Read
-from flowrl.specs import AdvantageSpec, Distill, OptimalTokenBaseline, ReinforcePP, ReMax
+from flowrl.specs import AdvantageSpec, Distill, OptimalTokenBaseline, ReinforcePP, ReMax, Scalar
+from flowrl.specs.own_advantage import Per, UserAdvantage
 
-__all__ = ["add_advantage", "choice", "number", "returns_of"]
+__all__ = [
+    "OwnAdvantage",
+    "add_advantage",
+    "choice",
+    "number",
+    "own",
+    "returns_of",
+]
+
 
 _EPISODE = (TURN, TOKEN_REWARD, STATE)
 
@@ -48,9 +64,9 @@ def add_advantage(
     if rollout is not None or {"mask", "turns", "logprobs", "token_rewards"} & set(spec.needs):
         samples = check_handle(rollout, Rollout, operation=name, argument="rollout")
         wanted = [RESPONSE_MASK]
-        # Beside probabilities of the policy, logprobs are of the same pass as these.
-        drawn = "logprobs" in spec.needs and "sum_pi_squared" not in spec.needs
-        wanted += [ROLLOUT_LOGPROBS] if reference is not None or drawn else []
+        # With probabilities of the policy, logprobs are of the same pass as these.
+        reads_logprobs = "logprobs" in spec.needs and "sum_pi_squared" not in spec.needs
+        wanted += [ROLLOUT_LOGPROBS] if reference is not None or reads_logprobs else []
         wanted += _EPISODE if "turns" in spec.needs else ()
         if spec.gives_returns or isinstance(spec, _REWARDS_TO_GO) or "token_rewards" in spec.needs:
             wanted.append(TOKEN_REWARD)
@@ -96,3 +112,78 @@ def number(name: str, argument: str, value: float, *, most: float | None = None)
         expected = "a number from 0 up" if most is None else f"a number from 0 to {most:g}"
         raise refuse_argument(name, argument, value, expected)
     return float(value)
+
+
+# `@fl.advantage.own`: advantages that a function of the user's own computes.
+
+_Given = TypeVar("_Given", Advantages, tuple[Advantages, Returns])
+
+
+class OwnAdvantage(UserAdvantage, Generic[_Given]):
+    """An advantage of the user's own, to be called inside a workflow.
+
+    Its type says whether it gives a critic's targets too.
+    """
+
+    reserved: ClassVar[frozenset[str]] = frozenset(
+        {"scores", "rollout", "reference", "values", "baseline"}
+    )
+
+    @operation
+    def __call__(
+        self,
+        scores: Scores | Sequence[Scores],
+        rollout: Rollout | None = None,
+        *,
+        reference: Logprobs | None = None,
+        values: Values | None = None,
+        baseline: Scores | None = None,
+        **options: Scalar,
+    ) -> _Given:
+        """Advantages of each step's batch.
+
+        Args:
+            scores: One a sample; where it reads `rewards` a sequence of them, whose plain sum it
+                gets as scores.
+            rollout: The samples that were scored, where it reads their tokens.
+            reference: Logprobs of another policy, where it reads `reference_logprobs`.
+            values: A critic's, where it reads them.
+            baseline: One score a prompt, where it reads `baselines`.
+            options: Of the function.
+
+        Returns:
+            Advantages, and a critic's targets where it gives those.
+        """
+        spec = self.spec(**options)
+        name = self.__name__
+        advantages = add_advantage(name, spec, scores, rollout, reference, values, baseline)
+        given = (advantages, returns_of(advantages, spec)) if spec.gives_returns else advantages
+        return cast(_Given, given)
+
+
+@overload
+def own(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[False] = False
+) -> Callable[[Callable[..., object]], OwnAdvantage[Advantages]]: ...
+
+
+@overload
+def own(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: Literal[True]
+) -> Callable[[Callable[..., object]], OwnAdvantage[tuple[Advantages, Returns]]]: ...
+
+
+def own(
+    *, per: Per = "sample", needs: str | Iterable[str] = (), returns: bool = False
+) -> Callable[[Callable[..., object]], OwnAdvantage[Any]]:
+    """Makes an advantage of a function `(batch, *, option=default, ...)`.
+
+    The function is given an `AdvantageBatch` (`flowrl.algo.advantages`) with scores, groups and the
+    fields that it declares, and returns an array: `[N]`, or `[N, T]` with `per="token"`.
+
+    Args:
+        per: What it gives one number for: `sample` or `token`.
+        needs: Fields of the batch that it reads.
+        returns: Whether it returns an `AdvantageResult` with a critic's targets.
+    """
+    return OwnAdvantage.mark(per=per, needs=needs, returns=returns)

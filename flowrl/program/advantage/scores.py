@@ -1,6 +1,6 @@
 """Advantages of scores: one number a sample.
 
-Formulas, with paper and equation, stand at their functions in `flowrl.algo.advantages`.
+Formulas, with paper and equation, are at their functions in `flowrl.algo.advantages`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Advantages of tokens: rewards-to-go, critics, greedy baselines, turns, teachers.
 
-All of them read the rollout beside the scores, the same one that was scored or what a filter left
-of both. Formulas, with paper and equation, stand at their functions in `flowrl.algo.advantages`.
+All of them read the rollout in addition to the scores, the same one that was scored or what a
+filter left of both. Formulas, with paper and equation, are at their functions in
+`flowrl.algo.advantages`.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def group_in_group(
 
     Args:
         scores: One an episode.
-        rollout: What `fl.interact` returned beside them: it knows turns, rewards and states.
+        rollout: The rollout that `fl.interact` returned with them; it has turns, rewards and
+            states.
         weight: Of the turn's advantage.
         gamma: Discount of a turn's return, a turn.
         std: What centred numbers are divided by; see `group_relative`.
@@ -203,8 +205,9 @@ def optimal_token_baseline(
     Args:
         scores: One a sample; it is the reward of the sample's last token.
         rollout: The samples that were scored.
-        policy: Logprobs of the policy that drew them: `actor.logprobs(rollout)`, before its update.
-            A second forward pass of the same weights gives the sums of squared probabilities.
+        policy: Logprobs of the policy that generated them: `actor.logprobs(rollout)`, before its
+            update. A second forward pass of the same weights gives the sums of squared
+            probabilities.
         lone_tail: What the one longest sample of a group gets where no other reaches: its own
             reward-to-go as `baseline` (advantage 0), or `zero` baseline.
         singleton: What a group of one gets: advantage `zero`, or its `raw` reward-to-go.
@@ -231,14 +234,14 @@ def distill(
     mean: Centre = "group",
     singleton: Singleton = "zero",
 ) -> Advantages:
-    """How much likelier the teacher finds each token than who drew it: on-policy distillation.
+    """On-policy distillation: the teacher's logprob of each token minus the sampler's.
 
     Args:
         rollout: The student's samples.
         teacher: The teacher's logprobs of them: `teacher.logprobs(rollout)`.
         coefficient: Of the difference of logprobs.
         discount: Of the differences of later tokens; 0: a token answers for its own alone.
-        scores: One a sample, to be learnt from beside the teacher.
+        scores: One score per sample, learnt from in addition to the teacher.
         score_weight: Of the centred score at every token.
         mean: What is subtracted from a score first; see `group_relative`.
         singleton: What a group of one has left of its score, where the mean is a group's.
