@@ -39,7 +39,7 @@ _CALLED: Mapping[str, Mapping[str, str]] = {
     "fl": {
         "actor": "fl.Policy",
         "agent": "fl.Policy",
-        **dict.fromkeys(("data", "dataset"), "fl.Prompts (or fl.Examples, fl.Pairs)"),
+        "dataset": "fl.Prompts (or fl.Examples, fl.Pairs)",  # fl.data is a package of flowrl
         "demonstrations": "fl.Examples",
         "env": "fl.Environment",
         "flow": "fl.workflow",
