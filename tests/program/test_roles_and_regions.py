@@ -283,6 +283,6 @@ def test_a_binding_of_unknown_or_equal_roles_is_refused():
     with pytest.raises(ConfigError, match="has no role 'jugde'") as caught:
         learn_to_score.bind({"jugde": "style"})
     assert caught.value.hint == "did you mean 'judge'?"
-    with pytest.raises(ConfigError, match="one role plays two") as caught:
+    with pytest.raises(ConfigError, match="one role fills two") as caught:
         ppo.bind({"reference": "actor"})
     assert caught.value.where == "bind.reference"
