@@ -122,9 +122,9 @@ def _print_plan(config: Path, words: Sequence[str], options: PlanCommand) -> Non
 
 def _not_here(compiled: Compiled) -> list[str]:
     """What a run would be refused for on this machine, where the first plan does not say it."""
+    from flowrl.compiler.this_machine import require_here
     from flowrl.plan.show.many import NOT_HERE
     from flowrl.plan.show.plan import not_here
-    from flowrl.runtime.local.run_checks import require_here
 
     plans = [stage.plan for stage in compiled.stages]
     told = dict.fromkeys(line for plan in plans for line in not_here(plan))

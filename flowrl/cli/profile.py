@@ -27,8 +27,8 @@ def run(config: Path, overrides: Sequence[str], output: Path | None, *, as_json:
         FlowError: anything wrong with the configuration, its data or its backends.
     """
     from flowrl import api
+    from flowrl.compiler.this_machine import require_here
     from flowrl.config.load import load_config, locating
-    from flowrl.runtime.local.run_checks import require_here
     from flowrl.sim.profile import save_profile
 
     loaded = load_config(config, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flowrl.compiler.planning import plan_options
 from flowrl.compiler.role_backends import RoleBackends
@@ -13,7 +14,6 @@ from flowrl.config.rewards import ExactMatch, Gsm8kMatch, NumericMatch, PythonRe
 from flowrl.config.schema import RunConfig, StageConfig, TrainConfig
 from flowrl.config.user_functions import environment_parameters, reward_parameters
 from flowrl.cost.demand import response_bound
-from flowrl.data.rows import RowNeeds, Split
 from flowrl.graph import Graph, Op
 from flowrl.passes.context import Decision
 from flowrl.plan import PlanRequest, Reason, Rejection, RoleRequest
@@ -21,6 +21,9 @@ from flowrl.plan.dtypes import check_trained_types
 from flowrl.program.parameters import RoleKind
 from flowrl.program.roles import Environment, Reward
 from flowrl.specs import LossSpec, Sampling
+
+if TYPE_CHECKING:
+    from flowrl.data.rows import RowNeeds, Split
 
 __all__ = [
     "StageRequest",
@@ -246,6 +249,8 @@ def row_needs(config: RunConfig, graphs: Sequence[Graph], split: Split) -> RowNe
     Args:
         graphs: Of all stages.
     """
+    from flowrl.data.rows import RowNeeds  # planning reads no rows
+
     kinds = {node.attr("data") for graph in graphs for node in graph.of_op(Op.SOURCE)}
     train = split == "train"
     terms = list(_terms(config, graphs, train=train))

@@ -54,13 +54,8 @@ class Call:
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
-<<<<<<< HEAD
-    A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is told of each
+    A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is notified of each
     node that is complete, and knows values of handles.
-=======
-    A tracer may also carry out what it records (`flowrl.runtime.eager_tracer`): it is notified of
-    each node that is complete, and knows values of handles.
->>>>>>> 0e0bf27 (Program: four modules fewer, docstrings as sentences)
 
     Attributes:
         closed: The trace is over; handles of it are no longer usable.

@@ -84,7 +84,7 @@ class EagerTracer(Tracer):
         """See `Tracer`."""
         return self._step.value(node_id, fields)
 
-    def told(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
+    def described_values(self, node_id: NodeId, fields: tuple[Field, ...]) -> str | None:
         """See `Tracer`."""
         return self._step.told(node_id, fields)
 
