@@ -54,8 +54,8 @@ class Call:
 class Tracer:
     """Collects nodes and edges in the order of the program.
 
-    A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is notified of each
-    node that is complete, and knows values of handles.
+    A tracer may also carry out what it records (`flowrl.runtime.eager.stage`): it is notified of
+    each node that is complete, and knows values of handles.
 
     Attributes:
         closed: The trace is over; handles of it are no longer usable.

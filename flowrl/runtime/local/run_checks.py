@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from flowrl.compiler import CompiledStage
 from flowrl.compiler.this_machine import require_here
 from flowrl.config.schema import RunConfig
-from flowrl.errors import ConfigError, PlanError
+from flowrl.errors import ConfigError
 from flowrl.graph import Node, Op
 from flowrl.runtime.driver.graph_parts import (
     GraphParts,
