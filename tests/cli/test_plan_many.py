@@ -84,7 +84,7 @@ def test_a_plan_that_cannot_run_here_says_so_before_all_else(flowrl: Run, more: 
 def test_a_plan_for_one_device_that_is_not_here_says_so_too(
     flowrl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flowrl.runtime.local.run_checks.discover", lambda: [("cpu:0", None, None)])
+    monkeypatch.setattr("flowrl.compiler.this_machine.discover", lambda: [("cpu:0", None, None)])
     cluster = tmp_path / "other.yaml"
     card = "{name: card, type: cuda, memory_gib: 24}"
     cluster.write_text(f"nodes: [{{name: other, cores: 8, memory_gib: 64, devices: [{card}]}}]")
