@@ -46,7 +46,7 @@ from flowrl.runtime.checkpoint.files import (
     Position,
 )
 from flowrl.runtime.checkpoint.run_files import InputFiles
-from flowrl.runtime.driver.run_summary import Ledger, ended_at
+from flowrl.runtime.driver.run_summary import RunTotals, ended_at
 from flowrl.runtime.driver.sources import BatchNotFilled
 from flowrl.runtime.driver.stage import Stage
 from flowrl.runtime.driver.step_report import StepResult
@@ -285,7 +285,7 @@ class Run:
         self._interrupt = interrupt
         self._store = CheckpointStore(folder.checkpoints, config.runtime.keep_checkpoints)
         self._interval = CheckpointInterval(config.runtime)
-        self._ledger = Ledger(config)
+        self._totals = RunTotals(config)
         self._warnings = StepWarnings(display.warn)
         self.summary: Summary | None = None
         self.loop: Stage | None = None
@@ -317,7 +317,7 @@ class Run:
         first, step = 0, 0
         if self._checkpoint is not None:
             state = self._checkpoint.state
-            self._ledger.restore(state)
+            self._totals.restore(state)
             position = self._checkpoint.position
             first, step = position.stage_index, position.step
             if is_done(self._checkpoint, self._stages[first]):
@@ -352,15 +352,15 @@ class Run:
         self.loop = self._open.begin_stage(index, checkpoint)
         to_go = TimeToGo(stage.config.train.steps)
         step = done
-        if last and self._ledger.before is None:
+        if last and self._totals.before is None:
             with self._stopping(index):
-                self._ledger.before = self._evaluate(stage.name, done)
+                self._totals.before = self._evaluate(stage.name, done)
         while not self._is_over(index, step):
             step += 1
             yield Turn(index=index, number=step, make=partial(self._make, step, to_go))
         if last:
             with self._stopping(index):
-                self._ledger.after = self._evaluate(stage.name, step)
+                self._totals.after = self._evaluate(stage.name, step)
         self._save(index, step, done=True)
 
     def _is_over(self, index: int, step: int) -> bool:
@@ -394,7 +394,7 @@ class Run:
     def _settle(self, index: int, step: int) -> bool:
         """Does what belongs to the boundary after `step`; whether the stage ends here early."""
         stage = self._stages[index]
-        settled = self._ledger.settled(stage.name, step)
+        settled = self._totals.settled(stage.name, step)
         if settled is not None or step == 0:
             return bool(settled)
         reached = self._reached(stage, step)
@@ -402,7 +402,7 @@ class Run:
         every = self._config.eval.every
         if inside and index == len(self._stages) - 1 and every and step % every == 0:
             self._evaluate(stage.name, step)
-        self._ledger.settle(stage.name, step, reached)
+        self._totals.settle(stage.name, step, reached)
         if inside and self._interval.is_due(step):
             self._save(index, step, done=False)
         return reached
@@ -415,7 +415,7 @@ class Run:
             self._folder.write_samples(rows)
             self._display.samples(rows)
         self._folder.write_step(result.metrics)
-        self._ledger.add(result, logging_s=time.monotonic() - started)
+        self._totals.add(result, logging_s=time.monotonic() - started)
         self._display.step(result.metrics, eta_s)
         self._warnings.of(result.metrics)
 
@@ -453,14 +453,14 @@ class Run:
             return None
         self._folder.write_evaluation(row)
         self._display.evaluation(stage, step, row.metrics)
-        self._ledger.add_evaluation(row)
+        self._totals.add_evaluation(row)
         return row.metrics
 
     def _save(self, index: int, step: int, *, done: bool) -> None:
         assert self.loop is not None
         self._folder.sync()
         position = Position(stage_index=index, step=step, stage=self._stages[index].name)
-        state = {**self._ledger.state(), **self._open.state(), "stage_done": done}
+        state = {**self._totals.state(), **self._open.state(), "stage_done": done}
         state["stage"] = self.loop.state()
         loop = self.loop
 
@@ -476,7 +476,7 @@ class Run:
 
     def _save_stopped(self, index: int) -> None:
         name = self._stages[index].name
-        step = self._ledger.step_of(name)
+        step = self._totals.step_of(name)
         self._save(index, step, done=False)
         self._display.note(
             f"stopped after step {step} of {name}; "
@@ -485,7 +485,7 @@ class Run:
 
     def _end(self) -> Summary:
         self._open.export()
-        summary = self._ledger.summary(self._folder, self._open.num_held_out)
+        summary = self._totals.summary(self._folder, self._open.num_held_out)
         self._folder.write_summary(summary)
         self._display.end(summary)
         return summary

@@ -14,7 +14,7 @@ from flowrl.graph import Graph
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
 from flowrl.passes import Context, run_passes
 from flowrl.program import Workflow
-from flowrl.runtime.driver.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import SampleSet
@@ -120,7 +120,7 @@ def program_of(
     return BatchProgram(
         parts,
         plan,  # type: ignore[arg-type]
-        Surroundings(
+        StepContext(
             policies=workers,  # type: ignore[arg-type]
             publish=lambda role: told.append(f"publish {role}"),
             refresh=lambda role, source: told.append(f"refresh {role} of {source}"),

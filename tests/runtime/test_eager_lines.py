@@ -17,7 +17,7 @@ import flowrl as fl
 from flowrl.observe.display import PlainDisplay
 from flowrl.program.values import SamplesValue
 from flowrl.runtime.driver.rollout_driver import RolloutDriver, Seconds
-from flowrl.runtime.eager.rollout import HeldDriver
+from flowrl.runtime.eager.rollout import TwoPhaseDriver
 from flowrl_backends.torch.trainer import TorchTrainer
 from tests.runtime import eager_programs
 from tests.runtime.eager_programs import (
@@ -472,12 +472,12 @@ def test_an_interrupt_while_engines_draw_leaves_them_empty_for_the_next_try(
     whole = fl.run(flow, config, display=WatchedDisplay())
     draws = iter([False, False, True])
 
-    def polled(driver: HeldDriver, seconds: Seconds) -> int:
+    def polled(driver: TwoPhaseDriver, seconds: Seconds) -> int:
         if next(draws, False):
             raise KeyboardInterrupt
         return RolloutDriver._poll_engines(driver, seconds)
 
-    monkeypatch.setattr(HeldDriver, "_poll_engines", polled)
+    monkeypatch.setattr(TwoPhaseDriver, "_poll_engines", polled)
     monkeypatch.setattr("flowrl_backends.torch.engine._STEPS_PER_POLL", 1)
     with fl.eager(flow, config, display=WatchedDisplay()) as session:
         with pytest.raises(KeyboardInterrupt):

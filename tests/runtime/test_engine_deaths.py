@@ -10,7 +10,7 @@ import pytest
 from flowrl.backend.protocols import Finished, GenerateRequest, Progress
 from flowrl.errors import BackendError, WorkerDied
 from flowrl.ids import EngineId
-from flowrl.runtime.local.engine_restarts import MAX_DEATHS, EngineDeaths
+from flowrl.runtime.local.engine_restarts import MAX_FAILURES, EngineFailures
 from tests.runtime.test_rollouts import Engine, World, driver_of, prompts
 
 ONE, TWO = EngineId("actor[0]"), EngineId("actor[1]")
@@ -52,7 +52,7 @@ class Unfit(Fragile):
 
 
 def test_a_broken_engine_is_asked_for_nothing_until_it_is_opened_anew():
-    deaths = EngineDeaths({ONE: Fragile(World())})
+    deaths = EngineFailures({ONE: Fragile(World())})
     asked: list[str] = []
 
     def act() -> str:
@@ -71,7 +71,7 @@ class Quiet(Fragile):
 
 
 def test_an_engine_is_silent_once_and_one_that_broke_is_no_longer_waited_for():
-    deaths = EngineDeaths({ONE: Quiet(World()), TWO: Quiet(World())})
+    deaths = EngineFailures({ONE: Quiet(World()), TWO: Quiet(World())})
     assert deaths.fallen_silent(5.0) == []
     deaths.give_up(TWO, "a test says so")
     assert deaths.fallen_silent(4.9) == [ONE]
@@ -126,12 +126,12 @@ def test_an_engine_that_breaks_again_and_again_ends_the_run_with_what_it_raised(
     engine = Fragile(world, breaks=range(100), error=RuntimeError("no such kernel"))
     driver = driver_of(world, engine)
     driver.offer(prompts(1))
-    with pytest.raises(WorkerDied, match=f"broke {MAX_DEATHS} times") as caught:
+    with pytest.raises(WorkerDied, match=f"broke {MAX_FAILURES} times") as caught:
         driver.collect(1, 1)
     assert "RuntimeError: no such kernel" in str(caught.value)
     assert "actor[0]" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert engine.restarts == MAX_DEATHS - 1
+    assert engine.restarts == MAX_FAILURES - 1
 
 
 def test_deaths_with_ended_samples_between_them_are_forgiven():
@@ -154,7 +154,7 @@ def test_the_others_go_on_without_an_engine_that_is_given_up():
     collected = driver.collect(1, 6)
     # The first samples were sent to it each time; after three attempts they are given up.
     assert len(collected.groups) >= 5
-    assert bad.restarts == MAX_DEATHS - 1
+    assert bad.restarts == MAX_FAILURES - 1
     driver.offer(prompts(2, first=6))
     assert len(driver.collect(2, 2).groups) == 2
 

@@ -12,7 +12,7 @@ from flowrl.errors import CheckpointError
 from flowrl.files import encode_json
 from flowrl.observe.rows import EvaluationRow, SampleRow, StepMetrics, Summary
 from flowrl.observe.run_folder import RunFolder
-from flowrl.runtime.driver.run_summary import Ledger, ended_at
+from flowrl.runtime.driver.run_summary import RunTotals, ended_at
 from flowrl.runtime.driver.step_report import StepResult
 from tests.runtime.tiny_runs import tiny_config
 
@@ -65,7 +65,7 @@ def evaluation(stage: str, seconds: float) -> EvaluationRow:
     )
 
 
-def first_half(ledger: Ledger) -> None:
+def first_half(ledger: RunTotals) -> None:
     ledger.add(step("sft", 1, tokens=70), logging_s=0.5)
     ledger.add(step("sft", 2, tokens=11), logging_s=0.25)
     ledger.add_evaluation(evaluation("sft", 3.0))
@@ -75,19 +75,19 @@ def first_half(ledger: Ledger) -> None:
     ledger.settle("grpo", 1, False)
 
 
-def second_half(ledger: Ledger) -> None:
+def second_half(ledger: RunTotals) -> None:
     ledger.add(step("grpo", 2, tokens=17, ends="fcff"), logging_s=2.0)
     ledger.add_evaluation(evaluation("grpo", 7.0))
     ledger.after = {"digit": 0.5, "score": 0.8125}
 
 
-def summary_of(ledger: Ledger) -> Summary:
+def summary_of(ledger: RunTotals) -> Summary:
     return ledger.summary(RunFolder(Path("runs/tiny")), num_held_out=4)
 
 
 def test_every_count_is_in_the_summary():
     clock = Clock()
-    ledger = Ledger(CONFIG, clock=clock)
+    ledger = RunTotals(CONFIG, clock=clock)
     first_half(ledger)
     second_half(ledger)
     clock.now += 100.0
@@ -104,14 +104,14 @@ def test_every_count_is_in_the_summary():
 
 def test_a_resumed_ledger_counts_on_from_every_number_that_was_written():
     clock = Clock()
-    never = Ledger(CONFIG, clock=clock)
+    never = RunTotals(CONFIG, clock=clock)
     first_half(never)
     clock.now += 40.0
     written = json.loads(encode_json(never.state()))
 
     later = Clock()  # of another process, whose clock says something else
     later.now = 7.0
-    resumed = Ledger(CONFIG, clock=later)
+    resumed = RunTotals(CONFIG, clock=later)
     later.now += 2.0  # which opened its workers first
     resumed.restore(written)
     assert resumed.settled("grpo", 1) is False
@@ -132,13 +132,13 @@ def test_a_resumed_ledger_counts_on_from_every_number_that_was_written():
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_whether_a_stage_ended_early_is_taken_up_again(reached: bool):
-    ledger = Ledger(CONFIG)
+    ledger = RunTotals(CONFIG)
     ledger.settle("sft", 3, reached)
     written = json.loads(encode_json(ledger.state()))
     assert ended_at(written, "sft", 3) is reached
     assert not ended_at(written, "sft", 2)
     assert not ended_at(written, "grpo", 3)
-    resumed = Ledger(CONFIG)
+    resumed = RunTotals(CONFIG)
     resumed.restore(written)
     assert resumed.settled("sft", 3) is reached
     assert resumed.settled("sft", 2) is None
@@ -146,4 +146,4 @@ def test_whether_a_stage_ended_early_is_taken_up_again(reached: bool):
 
 def test_a_checkpoint_without_a_ledger_is_refused():
     with pytest.raises(CheckpointError, match="no ledger"):
-        Ledger(CONFIG).restore({})
+        RunTotals(CONFIG).restore({})

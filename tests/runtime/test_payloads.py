@@ -59,15 +59,15 @@ def test_a_batch_lays_prompts_and_responses_end_to_end():
 def test_versions_of_an_episode_are_told_of_drawn_tokens_alone():
     one = payload(item(A, 1), [4, 5, 6, 7, 8, 9], [0.0] * 6)
     one.versions = ((3, 3), (4, 1), (5, 2))
-    assert one.drawn_versions == ((3, 3), (4, 1), (5, 2))
+    assert one.sampled_versions == ((3, 3), (4, 1), (5, 2))
     # An opening, two drawn tokens, two of the environment, one drawn under the last weights.
     one.mask = np.array([0, 1, 1, 0, 0, 1], bool)
-    assert one.drawn_versions == ((3, 2), (5, 1))
-    assert sum(count for _, count in one.drawn_versions) == one.num_drawn
+    assert one.sampled_versions == ((3, 2), (5, 1))
+    assert sum(count for _, count in one.sampled_versions) == one.num_sampled
     one.versions = ((3, 2), (4, 2), (3, 2))
-    assert one.drawn_versions == ((3, 1), (4, 1), (3, 1))
+    assert one.sampled_versions == ((3, 1), (4, 1), (3, 1))
     one.versions, one.mask = ((3, 4), (4, 0), (3, 2)), np.ones(6, bool)
-    assert one.drawn_versions == ((3, 6),)
+    assert one.sampled_versions == ((3, 6),)
 
 
 def test_behaviour_logprobs_stand_at_response_tokens_and_nowhere_else():
@@ -200,9 +200,9 @@ def test_an_episode_ends_with_its_score_and_its_text():
     of.extend(episode(sample))
     assert of.is_episode
     assert (of.score, of.scores, of.terms) == (1.5, {"game": 1.5}, {"turns": 2.0})
-    assert (of.text, of.num_drawn, len(of.tokens)) == ("<ab>c", 3, 5)
+    assert (of.text, of.num_sampled, len(of.tokens)) == ("<ab>c", 3, 5)
     assert of.versions == ((3, 5),)
-    assert payload(item(A, 1), [4, 5], [0.0, 0.0]).num_drawn == 2
+    assert payload(item(A, 1), [4, 5], [0.0, 0.0]).num_sampled == 2
 
 
 def test_a_batch_of_episodes_has_holes_turns_rewards_and_states():

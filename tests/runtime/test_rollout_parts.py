@@ -148,7 +148,7 @@ def played(prompts: fl.Prompts, actor: fl.Policy, game: fl.Environment):
 
 def test_an_episode_is_a_rollout_whose_player_generates_and_whose_environment_scores():
     (part,) = parts_of(played).rollouts
-    assert (part.node.id, part.player.id) == ("game.interact", "actor.generate")
+    assert (part.node.id, part.generate_node.id) == ("game.interact", "actor.generate")
     assert part.scorers == ()
     assert part.kept == "filter"
 
@@ -171,7 +171,7 @@ def test_every_node_is_drawn_or_run_once(workflow: Workflow):
     parts = parts_of(workflow)
     run = set(names(parts.batch))
     for part in parts.rollouts:
-        drawn = {part.node.id, part.player.id, part.source}
+        drawn = {part.node.id, part.generate_node.id, part.source}
         drawn |= set(names((*part.scorers, *part.filters, *part.maps)))
         run |= drawn
     assert run == set(names(parts.graph.nodes))

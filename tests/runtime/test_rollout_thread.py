@@ -84,12 +84,12 @@ def test_a_resting_thread_answers_calls_and_makes_no_rounds(thread: RolloutThrea
     served = Counting()
     thread.call(lambda: thread.serve(served), DEADLINE_S)
     assert thread.wait_until(lambda: served.rounds > 0, never)
-    thread.call(thread.rest, DEADLINE_S)
+    thread.call(thread.pause, DEADLINE_S)
     before = served.rounds
     for _ in range(5):
         thread.call(lambda: None, DEADLINE_S)
     assert served.rounds == before
-    thread.call(thread.go_on, DEADLINE_S)
+    thread.call(thread.resume, DEADLINE_S)
     assert thread.wait_until(lambda: served.rounds > before, never)
 
 

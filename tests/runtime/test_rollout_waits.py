@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.ids import SampleId
-from flowrl.runtime.driver.collected import Seconds
+from flowrl.runtime.driver.collected_batch import Seconds
 from flowrl.runtime.workers import wait_for_any
 from tests.runtime.test_rollouts import VERIFIER, Engine, Scoring, World, by_member, driver_of
 

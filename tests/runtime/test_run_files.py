@@ -13,7 +13,7 @@ import pytest
 import flowrl as fl
 from flowrl import api
 from flowrl.errors import CheckpointError
-from flowrl.runtime.checkpoint.run_files import INPUTS, InputFiles, imported_files, mark_of
+from flowrl.runtime.checkpoint.run_files import INPUTS, InputFiles, fingerprint_of, imported_files
 from tests.runtime.tiny_runs import tiny_config
 
 PROGRAM = """
@@ -140,11 +140,11 @@ def test_a_changed_a_missing_and_a_new_file_is_named_with_what_it_was_and_is(
     files.write()
     assert files.changes() == []
     path = project / file
-    text, was = path.read_text(), mark_of(path)
+    text, was = path.read_text(), fingerprint_of(path)
 
     path.write_text(text.replace(text[-1], " " if text[-1] != " " else "x"))  # of the same size
     assert path.stat().st_size == was.nbytes
-    assert files.changes() == [f"{file} was {was}; is {mark_of(path)} ({key})"]
+    assert files.changes() == [f"{file} was {was}; is {fingerprint_of(path)} ({key})"]
 
     path.unlink()
     if not file.endswith(".py") and file != "model/config.json" and not file.endswith(".jsonl"):
@@ -292,19 +292,19 @@ def test_large_weights_are_known_by_size_header_and_sampled_blocks(
     with path.open("wb") as stream:
         stream.write((1_000_000).to_bytes(8, "little"))
         stream.truncate(LARGE)
-    was = mark_of(path)
-    assert (was.nbytes, mark_of(path)) == (LARGE, was)
+    was = fingerprint_of(path)
+    assert (was.nbytes, fingerprint_of(path)) == (LARGE, was)
     change(path)
-    assert mark_of(path) != was
+    assert fingerprint_of(path) != was
 
 
 def test_of_other_large_files_every_byte_counts(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     with path.open("wb") as stream:
         stream.truncate(LARGE)
-    was = mark_of(path)
+    was = fingerprint_of(path)
     written_at(LARGE // 3 + 12345)(path)
-    assert mark_of(path) != was
+    assert fingerprint_of(path) != was
 
 
 def test_imported_files_are_the_users_own_and_all_of_them(

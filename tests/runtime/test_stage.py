@@ -15,10 +15,10 @@ from flowrl.runtime.driver.asynchronous_stage import checked_ages
 from flowrl.runtime.driver.filters import GroupJudge, group_judge
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import Collected
+from flowrl.runtime.driver.rollout_driver import CollectedBatch
 from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
-from flowrl.runtime.driver.stage import drop_without_counterpart, part_of, side_by_side
-from flowrl.runtime.driver.step_report import Drawn
+from flowrl.runtime.driver.stage import drop_without_counterpart, joined_rollouts, part_of
+from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.specs import FinishReason
 from tests.runtime.node_world import Worker, lowered, program_of
 
@@ -147,12 +147,14 @@ def beside(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
 
 def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
     parts = GraphParts(lowered(beside))
-    assert side_by_side(parts) == [{"actor.generate", "actor.generate.2"}]
+    assert joined_rollouts(parts) == [{"actor.generate", "actor.generate.2"}]
     pair = [(1.0, 0.0), (1.0, 0.0)]
     groups = drawn([[(1.0, 0.0)], [(0.0, 0.0)], [(0.5, 0.0)], pair, pair], lengths=[1] * 5)
     ready, taken_out = groups[:3], groups[3:]
     sampled, greedy = (
-        Drawn(part=part, items=[], collected=Collected(groups=list(rows)), version=0)
+        GeneratedRollout(
+            part=part, items=[], collected=CollectedBatch(groups=list(rows)), version=0
+        )
         for part, rows in zip(
             parts.rollouts, (ready, [*ready[:1], *ready[2:], *groups[4:]]), strict=True
         )
@@ -177,17 +179,17 @@ def test_a_prompt_that_one_of_two_rollouts_lost_is_dropped_from_the_other():
 
 
 def test_rollouts_that_no_node_compares_are_left_alone():
-    assert side_by_side(GraphParts(lowered(shaped))) == []
+    assert joined_rollouts(GraphParts(lowered(shaped))) == []
 
 
-def aged(*spans: tuple[tuple[int, int], ...]) -> Collected:
+def aged(*spans: tuple[tuple[int, int], ...]) -> CollectedBatch:
     """One group, delivered at version 7, whose samples have these version spans."""
     group = group_id(0, 3)
     members = [
         (SampleId(f"{group}/{i}"), Payload(item=None, versions=versions))
         for i, versions in enumerate(spans)
     ]
-    return Collected(groups=[(group, members)], version=7)
+    return CollectedBatch(groups=[(group, members)], version=7)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])

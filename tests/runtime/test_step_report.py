@@ -7,10 +7,10 @@ from pathlib import Path
 import flowrl as fl
 from flowrl.ids import RoleName
 from flowrl.observe.display import step_line
-from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.graph_parts import GraphParts
 from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout
-from flowrl.runtime.driver.step_report import Drawn, StepReport
+from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport
 from tests.runtime.episode_worlds import tokenizer_in
 from tests.runtime.node_world import Worker, lowered, program_of
 from tests.runtime.test_stage import drawn
@@ -33,13 +33,13 @@ def bounded(prompts: fl.Prompts, actor: fl.Policy, verifier: fl.Reward):
 def test_groups_are_counted_by_what_removed_them_with_its_bounds(tmp_path: Path):
     groups = drawn([[(score, 0.0)] * 2 for score in (1.0, 0.0, 0.25, 0.75)], [3, 3, 3, 3])
     reasons = ("difficulty", "difficulty", "difficulty", "zero_variance")
-    collected = Collected()
+    collected = CollectedBatch()
     for (_, members), reason in zip(groups, reasons, strict=True):
         for sample, payload in members:
             payload.score = payload.scores[RoleName("verifier")]
             collected.filtered.append((sample, payload, reason))
     parts = GraphParts(lowered(bounded))
-    one = Drawn(part=parts.rollouts[0], items=[], collected=collected, version=0)
+    one = GeneratedRollout(part=parts.rollouts[0], items=[], collected=collected, version=0)
     report = report_of(parts, tmp_path)
     metrics = report.result(StepBatch(), [one], started=0.0).metrics
     assert metrics.filtered_groups == 4
@@ -60,13 +60,13 @@ def test_a_selection_that_takes_nothing_is_named_with_its_bound(tmp_path: Path):
         good, _ = fl.select.threshold(rollout, verifier.score(rollout), at_least=0.5)
         actor.update(good, loss=fl.loss.cross_entropy())
 
-    collected = Collected(groups=drawn([[(0.0, 0.0)] * 2, [(0.25, 0.0)] * 2], [3, 3]))
+    collected = CollectedBatch(groups=drawn([[(0.0, 0.0)] * 2, [(0.25, 0.0)] * 2], [3, 3]))
     program = program_of(lowered(imitated), {"actor": Worker()})
     (part,) = program.parts.rollouts
     step = StepBatch()
     receive_rollout(program.parts, part, step, collected.groups)
     program.run(step)
-    one = Drawn(part=part, items=[], collected=collected, version=0)
+    one = GeneratedRollout(part=part, items=[], collected=collected, version=0)
     report = report_of(program.parts, tmp_path)
     metrics = report.result(step, [one], started=0.0).metrics
     assert metrics.num_samples == 0

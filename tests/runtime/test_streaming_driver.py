@@ -26,7 +26,7 @@ from flowrl.rollout.policies import (
     Patience,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
-from flowrl.runtime.driver.collected import Collected, FailureBudget
+from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.sample_set import GroupRows
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
@@ -146,7 +146,7 @@ class Rollout:
         for _ in range(number):
             self.driver.round(WAKE)
 
-    def collect(self, *, most: int = 200) -> Collected:
+    def collect(self, *, most: int = 200) -> CollectedBatch:
         """The next batch, as a trainer that waits for it gets it."""
         self.batch += 1
         self.driver.ask(self.batch)
@@ -162,7 +162,7 @@ class Rollout:
         self.driver.load(self.version, folder)
 
 
-def ages(collected: Collected) -> list[int]:
+def ages(collected: CollectedBatch) -> list[int]:
     return [
         collected.version - min(version for version, _ in payload.versions)
         for _, members in collected.groups
@@ -357,7 +357,7 @@ def test_a_driver_goes_on_from_what_was_written_without_losing_or_repeating_anyt
     rollout = Rollout(tmp_path, staleness=2, lengths=lengths, slots=5, judge=judge, rule=rule)
     ended: Counter[str] = Counter()
 
-    def take(collected: Collected) -> None:
+    def take(collected: CollectedBatch) -> None:
         ended.update(s for _, members in collected.groups for s, _ in members)
         ended.update(s for s, _, _ in (*collected.filtered, *collected.dropped))
 

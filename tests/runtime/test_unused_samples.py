@@ -15,7 +15,7 @@ from flowrl.data.rows import Row
 from flowrl.errors import CheckpointError
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId, group_id
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples, read_unused, write_unused
-from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.specs import FinishReason
 
@@ -78,7 +78,7 @@ def unused() -> UnusedSamples:
     )
 
 
-def batch() -> Collected:
+def batch() -> CollectedBatch:
     """A delivered batch with samples of every end."""
     payloads = [
         Payload(
@@ -90,7 +90,7 @@ def batch() -> Collected:
         )
         for i in range(3)
     ]
-    return Collected(
+    return CollectedBatch(
         groups=[(GroupId("1/0"), [(SampleId("1/0/0"), payloads[0])])],
         filtered=[(SampleId("1/1/0"), payloads[1], "zero_variance")],
         num_filtered_groups=1,

@@ -155,8 +155,8 @@ class SampleFiles:
         """
         group = sample.rpartition("/")[0]
         words = (f'"{group}"'.encode(), f'"{sample}"'.encode())
-        told = [number for number, path in enumerate(self.files) if _mentions(path, words)]
-        return _joined(self.files[told[0] : told[-1] + 1]) if told else None
+        numbers = [number for number, path in enumerate(self.files) if _mentions(path, words)]
+        return _joined(self.files[numbers[0] : numbers[-1] + 1]) if numbers else None
 
     @property
     def whole_mb(self) -> int | None:

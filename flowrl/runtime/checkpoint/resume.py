@@ -64,7 +64,7 @@ def resume_local(
             _check_place(checkpoint, stages, path)
             summary = folder.read_summary()
             if summary is not None and _is_finished(checkpoint, stages):
-                return folder.path, _told_again(summary, folder, names, display)
+                return folder.path, _show_finished(summary, folder, names, display)
         files = InputFiles(config, stages, folder.path)
         notes = _check_files(files, accept_changes)
         if checkpoint is None:
@@ -177,7 +177,7 @@ def _without_fingerprint(cursor: object) -> object:
     return {k: _without_fingerprint(v) for k, v in cursor.items() if k != "fingerprint"}
 
 
-def _told_again(
+def _show_finished(
     summary: Summary, folder: RunFolder, stages: Sequence[str], display: Display | None
 ) -> Summary:
     screen = open_display() if display is None else display

@@ -39,10 +39,10 @@ from flowrl.specs import Spec
 
 __all__ = [
     "INPUTS",
-    "FileMark",
+    "FileFingerprint",
     "InputFiles",
+    "fingerprint_of",
     "imported_files",
-    "mark_of",
 ]
 
 
@@ -57,7 +57,7 @@ _MAX_HEADER = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileMark:
+class FileFingerprint:
     """What is remembered of a file.
 
     Attributes:
@@ -72,15 +72,15 @@ class FileMark:
         return f"{self.nbytes:,} bytes, sha256 {self.sha256[:12]}"
 
 
-Marks: TypeAlias = Mapping[str, Mapping[str, FileMark]]
+Marks: TypeAlias = Mapping[str, Mapping[str, FileFingerprint]]
 """By config key, then by the path of the file."""
 
 
-def mark_of(path: Path) -> FileMark:
+def fingerprint_of(path: Path) -> FileFingerprint:
     """Reads a file, or of large weights (`.safetensors`) the header and sampled blocks."""
     nbytes = path.stat().st_size
     if path.suffix != ".safetensors" or nbytes <= _SMALL:
-        return FileMark(nbytes=nbytes, sha256=sha256_file(path))
+        return FileFingerprint(nbytes=nbytes, sha256=sha256_file(path))
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         length = stream.read(8)
@@ -89,7 +89,7 @@ def mark_of(path: Path) -> FileMark:
         for block in range(_BLOCKS):
             stream.seek((nbytes - _BLOCK) * block // (_BLOCKS - 1))
             digest.update(stream.read(_BLOCK))
-    return FileMark(nbytes=nbytes, sha256=digest.hexdigest())
+    return FileFingerprint(nbytes=nbytes, sha256=digest.hexdigest())
 
 
 class InputFiles:
@@ -170,7 +170,7 @@ class InputFiles:
         known += [file for file in sorted(files) if file.is_file() and file not in known]
 
     def _marks(self) -> Marks:
-        read = {file: mark_of(file) for files in self._files.values() for file in files}
+        read = {file: fingerprint_of(file) for files in self._files.values() for file in files}
         return {
             key: {os.path.relpath(file, self._bases[key]): read[file] for file in files}
             for key, files in self._files.items()
@@ -182,7 +182,9 @@ class InputFiles:
             found = json.loads(path.read_text(encoding="utf-8"))
             return {
                 str(key): {
-                    str(name): FileMark(nbytes=int(mark["nbytes"]), sha256=str(mark["sha256"]))
+                    str(name): FileFingerprint(
+                        nbytes=int(mark["nbytes"]), sha256=str(mark["sha256"])
+                    )
                     for name, mark in of.items()
                 }
                 for key, of in found.items()
@@ -236,7 +238,7 @@ def _program_files(stages: Sequence[CompiledStage]) -> Iterator[tuple[str, Path]
             references = [getattr(spec, "function", None) for spec in specs]
             found += [file for r in references if isinstance(r, str) and (file := _file_of(r))]
         for file in found:
-            if _is_the_users(file):
+            if _is_user_module(file):
                 yield "workflow" if stage is stages[-1] else f"stage.{stage.name}.workflow", file
 
 
@@ -254,7 +256,7 @@ def _file_of(reference: str) -> Path | None:
         except (ImportError, ValueError):  # whoever opens it says that it is not there
             return None
         file = None if spec is None else spec.origin
-    return Path(file) if file is not None and _is_the_users(Path(file)) else None
+    return Path(file) if file is not None and _is_user_module(Path(file)) else None
 
 
 def imported_files(file: Path) -> list[Path]:
@@ -300,13 +302,13 @@ def _modules(roots: Sequence[Path], names: Sequence[str]) -> Iterator[Path]:
     for root in roots:
         below = [root.joinpath(*names[: number + 1]) for number in range(len(names))]
         candidates = [file for at in below for file in (at.with_suffix(".py"), at / "__init__.py")]
-        existing = [file for file in candidates if file.is_file() and _is_the_users(file)]
+        existing = [file for file in candidates if file.is_file() and _is_user_module(file)]
         if existing:
             yield from (Path(os.path.normpath(file)) for file in existing)
             return
 
 
-def _is_the_users(file: Path) -> bool:
+def _is_user_module(file: Path) -> bool:
     full = file.resolve()
     installed = {"site-packages", "dist-packages"} & set(full.parts)
     return not installed and not full.is_relative_to(Path(flowrl.__file__).parent)

@@ -24,7 +24,7 @@ from flowrl.data import PromptItem
 from flowrl.errors import CheckpointError
 from flowrl.files import write_json_atomic
 from flowrl.ids import GroupId, NodeId, RoleName, SampleId
-from flowrl.runtime.driver.collected import Collected
+from flowrl.runtime.driver.collected_batch import CollectedBatch
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.sample_set import Array
 from flowrl.specs import FinishReason
@@ -72,7 +72,7 @@ class UnusedSamples:
     verdicts: dict[GroupId, str] = field(default_factory=dict)
     judged: dict[GroupId, tuple[SampleId, ...]] = field(default_factory=dict)
     dropped: list[EndedSample] = field(default_factory=list)
-    batches: dict[int, Collected] = field(default_factory=dict)
+    batches: dict[int, CollectedBatch] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.payloads or self.dropped or self.batches)
@@ -132,7 +132,7 @@ def _ends(ended: Sequence[EndedSample]) -> list[list[str]]:
     return [[sample, reason] for sample, _, reason in ended]
 
 
-def _batch(number: int, batch: Collected) -> dict[str, object]:
+def _batch(number: int, batch: CollectedBatch) -> dict[str, object]:
     return {
         "batch": number,
         "groups": [[group, [sample for sample, _ in members]] for group, members in batch.groups],
@@ -207,8 +207,8 @@ def _read_ends(
     return [(SampleId(name), payloads[SampleId(name)], reason) for name, reason in ended]
 
 
-def _read_batch(value: dict[str, Any], payloads: Mapping[SampleId, Payload]) -> Collected:
-    return Collected(
+def _read_batch(value: dict[str, Any], payloads: Mapping[SampleId, Payload]) -> CollectedBatch:
+    return CollectedBatch(
         groups=[
             (GroupId(group), [(SampleId(name), payloads[SampleId(name)]) for name in samples])
             for group, samples in value["groups"]

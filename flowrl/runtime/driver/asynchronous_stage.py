@@ -25,12 +25,12 @@ from flowrl.data import PromptItem
 from flowrl.errors import SchedulerError
 from flowrl.ids import EngineId, GroupId
 from flowrl.runtime.driver.batch_program import BatchProgram
-from flowrl.runtime.driver.collected import Collected, FailureBudget
+from flowrl.runtime.driver.collected_batch import CollectedBatch, FailureBudget
 from flowrl.runtime.driver.graph_parts import RolloutPart
 from flowrl.runtime.driver.sample_set import receive_rollout
 from flowrl.runtime.driver.sources import Source
-from flowrl.runtime.driver.stage import OpenRollout, Stage, handed_over
-from flowrl.runtime.driver.step_report import Drawn, StepReport, StepResult
+from flowrl.runtime.driver.stage import OpenRollout, Stage, delivered_groups
+from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.driver.threads import RolloutThread
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -107,22 +107,22 @@ class AsynchronousStage(Stage):
         step, _ = self._begin(number, others)
         collected = self._collect(number)
         waited_s = time.monotonic() - started
-        drawn = Drawn(
+        generated = GeneratedRollout(
             part=self._part,
             items=_items_of(collected),
             collected=collected,
             version=collected.version,
         )
         ages = checked_ages(collected, self._driver.scheduler.settings.max_staleness)
-        receive_rollout(self._program.parts, self._part, step, handed_over(drawn))
+        receive_rollout(self._program.parts, self._part, step, delivered_groups(generated))
         self._has_published = False
         self._program.run(step)
         if not self._has_published:
             # Nothing was learned, but the budget of ages counts a publication for each batch.
             self._publish()
-        return self._told(self._end(step, [drawn], started), ages, collected, waited_s)
+        return self._with_ages(self._end(step, [generated], started), ages, collected, waited_s)
 
-    def _collect(self, number: int) -> Collected:
+    def _collect(self, number: int) -> CollectedBatch:
         driver = self._driver
         self._call(lambda: driver.ask(number))
         self._collecting = driver
@@ -130,7 +130,7 @@ class AsynchronousStage(Stage):
             if not self._thread.wait_until(lambda: driver.is_delivered(number), self._stop):
                 # From now on nothing more is delivered, so that what is written down then is what
                 # the trainer knows of.
-                self._call(self._thread.rest)
+                self._call(self._thread.pause)
                 if not driver.is_delivered(number):
                     raise KeyboardInterrupt
         finally:
@@ -138,10 +138,10 @@ class AsynchronousStage(Stage):
         try:
             return self._thread.call(lambda: driver.take(number), self._timeout_s)
         finally:
-            self._call(self._thread.go_on)
+            self._call(self._thread.resume)
 
-    def _told(
-        self, result: StepResult, ages: Counter[int], collected: Collected, waited_s: float
+    def _with_ages(
+        self, result: StepResult, ages: Counter[int], collected: CollectedBatch, waited_s: float
     ) -> StepResult:
         """The step's rows with what only an asynchronous step has to tell."""
         extra = dict(result.metrics.extra)
@@ -151,10 +151,10 @@ class AsynchronousStage(Stage):
         seconds = {"wait": waited_s, **result.metrics.seconds}
         return replace(result, metrics=replace(result.metrics, extra=extra, seconds=seconds))
 
-    def _observe(self, drawn: Sequence[Drawn]) -> None:
+    def _observe(self, generated: Sequence[GeneratedRollout]) -> None:
         # The cursor is the other thread's, which takes prompts from it.
         observe = super()._observe
-        self._call(lambda: observe(drawn))
+        self._call(lambda: observe(generated))
 
     def _flush_journals(self) -> None:
         self._call(super()._flush_journals)
@@ -183,17 +183,17 @@ class AsynchronousStage(Stage):
                 raise self._thread.failure
             self._driver.settle_scores()
             self._driver.stop_clock()
-            self._thread.rest()
+            self._thread.pause()
 
-        def go_on() -> None:
+        def resume() -> None:
             self._driver.start_clock()
-            self._thread.go_on()
+            self._thread.resume()
 
         self._call(settle)
         try:
             yield
         finally:
-            self._call(go_on)
+            self._call(resume)
 
     def state(self) -> dict[str, object]:
         """JSON of the stage now; `save` writes the samples that belong to it."""
@@ -216,7 +216,7 @@ class AsynchronousStage(Stage):
             super().close()
 
 
-def checked_ages(collected: Collected, max_staleness: int) -> Counter[int]:
+def checked_ages(collected: CollectedBatch, max_staleness: int) -> Counter[int]:
     """How many consumed samples are so many publications old.
 
     Raises:
@@ -238,7 +238,7 @@ def checked_ages(collected: Collected, max_staleness: int) -> Counter[int]:
     return ages
 
 
-def _items_of(collected: Collected) -> Sequence[PromptItem]:
+def _items_of(collected: CollectedBatch) -> Sequence[PromptItem]:
     """Prompts that were delivered, then those that were filtered."""
     items: dict[GroupId, PromptItem] = {
         group: members[0][1].item for group, members in collected.groups

@@ -211,7 +211,7 @@ def _batch(
         return None if values is None else places.pad(values)
 
     scores = rewards[0] if rewards else np.zeros(len(sequences), np.float32)
-    drawn = padded("policy", "logprobs")
+    policy_logprobs = padded("policy", "logprobs")
     several = np.stack(rewards, axis=1) if len(rewards) > 1 else None
     return AdvantageBatch(
         scores=scores if several is None else several.sum(axis=1),
@@ -220,7 +220,9 @@ def _batch(
         rewards=several,
         values=padded("values", "values"),
         baselines=_baselines(inputs),
-        logprobs=padded("rollout", "rollout_logprobs") if drawn is None else drawn,
+        logprobs=padded("rollout", "rollout_logprobs")
+        if policy_logprobs is None
+        else policy_logprobs,
         reference_logprobs=padded("reference", "logprobs"),
         sum_pi_squared=_squares(inputs, places),
         token_rewards=padded("rollout", "token_reward"),
@@ -334,7 +336,7 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
     needs = loss.needs
     return TrainBatch(
         sequences=inputs.sequences,
-        behaviour_logprobs=_drawn(inputs) if "behaviour_logprobs" in needs else None,
+        behaviour_logprobs=_behaviour_logprobs(inputs) if "behaviour_logprobs" in needs else None,
         old_logprobs=_old_logprobs(inputs),
         reference_logprobs=inputs.floats("reference", "logprobs"),
         reference_distributions=_distributions(inputs),
@@ -350,7 +352,7 @@ def train_batch(inputs: NodeInputs) -> TrainBatch:
     )
 
 
-def _drawn(inputs: NodeInputs) -> Floats | None:
+def _behaviour_logprobs(inputs: NodeInputs) -> Floats | None:
     return inputs.floats("rollout", "rollout_logprobs")
 
 
@@ -360,7 +362,7 @@ def _old_logprobs(inputs: NodeInputs) -> Floats | None:
         case "forward":
             return inputs.floats("old", "logprobs")
         case "rollout_logprobs":
-            return _drawn(inputs)
+            return _behaviour_logprobs(inputs)
         case _:
             return None
 

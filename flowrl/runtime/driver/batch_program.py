@@ -43,12 +43,12 @@ from flowrl.specs import KL, Sampling
 
 __all__ = [
     "BatchProgram",
-    "Surroundings",
+    "StepContext",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class StepContext:
     """What nodes have an effect on beside their step.
 
     Attributes:
@@ -72,7 +72,7 @@ class BatchProgram:
     Args:
         parts: A graph at the lowered level, taken apart.
         plan: Of that graph; says how many mini-batches and rows an update takes at once.
-        surroundings: Workers and effects.
+        context: Workers and effects.
         samplings: How the samples of each rollout and each source were drawn.
         samplers: Of the rollouts whose logprobs are those of the sampler, what trainers repeat.
 
@@ -87,13 +87,13 @@ class BatchProgram:
         self,
         parts: GraphParts,
         plan: PlacementPlan,
-        surroundings: Surroundings,
+        context: StepContext,
         samplings: Mapping[NodeId, Sampling],
         samplers: Mapping[NodeId, Sampler] | None = None,
     ) -> None:
         self.parts = parts
         self._plan = plan
-        self._around = surroundings
+        self._context = context
         self._samplings = samplings
         self._samplers = samplers or {}
         self.kl_coefficients: dict[NodeId, float] = {}
@@ -130,7 +130,7 @@ class BatchProgram:
             step.skipped.append(node.id)
             return
         started = time.monotonic()
-        self._around.before(node.id)
+        self._context.before(node.id)
         if node.op is Op.SYNC:
             self._sync(node, step)
         else:
@@ -153,7 +153,7 @@ class BatchProgram:
     def _temperature(self, inputs: NodeInputs) -> float:
         return self._sampling(inputs).temperature or 1.0  # greedy logprobs are those at 1
 
-    def _as_drawn(self, inputs: NodeInputs) -> SequenceBatch:
+    def _as_sampled(self, inputs: NodeInputs) -> SequenceBatch:
         """The node's samples, with the sampler that their logprobs are to repeat, if any."""
         sampler = self._samplers.get(inputs.samples.origin)
         if sampler is None:
@@ -161,7 +161,7 @@ class BatchProgram:
         return replace(inputs.sequences, sampler=sampler)
 
     def _worker(self, node: Node) -> PolicyWorker:
-        return self._around.policies[role_of(node)]
+        return self._context.policies[role_of(node)]
 
     # Handlers
 
@@ -171,7 +171,7 @@ class BatchProgram:
 
     def _logprobs(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, train = inputs.node, self._worker(inputs.node).train
-        sequences, temperature = self._as_drawn(inputs), self._temperature(inputs)
+        sequences, temperature = self._as_sampled(inputs), self._temperature(inputs)
         step.values[node.id, "logprobs"] = train.logprobs(sequences, temperature)
         if node.id in self._whole:
             step.values[node.id, DISTRIBUTIONS] = train.distributions(sequences, temperature)
@@ -217,7 +217,7 @@ class BatchProgram:
 
     def _update(self, inputs: NodeInputs, step: StepBatch) -> None:
         node, sampling = inputs.node, self._sampling(inputs)
-        batch = replace(train_batch(inputs), sequences=self._as_drawn(inputs))
+        batch = replace(train_batch(inputs), sequences=self._as_sampled(inputs))
         spec = update_spec(
             inputs,
             self._plan,
@@ -231,7 +231,7 @@ class BatchProgram:
         for rows in spec.mini_batches:
             # One call a mini-batch, so that a stall is told by an update, not by a whole step.
             steps += worker.train.update(batch, replace(spec, mini_batches=(rows,)))
-            self._around.beat()
+            self._context.beat()
         self._steer(node, steps, len(batch))
 
     def _penalty(self, node: Node, step: StepBatch) -> KL | None:
@@ -259,12 +259,12 @@ class BatchProgram:
     def _sync(self, node: Node, step: StepBatch) -> None:
         role, source = role_of(node), self._source_of_weights(node)
         if role == source:
-            if self._around.policies[role].stale:
-                self._around.publish(role)
+            if self._context.policies[role].stale:
+                self._context.publish(role)
             return
         every = node.attr("every")
         if step.number % (every if isinstance(every, int) else 1) == 0:
-            self._around.refresh(role, source)
+            self._context.refresh(role, source)
 
     def _source_of_weights(self, node: Node) -> RoleName:
         edge = self.parts.graph.feeding(node.id, "weights")

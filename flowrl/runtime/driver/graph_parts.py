@@ -45,7 +45,7 @@ class RolloutPart:
 
     Attributes:
         node: The `generate` or `interact` whose samples they are.
-        player: The `generate` that draws tokens: `node`, or the one of its region.
+        generate_node: The `generate` that draws tokens: `node`, or the one of its region.
         source: The prompts that are answered.
         scorers: Rule scores of its samples, in order.
         filters: Filters that judge its groups, in order.
@@ -56,7 +56,7 @@ class RolloutPart:
     """
 
     node: Node
-    player: Node
+    generate_node: Node
     source: NodeId
     scorers: tuple[Node, ...]
     filters: tuple[Node, ...]
@@ -168,7 +168,7 @@ class GraphParts:
         maps = {m for f in on_way for m in self._maps_before([self._by_id[f]])}
         return RolloutPart(
             node=node,
-            player=self._player(node),
+            generate_node=self._generate_node(node),
             source=prompts.src,
             scorers=tuple(
                 score
@@ -182,11 +182,11 @@ class GraphParts:
             whole=len(sets) > 1,
         )
 
-    def _player(self, node: Node) -> Node:
+    def _generate_node(self, node: Node) -> Node:
         if node.op is Op.GENERATE:
             return node
-        (player,) = (g for g in self.graph.of_op(Op.GENERATE) if g.region == node.region)
-        return player
+        (generate_node,) = (g for g in self.graph.of_op(Op.GENERATE) if g.region == node.region)
+        return generate_node
 
     def chain(self, node: Node) -> tuple[NodeId, ...]:
         """A filter and those before it whose set it reads, last first."""
@@ -289,7 +289,7 @@ class RoleUse:
         """Whether it needs an engine."""
         return role == self.policy or bool(self.does(role, Op.GENERATE))
 
-    def is_kept(self, role: RoleName) -> bool:
+    def is_frozen_copy(self, role: RoleName) -> bool:
         """Whether it is a copy that no stage trains: made anew at the beginning of each stage."""
         return self.source_of(role) is not None and not self.is_trained(role)
 

@@ -85,24 +85,24 @@ class Payload:
         return self.turn is not None
 
     @property
-    def num_drawn(self) -> int:
+    def num_sampled(self) -> int:
         """Response tokens that the policy produced; an environment's words are not among them."""
         return len(self.tokens) if self.mask is None else int(self.mask.sum())
 
     @property
-    def drawn_versions(self) -> tuple[tuple[int, int], ...]:
+    def sampled_versions(self) -> tuple[tuple[int, int], ...]:
         """`((version, count), ...)` over the tokens that the policy produced, in order."""
         if self.mask is None:
             return self.versions
         spans: list[tuple[int, int]] = []
         start = 0
         for version, count in self.versions:
-            drawn = int(self.mask[start : start + count].sum())
+            sampled = int(self.mask[start : start + count].sum())
             start += count
-            if drawn and spans and spans[-1][0] == version:
-                spans[-1] = (version, spans[-1][1] + drawn)
-            elif drawn:
-                spans.append((version, drawn))
+            if sampled and spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1] + sampled)
+            elif sampled:
+                spans.append((version, sampled))
         return tuple(spans)
 
     def extend(self, end: Finished) -> None:
@@ -211,10 +211,10 @@ def _kept(payloads: Sequence[Payload]) -> KeptTokens | None:
         return None
     parts = []
     for payload in payloads:
-        if payload.kept is None and payload.num_drawn:
+        if payload.kept is None and payload.num_sampled:
             raise SchedulerError(
                 "a sample does not say what its sampler kept, as the others of its batch do",
-                found=f"{payload.num_drawn} tokens for prompt {payload.item.group}",
+                found=f"{payload.num_sampled} tokens for prompt {payload.item.group}",
             )
         parts.append(KeptTokens.everything(len(payload.item.prompt_ids)))
         parts.append(

@@ -65,9 +65,9 @@ from flowrl.rollout import (
     WeightsPublished,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
-from flowrl.runtime.driver.collected import (
+from flowrl.runtime.driver.collected_batch import (
     Clock,
-    Collected,
+    CollectedBatch,
     EventStamp,
     FailureBudget,
     Scorers,
@@ -77,19 +77,19 @@ from flowrl.runtime.driver.collected import (
 )
 from flowrl.runtime.driver.filters import GroupJudge
 from flowrl.runtime.driver.payloads import Payload, PayloadStore
-from flowrl.runtime.driver.sample_outcomes import Outcomes, ScorerAnswers
+from flowrl.runtime.driver.sample_outcomes import SampleOutcomes, ScorerResults
 from flowrl.runtime.driver.sample_set import GroupRows
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.transcript import EpisodeFailure
-from flowrl.runtime.local.engine_restarts import EngineDeaths, described
+from flowrl.runtime.local.engine_restarts import EngineFailures, error_text
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.runtime.workers import Waitable, wait_for_any
 from flowrl.specs import FinishReason, Grammar, Sampling
 
 __all__ = [
     "POLL_S",
-    "Collected",
+    "CollectedBatch",
     "FailureBudget",
     "RolloutDriver",
     "Scorers",
@@ -176,12 +176,12 @@ class RolloutDriver:
         self._pending: deque[Event] = deque()
         # What each engine has, by attempt: one that was given up may answer after the next began.
         self._running: dict[EngineId, dict[SampleId, int]] = {engine: {} for engine in engines}
-        told = next(iter(scorers), None) if reported is None else reported
-        self._answers = ScorerAnswers(self._scorers, told, self.store)
-        self._outcomes = Outcomes(self.store, unused)
+        reported_role = next(iter(scorers), None) if reported is None else reported
+        self._results = ScorerResults(self._scorers, reported_role, self.store)
+        self._outcomes = SampleOutcomes(self.store, unused)
         self._wake_s: float | None = None  # when the scheduler is to be told the time
         self._short: Counter[str] = Counter()  # groups that the scheduler misses, by source; > 0
-        self._deaths = EngineDeaths(self._engines)
+        self._engine_failures = EngineFailures(self._engines)
         self._offer_s = 0.0  # since the last batch was collected
         self._journal = journal
         if unused is not None:
@@ -221,7 +221,7 @@ class RolloutDriver:
         """Tells the scheduler that the engines serve weights `version`."""
         self._emit(WeightsPublished(**self._stamp(), version=version))
 
-    def collect(self, batch: int, groups: int) -> Collected:
+    def collect(self, batch: int, groups: int) -> CollectedBatch:
         """Asks for a batch and runs engines and scorers until it is delivered.
 
         They hold no dropped samples then: drivers share engines, scorers and sample ids.
@@ -263,9 +263,9 @@ class RolloutDriver:
         while not done():
             if self._stop():
                 raise KeyboardInterrupt
-            moved = self._round(seconds)
+            progressed = self._round(seconds)
             now = self._clock()
-            if moved:
+            if progressed:
                 last_move = now
                 self._beat()
             elif now - last_move > self._stall_timeout_s:
@@ -277,22 +277,22 @@ class RolloutDriver:
 
     def _round(self, seconds: Seconds) -> int:
         """Looks once after everyone; what moved."""
-        moved = self._tell_time() + self._mend_engines() + self._poll_engines(seconds)
-        moved += self._tell_silence()
+        progressed = self._report_time() + self._restart_engines() + self._poll_engines(seconds)
+        progressed += self._report_silence()
         idle = not any(self._running.values())
-        moved += self._poll_scoring(seconds, wait=idle)
-        if idle and self._short and not self._answers.due:
-            moved += self._refill()
-        if not moved and not self._deaths.broken:
+        progressed += self._poll_scoring(seconds, wait=idle)
+        if idle and self._short and not self._results.due:
+            progressed += self._refill()
+        if not progressed and not self._engine_failures.broken:
             if not idle:
                 started = self._clock()
                 self._wait()
                 seconds.generate += self._clock() - started
-            elif self._wake_s is not None and not self._answers.due:
+            elif self._wake_s is not None and not self._results.due:
                 wait_for_any((), min(POLL_S, self._seconds_to_wake()))
-        return moved
+        return progressed
 
-    def _tell_time(self) -> int:
+    def _report_time(self) -> int:
         """Steps the scheduler at the time that it wants to be woken at."""
         if self._wake_s is None or self._seconds_to_wake() > 0:
             return 0
@@ -300,10 +300,10 @@ class RolloutDriver:
         self._emit(DeadlineReached(**self._stamp()))
         return 1
 
-    def _tell_silence(self) -> int:
+    def _report_silence(self) -> int:
         """Tells the scheduler of engines that say nothing any more; how many."""
         heartbeat_s = self.scheduler.settings.patience.heartbeat_s
-        silent = self._deaths.fallen_silent(heartbeat_s) if heartbeat_s else []
+        silent = self._engine_failures.fallen_silent(heartbeat_s) if heartbeat_s else []
         for engine in silent:
             self._emit(HeartbeatLost(**self._stamp(), engine=engine))
         return len(silent)
@@ -322,13 +322,13 @@ class RolloutDriver:
         if extra or engines:
             # Of a pool that owes no answer nobody reads what it says, so that would end every wait.
             pools = [pool for pool in self._scorers.values() if isinstance(pool, Waitable)]
-            wait_for_any([*engines, *(pools if self._answers.due else ())], POLL_S, *extra)
+            wait_for_any([*engines, *(pools if self._results.due else ())], POLL_S, *extra)
 
     def _waitable_engines(self) -> list[Waitable]:
         return [
             engine
             for name, engine in self._engines.items()
-            if isinstance(engine, Waitable) and self._deaths.is_alive(name)
+            if isinstance(engine, Waitable) and self._engine_failures.is_alive(name)
         ]
 
     def _refill(self) -> int:
@@ -355,7 +355,7 @@ class RolloutDriver:
 
     def _is_busy_with_dropped(self) -> bool:
         """Whether an engine or a scorer still has a sample that ended without it."""
-        held = (*self._running.values(), self._answers.due)
+        held = (*self._running.values(), self._results.due)
         return any(self.store.get(sample) is None for samples in held for sample in samples)
 
     # Events in
@@ -383,7 +383,7 @@ class RolloutDriver:
                 self._perform(action)
 
     def _poll_engines(self, seconds: Seconds) -> int:
-        moved = 0
+        progressed = 0
         for engine_id, engine in self._engines.items():
             if not self._running[engine_id] and not isinstance(engine, Waitable):
                 continue  # one in another process may have died
@@ -391,10 +391,12 @@ class RolloutDriver:
             # One in another process is waited for together with all others.
             timeout_s = 0.0 if isinstance(engine, Waitable) else self._decode_s
             nothing: list[Progress | Finished] = []
-            outputs = self._deaths.call(engine_id, partial(engine.poll, timeout_s), nothing)
+            outputs = self._engine_failures.call(
+                engine_id, partial(engine.poll, timeout_s), nothing
+            )
             if timeout_s:
                 seconds.generate += self._clock() - started
-            moved += len(outputs)
+            progressed += len(outputs)
             progress = tuple(
                 (o.sample, o.attempt, o.num_tokens) for o in outputs if isinstance(o, Progress)
             )
@@ -403,21 +405,21 @@ class RolloutDriver:
             finished = [o for o in outputs if isinstance(o, Finished)]
             if finished:
                 self._finish(engine_id, finished)
-        return moved
+        return progressed
 
-    def _mend_engines(self) -> int:
+    def _restart_engines(self) -> int:
         """Has the samples of broken engines drawn again, and opens these anew; how many."""
-        broken = dict(self._deaths.broken)
+        broken = dict(self._engine_failures.broken)
         for engine_id, error in broken.items():
             self._running[engine_id].clear()
-            reason = described(error)
+            reason = error_text(error)
             self._emit(EngineLost(**self._stamp(), engine=engine_id, reason=reason))
-            if self._deaths.restart(engine_id):
+            if self._engine_failures.restart(engine_id):
                 self._join(engine_id)
         return len(broken)
 
     def _finish(self, engine_id: EngineId, finished: list[Finished]) -> None:
-        self._deaths.ended_some(engine_id)
+        self._engine_failures.ended_some(engine_id)
         ends = []
         for end in finished:
             if self._running[engine_id].get(end.sample) == end.attempt:
@@ -438,14 +440,14 @@ class RolloutDriver:
         self._emit(SamplesFinished(**self._stamp(), engine=engine_id, ends=tuple(ends)))
 
     def _poll_scoring(self, seconds: Seconds, *, wait: bool) -> int:
-        if not self._answers.due:
+        if not self._results.due:
             return 0
         started = self._clock()
         if wait:
-            self._answers.wait(POLL_S)
+            self._results.wait(POLL_S)
         answered = self._clock()
         seconds.score_wait += answered - started
-        answers = self._answers.poll()
+        answers = self._results.poll()
         for failure in answers.failed:
             payload = self.store.get(failure.sample)
             if payload is not None:  # else it was dropped with a member that failed before
@@ -471,7 +473,9 @@ class RolloutDriver:
                 self._submit(action)
             case Abort():
                 engine = self._engines[action.engine]
-                self._deaths.call(action.engine, partial(engine.abort, action.samples), None)
+                self._engine_failures.call(
+                    action.engine, partial(engine.abort, action.samples), None
+                )
             case Score():
                 self._score(action)
             case Judge():
@@ -480,7 +484,7 @@ class RolloutDriver:
                 self._deliver(action)
             case Drop():
                 ((sample, payload),) = self.store.take((action.sample,))
-                self._answers.forget(sample)
+                self._results.forget(sample)
                 reason = f"{action.reason}: {payload.failure}" if payload.failure else action.reason
                 if self._supply is not None and reason != DropReason.INCOMPLETE_GROUP:
                     self._supply.note(payload.item.group, str(action.reason))
@@ -493,7 +497,7 @@ class RolloutDriver:
                 self._update_engine(action.engine)
             case ReleaseEngine():
                 # Nobody asks engines to leave here, so it was silent for too long.
-                self._deaths.give_up(action.engine, "its heartbeat was lost")
+                self._engine_failures.give_up(action.engine, "its heartbeat was lost")
             case PauseEngine() | ContinueEngine():
                 pass  # an engine makes no token without a request, and is told of each by itself
             case _:
@@ -523,7 +527,7 @@ class RolloutDriver:
             )
         self._running[action.engine].update((d.sample, d.attempt) for d in action.samples)
         engine = self._engines[action.engine]
-        self._deaths.call(action.engine, partial(engine.submit, requests), None)
+        self._engine_failures.call(action.engine, partial(engine.submit, requests), None)
 
     def _score(self, action: Score) -> None:
         payloads = [(sample, self.store[sample]) for sample in action.samples]
@@ -535,7 +539,7 @@ class RolloutDriver:
                 self._pending.append(self._failed(payload.broken, payload))
         self._decode([payload for _, payload in payloads if not payload.is_episode])
         if self._scorers:
-            self._answers.ask(payloads)
+            self._results.ask(payloads)
         elif payloads:
             # A sample is scored when the scheduler is told so; nobody reads the 0.
             scores = tuple((sample, payload.score or 0.0) for sample, payload in payloads)

@@ -18,7 +18,7 @@ from flowrl.runtime.driver.step_report import StepResult
 from flowrl.specs import FinishReason
 
 __all__ = [
-    "Ledger",
+    "RunTotals",
     "ended_at",
     "evaluation_metrics",
 ]
@@ -34,7 +34,7 @@ def ended_at(state: Mapping[str, object], stage: str, step: int) -> bool:
     return settled == [stage, step, True]
 
 
-class Ledger:
+class RunTotals:
     """Adds up steps, samples, tokens and seconds over all resumptions of a run.
 
     Args:
@@ -185,7 +185,7 @@ def evaluation_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
         for name in names
     }
     metrics["score"] = float(np.mean([payload.score for payload in payloads]))
-    metrics["length"] = float(np.mean([payload.num_drawn for payload in payloads]))
+    metrics["length"] = float(np.mean([payload.num_sampled for payload in payloads]))
     metrics["truncated"] = float(
         np.mean([payload.finish is FinishReason.LENGTH for payload in payloads])
     )

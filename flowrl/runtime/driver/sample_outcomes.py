@@ -22,18 +22,22 @@ from flowrl.data import PromptItem
 from flowrl.ids import GroupId, RoleName, SampleId
 from flowrl.rollout import Deliver
 from flowrl.runtime.checkpoint.unused_samples import EndedSample, UnusedSamples
-from flowrl.runtime.driver.collected import Collected, Scorers, merged_terms, score_request
+from flowrl.runtime.driver.collected_batch import (
+    CollectedBatch,
+    Scorers,
+    merged_terms,
+    score_request,
+)
 from flowrl.runtime.driver.payloads import Payload, PayloadStore
 from flowrl.runtime.scoring.pool import ScoreFailure
 
 __all__ = [
-    "Answers",
-    "Outcomes",
-    "ScorerAnswers",
+    "SampleOutcomes",
+    "ScorerResults",
 ]
 
 
-class Outcomes:
+class SampleOutcomes:
     """See the module.
 
     Args:
@@ -48,7 +52,7 @@ class Outcomes:
         before = UnusedSamples() if unused is None else unused
         store.restore(before.payloads)
         self._store = store
-        self.batches: dict[int, Collected] = dict(before.batches)
+        self.batches: dict[int, CollectedBatch] = dict(before.batches)
         self._dropped: list[EndedSample] = list(before.dropped)
         self._verdicts: dict[GroupId, str] = dict(before.verdicts)
         self._judged: dict[GroupId, tuple[SampleId, ...]] = dict(before.judged)  # of those groups
@@ -85,7 +89,9 @@ class Outcomes:
 
     def deliver(self, action: Deliver) -> None:
         """A batch, with all that it reports."""
-        collected = Collected(dropped=self._dropped, further=self._further, version=action.version)
+        collected = CollectedBatch(
+            dropped=self._dropped, further=self._further, version=action.version
+        )
         self._dropped, self._further = [], []
         for delivered in action.groups:
             collected.groups.append((delivered.group, self._store.take(delivered.samples)))
@@ -100,7 +106,7 @@ class Outcomes:
 
 
 @dataclass(slots=True)
-class Answers:
+class ScoreCounts:
     """What has come.
 
     Attributes:
@@ -114,7 +120,7 @@ class Answers:
     failed: list[ScoreFailure] = field(default_factory=list)
 
 
-class ScorerAnswers:
+class ScorerResults:
     """See the module.
 
     Args:
@@ -151,9 +157,9 @@ class ScorerAnswers:
         """Waits until one of them has something to say."""
         any(pool.wait(timeout_s) for pool in self._scorers.values())
 
-    def poll(self) -> Answers:
+    def poll(self) -> ScoreCounts:
         """What they have said since the last call; returns at once."""
-        answers = Answers()
+        answers = ScoreCounts()
         for role, pool in self._scorers.items():
             for result in pool.poll():
                 answers.num += 1
@@ -165,7 +171,9 @@ class ScorerAnswers:
         self._terms.pop(sample, None)
         self._failures.pop(sample, None)
 
-    def _take(self, role: RoleName, result: ScoreResult | ScoreFailure, answers: Answers) -> None:
+    def _take(
+        self, role: RoleName, result: ScoreResult | ScoreFailure, answers: ScoreCounts
+    ) -> None:
         sample = result.sample
         due = self.due.pop(sample) - 1
         if due:

@@ -27,20 +27,20 @@ from flowrl.runtime.checkpoint.unused_samples import UNUSED, UnusedSamples, writ
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.graph_parts import GraphParts, RolloutPart
 from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import Collected, FailureBudget, RolloutDriver
+from flowrl.runtime.driver.rollout_driver import CollectedBatch, FailureBudget, RolloutDriver
 from flowrl.runtime.driver.sample_set import GroupRows, StepBatch, receive_rollout
 from flowrl.runtime.driver.sources import Source
-from flowrl.runtime.driver.step_report import Drawn, StepReport, StepResult
+from flowrl.runtime.driver.step_report import GeneratedRollout, StepReport, StepResult
 from flowrl.runtime.local.engine_fleet import EngineFleet
 
 __all__ = [
     "NO_COUNTERPART",
     "OpenRollout",
     "Stage",
+    "delivered_groups",
     "drop_without_counterpart",
-    "handed_over",
+    "joined_rollouts",
     "part_of",
-    "side_by_side",
 ]
 
 
@@ -100,7 +100,7 @@ class Stage:
         self._report = report
         self._observed = _observed(self._rollouts, report)
         # A counterpart's group must be there where a baseline or a map puts rollouts side by side.
-        self._beside = side_by_side(program.parts)
+        self._joined = joined_rollouts(program.parts)
         self._collecting: RolloutDriver | None = None
         self._unused: dict[NodeId, UnusedSamples] = {}  # at the last boundary
         self._boundary = self._written()
@@ -150,9 +150,9 @@ class Stage:
                 rollout.fleet.wait_ready()  # loading a library is no part of a step
         started = time.monotonic()
         step, items = self._begin(number)
-        drawn = self._draw(step, items)
+        generated = self._generate(step, items)
         self._program.run(step)
-        return self._end(step, drawn, started)
+        return self._end(step, generated, started)
 
     def _begin(
         self, number: int, sources: Collection[NodeId] | None = None
@@ -169,13 +169,15 @@ class Stage:
             self._sources[node].give(items[node], step)
         return step, items
 
-    def _end(self, step: StepBatch, drawn: Sequence[Drawn], started: float) -> StepResult:
+    def _end(
+        self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float
+    ) -> StepResult:
         """What a step leaves: scores are told, the next boundary is reached."""
-        self._report.tell_scores(step, drawn)
-        self._observe(drawn)
+        self._report.assign_scores(step, generated)
+        self._observe(generated)
         self._boundary = self._written()
         self._flush_journals()
-        return self._report.result(step, drawn, started)
+        return self._report.result(step, generated, started)
 
     def _flush_journals(self) -> None:
         for rollout in self._rollouts:
@@ -199,58 +201,60 @@ class Stage:
             "kl_coefficients": dict(self._program.kl_coefficients),
         }
 
-    def _draw(self, step: StepBatch, items: Mapping[NodeId, Sequence[PromptItem]]) -> list[Drawn]:
+    def _generate(
+        self, step: StepBatch, items: Mapping[NodeId, Sequence[PromptItem]]
+    ) -> list[GeneratedRollout]:
         """Collects every rollout's samples and puts them into the step."""
         failed = self._failures.failed
-        drawn = []
+        generated = []
         try:
             for rollout in self._rollouts:
                 self._collecting = rollout.driver
-                drawn.append(_collect(rollout, step.number, items[rollout.part.source]))
+                generated.append(_collect(rollout, step.number, items[rollout.part.source]))
         except BaseException:
             # The step is given up. Made anew by a resumed run, its rewards fail anew.
             self._failures.failed = failed
             raise
         finally:
             self._collecting = None
-        for beside in self._beside:
-            drop_without_counterpart([d for d in drawn if d.part.node.id in beside])
-        for one in drawn:
-            receive_rollout(self._program.parts, one.part, step, handed_over(one))
-        return drawn
+        for joined in self._joined:
+            drop_without_counterpart([d for d in generated if d.part.node.id in joined])
+        for result in generated:
+            receive_rollout(self._program.parts, result.part, step, delivered_groups(result))
+        return generated
 
-    def _observe(self, drawn: Sequence[Drawn]) -> None:
+    def _observe(self, generated: Sequence[GeneratedRollout]) -> None:
         """Tells a curriculum how each prompt's group did, in offer order."""
-        for one in drawn:
-            source = self._sources[one.part.source]
-            if not source.observes or one.part.node.id not in self._observed:
+        for result in generated:
+            source = self._sources[result.part.source]
+            if not source.observes or result.part.node.id not in self._observed:
                 continue
-            members = _by_group(one.collected)
-            for item in one.items:
+            members = _by_group(result.collected)
+            for item in result.items:
                 scores = [p.score for _, p in members.get(item.group, ()) if p.score is not None]
                 if scores:
                     source.cursor.observe(item.index, float(np.mean(scores)))
 
 
-def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> Drawn:
+def _collect(rollout: OpenRollout, number: int, items: Sequence[PromptItem]) -> GeneratedRollout:
     driver = rollout.driver
     version = driver.scheduler.version
     rollout.begin()
     driver.offer(items)
     collected = driver.collect(number, len(items))
     offered = (*items, *collected.further)
-    return Drawn(part=rollout.part, items=offered, collected=collected, version=version)
+    return GeneratedRollout(part=rollout.part, items=offered, collected=collected, version=version)
 
 
-def handed_over(drawn: Drawn) -> Sequence[GroupRows]:
+def delivered_groups(generated: GeneratedRollout) -> Sequence[GroupRows]:
     """The groups that the batch part gets, in offer order."""
-    if not drawn.part.whole:
-        return drawn.collected.groups
-    members = _by_group(drawn.collected)
-    return [(item.group, members[item.group]) for item in drawn.items if item.group in members]
+    if not generated.part.whole:
+        return generated.collected.groups
+    members = _by_group(generated.collected)
+    return [(item.group, members[item.group]) for item in generated.items if item.group in members]
 
 
-def _by_group(collected: Collected) -> dict[GroupId, Members]:
+def _by_group(collected: CollectedBatch) -> dict[GroupId, Members]:
     """Members of delivered and of filtered groups."""
     filtered: dict[GroupId, list[tuple[SampleId, Payload]]] = {}
     for sample, payload, _ in collected.filtered:
@@ -258,7 +262,7 @@ def _by_group(collected: Collected) -> dict[GroupId, Members]:
     return {**dict(collected.groups), **filtered}
 
 
-def side_by_side(parts: GraphParts) -> list[set[NodeId]]:
+def joined_rollouts(parts: GraphParts) -> list[set[NodeId]]:
     """Rollouts whose groups some node puts beside each other: a baseline, or a map of both."""
     together: list[set[NodeId]] = []
     for node in parts.batch:
@@ -273,11 +277,11 @@ def side_by_side(parts: GraphParts) -> list[set[NodeId]]:
     return together
 
 
-def drop_without_counterpart(drawn: Sequence[Drawn]) -> None:
+def drop_without_counterpart(generated: Sequence[GeneratedRollout]) -> None:
     """Leaves only groups that every one of the rollouts has; a failed reward may have taken one."""
-    alive = set.intersection(*(set(_by_group(one.collected)) for one in drawn))
-    for one in drawn:
-        collected = one.collected
+    alive = set.intersection(*(set(_by_group(result.collected)) for result in generated))
+    for result in generated:
+        collected = result.collected
         gone = {group for group in _by_group(collected) if group not in alive}
         if not gone:
             continue

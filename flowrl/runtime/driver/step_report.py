@@ -28,17 +28,17 @@ from flowrl.runtime.driver.graph_parts import (
     score_source,
 )
 from flowrl.runtime.driver.payloads import Payload
-from flowrl.runtime.driver.rollout_driver import Collected
+from flowrl.runtime.driver.rollout_driver import CollectedBatch
 from flowrl.runtime.driver.sample_set import StepBatch
 from flowrl.runtime.environments.transcript import CUT_LENGTH, CUT_OBSERVATION
 from flowrl.specs import FilterSpec, FinishReason, Spec
 
 __all__ = [
     "UNNAMED_TOKENS",
-    "Drawn",
+    "GeneratedRollout",
     "StepReport",
     "StepResult",
-    "told_score",
+    "reported_score",
 ]
 
 
@@ -58,7 +58,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class GeneratedRollout:
     """One rollout of a step.
 
     Attributes:
@@ -68,11 +68,11 @@ class Drawn:
 
     part: RolloutPart
     items: Sequence[PromptItem]
-    collected: Collected
+    collected: CollectedBatch
     version: int
 
 
-def told_score(parts: GraphParts, rollout: NodeId) -> Node | None:
+def reported_score(parts: GraphParts, rollout: NodeId) -> Node | None:
     """The node whose score is told of a rollout's samples: what its advantage reads, or the first.
 
     None where nothing scores them.
@@ -127,10 +127,10 @@ class StepReport:
             ]
             for part in parts.rollouts
         }
-        self._told = {
+        self._scored_later = {
             part.node.id: node
             for part in parts.rollouts
-            if (node := told_score(parts, part.node.id)) is not None
+            if (node := reported_score(parts, part.node.id)) is not None
             and node.op is not Op.INTERACT
             and not is_rule_score(node)
         }
@@ -141,10 +141,10 @@ class StepReport:
             name = f"{node.id}/kl_coefficient" if taken else f"{prefix}kl_coefficient"
             self._coefficients[node.id] = name
 
-    def tell_scores(self, step: StepBatch, drawn: Sequence[Drawn]) -> None:
+    def assign_scores(self, step: StepBatch, generated: Sequence[GeneratedRollout]) -> None:
         """Gives samples the score that a model or a map made, which came after their collection."""
-        for one in drawn:
-            node = self._told.get(one.part.node.id)
+        for rollout in generated:
+            node = self._scored_later.get(rollout.part.node.id)
             if node is None:
                 continue
             values = step.values.get((node.id, "score"))
@@ -153,44 +153,48 @@ class StepReport:
                 for payload, score in zip(payloads, values.tolist(), strict=True):
                     payload.score = score
                 continue
-            judging = next((f.id for f in one.part.filters if self._reads(f.id, node.id)), None)
-            for _, payload in _scored(one.collected):
+            judging = next((f.id for f in rollout.part.filters if self._reads(f.id, node.id)), None)
+            for _, payload in _scored(rollout.collected):
                 payload.score = None if judging is None else payload.judged.get(judging)
 
     def _reads(self, judging: NodeId, node: NodeId) -> bool:
         source = score_source(self._parts.graph, judging)
         return source is not None and source.id == node
 
-    def result(self, step: StepBatch, drawn: Sequence[Drawn], started: float) -> StepResult:
+    def result(
+        self, step: StepBatch, generated: Sequence[GeneratedRollout], started: float
+    ) -> StepResult:
         """The step's rows.
 
         Args:
             started: When it began, by the monotonic clock.
         """
-        ends = {one.part.node.id: self._ends(step, one) for one in drawn}
+        ends = {rollout.part.node.id: self._ends(step, rollout) for rollout in generated}
         metrics = StepMetrics(
             stage=self._stage,
             step=step.number,
             num_samples=sum(len(step.sets[s]) for s in self._own_sets if s in step.sets),
             wall_s=time.monotonic() - started,
-            seconds=_seconds(step, drawn),
+            seconds=_seconds(step, generated),
         )
-        metrics = self._with_samples(metrics, step, drawn, ends)
+        metrics = self._with_samples(metrics, step, generated, ends)
         metrics = self._with_updates(metrics, step)
         rows = [
-            row for one in drawn for row in self._rows(step.number, one, ends[one.part.node.id])
+            row
+            for rollout in generated
+            for row in self._rows(step.number, rollout, ends[rollout.part.node.id])
         ]
         return StepResult(metrics=metrics, samples=rows)
 
     # Samples
 
-    def _ends(self, step: StepBatch, one: Drawn) -> list[_Ended]:
+    def _ends(self, step: StepBatch, rollout: GeneratedRollout) -> list[_Ended]:
         """Every sample of a rollout and its end: consumed ones first, then filtered, then dropped.
 
         A sample is consumed where an update reads a set that it is in; one of a rollout that no
         update reads (a baseline) where it was delivered.
         """
-        part, collected = one.part, one.collected
+        part, collected = rollout.part, rollout.collected
         read = self._read_sets[part.node.id]
         delivered = [(s, p) for _, members in collected.groups for s, p in members]
         dropped = [(s, p, "dropped", reason) for s, p, reason in collected.dropped]
@@ -231,21 +235,23 @@ class StepReport:
                     found.setdefault(sample, reason)
         return found
 
-    def _rows(self, number: int, one: Drawn, ends: Sequence[_Ended]) -> Iterator[SampleRow]:
+    def _rows(
+        self, number: int, rollout: GeneratedRollout, ends: Sequence[_Ended]
+    ) -> Iterator[SampleRow]:
         for sample, payload, end, reason in ends:
             yield SampleRow(
                 stage=self._stage,
                 step=number,
-                rollout=one.part.node.id,
+                rollout=rollout.part.node.id,
                 sample=sample,
                 prompt=payload.item.prompt,
                 response=payload.text,
                 answer=payload.item.row.answer,
                 score=payload.score,
                 terms=payload.terms,
-                num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
+                num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
                 finish=payload.finish or "",
-                versions=payload.drawn_versions,
+                versions=payload.sampled_versions,
                 end=end,
                 reason=reason,
             )
@@ -254,7 +260,7 @@ class StepReport:
         self,
         metrics: StepMetrics,
         step: StepBatch,
-        drawn: Sequence[Drawn],
+        generated: Sequence[GeneratedRollout],
         ends: Mapping[NodeId, Sequence[_Ended]],
     ) -> StepMetrics:
         """The row with rewards and lengths of all scored samples, filtered ones too."""
@@ -262,15 +268,15 @@ class StepReport:
         if step.skipped:
             extra["skipped_nodes"] = float(len(step.skipped))
         num_tokens = 0
-        for one in drawn:
-            node = one.part.node.id
-            numbers = _sample_numbers([payload for _, payload in _scored(one.collected)])
+        for rollout in generated:
+            node = rollout.part.node.id
+            numbers = _sample_numbers([payload for _, payload in _scored(rollout.collected)])
             num_tokens += int(numbers.pop("num_tokens", 0))
             extra |= {
                 name if node == self.main else f"{node}/{name}": number
                 for name, number in (
-                    *_staleness(one, ends[node]).items(),
-                    *self._counts(one).items(),
+                    *_staleness(rollout, ends[node]).items(),
+                    *self._counts(rollout).items(),
                 )
             }
             if node == self.main:
@@ -278,16 +284,16 @@ class StepReport:
                 stays = {p.item.group for _, p, end, _ in ends[node] if end == "consumed"}
                 metrics = replace(
                     metrics,
-                    version=one.version,
+                    version=rollout.version,
                     filtered_groups=len(removed - stays),
-                    filtered_by=self._filtered_by(one.part, ends[node], removed - stays),
+                    filtered_by=self._filtered_by(rollout.part, ends[node], removed - stays),
                     **numbers,  # type: ignore[arg-type]
                 )
             else:
                 extra |= {f"{node}/{name}": float(value) for name, value in numbers.items()}
             extra |= {
                 name if node == self.main else f"{node}/{name}": number
-                for name, number in self._rewards(step, one).items()
+                for name, number in self._rewards(step, rollout).items()
             }
         if self.main in self._sources:
             lengths = step.sets[self.main].sequences.response_lengths
@@ -298,18 +304,18 @@ class StepReport:
         return replace(
             metrics,
             num_tokens=num_tokens,
-            dropped_samples=sum(len(one.collected.dropped) for one in drawn),
+            dropped_samples=sum(len(rollout.collected.dropped) for rollout in generated),
             extra=extra,
         )
 
-    def _counts(self, one: Drawn) -> dict[str, float]:
+    def _counts(self, rollout: GeneratedRollout) -> dict[str, float]:
         """What is counted of a rollout's samples where it can occur."""
-        payloads = [payload for _, payload in _scored(one.collected)]
+        payloads = [payload for _, payload in _scored(rollout.collected)]
         counts = {}
         cut = sum(_is_cut(payload) for payload in payloads)
         if cut:
             counts["cut_episodes"] = float(cut)
-        tokenizer = self._tokenizers[one.part.node.id]
+        tokenizer = self._tokenizers[rollout.part.node.id]
         if not tokenizer.names_all:
             strange = [
                 tokenizer.without_token(p.tokens if p.mask is None else p.tokens[p.mask])
@@ -347,24 +353,24 @@ class StepReport:
                 return format_attr(spec)
         return format_attr(nodes[-1].attr("spec")) if nodes else ""
 
-    def _rewards(self, step: StepBatch, one: Drawn) -> dict[str, float]:
+    def _rewards(self, step: StepBatch, rollout: GeneratedRollout) -> dict[str, float]:
         """Mean, spread and failures of each reward term of a rollout, and all failures together.
 
         A reward model is a term of its role's name.
         """
         values: dict[str, list[float]] = {}
-        for _, payload in _scored(one.collected):
+        for _, payload in _scored(rollout.collected):
             for name, value in payload.terms.items():
                 values.setdefault(name, []).append(value)
         for node in self._parts.graph.of_op(Op.SCORE):
             scores = step.values.get((node.id, "score"))
             if is_rule_score(node) or scores is None or not len(scores):
                 continue
-            if self._parts.origin(node.id) == one.part.node.id:
+            if self._parts.origin(node.id) == rollout.part.node.id:
                 values.setdefault(role_of(node), scores.tolist())
         for name in (CUT_OBSERVATION, CUT_LENGTH):  # no numbers of a reward, but marks of an end
             values.pop(name, None)
-        failed = [payload for _, payload, _ in one.collected.dropped if payload.failure]
+        failed = [payload for _, payload, _ in rollout.collected.dropped if payload.failure]
         failures: Counter[str] = Counter()
         for payload in failed:
             _, _, term = payload.failed_term.partition("/")
@@ -419,7 +425,7 @@ _OWN_FIELDS = (
 """Numbers of updates that a row has a field of its own for."""
 
 
-def _scored(collected: Collected) -> list[tuple[SampleId, Payload]]:
+def _scored(collected: CollectedBatch) -> list[tuple[SampleId, Payload]]:
     """Delivered samples, then filtered ones."""
     kept = [row for _, members in collected.groups for row in members]
     return kept + [(sample, payload) for sample, payload, _ in collected.filtered]
@@ -442,7 +448,7 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
     if not payloads:
         return {}
     # Spelled out for plain responses: there are hundreds a step.
-    lengths = np.array([len(p.tokens) if p.mask is None else p.num_drawn for p in payloads])
+    lengths = np.array([len(p.tokens) if p.mask is None else p.num_sampled for p in payloads])
     truncated = sum(payload.finish is FinishReason.LENGTH for payload in payloads)
     numbers: dict[str, float | int] = {
         "num_tokens": int(lengths.sum()),
@@ -456,13 +462,13 @@ def _sample_numbers(payloads: Sequence[Payload]) -> dict[str, float | int]:
     return numbers
 
 
-def _staleness(one: Drawn, ends: Sequence[_Ended]) -> dict[str, float]:
+def _staleness(rollout: GeneratedRollout, ends: Sequence[_Ended]) -> dict[str, float]:
     """How many publications a rollout's consumed samples are behind; nothing where there is none.
 
     A sample is as old as the oldest weights that drew one of its tokens.
     """
     ages = [
-        one.version - min(version for version, _ in payload.versions)
+        rollout.version - min(version for version, _ in payload.versions)
         for _, payload, end, _ in ends
         if end == "consumed" and payload.versions
     ]
@@ -490,16 +496,16 @@ def _update_numbers(updates: Sequence[OptimizerStep]) -> dict[str, float]:
     }
 
 
-def _seconds(step: StepBatch, drawn: Sequence[Drawn]) -> dict[str, float]:
+def _seconds(step: StepBatch, generated: Sequence[GeneratedRollout]) -> dict[str, float]:
     """Wall time by kind of work, of rollouts and of the batch part together."""
-    if not drawn:
+    if not generated:
         return step.seconds
     seconds = {
-        "generate": sum(one.collected.seconds.generate for one in drawn),
-        "score": sum(one.collected.seconds.score_wait for one in drawn),
-        "offer": sum(one.collected.seconds.offer for one in drawn),
-        "drive": sum(one.collected.seconds.drive for one in drawn),
-        "answer": sum(one.collected.seconds.answer for one in drawn),
+        "generate": sum(rollout.collected.seconds.generate for rollout in generated),
+        "score": sum(rollout.collected.seconds.score_wait for rollout in generated),
+        "offer": sum(rollout.collected.seconds.offer for rollout in generated),
+        "drive": sum(rollout.collected.seconds.drive for rollout in generated),
+        "answer": sum(rollout.collected.seconds.answer for rollout in generated),
     }
     for kind, spent in step.seconds.items():
         seconds[kind] = seconds.get(kind, 0.0) + spent

@@ -30,7 +30,7 @@ class StepWarnings:
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
         # By stage: steps in a row, and what the steps before had.
         self._idle: Counter[str] = Counter()
         self._collapsed: Counter[str] = Counter()
@@ -47,9 +47,9 @@ class StepWarnings:
 
     def _once(self, stage: str, what: str) -> bool:
         """Whether it is the first time."""
-        before = len(self._told)
-        self._told.add((stage, what))
-        return len(self._told) > before
+        before = len(self._warned)
+        self._warned.add((stage, what))
+        return len(self._warned) > before
 
     def _of_cut_episodes(self, metrics: StepMetrics) -> None:
         """Episodes that end before they are done."""
@@ -66,10 +66,10 @@ class StepWarnings:
 
     def _of_unnamed_tokens(self, metrics: StepMetrics) -> None:
         """Tokens of the model that the tokenizer does not have."""
-        drawn = sum(n for key, n in metrics.extra.items() if key.endswith(UNNAMED_TOKENS))
-        if drawn and self._once(metrics.stage, "unnamed"):
+        unnamed = sum(n for key, n in metrics.extra.items() if key.endswith(UNNAMED_TOKENS))
+        if unnamed and self._once(metrics.stage, "unnamed"):
             self._warn(
-                f"{metrics.stage} step {metrics.step}: {counted(drawn, 'token')} drawn that the "
+                f"{metrics.stage} step {metrics.step}: {counted(unnamed, 'token')} drawn that the "
                 "tokenizer does not have, for the model's embedding has more rows than that has "
                 "tokens. Rewards see them as <unused900>, by their ids; unnamed_tokens in "
                 "metrics.jsonl counts more of them. An untrained model draws them until it has "
@@ -101,11 +101,11 @@ class StepWarnings:
         elif _is_worthless(metrics, mean) and mean < best.reward_mean and _shrank(best, metrics):
             self._collapsed[stage] += 1
             if self._collapsed[stage] == IDLE_STEPS and self._once(stage, "collapse"):
-                self._tell_collapse(metrics, mean, best)
+                self._warn_of_collapse(metrics, mean, best)
             return
         self._collapsed[stage] = 0
 
-    def _tell_collapse(self, metrics: StepMetrics, mean: float, best: StepMetrics) -> None:
+    def _warn_of_collapse(self, metrics: StepMetrics, mean: float, best: StepMetrics) -> None:
         how = "end at their first token" if _is_silent(metrics) else "do not stop any more"
         rate = self._rates.get(metrics.stage)
         rates = "" if rate is None else f" (it was {rate:g} at the last update)"
@@ -123,7 +123,7 @@ class StepWarnings:
             self._idle[stage] = 0
             return
         self._idle[stage] += 1
-        if self._idle[stage] != IDLE_STEPS or (stage, "collapse") in self._told:
+        if self._idle[stage] != IDLE_STEPS or (stage, "collapse") in self._warned:
             return
         if not self._once(stage, "idle"):
             return

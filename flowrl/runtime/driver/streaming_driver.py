@@ -26,7 +26,7 @@ from flowrl.rollout import (
     EnginePauseAsked,
 )
 from flowrl.runtime.checkpoint.unused_samples import UnusedSamples
-from flowrl.runtime.driver.collected import Collected, Seconds
+from flowrl.runtime.driver.collected_batch import CollectedBatch, Seconds
 from flowrl.runtime.driver.rollout_driver import POLL_S, RolloutDriver
 from flowrl.runtime.driver.sources import PromptSupply
 from flowrl.runtime.local.engine_fleet import EngineFleet
@@ -54,7 +54,7 @@ class StreamingDriver(RolloutDriver):
         self._prompts = supply
         self._batch_groups = batch_groups
         self._asked: tuple[int, float] | None = None  # the batch that is waited for, and since when
-        self._moved = 0.0  # when something last did
+        self._progressed = 0.0  # when something last did
         self._stopped = 0.0  # when the clock was
         self._spent = Seconds()
         self._busy_s = fleet.busy_s  # of engines, when the last batch was delivered
@@ -73,7 +73,7 @@ class StreamingDriver(RolloutDriver):
         """Whether `take` gives it. May be asked in any thread."""
         return batch in self._outcomes.batches
 
-    def take(self, batch: int) -> Collected:
+    def take(self, batch: int) -> CollectedBatch:
         """A delivered batch."""
         return self._outcomes.batches.pop(batch)
 
@@ -103,19 +103,19 @@ class StreamingDriver(RolloutDriver):
             FlowError: what `RolloutDriver.collect` raises.
         """
         spent, began, waited_s = self._spent, self._clock(), self._spent.generate
-        moved = self._tell_time() + self._mend_engines() + self._poll_engines(spent)
-        moved += self._tell_silence()
+        progressed = self._report_time() + self._restart_engines() + self._poll_engines(spent)
+        progressed += self._report_silence()
         # Episodes are polled with patience: that waits, for engine and environment, and is no work.
         waited_s = spent.generate - waited_s
         self._spent.drive += max(0.0, self._clock() - began - waited_s)
         spent, answer_s = self._spent, self._spent.answer
-        moved += self._poll_scoring(spent, wait=False)
+        progressed += self._poll_scoring(spent, wait=False)
         if spent is not self._spent:  # a batch was delivered in there, and the next one counted on
             self._spent.answer += spent.answer - answer_s
-        moved += self._offer_more()
+        progressed += self._offer_more()
         now = self._clock()
-        if moved:
-            self._moved = now
+        if progressed:
+            self._progressed = now
             self._beat()
         elif self._asked is not None and self._idle_s(now) > self._stall_timeout_s:
             raise SchedulerError(
@@ -123,13 +123,13 @@ class StreamingDriver(RolloutDriver):
                 found=self.describe(),
                 hint="raise runtime.stall_timeout_s if the worker that is waited for is slow",
             )
-        elif not self._deaths.broken:
+        elif not self._engine_failures.broken:
             self._wait(wake)
-        return moved
+        return progressed
 
     def _idle_s(self, now: float) -> float:
         assert self._asked is not None
-        return now - max(self._moved, self._asked[1])
+        return now - max(self._progressed, self._asked[1])
 
     def _offer_more(self) -> int:
         """Offers what the scheduler asked for; how many groups.
@@ -182,7 +182,7 @@ class StreamingDriver(RolloutDriver):
         """Rounds again."""
         stood_s = self._clock() - self._stopped
         self._began += stood_s
-        self._moved += stood_s
+        self._progressed += stood_s
 
     def settle_scores(self) -> None:
         """Waits until scorers have answered everything: others may use them then.
@@ -192,7 +192,7 @@ class StreamingDriver(RolloutDriver):
         """
         # The trainer waits, between two steps: neither drives the batch that is drawn.
         spent = Seconds()
-        self._wait_for(lambda: not self._answers.due, lambda: self._poll_scoring(spent, wait=True))
+        self._wait_for(lambda: not self._results.due, lambda: self._poll_scoring(spent, wait=True))
 
     def written(self) -> tuple[dict[str, object], UnusedSamples]:
         """The scheduler's state and the samples, between two decode steps.
@@ -209,11 +209,11 @@ class StreamingDriver(RolloutDriver):
                 self._emit(EngineContinueAsked(**self._stamp(), engine=engine))
 
     def _look_after_engines(self) -> int:
-        moved = self._tell_time() + self._mend_engines() + self._poll_engines(self._spent)
-        moved += self._tell_silence()
-        if not moved and not self._deaths.broken:
+        progressed = self._report_time() + self._restart_engines() + self._poll_engines(self._spent)
+        progressed += self._report_silence()
+        if not progressed and not self._engine_failures.broken:
             wait_for_any(self._waitable_engines(), POLL_S)
-        return moved
+        return progressed
 
     def _wait_for(self, done: Callable[[], bool], look: Callable[[], int]) -> None:
         last = self._clock()

@@ -33,7 +33,7 @@ from flowrl.errors import SchedulerError
 __all__ = [
     "BusyThread",
     "RolloutThread",
-    "Served",
+    "RoundServer",
 ]
 
 
@@ -44,7 +44,7 @@ _IDLE_S = 1.0
 _WATCH_S = 0.1
 
 
-class Served(Protocol):
+class RoundServer(Protocol):
     """What the thread runs."""
 
     def round(self, wake: int) -> int:
@@ -66,8 +66,8 @@ class RolloutThread:
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Future[Any] | None, Callable[[], Any]]] = deque()
-        self._served: Served | None = None
-        self._resting = False
+        self._served: RoundServer | None = None
+        self._paused = False
         self._closing = False
         self._moved = threading.Condition()
         self.failure: BaseException | None = None
@@ -140,19 +140,19 @@ class RolloutThread:
 
     # In the thread, by `call`
 
-    def serve(self, served: Served | None) -> None:
+    def serve(self, served: RoundServer | None) -> None:
         """Runs rounds of this from now on; None runs nothing."""
         self._served = served
-        self._resting = False
+        self._paused = False
         self.failure = None
 
-    def rest(self) -> None:
-        """Runs no rounds until `go_on`; calls are answered."""
-        self._resting = True
+    def pause(self) -> None:
+        """Runs no rounds until `resume`; calls are answered."""
+        self._paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Runs rounds again."""
-        self._resting = False
+        self._paused = False
 
     # The thread
 
@@ -160,7 +160,7 @@ class RolloutThread:
         while not self._closing:
             self._answer_calls()
             served = self._served
-            if served is None or self._resting or self.failure is not None:
+            if served is None or self._paused or self.failure is not None:
                 select.select([self._wake_read], [], [], _IDLE_S)
                 continue
             try:

@@ -11,8 +11,8 @@ The driver holds the scheduler's requests for scores until `release`, so that th
 map and filter can show their results before the batch is delivered. The batch itself is made by the
 same scheduler, in the same order of samples, as in a compiled run.
 
-Until the hand-over, sets and values of the rollout are in `shown`. A group leaves `shown` when one
-of its rewards fails, as it will leave the batch.
+Until the hand-over, sets and values of the rollout are in `visible`. A group leaves `visible` when
+one of its rewards fails, as it will leave the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flowrl.runtime.driver.filters import group_sizes, kept_groups, make_subset,
 from flowrl.runtime.driver.graph_parts import role_of, score_source
 from flowrl.runtime.driver.payloads import Payload
 from flowrl.runtime.driver.rollout_driver import (
-    Collected,
+    CollectedBatch,
     FailureBudget,
     RolloutDriver,
     Scorers,
@@ -52,15 +52,15 @@ from flowrl.runtime.driver.sample_set import (
     scores_by,
 )
 from flowrl.runtime.driver.stage import OpenRollout
-from flowrl.runtime.driver.step_report import Drawn
+from flowrl.runtime.driver.step_report import GeneratedRollout
 from flowrl.runtime.scoring.in_process import InlineScorer
 from flowrl.runtime.scoring.pool import ScoreFailure
 from flowrl.specs import FilterSpec
 
 __all__ = [
     "EagerRollout",
-    "HeldDriver",
-    "Shown",
+    "TwoPhaseDriver",
+    "VisibleResults",
 ]
 
 
@@ -69,20 +69,20 @@ _ABANDON_S = 10.0
 """Seconds that engines may take to report the ends of aborted samples."""
 
 
-class HeldDriver(RolloutDriver):
+class TwoPhaseDriver(RolloutDriver):
     """See the module; the arguments are those of `RolloutDriver`, the scorers `InlineScorer`s."""
 
     def __init__(self, *, scorers: Mapping[RoleName, Scorers], **arguments: Any) -> None:
-        self._held: list[Score] = []
+        self._held_scores: list[Score] = []
         self._holding = False
         self._spent = Seconds()
         self._inline: dict[RoleName, InlineScorer] = {}
         for role, scorer in scorers.items():
             assert isinstance(scorer, InlineScorer)
-            self._inline[role] = scorer.apart()
+            self._inline[role] = scorer.for_rollout()
         super().__init__(scorers=self._inline, **arguments)
 
-    def draw(self, batch: int, groups: int) -> None:
+    def generate(self, batch: int, groups: int) -> None:
         """Asks for a batch and runs the engines until all of its samples are drawn.
 
         Raises:
@@ -96,10 +96,10 @@ class HeldDriver(RolloutDriver):
         self._emit(BatchAsked(id=self._next(), batch=batch, groups=groups))
         self._run(lambda: not any(self._running.values()), self._spent)
 
-    def drawn(self, items: Sequence[PromptItem]) -> list[GroupRows]:
+    def generated(self, items: Sequence[PromptItem]) -> list[GroupRows]:
         """The groups of `items` that are whole: no episode of theirs broke off, no reward failed.
 
-        They can be asked for between `draw` and `release`.
+        They can be asked for between `generate` and `release`.
         """
         found: list[GroupRows] = []
         for item in items:
@@ -114,21 +114,21 @@ class HeldDriver(RolloutDriver):
                 found.append((item.group, members))
         return found
 
-    def score_ahead(
+    def prefetch_scores(
         self, role: RoleName, sample: SampleId, payload: Payload
     ) -> tuple[ScoreResult | ScoreFailure, BaseException | None]:
         """What a role gives a sample, and what its reward raised; `release` asks no second time."""
         scorer = self._inline[role]
-        return scorer.ahead(score_request(sample, payload)), scorer.cause(sample)
+        return scorer.prefetch(score_request(sample, payload)), scorer.cause(sample)
 
-    def release(self, batch: int) -> Collected:
+    def release(self, batch: int) -> CollectedBatch:
         """Has everything scored and judged that is not yet, and takes the batch.
 
         Raises:
             RewardError: more rewards failed than allowed.
         """
         self._holding = False
-        held, self._held = self._held, []
+        held, self._held_scores = self._held_scores, []
         for action in held:
             self._score(action)
         self._settle()
@@ -165,10 +165,10 @@ class HeldDriver(RolloutDriver):
             return
         payloads = [self.store[sample] for sample in action.samples]
         self._decode([payload for payload in payloads if not payload.is_episode])
-        self._held.append(action)
+        self._held_scores.append(action)
 
 
-class Shown:
+class VisibleResults:
     """What is known of a step's rollouts before they are handed over; made anew for each step.
 
     Attributes:
@@ -228,24 +228,24 @@ class EagerRollout:
     """One rollout in one step; see the module.
 
     Attributes:
-        rollout: The rollout, whose driver is a `HeldDriver`.
+        rollout: The rollout, whose driver is a `TwoPhaseDriver`.
         program: The batch part of its graph.
-        shown: Where its sets and values are shown.
+        visible: Where its sets and values are shown.
         items: Prompts of the step.
         number: Of the step.
         budget: What rewards may still fail in this step; a copy that only looks ahead.
         version: Weights that it began with; None until it is drawn.
-        drawn: What was handed over; None until then.
+        generated: What was handed over; None until then.
     """
 
     rollout: OpenRollout
     program: BatchProgram
-    shown: Shown
+    visible: VisibleResults
     items: Sequence[PromptItem]
     number: int
     budget: FailureBudget
     version: int | None = None
-    drawn: Drawn | None = None
+    generated: GeneratedRollout | None = None
 
     @property
     def node(self) -> Node:
@@ -253,23 +253,23 @@ class EagerRollout:
         return self.rollout.part.node
 
     @property
-    def driver(self) -> HeldDriver:
+    def driver(self) -> TwoPhaseDriver:
         """The driver, between drawing and delivery."""
         driver = self.rollout.driver
-        assert isinstance(driver, HeldDriver)
+        assert isinstance(driver, TwoPhaseDriver)
         return driver
 
-    def draw(self) -> None:
+    def generate(self) -> None:
         """Draws all its samples; a second call does nothing."""
         if self.version is not None:
             return
         self.version = self.driver.scheduler.version
         self.rollout.begin()
         self.driver.offer(self.items)
-        self.driver.draw(self.number, len(self.items))
-        samples = sample_set(self.node.id, self.driver.drawn(self.items))
-        self.shown.batch.sets[self.node.id] = samples
-        fill_fields(self.node, self.shown.batch, samples)
+        self.driver.generate(self.number, len(self.items))
+        samples = sample_set(self.node.id, self.driver.generated(self.items))
+        self.visible.batch.sets[self.node.id] = samples
+        fill_fields(self.node, self.visible.batch, samples)
 
     def show(self, node: Node) -> None:
         """Runs the line of a score, a map or a filter, before the samples are handed over."""
@@ -277,49 +277,49 @@ class EagerRollout:
             case Op.SCORE:
                 self._score(node)
             case Op.MAP:
-                self.program.run_node(node, self.shown.batch)
+                self.program.run_node(node, self.visible.batch)
             case Op.FILTER:
                 self._filter(node)
             case _:
                 raise AssertionError(f"{node.id} does not stream")
 
-    def hand_over(self) -> Drawn:
+    def hand_over(self) -> GeneratedRollout:
         """Scores and judges what is left, and takes the batch; what a second call returns too."""
-        if self.drawn is None:
-            self.draw()
+        if self.generated is None:
+            self.generate()
             assert self.version is not None
             collected = self.driver.release(self.number)
-            self.drawn = Drawn(
+            self.generated = GeneratedRollout(
                 part=self.rollout.part, items=self.items, collected=collected, version=self.version
             )
-        return self.drawn
+        return self.generated
 
-    def keep_shown(self, drawn: Drawn) -> None:
+    def keep_delivered(self, generated: GeneratedRollout) -> None:
         """Leaves only groups that ended well; filtered ones did."""
-        filtered = [payload.item.group for _, payload, _ in drawn.collected.filtered]
-        groups = [group for group, _ in drawn.collected.groups]
-        self.shown.keep(self.node.id, [*filtered, *groups])
+        filtered = [payload.item.group for _, payload, _ in generated.collected.filtered]
+        groups = [group for group, _ in generated.collected.groups]
+        self.visible.keep(self.node.id, [*filtered, *groups])
 
     def _score(self, node: Node) -> None:
         """Scores every sample of the rollout, those that a filter removed too, as a driver does."""
-        role, parts, batch = role_of(node), self.program.parts, self.shown.batch
-        if self.drawn is None:
-            failed = self._score_ahead(role)
+        role, parts, batch = role_of(node), self.program.parts, self.visible.batch
+        if self.generated is None:
+            failed = self._prefetch_scores(role)
             groups = batch.sets[self.node.id].groups
-            self.shown.keep(self.node.id, [group for group in groups if group not in failed])
+            self.visible.keep(self.node.id, [group for group in groups if group not in failed])
         samples = batch.sets[parts.made[node.id]]
         batch.values[node.id, "score"] = scores_by(role, samples.payloads)
 
-    def _score_ahead(self, role: RoleName) -> set[GroupId]:
+    def _prefetch_scores(self, role: RoleName) -> set[GroupId]:
         """Calls a role's rewards; the groups of which one failed.
 
         Raises:
             RewardError: more failed than may; what the reward itself raised is the cause.
         """
         failed = set()
-        for group, members in self.driver.drawn(self.items):
+        for group, members in self.driver.generated(self.items):
             for sample, payload in members:
-                answer, cause = self.driver.score_ahead(role, sample, payload)
+                answer, cause = self.driver.prefetch_scores(role, sample, payload)
                 if not isinstance(answer, ScoreFailure):
                     payload.scores[role] = answer.score
                     continue
@@ -331,7 +331,7 @@ class EagerRollout:
         return failed
 
     def _filter(self, node: Node) -> None:
-        parts, batch = self.program.parts, self.shown.batch
+        parts, batch = self.program.parts, self.visible.batch
         edge = parts.graph.feeding(node.id, "rollout")
         assert edge is not None  # the verifier of graphs proves it
         samples = batch.sets[parts.made[edge.src]]
@@ -356,7 +356,7 @@ class EagerRollout:
             scores = np.asarray(given, np.float64)
         else:
             role = role_of(source)
-            told = [payload.scores[role] for payload in inputs.samples.payloads]
-            scores = np.array(told, np.float64)
+            found_scores = [payload.scores[role] for payload in inputs.samples.payloads]
+            scores = np.array(found_scores, np.float64)
         sizes = group_sizes(inputs.sequences.groups)
         return np.flatnonzero(np.repeat(kept_groups(spec, scores, sizes), sizes))

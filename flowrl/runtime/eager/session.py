@@ -22,7 +22,7 @@ from flowrl.config.schema import RunConfig
 from flowrl.errors import ConfigError, FlowError, RewardError, TraceError
 from flowrl.observe.display import Display
 from flowrl.observe.rows import Summary
-from flowrl.runtime.eager.stage import EagerStage, MadeStep
+from flowrl.runtime.eager.stage import EagerStage, EagerStepResult
 from flowrl.runtime.run import Turn, new_run, opened_run
 
 __all__ = [
@@ -56,7 +56,7 @@ class EagerSession:
         display: Display | None = None,
     ) -> None:
         self._names = [stage.name for stage in stages]
-        self.made: MadeStep | None = None
+        self.made: EagerStepResult | None = None
         self._turn: Turn | None = None
         self._failed: str | None = None
         self._stack = ExitStack()
@@ -85,7 +85,7 @@ class EagerSession:
         """Of the run, once all steps are made."""
         return self._run.summary
 
-    def step(self) -> MadeStep:
+    def step(self) -> EagerStepResult:
         """Makes the next step.
 
         Behind it come the evaluations, checkpoints and stage ends that belong there, and after the

@@ -26,13 +26,13 @@ from flowrl.runtime.driver.rollout_driver import FailureBudget
 from flowrl.runtime.driver.sources import Source
 from flowrl.runtime.driver.stage import OpenRollout, Stage
 from flowrl.runtime.driver.step_report import StepReport, StepResult
-from flowrl.runtime.eager.rollout import EagerRollout, HeldDriver, Shown
-from flowrl.runtime.eager.step import EagerStep, fates_of
+from flowrl.runtime.eager.rollout import EagerRollout, TwoPhaseDriver, VisibleResults
+from flowrl.runtime.eager.step import EagerStep, node_mapping_of
 
 __all__ = [
     "EagerStage",
+    "EagerStepResult",
     "EagerTracer",
-    "MadeStep",
 ]
 
 
@@ -78,7 +78,7 @@ class EagerTracer(Tracer):
         left = self._expected.nodes[self._num_called :]
         if left:
             last = self._expected.nodes[self._num_called - 1]
-            raise _other_way(last, "the end of the program", f"{left[0].id} ({left[0].source})")
+            raise _deviation(last, "the end of the program", f"{left[0].id} ({left[0].source})")
 
     def value_of(self, node_id: NodeId, fields: tuple[Field, ...]) -> object:
         """See `Tracer`."""
@@ -90,34 +90,37 @@ class EagerTracer(Tracer):
 
     def _check(self, node: Node) -> None:
         if self._num_called == len(self._expected.nodes):
-            raise _other_way(node, node.id, "the end of the program")
+            raise _deviation(node, node.id, "the end of the program")
         expected = self._expected.nodes[self._num_called]
         at = f" ({expected.source})" if expected.source is not None else ""
         if (node.id, node.op, node.role) != (expected.id, expected.op, expected.role):
-            raise _other_way(node, node.id, f"{expected.id}{at}")
-        mine, theirs = _said_of(node, self.edges_into(node.id)), self._said_of_expected(expected)
-        if mine != theirs:
-            changed = [key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key)]
-            shown = dict.fromkeys(changed)
+            raise _deviation(node, node.id, f"{expected.id}{at}")
+        actual, compiled = (
+            _attributes(node, self.edges_into(node.id)),
+            self._expected_attributes(expected),
+        )
+        if actual != compiled:
+            changed = [k for k in (*actual, *compiled) if actual.get(k) != compiled.get(k)]
+            keys = dict.fromkeys(changed)
             found, wanted = (
-                ", ".join(f"{key}={said.get(key, 'nothing')}" for key in shown)
-                for said in (mine, theirs)
+                ", ".join(f"{key}={values.get(key, 'nothing')}" for key in keys)
+                for values in (actual, compiled)
             )
-            raise _other_way(node, f"{node.id} with {found}", f"{wanted}{at}")
+            raise _deviation(node, f"{node.id} with {found}", f"{wanted}{at}")
         self._num_called += 1
 
-    def _said_of_expected(self, expected: Node) -> dict[str, str]:
-        return _said_of(expected, self._expected.in_edges(expected.id))
+    def _expected_attributes(self, expected: Node) -> dict[str, str]:
+        return _attributes(expected, self._expected.in_edges(expected.id))
 
 
-def _said_of(node: Node, edges: Sequence[Edge]) -> dict[str, str]:
-    """What a node reads and is told, by name."""
+def _attributes(node: Node, edges: Sequence[Edge]) -> dict[str, str]:
+    """Returns the inputs, attributes and outputs of a node, by name."""
     reads = {edge.argument: f"{edge.src}{{{','.join(edge.fields)}}}" for edge in edges}
     outputs = ",".join(map(str, node.outputs))
     return {**reads, **{key: repr(value) for key, value in node.attrs}, "outputs": outputs}
 
 
-def _other_way(node: Node, found: str, expected: str) -> TraceError:
+def _deviation(node: Node, found: str, expected: str) -> TraceError:
     return TraceError(
         "the program goes another way than it was compiled with",
         where=str(node.source) if node.source is not None else None,
@@ -128,7 +131,7 @@ def _other_way(node: Node, found: str, expected: str) -> TraceError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class MadeStep:
+class EagerStepResult:
     """A step that was made line by line.
 
     >>> made = session.step()   # doctest: +SKIP
@@ -146,10 +149,12 @@ class MadeStep:
     line: EagerStep
 
     def __repr__(self) -> str:
-        told = {"reward": self.metrics.reward_mean, "loss": self.metrics.loss}
-        numbers = ", ".join(f"{name} {x:.4g}" for name, x in told.items() if x is not None)
+        numbers_by_name = {"reward": self.metrics.reward_mean, "loss": self.metrics.loss}
+        numbers = ", ".join(
+            f"{name} {x:.4g}" for name, x in numbers_by_name.items() if x is not None
+        )
         at = f"{self.metrics.stage} {self.metrics.step}"
-        return f"<MadeStep {at}: {numbers or 'no update'}; {', '.join(self.nodes)}>"
+        return f"<EagerStepResult {at}: {numbers or 'no update'}; {', '.join(self.nodes)}>"
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -174,7 +179,7 @@ class EagerStage(Stage):
 
     Args:
         stage: The compiled stage; its workflow is called with its arguments.
-        shown: Where rollouts are shown; the judges of `rollouts` read it.
+        visible: Where rollouts are shown; the judges of `rollouts` read it.
         tokenizers: By rollout and source, for texts.
         stop: A true value ends a step that has changed no weights.
 
@@ -191,7 +196,7 @@ class EagerStage(Stage):
         rollouts: Sequence[OpenRollout],
         failures: FailureBudget,
         report: StepReport,
-        shown: Shown,
+        visible: VisibleResults,
         tokenizers: Mapping[NodeId, Tokenizer],
         stop: Callable[[], bool],
     ) -> None:
@@ -203,11 +208,11 @@ class EagerStage(Stage):
             report=report,
         )
         self._stage = stage
-        self._fates = fates_of(stage)
-        self._shown = shown
+        self._node_mapping = node_mapping_of(stage)
+        self._visible = visible
         self._tokenizers = tokenizers
         self._stop = stop
-        self.made: MadeStep | None = None
+        self.made: EagerStepResult | None = None
 
     def step(self, number: int) -> StepResult:
         """Makes step `number`.
@@ -218,24 +223,24 @@ class EagerStage(Stage):
         started = time.monotonic()
         failed = self._failures.failed
         batch, items = self._begin(number)
-        self._shown.begin(number)
+        self._visible.begin(number)
         budget = replace(self._failures)
         line = EagerStep(
             program=self._program,
             traced=self._stage.traced,
-            fates=self._fates,
+            node_mapping=self._node_mapping,
             rollouts=[
                 EagerRollout(
                     rollout=rollout,
                     program=self._program,
-                    shown=self._shown,
+                    visible=self._visible,
                     items=items[rollout.part.source],
                     number=number,
                     budget=budget,
                 )
                 for rollout in self._rollouts
             ],
-            shown=self._shown,
+            visible=self._visible,
             batch=batch,
             items=items,
             text_of=self._text_of,
@@ -243,14 +248,14 @@ class EagerStage(Stage):
         )
         try:
             returned = self._perform(EagerTracer(self._stage.traced, line))
-            drawn = line.finish()
+            generated = line.finish()
         except BaseException:
             # The step is given up. Made anew, its rewards fail anew.
             self._failures.failed = failed
             self.has_learned = line.has_learned
             raise
-        result = self._end(batch, drawn, started)
-        self.made = MadeStep(
+        result = self._end(batch, generated, started)
+        self.made = EagerStepResult(
             metrics=result.metrics, samples=result.samples, returned=returned, line=line
         )
         return result
@@ -258,7 +263,7 @@ class EagerStage(Stage):
     def abandon(self) -> None:
         """Empties the engines of a step that was given up; this stage makes no other."""
         for rollout in self._rollouts:
-            assert isinstance(rollout.driver, HeldDriver)
+            assert isinstance(rollout.driver, TwoPhaseDriver)
             rollout.driver.abandon()
 
     def _perform(self, tracer: EagerTracer) -> object:

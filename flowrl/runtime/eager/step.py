@@ -30,27 +30,27 @@ from flowrl.program.values import SamplesValue, told_samples
 from flowrl.runtime.driver.batch_program import BatchProgram
 from flowrl.runtime.driver.graph_parts import is_rule_score
 from flowrl.runtime.driver.sample_set import StepBatch, receive_rollout, sample_set
-from flowrl.runtime.driver.stage import drop_without_counterpart, handed_over, side_by_side
-from flowrl.runtime.driver.step_report import Drawn
-from flowrl.runtime.eager.rollout import EagerRollout, Shown
+from flowrl.runtime.driver.stage import delivered_groups, drop_without_counterpart, joined_rollouts
+from flowrl.runtime.driver.step_report import GeneratedRollout
+from flowrl.runtime.eager.rollout import EagerRollout, VisibleResults
 from flowrl.runtime.eager.values import (
     TextOf,
     arrays_of,
+    arrays_text,
     is_of_samples,
+    prompts_text,
     samples_value,
-    told_arrays,
-    told_prompts,
 )
 
 __all__ = [
     "EagerStep",
-    "Fates",
-    "fates_of",
+    "NodeMapping",
+    "node_mapping_of",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fates:
+class NodeMapping:
     """Traced nodes that the lowered graph lacks.
 
     Attributes:
@@ -61,12 +61,12 @@ class Fates:
     merged: Mapping[NodeId, NodeId]
     dropped: Mapping[NodeId, str]
 
-    def standing_for(self, node: NodeId) -> NodeId:
+    def lowered_id(self, node: NodeId) -> NodeId:
         """The node whose values are those of `node`: itself, or the one it was merged into."""
         return self.merged.get(node, node)
 
 
-def fates_of(stage: CompiledStage) -> Fates:
+def node_mapping_of(stage: CompiledStage) -> NodeMapping:
     """Runs the passes once more, and looks where each node goes."""
     merged: dict[NodeId, NodeId] = {}
     dropped: dict[NodeId, str] = {}
@@ -87,7 +87,7 @@ def fates_of(stage: CompiledStage) -> Fates:
         if other in dropped:
             del merged[node]
             dropped[node] = dropped[other]
-    return Fates(merged=merged, dropped=dropped)
+    return NodeMapping(merged=merged, dropped=dropped)
 
 
 def _reader_now_reads(before: Graph, after: Graph, node: NodeId) -> NodeId | None:
@@ -109,9 +109,9 @@ class EagerStep:
     Args:
         program: The batch part of the lowered graph.
         traced: The graph that the program was compiled to.
-        fates: What became of the traced nodes that the lowered graph lacks.
+        node_mapping: What became of the traced nodes that the lowered graph lacks.
         rollouts: In the graph's order.
-        shown: Where rollouts are shown until they are handed over.
+        visible: Where rollouts are shown until they are handed over.
         batch: The step's samples and values; those of data sources are there.
         items: Rows of each source.
         text_of: Decodes responses.
@@ -126,9 +126,9 @@ class EagerStep:
         *,
         program: BatchProgram,
         traced: Graph,
-        fates: Fates,
+        node_mapping: NodeMapping,
         rollouts: Sequence[EagerRollout],
-        shown: Shown,
+        visible: VisibleResults,
         batch: StepBatch,
         items: Mapping[NodeId, Sequence[PromptItem]],
         text_of: TextOf,
@@ -139,12 +139,12 @@ class EagerStep:
         self._parts = program.parts
         self._traced = {node.id: node for node in traced.nodes}
         self._lowered = {node.id: node for node in program.parts.graph.nodes}
-        self._fates = fates
+        self._node_mapping = node_mapping
         self._rollouts = {rollout.node.id: rollout for rollout in rollouts}
-        self._beside = side_by_side(program.parts)
-        self._handed: set[NodeId] = {node.id for node in program.parts.sources}
-        self._shown = shown.batch
-        self._maps = shown
+        self._joined = joined_rollouts(program.parts)
+        self._handed_over: set[NodeId] = {node.id for node in program.parts.sources}
+        self._visible = visible.batch
+        self._visible_maps = visible
         self._batch = batch
         self._items = items
         self._text_of = text_of
@@ -167,7 +167,7 @@ class EagerStep:
             return
         rollout = self._rollouts.get(node_id)
         if rollout is not None:
-            rollout.draw()
+            rollout.generate()
         elif node.region is not None:
             return  # the policy's side of an interact, which is drawn as one
         elif self._parts.streams(node_id):
@@ -175,7 +175,7 @@ class EagerStep:
         elif node_id in self._places:
             self._work_up_to(node)
 
-    def finish(self) -> list[Drawn]:
+    def finish(self) -> list[GeneratedRollout]:
         """Does what no line asked for, and tells what each rollout gave, in the graph's order."""
         self._hand_over(set(self._rollouts))
         for node in tuple(self._pending):
@@ -198,7 +198,7 @@ class EagerStep:
         self._pending.remove(node)
         self.has_learned = self.has_learned or node.op in (Op.UPDATE, Op.SYNC)
         if node.op is Op.MAP and self._parts.streams(node.id):
-            self._maps.run_map(node, self._batch)
+            self._visible_maps.run_map(node, self._batch)
         else:
             self._program.run_node(node, self._batch)
 
@@ -210,16 +210,16 @@ class EagerStep:
         return {self._parts.origin(edge.src) for edge in reads if not edge.carried}
 
     def _is_ready(self, node: Node) -> bool:
-        return self._origins(node) <= self._handed
+        return self._origins(node) <= self._handed_over
 
     def _rollouts_for(self, node: Node) -> set[NodeId]:
         """The rollouts that must be there before a node runs."""
         if node.op in _OF_MODELS or (node.op is Op.SCORE and not is_rule_score(node)):
             return set(self._rollouts)
         origins = self._origins(node)
-        for beside in self._beside:
-            if beside & origins:
-                origins |= beside
+        for joined in self._joined:
+            if joined & origins:
+                origins |= joined
         return origins & set(self._rollouts)
 
     def _hand_over(self, wanted: set[NodeId]) -> None:
@@ -227,19 +227,19 @@ class EagerStep:
         ids = list(self._rollouts)
         last = max((ids.index(node) for node in wanted), default=-1)
         for rollout in list(self._rollouts.values())[: last + 1]:
-            rollout.draw()
+            rollout.generate()
         for node in ids:
-            if node not in wanted or node in self._handed:
+            if node not in wanted or node in self._handed_over:
                 continue
-            beside = next((group for group in self._beside if node in group), {node})
-            together = [self._rollouts[each] for each in ids if each in beside]
-            drawn = [rollout.hand_over() for rollout in together]
-            if len(drawn) > 1:
-                drop_without_counterpart(drawn)
-            for rollout, one in zip(together, drawn, strict=True):
-                rollout.keep_shown(one)
-                receive_rollout(self._parts, one.part, self._batch, handed_over(one))
-                self._handed.add(rollout.node.id)
+            joined = next((group for group in self._joined if node in group), {node})
+            together = [self._rollouts[each] for each in ids if each in joined]
+            generated = [rollout.hand_over() for rollout in together]
+            if len(generated) > 1:
+                drop_without_counterpart(generated)
+            for rollout, result in zip(together, generated, strict=True):
+                rollout.keep_delivered(result)
+                receive_rollout(self._parts, result.part, self._batch, delivered_groups(result))
+                self._handed_over.add(rollout.node.id)
 
     # Values
 
@@ -265,16 +265,16 @@ class EagerStep:
 
     def told(self, node_id: NodeId, fields: Sequence[Field]) -> str:
         """The same in a line."""
-        node_id = self._fates.standing_for(node_id)
-        if node_id in self._fates.dropped:
-            return f"left out by {self._fates.dropped[node_id]}"
+        node_id = self._node_mapping.lowered_id(node_id)
+        if node_id in self._node_mapping.dropped:
+            return f"left out by {self._node_mapping.dropped[node_id]}"
         node = self._node(node_id)
         if node.op is Op.SOURCE and node.attr("data") == "prompts":
-            return told_prompts([item.prompt for item in self._items[node.id]])
+            return prompts_text([item.prompt for item in self._items[node.id]])
         if is_of_samples(fields):
             return told_samples(self._samples(node))
         batch = self._batch_of(node)
-        return told_arrays(arrays_of(node, fields, batch), fields, self._mask(node, batch))
+        return arrays_text(arrays_of(node, fields, batch), fields, self._mask(node, batch))
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -293,10 +293,10 @@ class EagerStep:
         return self._node(NodeId(node_id))
 
     def _node(self, node_id: NodeId) -> Node:
-        node_id = self._fates.standing_for(node_id)
+        node_id = self._node_mapping.lowered_id(node_id)
         if node_id in self._lowered:
             return self._lowered[node_id]
-        name = self._fates.dropped[node_id]
+        name = self._node_mapping.dropped[node_id]
         raise TraceError(
             f"{node_id} has no value: the pass {name} left it out, as in the compiled program",
             where=str(self._traced[node_id].source or node_id),
@@ -308,7 +308,7 @@ class EagerStep:
         batch = self._batch
         ran = node.id in batch.sets or node.id in batch.skipped
         ran = ran or any((node.id, field.name) in batch.values for field in node.outputs)
-        return batch if ran else self._shown
+        return batch if ran else self._visible
 
     def _samples(self, node: Node) -> SamplesValue:
         batch = self._batch_of(node)

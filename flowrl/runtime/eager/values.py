@@ -19,10 +19,10 @@ from flowrl.runtime.driver.sample_set import Array, SampleSet, StepBatch
 __all__ = [
     "TextOf",
     "arrays_of",
+    "arrays_text",
     "is_of_samples",
+    "prompts_text",
     "samples_value",
-    "told_arrays",
-    "told_prompts",
 ]
 
 
@@ -56,9 +56,9 @@ def samples_value(
     """
     sequences = samples.sequences
     # Arrays of the step itself: who writes into them is told, and the run stays what it is.
-    drawn: Any
+    logprobs: Any
     preferred: Any
-    drawn, preferred = (values.get((node, f.name)) for f in (ROLLOUT_LOGPROBS, PREFERRED))
+    logprobs, preferred = (values.get((node, f.name)) for f in (ROLLOUT_LOGPROBS, PREFERRED))
     return SamplesValue(
         samples=tuple(sequences.samples),
         groups=tuple(samples.groups),
@@ -68,7 +68,7 @@ def samples_value(
         offsets=_read_only(sequences.offsets),
         response_mask=_read_only(sequences.response_mask),
         lengths=_read_only(sequences.response_lengths),
-        rollout_logprobs=None if drawn is None else _read_only(drawn),
+        rollout_logprobs=None if logprobs is None else _read_only(logprobs),
         preferred=None if preferred is None else _read_only(preferred),
         turn=None if sequences.turn is None else _read_only(sequences.turn),
         token_reward=None if sequences.token_reward is None else _read_only(sequences.token_reward),
@@ -93,13 +93,13 @@ def _read_only(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
     return view
 
 
-def told_arrays(arrays: Mapping[str, Array], fields: Sequence[Field], mask: Mask | None) -> str:
+def arrays_text(arrays: Mapping[str, Array], fields: Sequence[Field], mask: Mask | None) -> str:
     """`score float32[16], mean 0.25: 0, 1, 0, ...`.
 
     Args:
         mask: bool `[T]`, of the response tokens; of values of tokens only those are told.
     """
-    told = []
+    texts = []
     for field in fields:
         values = arrays[field.name]
         of_tokens = field.unit is Unit.TOKENS and mask is not None and len(mask) == len(values)
@@ -110,10 +110,10 @@ def told_arrays(arrays: Mapping[str, Array], fields: Sequence[Field], mask: Mask
             more = ", ..." if len(seen) > _SHOWN else ""
             at = " at response tokens" if of_tokens else ""
             text += f", mean{at} {float(seen.mean()):.4g}: {first}{more}"
-        told.append(text)
-    return "; ".join(told)
+        texts.append(text)
+    return "; ".join(texts)
 
 
-def told_prompts(texts: Sequence[str]) -> str:
+def prompts_text(texts: Sequence[str]) -> str:
     """`4 prompts: '1+2=', ...`."""
     return f"{len(texts)} prompts: {shortened(texts[0])}{', ...' if len(texts) > 1 else ''}"

@@ -75,7 +75,7 @@ class _Phase(StrEnum):
     """Who has the word."""
 
     OPENING = "opening"  # the environment, before the first turn
-    DRAWING = "drawing"  # the policy
+    GENERATING = "drawing"  # the policy
     STEPPING = "stepping"  # the environment
 
 
@@ -154,7 +154,7 @@ class EpisodeEngine:
         self._episodes: dict[SampleId, _Episode] = {}
         self._ended: list[Finished] = []
         self._turns: list[GenerateRequest] = []  # to be drawn, not yet with the engine
-        self._num_drawing = 0
+        self._num_generating = 0
         self._encoded: dict[str, Ints] = {"": _NO_INTS}
         self._samplings: dict[tuple[Sampling, int, int], Sampling] = {}
 
@@ -206,7 +206,7 @@ class EpisodeEngine:
             episode = self._episodes.get(sample)
             if episode is None or episode.aborting:
                 continue
-            if episode.phase is _Phase.DRAWING:
+            if episode.phase is _Phase.GENERATING:
                 episode.aborting = True
                 drawing.append(sample)
             else:
@@ -216,11 +216,11 @@ class EpisodeEngine:
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """See `GenerateBackend`; returns also when nothing is left to do but to wait."""
-        self._hear(timeout_s)
+        self._take_answers(timeout_s)
         if self._turns:
             turns, self._turns = self._turns, []
             self._engine.submit(turns)
-        progress = self._draw(timeout_s) if self._num_drawing else []
+        progress = self._generate_turn(timeout_s) if self._num_generating else []
         self._environments.flush()
         ended, self._ended = self._ended, []
         return [*progress, *ended]
@@ -268,7 +268,7 @@ class EpisodeEngine:
         self._environments.flush()
         self._ended.clear()
         self._turns.clear()
-        self._num_drawing = 0
+        self._num_generating = 0
 
     def describe(self) -> str:
         """Who waits for whom, in one line; empty when nobody does. May be called in any thread."""
@@ -280,23 +280,23 @@ class EpisodeEngine:
 
     # The environment speaks
 
-    def _hear(self, timeout_s: float) -> None:
+    def _take_answers(self, timeout_s: float) -> None:
         """Takes the environment's answers, in the order of the calls."""
         environments = self._environments
         if not environments.num_pending:
             self._patient = True
             return
-        idle = not self._num_drawing and not self._turns and not self._ended
+        idle = not self._num_generating and not self._turns and not self._ended
         if self._patient or idle:
             self._patient = environments.settle(min(self._patience_s, timeout_s))
         if idle:
             environments.wait(timeout_s)
-        heard: list[tuple[_Episode, Answered]] = []
+        answers: list[tuple[_Episode, Answered]] = []
         for answered in environments.poll():
             episode = self._episodes.get(answered.sample)
             if episode is not None:
-                heard.append((episode, answered))
-        for episode, answered in sorted(heard, key=lambda pair: pair[0].number):
+                answers.append((episode, answered))
+        for episode, answered in sorted(answers, key=lambda pair: pair[0].number):
             self._answer(episode, answered)
 
     def _answer(self, episode: _Episode, answered: Answered) -> None:
@@ -409,9 +409,9 @@ class EpisodeEngine:
         limit = min(
             len(have) + request.sampling.max_tokens, self._max_length - len(episode.context)
         )
-        episode.phase = _Phase.DRAWING
+        episode.phase = _Phase.GENERATING
         episode.number = next(self._numbers)
-        self._num_drawing += 1
+        self._num_generating += 1
         self._turns.append(
             replace(
                 request,
@@ -433,7 +433,7 @@ class EpisodeEngine:
             self._samplings[key] = found
         return found
 
-    def _draw(self, timeout_s: float) -> list[Progress]:
+    def _generate_turn(self, timeout_s: float) -> list[Progress]:
         """Lets the engine decode, and hands the turns that ended to the environment."""
         progress: list[Progress] = []
         ended: list[tuple[_Episode, Finished]] = []
@@ -442,7 +442,7 @@ class EpisodeEngine:
             if episode is None or episode.number != output.attempt:
                 continue
             if isinstance(output, Finished):
-                self._num_drawing -= 1
+                self._num_generating -= 1
                 ended.append((episode, output))
             else:
                 progress.append(

@@ -42,9 +42,9 @@ from flowrl.backend.environment import (
 from flowrl.ids import SampleId
 from flowrl.runtime.environments.transcript import (
     EpisodeFailure,
-    Unusable,
-    usable_observation,
-    usable_outcome,
+    InvalidAnswer,
+    checked_observation,
+    checked_outcome,
 )
 from flowrl.runtime.scoring.pool import FailureKind
 from flowrl.runtime.user_errors import described, short_path, user_frames
@@ -305,9 +305,9 @@ class EnvironmentLoop:
     async def _call(self, call: Call) -> Observation | Outcome:
         match call.work:
             case EpisodeStart():
-                return usable_observation(await self._environment.reset(call.work))
+                return checked_observation(await self._environment.reset(call.work))
             case Action():
-                return usable_outcome(await self._environment.step(call.sample, call.work))
+                return checked_outcome(await self._environment.step(call.sample, call.work))
 
     async def _answer(
         self, call: Call, coroutine: Coroutine[Any, Any, Observation | Outcome]
@@ -317,7 +317,7 @@ class EnvironmentLoop:
             return await _Watched(coroutine, self, call)
         except asyncio.CancelledError:
             raise
-        except Unusable as unusable:
+        except InvalidAnswer as unusable:
             return self._failure(call, FailureKind.INVALID, f"gave {unusable}", self._place(call))
         # What a user's code raises is its own failure, SystemExit included: it must not reach the
         # loop, which it would end.

@@ -99,7 +99,7 @@ class EnvironmentPool:
         self._next_ticket = 0
         self._pending: dict[int, Call] = {}
         self._under_way: dict[SampleId, int] = {}  # the pending call of each episode that has one
-        self._homes: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
+        self._hosts: dict[SampleId, EnvironmentLoop] = {}  # where each episode lives
         self._orders: list[Call | SampleId] = []  # not sent yet
         self._done: list[Answered] = []
         self._lost_in_a_row = 0
@@ -121,38 +121,38 @@ class EnvironmentPool:
 
     def start(self, start: EpisodeStart) -> None:
         """Begins an episode; returns at once."""
-        if start.sample in self._homes:
+        if start.sample in self._hosts:
             raise BackendError(
                 "the episode has begun already",
                 where=f"sample {start.sample}",
                 hint="end the earlier one first",
             )
         self._require_open()
-        self._homes[start.sample] = self._loop
+        self._hosts[start.sample] = self._loop
         self._send(start.sample, start)
 
     def submit(self, sample: SampleId, action: Action) -> None:
         """Hands a turn to an episode that has begun; returns at once."""
         self._require_open()
-        if sample not in self._homes or sample in self._under_way:
+        if sample not in self._hosts or sample in self._under_way:
             raise BackendError(
                 "the episode waits for no turn",
                 where=f"sample {sample}",
-                found="a call under way" if sample in self._homes else "no such episode",
+                found="a call under way" if sample in self._hosts else "no such episode",
             )
-        if self._homes[sample] is self._loop:
+        if self._hosts[sample] is self._loop:
             self._send(sample, action)
         else:
             self._done.append(Answered(sample=sample, answer=EpisodeLost(sample=sample)))
 
     def end(self, sample: SampleId) -> None:
         """Ends an episode and what it does; no answer comes any more. Unknown ones are ignored."""
-        home = self._homes.pop(sample, None)
+        host = self._hosts.pop(sample, None)
         ticket = self._under_way.pop(sample, None)
         if ticket is not None:
             del self._pending[ticket]
         self._done = [answered for answered in self._done if answered.sample != sample]
-        if home is self._loop and not self._closed:
+        if host is self._loop and not self._closed:
             self._orders.append(sample)
 
     def flush(self) -> None:

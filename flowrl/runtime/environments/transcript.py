@@ -36,11 +36,11 @@ __all__ = [
     "NUM_TURNS",
     "EpisodeFailure",
     "FinishedEpisode",
+    "InvalidAnswer",
     "Transcript",
-    "Unusable",
+    "checked_observation",
+    "checked_outcome",
     "state_number",
-    "usable_observation",
-    "usable_outcome",
 ]
 
 
@@ -264,66 +264,70 @@ _MAX_REWARD = 1e30
 """Batches hold rewards in float32, whose largest number is 3.4e38; sums of them stay below it."""
 
 
-class Unusable(Exception):
+class InvalidAnswer(Exception):
     """What an environment returned cannot be used; to follow "gave"."""
 
 
-def usable_observation(value: object) -> Observation:
+def checked_observation(value: object) -> Observation:
     """What a reset returned, with plain types.
 
     Raises:
-        Unusable: it is no observation.
+        InvalidAnswer: it is no observation.
     """
     if not isinstance(value, Observation):
-        raise Unusable(f"no Observation but {_shown(value)}")
+        raise InvalidAnswer(f"no Observation but {_shown(value)}")
     _check_said(value.content)
-    return Observation(content=value.content, state=_usable_state(value.state))
+    return Observation(content=value.content, state=_checked_state(value.state))
 
 
-def usable_outcome(value: object) -> Outcome:
+def checked_outcome(value: object) -> Outcome:
     """What a step returned, with plain types.
 
     Raises:
-        Unusable: it is no outcome, or a part of it cannot be used.
+        InvalidAnswer: it is no outcome, or a part of it cannot be used.
     """
     if not isinstance(value, Outcome):
-        raise Unusable(f"no Outcome but {_shown(value)}")
+        raise InvalidAnswer(f"no Outcome but {_shown(value)}")
     _check_said(value.observation)
     if not isinstance(value.done, bool | np.bool_):
-        raise Unusable(f"done={_shown(value.done)}, which is no truth value")
+        raise InvalidAnswer(f"done={_shown(value.done)}, which is no truth value")
     metrics = value.metrics
     if not isinstance(metrics, Mapping):
-        raise Unusable(f"metrics={_shown(metrics)}, which is no mapping")
+        raise InvalidAnswer(f"metrics={_shown(metrics)}, which is no mapping")
     if taken := sorted(_RESERVED & set(metrics)):
-        raise Unusable(f"a metric called {taken[0]!r}, which is a name of flowrl's own")
+        raise InvalidAnswer(f"a metric called {taken[0]!r}, which is a name of flowrl's own")
     return Outcome(
         observation=value.observation,
-        reward=_usable_number(value.reward, "reward"),
+        reward=_checked_number(value.reward, "reward"),
         done=bool(value.done),
-        state=_usable_state(value.state),
-        metrics={str(name): _usable_number(metrics[name], f"metric {name}") for name in metrics},
+        state=_checked_state(value.state),
+        metrics={str(name): _checked_number(metrics[name], f"metric {name}") for name in metrics},
     )
 
 
-def _usable_number(value: object, name: str) -> float:
+def _checked_number(value: object, name: str) -> float:
     number = float(value) if isinstance(value, Real) else math.nan
     if not abs(number) <= _MAX_REWARD:
-        raise Unusable(f"{name}={_shown(value)}, which is no number of at most {_MAX_REWARD:g}")
+        raise InvalidAnswer(
+            f"{name}={_shown(value)}, which is no number of at most {_MAX_REWARD:g}"
+        )
     return number
 
 
-def _usable_state(value: object) -> EnvironmentState:
+def _checked_state(value: object) -> EnvironmentState:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int | np.integer):
         return int(value)
-    raise Unusable(f"state={_shown(value)}, which is no text, whole number or None")
+    raise InvalidAnswer(f"state={_shown(value)}, which is no text, whole number or None")
 
 
 def _check_said(value: Said | object) -> None:
     ids = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
     if not ids and not isinstance(value, str):
-        raise Unusable(f"the observation {_shown(value)}, which is no text and no array of ids")
+        raise InvalidAnswer(
+            f"the observation {_shown(value)}, which is no text and no array of ids"
+        )
 
 
 def _shown(value: object) -> str:

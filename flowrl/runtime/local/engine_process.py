@@ -155,11 +155,11 @@ class EngineProcess:
         if not self._live:
             self._heard = time.monotonic()
         self._live.update((request.sample, request.attempt) for request in requests)
-        self._tell(("submit", pack_requests(requests)))
+        self._enqueue(("submit", pack_requests(requests)))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """See `GenerateBackend`."""
-        self._tell(("abort", tuple(samples)))
+        self._enqueue(("abort", tuple(samples)))
 
     def publish(self, version: int, weights: Path | None) -> None:
         """See `GenerateBackend`; the folder must stay until the engine has told that it is loaded.
@@ -174,15 +174,15 @@ class EngineProcess:
                 found="weights=None",
                 expected="a folder of safetensors",
             )
-        self._tell(("publish", version, str(weights)))
+        self._enqueue(("publish", version, str(weights)))
 
     def sleep(self) -> None:
         """See `GenerateBackend`."""
-        self._tell(("sleep",))
+        self._enqueue(("sleep",))
 
     def wake(self) -> None:
         """See `GenerateBackend`."""
-        self._tell(("wake",))
+        self._enqueue(("wake",))
 
     def poll(self, timeout_s: float) -> list[Progress | Finished]:
         """See `GenerateBackend`; returns also when new weights were loaded.
@@ -230,7 +230,7 @@ class EngineProcess:
 
     # Bytes
 
-    def _tell(self, message: Message) -> None:
+    def _enqueue(self, message: Message) -> None:
         if self._closed:
             raise BackendError("the engine is closed", where=str(self.name))
         if self._death is None:  # else nobody is there, as the next poll says

@@ -3,8 +3,8 @@
     call -> WorkerDied, or an unexpected exception -> broken -> lost -> restart -> joined
          -> another FlowError: a mistake of the user's, so it ends the run
 
-An engine that failed `MAX_DEATHS` times without having finished a sample in between is given up. A
-sample that breaks engines is given up before that, by the scheduler's limit on its attempts.
+An engine that failed `MAX_FAILURES` times without having finished a sample in between is given up.
+A sample that breaks engines is given up before that, by the scheduler's limit on its attempts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flowrl.errors import FlowError, WorkerDied
 from flowrl.ids import EngineId, SampleId
 
 __all__ = [
-    "MAX_DEATHS",
-    "EngineDeaths",
-    "Heard",
+    "MAX_FAILURES",
+    "EngineFailures",
+    "Monitored",
     "Restartable",
     "RestartableEngine",
-    "described",
+    "error_text",
 ]
 
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_DEATHS = 3
+MAX_FAILURES = 3
 """Deaths of an engine in a row, without a sample that ended, after which it is given up."""
 
 _MAX_TEXT = 200
@@ -49,7 +49,7 @@ class Restartable(Protocol):
 
 
 @runtime_checkable
-class Heard(Protocol):
+class Monitored(Protocol):
     """An engine that is heard from while it works."""
 
     def silent_s(self) -> float:
@@ -57,7 +57,7 @@ class Heard(Protocol):
         ...
 
 
-class EngineDeaths:
+class EngineFailures:
     """Of the engines of one driver.
 
     Attributes:
@@ -66,7 +66,7 @@ class EngineDeaths:
 
     def __init__(self, engines: Mapping[EngineId, GenerateBackend]) -> None:
         self._engines = engines
-        self._deaths = dict.fromkeys(engines, 0)
+        self._failures = dict.fromkeys(engines, 0)
         self._given_up: set[EngineId] = set()
         self._silent: set[EngineId] = set()
         self.broken: dict[EngineId, Exception] = {}
@@ -94,7 +94,7 @@ class EngineDeaths:
         found = []
         for name, engine in self._engines.items():
             alive = self.is_alive(name)
-            silent_s = engine.silent_s() if isinstance(engine, Heard) and alive else 0.0
+            silent_s = engine.silent_s() if isinstance(engine, Monitored) and alive else 0.0
             if silent_s > longest_s:
                 if name not in self._silent:
                     found.append(name)
@@ -110,7 +110,7 @@ class EngineDeaths:
 
     def ended_some(self, engine: EngineId) -> None:
         """The engine has ended samples: its deaths before count no more."""
-        self._deaths[engine] = 0
+        self._failures[engine] = 0
 
     def restart(self, engine: EngineId) -> bool:
         """Opens a broken engine anew; False where it is given up and others go on without it.
@@ -120,28 +120,28 @@ class EngineDeaths:
             FlowError: what opening it raises.
         """
         error = self.broken.pop(engine)
-        self._deaths[engine] += 1
-        told = described(error)
+        self._failures[engine] += 1
+        reason = error_text(error)
         worker = self._engines[engine]
-        if self._deaths[engine] < MAX_DEATHS and isinstance(worker, Restartable):
-            _log.warning("%s broke and is opened anew: %s", engine, told)
+        if self._failures[engine] < MAX_FAILURES and isinstance(worker, Restartable):
+            _log.warning("%s broke and is opened anew: %s", engine, reason)
             worker.restart()
             return True
         self._given_up.add(engine)
         if len(self._given_up) < len(self._engines):
-            _log.warning("%s broke and is given up; the others go on: %s", engine, told)
+            _log.warning("%s broke and is given up; the others go on: %s", engine, reason)
             return False
         if not isinstance(worker, Restartable):
             raise error
         raise WorkerDied(
-            f"the engine broke {self._deaths[engine]} times without ending a sample",
+            f"the engine broke {self._failures[engine]} times without ending a sample",
             where=str(engine),
-            found=told,
+            found=reason,
             hint="see what it prints on standard error; is there memory enough?",
         ) from error
 
 
-def described(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What an engine raised, in one line."""
     if isinstance(error, FlowError):
         return f"{error.what}: {error.found}" if error.found else error.what

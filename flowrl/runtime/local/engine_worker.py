@@ -63,7 +63,7 @@ class _Worker:
         # The latest attempt: the end of one that was aborted is told after the next was sent.
         self._live: dict[SampleId, int] = {}
         self._busy_s = 0.0
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def run(self, incoming: FrameReader, messages: Sequence[Message]) -> None:
         """Until the client closes the socket.
@@ -115,9 +115,9 @@ class _Worker:
             if self._live.get(end.sample) == end.attempt:
                 del self._live[end.sample]
         progress: list[Progress] = []
-        if ends or now - self._told > _PROGRESS_S:
+        if ends or now - self._reported_at > _PROGRESS_S:
             progress = [output for output in outputs if isinstance(output, Progress)]
-            self._told = now
+            self._reported_at = now
             self._send(("outputs", pack_ends(ends), pack_progress(progress), self._busy_s))
 
     def _send(self, message: Message) -> None:

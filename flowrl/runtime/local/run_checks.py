@@ -82,7 +82,7 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
     parts, key = GraphParts(stage.graph).rollouts, train_key(config, stage)
     all_settings = [settings_of(config, stage, part) for part in parts]
     if any(settings.budget is not None for settings in all_settings):
-        _require_ahead(config, stage, parts)
+        _require_streaming(config, stage, parts)
     for part, settings in zip(parts, all_settings, strict=True):
         if config.executor == "eager" and settings.over_sampling.members:
             raise ConfigError(
@@ -100,7 +100,7 @@ def _require_schedulable(config: RunConfig, stage: CompiledStage) -> None:
             )
 
 
-def _require_ahead(
+def _require_streaming(
     config: RunConfig, stage: CompiledStage, rollouts: Sequence[RolloutPart]
 ) -> None:
     """One rollout may run ahead of the trainer."""

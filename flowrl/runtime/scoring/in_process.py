@@ -33,7 +33,7 @@ __all__ = [
 
 
 class InlineScorer:
-    """Scores samples when they are submitted, one after the other; or `ahead` of that.
+    """Scores samples when they are submitted, one after the other; or `prefetch` of that.
 
     Args:
         scorer: A role's reward terms.
@@ -43,12 +43,12 @@ class InlineScorer:
     def __init__(self, scorer: ScoreBackend, own: Sequence[Path]) -> None:
         self._scorer: ScoreBackend | None = scorer
         self._own = tuple(own)
-        self._ahead: dict[SampleId, ScoreResult | ScoreFailure] = {}
+        self._prefetched: dict[SampleId, ScoreResult | ScoreFailure] = {}
         self._raised: dict[SampleId, BaseException] = {}
         self._done: list[ScoreResult | ScoreFailure] = []
         self._term = ""
 
-    def apart(self) -> InlineScorer:
+    def for_rollout(self) -> InlineScorer:
         """The same rewards with answers of their own: samples of two rollouts may have one id.
 
         It is open as long as this one is, and closed with it.
@@ -56,11 +56,11 @@ class InlineScorer:
         assert self._scorer is not None
         return InlineScorer(self._scorer, self._own)
 
-    def ahead(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
+    def prefetch(self, request: ScoreRequest) -> ScoreResult | ScoreFailure:
         """The answer to a request that is going to be submitted, which is not asked again then."""
-        if request.sample not in self._ahead:
-            self._ahead[request.sample] = self._score(request)
-        return self._ahead[request.sample]
+        if request.sample not in self._prefetched:
+            self._prefetched[request.sample] = self._score(request)
+        return self._prefetched[request.sample]
 
     def cause(self, sample: SampleId) -> BaseException | None:
         """What the reward raised for a sample."""
@@ -68,15 +68,15 @@ class InlineScorer:
 
     def forget(self) -> None:
         """Drops all answers: another step's samples may have the same ids."""
-        self._ahead.clear()
+        self._prefetched.clear()
         self._raised.clear()
         self._done.clear()
 
     def submit(self, requests: Sequence[ScoreRequest]) -> None:
         """See `Scorers`; scores them now."""
         for request in requests:
-            self._done.append(self.ahead(request))
-            del self._ahead[request.sample]
+            self._done.append(self.prefetch(request))
+            del self._prefetched[request.sample]
 
     def poll(self) -> list[ScoreResult | ScoreFailure]:
         """See `Scorers`."""

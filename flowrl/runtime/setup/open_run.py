@@ -96,7 +96,7 @@ class OpenRun:
             beat=lambda: self.beat(),
             stop=stop,
         )
-        self._materials = inputs.materials
+        self._prepared_inputs = inputs.prepared_inputs
         self._stage: Stage | None = None
         self._thread: RolloutThread | None = None
         self._evaluating: RolloutDriver | None = None
@@ -115,12 +115,12 @@ class OpenRun:
     def open(self, checkpoint: Checkpoint | None) -> None:
         """Opens every policy, restores what a checkpoint holds."""
         self.num_held_out = len(self._held_out(None))
-        self._held_out_fingerprint = fingerprint(self._materials.held_out)
-        for note in self._materials.notes:
+        self._held_out_fingerprint = fingerprint(self._prepared_inputs.held_out)
+        for note in self._prepared_inputs.notes:
             self._display.warn(note)
         if checkpoint is not None:
             self._check(checkpoint)
-        self._policies.open(self._materials.models, checkpoint)
+        self._policies.open(self._prepared_inputs.models, checkpoint)
 
     def close(self) -> None:
         """Ends every worker; idempotent."""
@@ -194,7 +194,7 @@ class OpenRun:
     def _maker(self) -> StageMaker:
         return StageMaker(
             config=self._config,
-            materials=self._materials,
+            prepared_inputs=self._prepared_inputs,
             policies=self._policies,
             scorers=self._scorers,
             drivers=self._drivers,
@@ -268,7 +268,7 @@ class OpenRun:
     def _rollouts_of_policy(self) -> list[tuple[GraphParts, RolloutPart]]:
         """The evaluated policy's rollouts of the last stage that has any."""
         for parts in reversed(self._parts):
-            own = [p for p in parts.rollouts if role_of(p.player) == self._use.policy]
+            own = [p for p in parts.rollouts if role_of(p.generate_node) == self._use.policy]
             if own:
                 return [(parts, part) for part in own]
         return []
@@ -288,7 +288,7 @@ class OpenRun:
         return replace(spec, sampling=sampling, group_size=1, needs_states=False)
 
     def _held_out(self, num: int | None) -> tuple[PromptItem, ...]:
-        everything = self._materials.held_out
+        everything = self._prepared_inputs.held_out
         return everything[: num or self._config.eval.num or len(everything)]
 
     def _evaluated_sampling(self) -> Sampling:

@@ -73,12 +73,12 @@ class OpenPolicies:
         self._beat = beat
         self._published = published
         self._lasting: dict[RoleName, PolicyWorker] = {}
-        self._kept: dict[RoleName, PolicyWorker] = {}
+        self._frozen_copies: dict[RoleName, PolicyWorker] = {}
         self._refreshed: set[RoleName] = set()
         self.models: Mapping[RoleName, RoleModel] = {}
 
     def __getitem__(self, role: RoleName) -> PolicyWorker:
-        return self._kept[role] if role in self._kept else self._lasting[role]
+        return self._frozen_copies[role] if role in self._frozen_copies else self._lasting[role]
 
     def tokenizer(self, role: RoleName) -> Tokenizer:
         """Of a role's model; a copy has that of the role it copies."""
@@ -87,7 +87,7 @@ class OpenPolicies:
     @property
     def workers(self) -> dict[RoleName, PolicyWorker]:
         """All that are open, by role."""
-        return {**self._lasting, **self._kept}
+        return {**self._lasting, **self._frozen_copies}
 
     # Opening and closing
 
@@ -104,7 +104,7 @@ class OpenPolicies:
         for role in self._lasting:
             self._restore(role, checkpoint)
         for role in self.use.models:
-            if role in self._lasting or self.use.is_kept(role) or role not in versions:
+            if role in self._lasting or self.use.is_frozen_copy(role) or role not in versions:
                 continue
             folder = self._folder / "copies" / role
             if not folder.exists():
@@ -137,10 +137,10 @@ class OpenPolicies:
     def close(self) -> None:
         """Ends every worker; idempotent."""
         with ExitStack() as stack:  # one worker that cannot be closed leaves no other open
-            for worker in (*self._lasting.values(), *self._kept.values()):
+            for worker in (*self._lasting.values(), *self._frozen_copies.values()):
                 stack.callback(worker.close)
             self._lasting.clear()
-            self._kept.clear()
+            self._frozen_copies.clear()
 
     def open_fleet(self, role: RoleName, engines: LocalEngines) -> EngineFleet:
         """Engines of a role in processes of their own, with the weights that it has now."""
@@ -166,14 +166,14 @@ class OpenPolicies:
 
     def begin_stage(self, stage: CompiledStage, checkpoint: Checkpoint | None) -> None:
         """Makes copies and optimizers of a stage, or takes up those of a checkpoint in it."""
-        for worker in self._kept.values():
+        for worker in self._frozen_copies.values():
             worker.close()
-        self._kept.clear()
+        self._frozen_copies.clear()
         self._refreshed = refreshed_roles(stage.graph)
         for role in stage.graph.roles:
             if role not in self.use.models or self.use.source_of(role) is None:
                 continue
-            if self.use.is_kept(role):
+            if self.use.is_frozen_copy(role):
                 self._keep(stage, role, checkpoint)
             elif role not in self._lasting:
                 folder = self._folder / "copies" / role
@@ -198,7 +198,7 @@ class OpenPolicies:
                 where=str(folder),
                 hint="put the folder back, or start a new run",
             )
-        self._kept[role] = self._open(role, folder, fresh=False)
+        self._frozen_copies[role] = self._open(role, folder, fresh=False)
         if checkpoint is not None and role in self._refreshed:
             self._restore(role, checkpoint)
 
@@ -239,7 +239,11 @@ class OpenPolicies:
 
     def _saved(self) -> dict[RoleName, PolicyWorker]:
         """Workers whose weights nothing but a checkpoint holds."""
-        kept = {role: self._kept[role] for role in self._kept if role in self._refreshed}
+        kept = {
+            role: self._frozen_copies[role]
+            for role in self._frozen_copies
+            if role in self._refreshed
+        }
         return {**self._lasting, **kept}
 
     def state(self) -> dict[str, object]:

@@ -31,13 +31,13 @@ from flowrl.ids import RoleName
 from flowrl.wording import counted
 
 __all__ = [
-    "Materials",
     "PairTokens",
     "Pairs",
+    "PreparedInputs",
     "RoleModel",
     "Solutions",
-    "prepare_materials",
-    "require_room",
+    "prepare_inputs",
+    "require_context_length",
 ]
 
 
@@ -129,7 +129,7 @@ def _encode(prompt: Prompt, text: str, tokenizer: Tokenizer) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Materials:
+class PreparedInputs:
     """Data and models of a run.
 
     Attributes:
@@ -154,7 +154,7 @@ class Materials:
     notes: tuple[str, ...]
 
 
-def prepare_materials(
+def prepare_inputs(
     config: RunConfig,
     folder: Path,
     *,
@@ -164,7 +164,7 @@ def prepare_materials(
     needs: RowNeeds,
     held_out_needs: RowNeeds | None = None,
     max_length: int,
-) -> Materials:
+) -> PreparedInputs:
     """Reads data and makes the model folders of `roles`.
 
     Args:
@@ -202,7 +202,7 @@ def prepare_materials(
         read = RowNeeds(solution=False) if held_out_needs is None else held_out_needs
         eval_rows = load_rows(config.data.eval, config.data, split="eval", needs=read)
         held_out = tuple(_encoded(eval_rows, tokenizer, config.data, read, notes).items())
-    return Materials(
+    return PreparedInputs(
         train=train,
         examples=examples,
         solutions=solutions,
@@ -247,7 +247,9 @@ def _encoded(
     return prompts
 
 
-def require_room(prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_length: int) -> None:
+def require_context_length(
+    prompts: Iterable[Prompt | PromptItem], max_tokens: int, max_length: int
+) -> None:
     """Whether a response of `max_tokens` fits behind every prompt.
 
     Raises:

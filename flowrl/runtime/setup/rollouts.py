@@ -31,7 +31,7 @@ from flowrl.runtime.driver.payloads import PayloadStore
 from flowrl.runtime.driver.rollout_driver import FailureBudget, RolloutDriver, Scorers
 from flowrl.runtime.driver.sources import PromptSupply, Source
 from flowrl.runtime.driver.stage import OpenRollout, part_of
-from flowrl.runtime.driver.step_report import told_score
+from flowrl.runtime.driver.step_report import reported_score
 from flowrl.runtime.driver.streaming_driver import StreamingDriver
 from flowrl.runtime.environments.episodes import EpisodeEngine
 from flowrl.runtime.environments.pool import EnvironmentPool
@@ -56,7 +56,7 @@ __all__ = [
 
 def sampling_of_rollout(part: RolloutPart) -> Sampling:
     """How a rollout's tokens are drawn; of episodes, `max_tokens` is of one turn."""
-    sampling = part.player.attr("sampling")
+    sampling = part.generate_node.attr("sampling")
     assert isinstance(sampling, Sampling)  # lowering fills it
     return sampling
 
@@ -257,34 +257,36 @@ def settings_of(config: RunConfig, stage: CompiledStage, part: RolloutPart) -> S
         # In a synchronous plan nothing is drawn ahead, however old samples may be.
         max_staleness=stage.context.max_staleness if stage.plan.kind == ASYNCHRONOUS else 0,
         judges_groups=bool(part.ends),
-        num_engines=max(1, engines_of(stage.plan, role_of(part.player)).processes),
+        num_engines=max(1, engines_of(stage.plan, role_of(part.generate_node)).processes),
         key=train_key(config, stage),
     )
 
 
 def _group_size(part: RolloutPart) -> int:
-    group_size = part.player.attr("n")
+    group_size = part.generate_node.attr("n")
     assert isinstance(group_size, int)  # lowering fills it
     return group_size
 
 
 def rollout_spec(parts: GraphParts, part: RolloutPart, purpose: str) -> RolloutSpec:
     """How a rollout of a graph is driven."""
-    grammar = part.player.attr("grammar")
+    grammar = part.generate_node.attr("grammar")
     assert grammar is None or isinstance(grammar, Grammar)
-    told = told_score(parts, part.node.id)
+    scoring_node = reported_score(parts, part.node.id)
     by_turns = any(
         isinstance(spec := node.attr("spec"), AdvantageSpec) and "turns" in spec.needs
         for node in parts.graph.of_op(Op.ADVANTAGE)
         if parts.origin(node.id) == part.node.id
     )
     return RolloutSpec(
-        role=role_of(part.player),
+        role=role_of(part.generate_node),
         episodes=part.node if part.node.op is Op.INTERACT else None,
         sampling=sampling_of_rollout(part),
         group_size=_group_size(part),
         purpose=purpose,
-        reported=role_of(told) if told is not None and _scores_samples(told) else None,
+        reported=role_of(scoring_node)
+        if scoring_node is not None and _scores_samples(scoring_node)
+        else None,
         needs_states=by_turns,
         grammar=grammar,
     )
@@ -318,7 +320,7 @@ class RolloutMaker:
     journals: RolloutJournals
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether prompts are drawn ahead of the trainer."""
         return any(
             settings_of(self.config, self.stage, part).budget is not None
@@ -333,7 +335,7 @@ class RolloutMaker:
         """
         fleets: dict[RoleName, EngineFleet] = {}
         for part in self.program.parts.rollouts:
-            role = role_of(part.player)
+            role = role_of(part.generate_node)
             engines = engines_of(self.stage.plan, role)
             if role in fleets or not engines.processes:
                 continue
@@ -379,12 +381,12 @@ class RolloutMaker:
         return OpenRollout(
             part=part,
             driver=driver,
-            begin=lambda: self.residency.switch(part.player.id),
+            begin=lambda: self.residency.switch(part.generate_node.id),
             fleet=fleet,
             journal=journal,
         )
 
-    def ahead(self, part: RolloutPart, run: RunNode, fleet: EngineFleet) -> OpenRollout:
+    def make_streaming(self, part: RolloutPart, run: RunNode, fleet: EngineFleet) -> OpenRollout:
         """A rollout that is driven ahead of the trainer."""
         kind = partial(
             StreamingDriver,
@@ -393,7 +395,9 @@ class RolloutMaker:
         )
         return self.make(part, run, kind=kind, fleet=fleet, supply=self._supply(part))
 
-    def in_steps(self, part: RolloutPart, run: RunNode, fleet: EngineFleet | None) -> OpenRollout:
+    def make_stepwise(
+        self, part: RolloutPart, run: RunNode, fleet: EngineFleet | None
+    ) -> OpenRollout:
         """A rollout that is driven step by step."""
         refills = self.stage.config.train.refill
         return self.make(part, run, fleet=fleet, supply=self._supply(part) if refills else None)

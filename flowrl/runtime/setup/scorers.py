@@ -51,8 +51,8 @@ class OpenScorers:
 
     def _open(self, role: RoleName, backend: str) -> None:
         config = self._config.rewards
-        told, _ = self._config.terms_of(role)
-        terms = tuple(term.model_dump(mode="json") for term in told)
+        configured, _ = self._config.terms_of(role)
+        terms = tuple(term.model_dump(mode="json") for term in configured)
         if self._config.executor == "eager":
             self._pools[role] = open_inline_scoring(backend, role, terms)
             return

@@ -15,18 +15,18 @@ from flowrl.graph import Node, Op
 from flowrl.ids import NodeId, RoleName
 from flowrl.runtime.checkpoint.journal import RolloutJournals
 from flowrl.runtime.driver.asynchronous_stage import AsynchronousStage
-from flowrl.runtime.driver.batch_program import BatchProgram, Surroundings
+from flowrl.runtime.driver.batch_program import BatchProgram, StepContext
 from flowrl.runtime.driver.graph_parts import GraphParts, role_of
 from flowrl.runtime.driver.rollout_driver import FailureBudget
 from flowrl.runtime.driver.sources import Responses, Source
 from flowrl.runtime.driver.stage import Stage, part_of
 from flowrl.runtime.driver.step_report import StepReport
 from flowrl.runtime.driver.threads import RolloutThread
-from flowrl.runtime.eager.rollout import HeldDriver, Shown
+from flowrl.runtime.eager.rollout import TwoPhaseDriver, VisibleResults
 from flowrl.runtime.eager.stage import EagerStage
 from flowrl.runtime.local.engine_fleet import EngineFleet
 from flowrl.runtime.setup.policies import OpenPolicies
-from flowrl.runtime.setup.prepared_inputs import Materials
+from flowrl.runtime.setup.prepared_inputs import PreparedInputs
 from flowrl.runtime.setup.rollouts import DriverMaker, RolloutMaker, sampling_of_rollout
 from flowrl.runtime.setup.scorers import OpenScorers
 from flowrl.runtime.setup.seeds import derive_seed
@@ -54,7 +54,7 @@ class StageMaker:
     """
 
     config: RunConfig
-    materials: Materials
+    prepared_inputs: PreparedInputs
     policies: OpenPolicies
     scorers: OpenScorers
     drivers: DriverMaker
@@ -97,17 +97,18 @@ class StageMaker:
             journals=self.journals,
         )
         if self.config.executor == "eager":
-            shown = Shown(program)
+            visible = VisibleResults(program)
             return EagerStage(
                 stage=stage,
                 program=program,
                 sources=sources,
                 rollouts=[
-                    maker.make(part, shown.run_map, kind=HeldDriver) for part in parts.rollouts
+                    maker.make(part, visible.run_map, kind=TwoPhaseDriver)
+                    for part in parts.rollouts
                 ],
                 failures=self.failures,
                 report=report,
-                shown=shown,
+                visible=visible,
                 tokenizers=tokenizers,
                 stop=self.stop,
             )
@@ -125,23 +126,25 @@ class StageMaker:
         sources: Sequence[Source],
         report: StepReport,
     ) -> Stage:
-        if not maker.streams:
+        if not maker.is_streaming:
             return Stage(
                 program=program,
                 sources=sources,
                 rollouts=[
-                    maker.in_steps(part, program.run_node, fleets.get(role_of(part.player)))
+                    maker.make_stepwise(
+                        part, program.run_node, fleets.get(role_of(part.generate_node))
+                    )
                     for part in program.parts.rollouts
                 ],
                 failures=self.failures,
                 report=report,
             )
         (part,) = program.parts.rollouts
-        role = role_of(part.player)
+        role = role_of(part.generate_node)
         return AsynchronousStage(
             program=program,
             sources=sources,
-            rollout=maker.ahead(part, program.run_node, fleets[role]),
+            rollout=maker.make_streaming(part, program.run_node, fleets[role]),
             failures=self.failures,
             report=report,
             thread=self.thread(),
@@ -153,7 +156,8 @@ class StageMaker:
     def _tokenizers(self, parts: GraphParts) -> dict[NodeId, Tokenizer]:
         """Of the samples of each rollout and source: that of a model that reads them."""
         found = {
-            part.node.id: self.policies.tokenizer(role_of(part.player)) for part in parts.rollouts
+            part.node.id: self.policies.tokenizer(role_of(part.generate_node))
+            for part in parts.rollouts
         }
         for node in parts.graph.nodes:
             if node.role in self.policies.use.models and node.id in parts.made:
@@ -168,7 +172,7 @@ class StageMaker:
         plain = replace(sampling_of(stage.config), temperature=1.0)
         samplings: dict[NodeId, Sampling] = {node.id: plain for node in parts.sources}
         samplings |= {part.node.id: sampling_of_rollout(part) for part in parts.rollouts}
-        surroundings = Surroundings(
+        context = StepContext(
             policies=self.policies.workers,
             publish=self.policies.publish,
             refresh=self.policies.refresh,
@@ -178,12 +182,12 @@ class StageMaker:
         samplers = {
             part.node.id: Sampler(
                 sampling=samplings[part.node.id],
-                stop_token_ids=tuple(self.policies.tokenizer(role_of(part.player)).stop_ids),
+                stop_token_ids=tuple(self.policies.tokenizer(role_of(part.generate_node)).stop_ids),
             )
             for part in parts.rollouts
             if samplings[part.node.id].logprobs == "sampler"
         }
-        return BatchProgram(parts, stage.plan, surroundings, samplings, samplers)
+        return BatchProgram(parts, stage.plan, context, samplings, samplers)
 
     def _sources(self, stage: CompiledStage, state: State | None) -> list[Source]:
         nodes = stage.graph.of_op(Op.SOURCE)
@@ -202,14 +206,14 @@ class StageMaker:
     def _source(
         self, stage: CompiledStage, node: Node, names: tuple[str, ...], state: State | None
     ) -> Source:
-        materials, curriculum = self.materials, self.config.data.curriculum
-        prompts = materials.train
+        prepared_inputs, curriculum = self.prepared_inputs, self.config.data.curriculum
+        prompts = prepared_inputs.train
         responses: Responses | None = None
         match node.attr("data"):
             case "examples":
-                prompts, responses, curriculum = materials.examples, self._solution, None
+                prompts, responses, curriculum = prepared_inputs.examples, self._solution, None
             case "pairs":
-                prompts, responses, curriculum = materials.pair_prompts, self._pair, None
+                prompts, responses, curriculum = prepared_inputs.pair_prompts, self._pair, None
         seed = derive_seed(self.config.seed, "data", *names)
         cursor: PromptCursor | PromptMixture
         shares = shares_of(self.config, stage) if responses is None else None
@@ -239,9 +243,9 @@ class StageMaker:
         )
 
     def _solution(self, item: PromptItem) -> Sequence[Ints]:
-        assert self.materials.solutions is not None
-        return (self.materials.solutions.of(item),)
+        assert self.prepared_inputs.solutions is not None
+        return (self.prepared_inputs.solutions.of(item),)
 
     def _pair(self, item: PromptItem) -> Sequence[Ints]:
-        assert self.materials.pairs is not None
-        return self.materials.pairs.of(item)
+        assert self.prepared_inputs.pairs is not None
+        return self.prepared_inputs.pairs.of(item)

@@ -32,7 +32,11 @@ from flowrl.graph import Op
 from flowrl.ids import RoleName
 from flowrl.rollout.policies import WeightedShares
 from flowrl.runtime.driver.graph_parts import GraphParts, RoleUse, role_of
-from flowrl.runtime.setup.prepared_inputs import Materials, prepare_materials, require_room
+from flowrl.runtime.setup.prepared_inputs import (
+    PreparedInputs,
+    prepare_inputs,
+    require_context_length,
+)
 from flowrl.runtime.setup.rollouts import (
     open_environment,
     sampling_of_rollout,
@@ -111,7 +115,7 @@ class RunInputs:
 
     Attributes:
         scorers: Open.
-        materials: Data and models.
+        prepared_inputs: Data and models.
     """
 
     def __init__(
@@ -131,16 +135,16 @@ class RunInputs:
             self._try_environments()
             if models is None:
                 models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowrl-")))
-            self.materials = self._materials(models)
-            self._require_room()
+            self.prepared_inputs = self._prepared_inputs(models)
+            self._require_context_length()
             for stage in stages:
-                require_sources(config, stage, self.materials.train)
+                require_sources(config, stage, self.prepared_inputs.train)
             self._stack = stack.pop_all()
 
     def settle(self, folder: Path) -> None:
         """Moves folders of new models into `folder`, where they are not there already."""
         models = {}
-        for role, model in self.materials.models.items():
+        for role, model in self.prepared_inputs.models.items():
             target = folder / role
             if model.fresh and model.folder != target:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +152,7 @@ class RunInputs:
                     shutil.copytree(model.folder, made, dirs_exist_ok=True)
                 model = replace(model, folder=target)
             models[role] = model
-        self.materials = replace(self.materials, models=models)
+        self.prepared_inputs = replace(self.prepared_inputs, models=models)
 
     def close(self) -> None:
         """Ends the scorers, and removes what was not settled; idempotent."""
@@ -156,11 +160,11 @@ class RunInputs:
 
     # Inside
 
-    def _materials(self, models: Path) -> Materials:
+    def _prepared_inputs(self, models: Path) -> PreparedInputs:
         use = self._use
         exported = use.trained if use.policy is None else use.policy
         sources = [node for graph in self._graphs for node in graph.of_op(Op.SOURCE)]
-        return prepare_materials(
+        return prepare_inputs(
             self._config,
             models,
             roles=[role for role in use.models if use.source_of(role) is None],
@@ -176,15 +180,15 @@ class RunInputs:
         """Tokens of the longest sample of any stage."""
         return max(stage.plan.sizes.max_length for stage in self._stages)
 
-    def _require_room(self) -> None:
+    def _require_context_length(self) -> None:
         """Every response that will be drawn must fit behind its prompt."""
         parts = [part for graph in self._graphs for part in GraphParts(graph).rollouts]
         for part in parts:
             max_tokens = sampling_of_rollout(part).max_tokens
-            require_room(self.materials.train.prompts, max_tokens, self.max_length)
+            require_context_length(self.prepared_inputs.train.prompts, max_tokens, self.max_length)
         if self.scorers.pools and self._use.policy is not None:
             max_tokens = self._evaluated_sampling().max_tokens
-            require_room(self.materials.held_out, max_tokens, self.max_length)
+            require_context_length(self.prepared_inputs.held_out, max_tokens, self.max_length)
 
     def _evaluated_sampling(self) -> Sampling:
         """How the evaluated policy's last rollout draws, or would."""
@@ -192,7 +196,7 @@ class RunInputs:
             own = [
                 part
                 for part in GraphParts(graph).rollouts
-                if role_of(part.player) == self._use.policy
+                if role_of(part.generate_node) == self._use.policy
             ]
             if own:
                 return sampling_of_rollout(own[-1])

@@ -19,7 +19,7 @@ from flowrl.specs import FinishReason
 
 __all__ = [
     "Clock",
-    "Collected",
+    "CollectedBatch",
     "EventStamp",
     "FailureBudget",
     "Scorers",
@@ -114,7 +114,7 @@ class Seconds:
 
 
 @dataclass(slots=True, kw_only=True)
-class Collected:
+class CollectedBatch:
     """A delivered batch.
 
     Attributes:
@@ -150,7 +150,7 @@ def score_request(sample: SampleId, payload: Payload) -> ScoreRequest:
         answer=row.answer,
         row=row.fields,
         finish=payload.finish or FinishReason.LENGTH,
-        num_tokens=len(payload.tokens) if payload.mask is None else payload.num_drawn,
+        num_tokens=len(payload.tokens) if payload.mask is None else payload.num_sampled,
     )
 
 
