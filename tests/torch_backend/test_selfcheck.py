@@ -67,6 +67,18 @@ def test_chunks_of_attention_that_samples_reach_are_not_decoded(tmp_path):
         run(engine, [request(1, prompt=[1, 2], max_tokens=3)])
 
 
+def test_an_architecture_whose_own_code_fails_in_the_decoder_is_refused(tmp_path):
+    hf.DeepseekV32Config(
+        **{**SHAPE, "num_key_value_heads": 4}, moe_intermediate_size=8, n_routed_experts=2,
+        n_group=1, topk_group=1, num_experts_per_tok=1, first_k_dense_replace=2, kv_lora_rank=8,
+        q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, index_topk=8,
+        index_n_heads=2, index_head_dim=8,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    engine = plugin.open_generate(policy_context(tmp_path, num_slots=2, max_length=40), None)
+    with pytest.raises(BackendError, match=r"cannot decode this architecture[\s\S]*found: Deepsee"):
+        run(engine, [request(1, prompt=[1, 2], max_tokens=3)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_window_that_a_layer_does_not_hand_over_is_noticed_in_any_type(dtype):
     model = make_model("qwen2_window", std=0.02).to(dtype)

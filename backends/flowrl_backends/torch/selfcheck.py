@@ -16,6 +16,7 @@ computed together would change each other.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,8 +49,12 @@ _PAST = 3
 """Tokens by which rows go past a switching length; rows where there is none have twice as many."""
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 _CHECKED = "flowrl_checked"
-_SWITCHES = re.compile(r"window$|window_size$|chunk_size$|floor_scale$")
+_SWITCHES = re.compile(r"window$|window_size$|chunk_size$|floor_scale$|n_floor$|index_topk$")
 """Names of lengths in configs from which on a layer does something else."""
+_OTHERS = (
+    "take a model of a supported family, or a backend of its own; `flowrl backends` lists those "
+    "that are installed"
+)
 _BY_ROW = ("longrope", "dynamic")
 """Kinds of rotation that depend on the length of the whole row."""
 
@@ -106,7 +111,8 @@ def check_packing(model: PreTrainedModel, head: Head, max_length: int) -> None:
         groups=np.arange(2),
     )
     packed = pack(batch, np.arange(2))
-    with torch.no_grad():
+    what = "the torch trainer cannot compute"
+    with torch.no_grad(), _explained(model, what):
         outputs = (
             packed_values(model, packed)[:, None]
             if head == "value"
@@ -119,7 +125,7 @@ def check_packing(model: PreTrainedModel, head: Head, max_length: int) -> None:
             ]
     by_place = np.argsort(packed.source)
     found = outputs[torch.from_numpy(packed.target_row[packed.target_of][by_place])]
-    _compare(model, found, torch.cat(expected), "the torch trainer cannot compute")
+    _compare(model, found, torch.cat(expected), what)
 
 
 def check_decoder(
@@ -132,6 +138,7 @@ def check_decoder(
     Raises:
         BackendError: they differ by more than the parameter type explains.
     """
+    what = "the torch engine cannot decode"
     for longest in _lengths(model.config, slots.max_length):
         if longest < 2:
             continue
@@ -140,11 +147,12 @@ def check_decoder(
         with attention_of(model, _reference_attention(model)):
             logits = model(input_ids=tokens[None], use_cache=False).logits[0, first:]
         # Rows of different lengths that grow past the length; then one that is past it at once.
-        found = list(_decoded(decoder, tokens, first, min(2, slots.num_slots)))
-        found += _decoded(decoder, tokens, longest - 1, 1)
+        with _explained(model, what):
+            found = list(_decoded(decoder, tokens, first, min(2, slots.num_slots)))
+            found += _decoded(decoder, tokens, longest - 1, 1)
         slots.release()
         expected = torch.cat((logits, logits[-1:]))
-        _compare(model, torch.cat(found), expected, "the torch engine cannot decode")
+        _compare(model, torch.cat(found), expected, what)
 
 
 def _decoded(
@@ -239,6 +247,21 @@ def _tokens(model: PreTrainedModel, count: int) -> Tensor:
     return torch.randint(vocab_size, (count,), generator=draw).to(device)
 
 
+@contextlib.contextmanager
+def _explained(model: PreTrainedModel, what: str) -> Iterator[None]:
+    """Refuses an architecture whose own code fails where it is not called as Transformers does."""
+    try:
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as err:
+        if isinstance(err, torch.OutOfMemoryError):
+            raise
+        raise BackendError(
+            f"{what} this architecture: its own code fails",
+            found=f"{type(model).__name__}, {type(err).__name__}: {str(err)[:200]}",
+            hint=_OTHERS,
+        ) from err
+
+
 def _compare(model: PreTrainedModel, found: Tensor, expected: Tensor, what: str) -> None:
     dtype = next(model.parameters()).dtype
     expected = expected.float()
@@ -251,6 +274,5 @@ def _compare(model: PreTrainedModel, found: Tensor, expected: Tensor, what: str)
             f"{what} this architecture: its numbers differ from the model's",
             found=f"{type(model).__name__}, relative difference {error / max(scale, 1e-6):.2g}",
             expected=f"at most {tolerance:g}",
-            hint="take a model of a supported family, or a backend of its own; `flowrl backends` "
-            "lists those that are installed",
+            hint=_OTHERS,
         )
