@@ -152,14 +152,14 @@ class EngineLeaving(EventBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatLost(EventBase):
-    """The engine is silent: nobody knows whether it lifecycle."""
+    """The engine is silent: it may be dead or alive."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatSeen(EventBase):
-    """The engine lifecycle. Every report from it says so, too."""
+    """The engine is alive. Every report from it says so, too."""
 
     engine: EngineId
 

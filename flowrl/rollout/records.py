@@ -1,6 +1,6 @@
 """The mutable records of the scheduler's state. Every field says what holds of it.
 
-Samples are compared by identity. A record lifecycle as long as its sample; the end is only counted.
+Samples are compared by identity. A record exists as long as its sample; the end is only counted.
 """
 
 from __future__ import annotations
